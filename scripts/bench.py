@@ -1,0 +1,222 @@
+"""Speed and memory of bsweep against plain programs, measured in one run, alternating, as ratios of medians.
+
+python scripts/bench.py [step] [exchange] [start] [load] [memory]      all of them without arguments
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bsweep import worker  # noqa: E402
+from bsweep.config import RunConfig  # noqa: E402
+from bsweep.data import augment, plan  # noqa: E402
+from bsweep.place import Place  # noqa: E402
+from tests.running import compose, tool  # noqa: E402
+
+MEGABYTE = 2**20
+
+
+def main(names: list[str]) -> None:
+    for name in names or ["step", "exchange", "start", "load", "memory"]:
+        globals()[f"bench_{name}"]()
+
+
+def alternating(programs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median seconds of each program over `rounds` alternating calls, after one call to warm up."""
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for number in range(rounds + 1):
+        for name, program in programs.items():
+            start = time.perf_counter()
+            program()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if number:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def bench_step() -> None:
+    """A training step at batch 64, cifar stem, against a plain fp32 loop, and what the loop adds to its parts."""
+    config = compose("local_batch=64", "strategy=single", "model.stem=cifar", "data=synthetic")
+    job = prepare(config)
+    order = plan.epoch_order(len(job.dataset.train_labels), seed=0, epoch=1)
+    batch = plan.step_indices(order, 0, 64)
+    plain = plain_loop(job)
+    core = core_of(job, batch)
+    seconds = alternating({"plain": plain, "step": lambda: worker.train_step(job, batch, 1), "core": core}, rounds=7)
+    ratio = seconds["plain"] / seconds["step"]
+    added = seconds["step"] - seconds["core"]
+    print(
+        f"step ({job.precision}, {torch.get_num_threads()} threads): {64 / seconds['step']:.1f} images/s, "
+        f"plain fp32 loop {64 / seconds['plain']:.1f}: {ratio:.2f}x"
+    )
+    print(
+        f"  around forward, backward and optimizer: {added / seconds['step']:.2%} of the step by difference, "
+        f"{data_seconds(job, batch) / seconds['step']:.2%} by timing the data path alone"
+    )
+
+
+def prepare(config: RunConfig) -> worker.Job:
+    torch.set_num_threads(os.cpu_count() or 1)
+    device = worker.choose_device(config, Place())
+    return worker._prepare(config, Place(), device, None, lambda: None)
+
+
+def plain_loop(job: worker.Job) -> Callable[[], object]:
+    """What one writes first: contiguous fp32, the optimizer tensor by tensor, inputs ready as floats."""
+    from bsweep import models
+
+    model = models.build(job.config.model, num_classes=10, in_channels=3).to(job.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    images = torch.randn(64, 3, 32, 32, device=job.device)
+    labels = torch.randint(10, (64,), device=job.device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def core_of(job: worker.Job, batch: torch.Tensor) -> Callable[[], object]:
+    """Forward, backward and optimizer of the job's own model on inputs that are ready."""
+    images = job.inputs(job.dataset.train_images[batch.to(job.device)])
+    labels = job.dataset.train_labels[batch.to(job.device)]
+
+    def step() -> None:
+        job.vector.zero_gradients()
+        with job.autocast():
+            logits = job.model(images)
+        (worker.cross_entropy(logits, labels) / 64).backward()
+        job.optimizer.step()
+
+    return step
+
+
+def data_seconds(job: worker.Job, batch: torch.Tensor) -> float:
+    def path() -> None:
+        indices = batch.to(job.device)
+        crops = augment.crop_and_flip(job.dataset.train_images, indices, seed=0, epoch=1, padding=4, flip=True)
+        job.inputs(crops)
+
+    return alternating({"data": path}, rounds=50)["data"]
+
+
+def bench_exchange() -> None:
+    """Horovod's all-reduce of ResNet-18's gradient against torch.distributed's Gloo on the same vector, 2 workers."""
+    result = subprocess.run(
+        [tool("horovodrun"), "-np", "2", "--gloo", sys.executable, __file__, "exchange_worker"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    print(*(line.partition(":")[2] for line in result.stdout.splitlines() if line.startswith("[0]<stdout>")), sep="\n")
+
+
+def bench_exchange_worker() -> None:
+    import horovod.torch as hvd
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    place = Place.from_environment()
+    hvd.init()
+    store = hvd.broadcast_object(tempfile.mktemp(), root_rank=0)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=place.rank, world_size=place.num_workers)
+    config = compose("local_batch=8", f"num_workers={place.num_workers}", "data=synthetic")
+    job = worker._prepare(config, place, torch.device("cpu"), None, lambda: None)
+    job.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+    gloo_vector = job.vector.gradients.clone()
+
+    def gloo() -> None:
+        dist.barrier()
+        dist.all_reduce(gloo_vector)
+
+    def ours() -> None:
+        dist.barrier()
+        job.strategy.step()
+
+    seconds = alternating({"torch.distributed": gloo, "horovod": ours, "barrier": dist.barrier}, rounds=15)
+    times = {name: seconds[name] - seconds["barrier"] for name in ("horovod", "torch.distributed")}
+    if place.rank == 0:
+        print(
+            f"exchange of {job.vector.num_bytes / 1e6:.1f} MB: Horovod {times['horovod'] * 1e3:.0f} ms, "
+            f"torch.distributed {times['torch.distributed'] * 1e3:.0f} ms: "
+            f"{times['horovod'] / times['torch.distributed']:.2f}x"
+        )
+    dist.destroy_process_group()
+
+
+def bench_start() -> None:
+    """From the launch of a point to the end of its first step, as its records tell."""
+    seconds = []
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(
+                [
+                    tool("bsweep"),
+                    "run",
+                    "local_batch=64",
+                    "num_workers=2",
+                    "epochs=1",
+                    "data.subset=200",
+                    "log_every_steps=1",
+                    "study=bench",
+                ],
+                cwd=folder,
+                capture_output=True,
+                check=True,
+            )
+            (metrics,) = Path(folder).glob("results/bench/*/metrics.jsonl")
+            launched_at = json.loads(metrics.with_name("meta.json").read_text())["launched_at"]
+            records = map(json.loads, metrics.read_text().splitlines())
+            seconds.append(next(r["time"] for r in records if r["type"] == "step") - launched_at)
+    print(f"start to first step of a launched point, 2 workers: {statistics.median(seconds):.1f} s (median of 3)")
+
+
+def bench_load() -> None:
+    """Loading a study of 1,000 runs x 100 epochs."""
+    import bsweep
+    from tests.synthetic_study import write_study
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_study(Path(folder) / "large", local_batches=tuple(range(1, 101)), seeds=5, epochs=100)
+        seconds = alternating({"load": lambda: bsweep.load(Path(folder) / "large")}, rounds=3)["load"]
+    print(f"loading 1,000 runs x 100 epochs: {seconds:.2f} s")
+
+
+def bench_memory() -> None:
+    """Peak memory of a lone worker against the sum of what it must hold."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    config = compose("local_batch=64", "strategy=single", "data=synthetic", "data.num_train=50000")
+    job = prepare(config)
+    images = job.dataset.train_images.numel() + job.dataset.test_images.numel()
+    state = 3 * job.vector.num_bytes  # parameters, gradients, momentum
+    order = plan.epoch_order(len(job.dataset.train_labels), seed=0, epoch=1)
+    for step in range(3):
+        worker.train_step(job, plan.step_indices(order, step * 64, 64), 1)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    print(
+        f"memory above the interpreter's {before / MEGABYTE:.0f} MB: {peak / MEGABYTE:.0f} MB, of which data "
+        f"{images / MEGABYTE:.0f} MB, parameters, gradients and momentum {state / MEGABYTE:.0f} MB"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

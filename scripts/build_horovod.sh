@@ -1,0 +1,176 @@
+#!/usr/bin/env bash
+# Compiles Horovod against the torch of a given Python, once: the wheel is kept in the user's cache.
+#
+#   build_horovod.sh PYTHON        prints the wheel's path, after building it where the cache has none
+#   build_horovod.sh PYTHON --key  prints what a wheel has to fit: Python, torch, platform, build flags
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+horovod=0.28.1
+python=$1
+
+say() { printf '%s\n' "$@" >&2; }
+fail() {
+    say "$@"
+    exit 1
+}
+
+# torch's version.py says what a build must fit, and is read without the seconds that importing torch takes.
+IFS=$'\t' read -r tag torch_version torch_cuda platform site include < <("$python" -c '
+import platform, runpy, sys, sysconfig
+site = sysconfig.get_path("platlib")
+torch = runpy.run_path(f"{site}/torch/version.py")
+libc = "".join(platform.libc_ver())
+tag = "cp{}{}".format(*sys.version_info)
+system = "-".join(filter(None, (sysconfig.get_platform(), libc)))
+print(tag, torch["__version__"], torch["cuda"] or "none", system, site, sysconfig.get_path("include"), sep="\t")
+' 2>/dev/null) || fail "build_horovod.sh: $python has no torch to build Horovod for: run scripts/setup.sh"
+
+# The CUDA toolkit of torch's major version. A toolkit has headers too: an nvcc on PATH may be a mere wrapper.
+find_toolkit() {
+    local folder folders=("${CUDA_HOME:-}")
+    if [[ -z ${CUDA_HOME:-} ]]; then
+        folders=("/usr/local/cuda-$torch_cuda" /usr/local/cuda "$(dirname "$(command -v nvcc)")/..")
+    fi
+    for folder in "${folders[@]}"; do
+        if [[ -x $folder/bin/nvcc && -e $folder/include/cuda_runtime.h ]] &&
+            "$folder/bin/nvcc" --version | grep -q "release ${torch_cuda%%.*}\."; then
+            printf '%s' "$folder"
+            return
+        fi
+    done
+    return 1
+}
+
+# Such as "90,120"; nothing where there is no GPU.
+gpu_capabilities() {
+    nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | grep -x '[0-9]*' | sort -un | paste -sd, -
+}
+
+flags=gloo toolkit='' capabilities=''
+nccl=$site/nvidia/nccl
+if [[ $torch_cuda != none ]]; then
+    capabilities=${HOROVOD_BUILD_CUDA_CC_LIST:-$(gpu_capabilities || true)}
+    if [[ -e $nccl/include/nccl.h ]] && toolkit=$(find_toolkit); then
+        flags=gloo-nccl-sm${capabilities:=75,80,90}
+    fi
+fi
+key=horovod$horovod-$tag-torch$torch_version-cuda$torch_cuda-$platform-cxx20-${flags//,/_}
+if [[ ${2:-} == --key ]]; then
+    printf '%s\n' "$key"
+    exit
+fi
+
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/bsweep/wheels/$key
+log=$cache/build.log
+
+notice_without_toolkit() {
+    say "Note: there is a GPU, but no CUDA $torch_cuda toolkit (nvcc) to compile NCCL support with. Horovod gets Gloo alone:"
+    say "      training runs on the GPU, but every gradient is staged through host memory, which costs most of the speed-up"
+    say "      of several GPUs. To mend it, install the CUDA $torch_cuda toolkit, set CUDA_HOME to its folder if that is not"
+    say "      /usr/local/cuda, and run scripts/setup.sh again."
+}
+
+what_it_needs() {
+    say "Horovod needs a C++20 compiler (GCC >= 11 or Clang >= 14), make and Python's headers:"
+    say "  Debian, Ubuntu:  apt-get install build-essential python3-dev"
+    say "  Fedora, RHEL:    dnf install gcc-c++ make python3-devel"
+    say "  macOS:           xcode-select --install; brew install libuv"
+    say "Then run scripts/setup.sh again."
+}
+
+check_compiler() {
+    local missing=() compiler
+    compiler=${CXX:-$(command -v c++ || command -v g++ || command -v clang++ || true)}
+    command -v "${compiler%% *}" >/dev/null || missing+=("a C++ compiler (${CXX:-c++})")
+    command -v make >/dev/null || missing+=("make")
+    [[ -e $include/Python.h ]] || missing+=("Python's headers ($include/Python.h)")
+    if ((${#missing[@]})); then
+        say "Horovod cannot be compiled: not found: $(printf '%s; ' "${missing[@]}" | sed 's/; $//')."
+        what_it_needs
+        exit 1
+    fi
+}
+
+# Horovod fixes C++14 (C++11 for its kernels) where no variable overrides it, and torch's headers need C++20.
+patch_source() {
+    "$python" - "$work/horovod-$horovod" <<'END'
+import pathlib, sys
+
+for file, old, new in [
+    ("CMakeLists.txt", "(CMAKE_CXX_STANDARD 14)", "(CMAKE_CXX_STANDARD 20)"),
+    ("horovod/torch/CMakeLists.txt", "(CMAKE_CXX_STANDARD 14)", "(CMAKE_CXX_STANDARD 20)"),
+    ("horovod/common/ops/cuda/CMakeLists.txt", "(CMAKE_CUDA_STANDARD 11)", "(CMAKE_CUDA_STANDARD 17)"),
+]:
+    path = pathlib.Path(sys.argv[1], file)
+    text = path.read_text()
+    assert old in text, f"{old} is not in {path}"
+    path.write_text(text.replace(old, new))
+END
+}
+
+set_flags() {
+    local cores
+    cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+    # The key names all flags, so none may come from outside.
+    unset "${!HOROVOD_@}"
+    export HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
+    export HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1
+    export MAKEFLAGS=${MAKEFLAGS:--j$((cores < 16 ? cores : 16))}
+    PATH=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$PATH # for cmake
+    if [[ -n $toolkit ]]; then
+        # The pip package has no libnccl.so, which the linker looks for.
+        mkdir -p "$work/nccl/lib"
+        ln -s "$nccl/include" "$work/nccl/include"
+        ln -s "$nccl/lib/libnccl.so.2" "$work/nccl/lib/libnccl.so"
+        export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED HOROVOD_NCCL_HOME=$work/nccl
+        export HOROVOD_CUDA_HOME=$toolkit CUDA_HOME=$toolkit HOROVOD_BUILD_CUDA_CC_LIST=$capabilities
+        PATH=$toolkit/bin:$PATH
+    fi
+    export PATH
+}
+
+fetch() {
+    "$python" -m pip install -c "$root/constraints.txt" \
+        'cmake<4' 'setuptools<80' wheel packaging cffi cloudpickle psutil pyyaml &&
+        "$python" -m pip download --no-deps --no-build-isolation --no-binary horovod -d "$work" "horovod==$horovod" &&
+        tar -xzf "$work/horovod-$horovod.tar.gz" -C "$work"
+}
+
+# Without build isolation, since the build imports the torch that it is for.
+compile() {
+    set_flags && patch_source &&
+        "$python" -m pip wheel --no-deps --no-build-isolation -w "$work" "$work/horovod-$horovod" &&
+        "$python" -m zipfile -l "$work"/horovod-*.whl | grep '^horovod/torch/mpi_lib_v2'
+}
+
+build() {
+    work=$(mktemp -d) # not in the cache: Horovod does not build in a path with a blank or a "+"
+    trap 'rm -rf "$work"' EXIT
+    unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT # pip refuses the second without build isolation
+    say "Compiling Horovod $horovod ($flags) for torch $torch_version: 3 minutes on 2 cores, once ..."
+    if ! (fetch) >"$log" 2>&1; then
+        tail -n 15 "$log" >&2
+        fail "Horovod's source or its build tools could not be fetched. All output: $log"
+    fi
+    if ! (compile) >>"$log" 2>&1; then
+        tail -n 15 "$log" >&2
+        say "Horovod could not be compiled. All output: $log"
+        what_it_needs
+        exit 1
+    fi
+    wheel=$(basename "$work"/horovod-*.whl)
+    cp "$work/$wheel" "$cache/$wheel.part"
+    mv "$cache/$wheel.part" "$cache/$wheel" # at once: nobody reads half a wheel
+}
+
+if [[ $torch_cuda != none && -z $toolkit && -n $capabilities ]]; then notice_without_toolkit; fi
+mkdir -p "$cache"
+exec 8<"$cache"
+if command -v flock >/dev/null; then flock 8; fi # two checkouts may be set up at once
+
+if ! compgen -G "$cache/horovod-*.whl" >/dev/null; then
+    check_compiler
+    build
+fi
+printf '%s\n' "$cache"/horovod-*.whl

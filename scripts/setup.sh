@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Makes .venv: bsweep, what it needs in the versions of constraints.txt, and Horovod compiled for its torch.
+# Run again, it does nothing until one of them changes. PYTHON=python3.12 chooses the Python that .venv is made of.
+set -euo pipefail
+cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python=.venv/bin/python
+stamp=.venv/bsweep-setup
+log=$PWD/.venv/setup.log
+
+say() { printf '%s\n' "$@" >&2; }
+fail() {
+    say "$@"
+    exit 1
+}
+
+# step TITLE COMMAND...: the title goes to the terminal, the command's output to the log.
+step() {
+    say "$1 ..."
+    "${@:2}" >>"$log" 2>&1 || {
+        tail -n 20 "$log" >&2
+        fail "This step failed: $1. All output: $log"
+    }
+}
+
+minor_version() { "$1" -c 'import sys; print(*sys.version_info[:2], sep=".")' 2>/dev/null; }
+
+# A copied folder's scripts still name the folder that they were made in.
+venv_is_usable() {
+    local made_of
+    made_of=$(minor_version $python) && grep -qF "$PWD/.venv" .venv/bin/activate &&
+        [[ -z ${PYTHON:-} || $(minor_version "$PYTHON") == "$made_of" ]]
+}
+
+# One word that changes with whatever the set-up depends on; none where a part of it is missing.
+fingerprint() {
+    local key
+    venv_is_usable && key=$(scripts/build_horovod.sh $python --key 2>/dev/null) || return 0
+    for part in .venv/bin/bsweep .venv/lib/python3*/site-packages/horovod/torch/mpi_lib_v2*.so; do
+        [[ -e $part ]] || return 0
+    done
+    { cat pyproject.toml constraints.txt scripts/setup.sh scripts/build_horovod.sh && printf '%s\n' "$PWD" "$key"; } |
+        $python -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
+}
+
+make_venv() {
+    local base=${PYTHON:-python3}
+    "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
+        fail "bsweep needs Python >= 3.10; $base is $("$base" --version 2>/dev/null || echo no Python that runs)." \
+            "Name another one: PYTHON=python3.12 scripts/setup.sh"
+    "$base" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$base cannot make virtual environments. Debian, Ubuntu: apt-get install python3-venv"
+    base=$("$base" -c 'import sys; print(sys._base_executable)') # the old .venv may be what PYTHON or PATH names
+    rm -rf .venv/{bin,include,lib,lib64,pyvenv.cfg}
+    step "Making .venv of $("$base" --version)" "$base" -m venv .venv
+}
+
+mkdir -p .venv
+exec 9<.venv
+if command -v flock >/dev/null && ! flock -n 9; then
+    say "Another set-up is at work in .venv: waiting for it ..."
+    flock 9
+fi
+
+if [[ -s $stamp && $(fingerprint) == "$(cat $stamp)" ]]; then
+    say "Already set up in .venv."
+    exit
+fi
+rm -f $stamp
+: >"$log"
+venv_is_usable || make_venv
+
+# pip's build environments obey them too. Relative, because pip splits these at blanks.
+export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
+step "Installing torch: a minute or two" $python -m pip install --upgrade pip torch
+wheel=$(scripts/build_horovod.sh $python)
+step "Installing Horovod" $python -m pip install --force-reinstall --no-deps "$wheel"
+step "Installing bsweep and the rest: a minute or two" $python -m pip install -e '.[dev,horovod]'
+step "Trying Horovod" $python -c 'from horovod.torch import gloo_built; assert gloo_built()'
+fingerprint >$stamp
+say "Set up in .venv. To work in it: source .venv/bin/activate"

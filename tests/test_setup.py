@@ -1,0 +1,262 @@
+"""scripts/setup.sh and scripts/build_horovod.sh, with a pip that plays its part in no time and without a network.
+
+The checkout under test is a copy of the scripts, its .venv a real one without packages. The stand-in for pip records
+its calls and leaves behind just the files by which the scripts recognise torch, Horovod and bsweep. `pip wheel` runs
+`c++`, so that a test decides by its PATH whether the build succeeds.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+PIP = """
+import os, pathlib, subprocess, sys, sysconfig, tarfile, zipfile
+
+arguments = sys.argv[1:]
+with open(os.environ["PIP_CALLS"], "a") as calls:
+    print(*arguments, file=calls)
+site = pathlib.Path(sysconfig.get_path("platlib"))
+
+def write(path, text=""):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+def in_folder(option):
+    return pathlib.Path(arguments[arguments.index(option) + 1])
+
+match arguments[0]:
+    case "install":
+        if "torch" in arguments:
+            write(site / "torch" / "version.py", "__version__ = '2.13.0+cpu'\\ncuda = None\\n")
+        if arguments[-1].endswith(".whl"):
+            write(site / "horovod" / "torch" / "mpi_lib_v2.so")
+            write(site / "horovod" / "torch" / "__init__.py", "def gloo_built(): return True\\n")
+        if "-e" in arguments:
+            write(pathlib.Path(sysconfig.get_path("scripts"), "bsweep"))
+            pathlib.Path(sysconfig.get_path("scripts"), "bsweep").chmod(0o755)
+    case "download":
+        source = in_folder("-d") / "horovod-0.28.1"
+        for name in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
+            write(source / name, "set(CMAKE_CXX_STANDARD 14)")
+        write(source / "horovod/common/ops/cuda/CMakeLists.txt", "set(CMAKE_CUDA_STANDARD 11)")
+        with tarfile.open(f"{source}.tar.gz", "w:gz") as archive:
+            archive.add(source, source.name)
+    case "wheel":
+        assert "STANDARD 20" in pathlib.Path(arguments[-1], "CMakeLists.txt").read_text()
+        subprocess.run(["c++", "kernel.cc"], check=True)
+        with zipfile.ZipFile(in_folder("-w") / "horovod-0.28.1-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("horovod/torch/mpi_lib_v2.so", "")
+"""
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A folder with the scripts and a .venv, and the environment in which they run."""
+
+    root: Path
+    env: dict[str, str]
+
+    def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self.root / "scripts" / script), *arguments]
+        return subprocess.run(
+            command, env=self.env, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
+
+    def build(self) -> subprocess.CompletedProcess[str]:
+        return self.run("build_horovod.sh", str(self.root / ".venv" / "bin" / "python"))
+
+    def key(self) -> str:
+        return self.run("build_horovod.sh", str(self.root / ".venv" / "bin" / "python"), "--key").stdout.strip()
+
+    def pip_calls(self) -> list[str]:
+        """What pip was asked to do since the last time."""
+        log = Path(self.env["PIP_CALLS"])
+        calls = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return calls
+
+    @property
+    def site(self) -> Path:
+        return next((self.root / ".venv" / "lib").glob("python3*/site-packages"))
+
+    def with_torch(self, cuda: str | None = None) -> Checkout:
+        self.site.joinpath("torch").mkdir()
+        self.site.joinpath("torch", "version.py").write_text(f"__version__ = '2.13.0'\ncuda = {cuda!r}\n")
+        return self
+
+    def with_program(self, name: str, script: str) -> Checkout:
+        """The same checkout, where `name` runs `script`."""
+        path = Path(self.env["PATH"], name)
+        path.unlink(missing_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return self
+
+    def with_env(self, **changes: str) -> Checkout:
+        return replace(self, env=self.env | changes)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    root = tmp_path / "check out"  # with a blank, as in many a home folder
+    root.mkdir()
+    shutil.copytree(ROOT / "scripts", root / "scripts")
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, root)
+    venv.create(root / ".venv", with_pip=False, symlinks=True)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("bash", "env", "sh", *_COREUTILS, "python3"):
+        found = sys.executable if name == "python3" else shutil.which(name)
+        if found:  # flock, for one, is missing on macOS
+            (programs / name).symlink_to(found)
+    env = {
+        "PATH": str(programs),
+        "HOME": str(tmp_path / "home"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "TMPDIR": str(tmp_path),
+        "PIP_CALLS": str(tmp_path / "pip_calls"),
+    }
+    made = Checkout(root, env)
+    pip = made.site / "pip"
+    pip.mkdir()
+    (pip / "__main__.py").write_text(PIP)
+    return made.with_program("c++", "exit 0").with_program("make", "exit 0")
+
+
+_COREUTILS = (
+    "basename", "cat", "cp", "dirname", "flock", "getconf", "grep", "gzip", "ln", "mkdir", "mktemp", "mv", "nproc",
+    "paste", "rm", "sed", "sort", "tail", "tar", "tr",
+)  # fmt: skip
+
+
+def test_run_again_does_nothing(checkout: Checkout) -> None:
+    first = checkout.run("setup.sh")
+    assert first.returncode == 0, first.stderr
+    assert "Set up in .venv" in first.stderr
+    assert len(checkout.pip_calls()) == 6  # torch; build tools, source, wheel; Horovod; bsweep
+    again = checkout.run("setup.sh")
+    assert again.returncode == 0
+    assert again.stderr == "Already set up in .venv.\n"
+    assert checkout.pip_calls() == []
+
+
+@pytest.mark.parametrize("lost", ["torch/version.py", "horovod/torch/mpi_lib_v2.so"])
+def test_what_was_uninstalled_is_installed_again(checkout: Checkout, lost: str) -> None:
+    checkout.run("setup.sh")
+    (checkout.site / lost).unlink()
+    assert "Set up in .venv" in checkout.run("setup.sh").stderr
+    assert (checkout.site / lost).exists()
+
+
+def test_a_changed_pin_is_installed(checkout: Checkout) -> None:
+    checkout.run("setup.sh")
+    checkout.pip_calls()
+    with (checkout.root / "constraints.txt").open("a") as constraints:
+        constraints.write("left-pad==1.0\n")
+    assert checkout.run("setup.sh").returncode == 0
+    assert len(checkout.pip_calls()) == 3  # torch, Horovod from the cache, bsweep
+
+
+def test_a_failed_step_shows_the_log_and_is_not_taken_for_done(checkout: Checkout) -> None:
+    (checkout.site / "pip" / "__main__.py").write_text("import sys; sys.exit('no network')")
+    for _ in range(2):
+        failed = checkout.run("setup.sh")
+        assert failed.returncode == 1
+        assert "no network" in failed.stderr
+        assert f"All output: {checkout.root / '.venv' / 'setup.log'}" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo Python 3.9.18; [ $1 = --version ]", "bsweep needs Python >= 3.10; old-python is Python 3.9.18."),
+        ("exit 127", "old-python is no Python that runs"),
+    ],
+)
+def test_an_old_or_missing_python_is_named(checkout: Checkout, script: str, message: str) -> None:
+    failed = checkout.with_program("old-python", script).with_env(PYTHON="old-python").run("setup.sh")
+    assert failed.returncode == 1
+    assert message in failed.stderr
+
+
+def test_a_built_wheel_is_used_again(checkout: Checkout) -> None:
+    checkout.with_torch()
+    first = checkout.build()
+    wheel = Path(first.stdout.strip())
+    assert first.returncode == 0, first.stderr
+    assert wheel.is_file()
+    assert sorted(path.name for path in wheel.parent.iterdir()) == ["build.log", wheel.name]
+    checkout.pip_calls()
+    again = checkout.with_program("c++", "exit 1").build()
+    assert (again.returncode, again.stdout, checkout.pip_calls()) == (0, first.stdout, [])
+
+
+def test_a_missing_compiler_is_named_before_anything_starts(checkout: Checkout) -> None:
+    checkout.with_torch()
+    Path(checkout.env["PATH"], "c++").unlink()
+    failed = checkout.build()
+    assert failed.returncode == 1
+    assert "not found: a C++ compiler (c++)" in failed.stderr
+    assert "apt-get install build-essential" in failed.stderr
+    assert "dnf install gcc-c++" in failed.stderr
+    assert "xcode-select --install" in failed.stderr
+    assert checkout.pip_calls() == []
+
+
+def test_a_failed_build_names_its_log_and_what_to_install(checkout: Checkout) -> None:
+    checkout.with_torch().with_program("c++", "echo fatal error: out of luck >&2; exit 1")
+    failed = checkout.build()
+    log = Path(checkout.env["XDG_CACHE_HOME"], "bsweep", "wheels", checkout.key(), "build.log")
+    assert failed.returncode == 1
+    assert f"All output: {log}" in failed.stderr
+    assert "apt-get install build-essential" in failed.stderr
+    assert "out of luck" in log.read_text()
+    assert [path.name for path in log.parent.iterdir()] == ["build.log"]
+    mended = checkout.with_program("c++", "exit 0").build()
+    assert mended.returncode == 0
+
+
+def _with_gpu(checkout: Checkout) -> Checkout:
+    checkout.with_torch(cuda="13.0").with_program("nvidia-smi", "echo 9.0; echo 9.0; echo 12.0")
+    include = checkout.site / "nvidia" / "nccl" / "include"
+    include.mkdir(parents=True)
+    (include / "nccl.h").touch()
+    return checkout
+
+
+def test_a_gpu_without_the_toolkit_gets_gloo_and_a_notice(checkout: Checkout) -> None:
+    built = _with_gpu(checkout).with_env(CUDA_HOME="/nowhere").build()
+    assert built.returncode == 0, built.stderr
+    assert "no CUDA 13.0 toolkit" in built.stderr
+    assert "host memory" in built.stderr
+    assert "set CUDA_HOME" in built.stderr
+    assert "nccl" not in built.stdout
+
+
+@pytest.mark.parametrize(("release", "flags"), [("13.2", "gloo-nccl-sm90_120"), ("12.8", "gloo")])
+def test_nccl_needs_the_toolkit_of_torchs_cuda(checkout: Checkout, tmp_path: Path, release: str, flags: str) -> None:
+    nvcc = tmp_path / "toolkit" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text(f"#!/bin/sh\necho Cuda compilation tools, release {release}, V{release}.88\n")
+    nvcc.chmod(0o755)
+    header = tmp_path / "toolkit" / "include" / "cuda_runtime.h"
+    header.parent.mkdir()
+    header.touch()
+    key = _with_gpu(checkout).with_env(CUDA_HOME=str(tmp_path / "toolkit")).key()
+    assert key.endswith(f"cxx20-{flags}")
+
+
+def test_the_scripts_may_be_run() -> None:
+    for path in [*(ROOT / "scripts").glob("*.sh"), ROOT / ".ci" / "run"]:
+        assert os.access(path, os.X_OK), path
