@@ -1,0 +1,370 @@
+"""The schema of a run: every value that a YAML file or an override may set, and which values make sense.
+
+`conf/*.yaml` holds the defaults and says what each key means; the frozen dataclasses here give its type and range.
+`parse` turns one composed configuration into a `RunConfig`, or raises a `ConfigError` that lists everything wrong
+with it at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
+Hosts = Annotated[str, Field(pattern=r"^[\w.-]+:[1-9]\d*(,[\w.-]+:[1-9]\d*)*$")]
+
+
+class ConfigError(ValueError):
+    """What the user can mend in a configuration: one message per line, each with the value and the remedy."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class _Section:
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True)
+class DataConfig(_Section):
+    """What all data sets share; see `conf/data/`."""
+
+    subset: Count | None
+    crop_padding: Natural
+    flip: bool
+
+
+@dataclass(frozen=True)
+class Cifar10Config(DataConfig):
+    name: Literal["cifar10"]
+    root: str
+    download: bool
+
+
+@dataclass(frozen=True)
+class ImageFolderConfig(DataConfig):
+    name: Literal["imagefolder"]
+    root: str
+    side: Count
+
+
+@dataclass(frozen=True)
+class DigitsConfig(DataConfig):
+    name: Literal["digits"]
+    side: Annotated[int, Field(ge=8)]
+
+
+@dataclass(frozen=True)
+class SyntheticConfig(DataConfig):
+    name: Literal["synthetic"]
+    shape: tuple[Count, Count, Count]
+    num_classes: Annotated[int, Field(ge=2)]
+    num_train: Count
+    num_test: Count
+
+
+@dataclass(frozen=True)
+class ResNet18Config(_Section):
+    name: Literal["resnet18"]
+    stem: Literal["imagenet", "cifar"]
+
+
+@dataclass(frozen=True)
+class TinyCNNConfig(_Section):
+    name: Literal["tiny_cnn"]
+    width: Count
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(_Section):
+    """What all optimizers share; see `conf/optimizer/`."""
+
+    lr: Positive
+    lr_rule: Literal["fixed", "per_worker", "linear", "sqrt"]
+    reference_batch: Count
+    warmup_epochs: NonNegative
+    schedule: Literal["constant", "cosine", "multistep", "one_cycle"]
+    milestones: tuple[Positive, ...]
+    gamma: Positive
+    weight_decay: NonNegative
+    decay_norm_and_bias: bool
+
+
+@dataclass(frozen=True)
+class SGDConfig(OptimizerConfig):
+    name: Literal["sgd"]
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+    nesterov: bool
+
+
+@dataclass(frozen=True)
+class AdamWConfig(OptimizerConfig):
+    name: Literal["adamw"]
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
+    eps: Positive
+
+
+@dataclass(frozen=True)
+class LARSConfig(OptimizerConfig):
+    name: Literal["lars"]
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+    nesterov: bool
+    trust_coefficient: Positive
+
+
+@dataclass(frozen=True)
+class LAMBConfig(OptimizerConfig):
+    name: Literal["lamb"]
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
+    eps: Positive
+
+
+@dataclass(frozen=True)
+class SingleConfig(_Section):
+    name: Literal["single"]
+
+
+@dataclass(frozen=True)
+class HorovodConfig(_Section):
+    name: Literal["horovod"]
+    op: Literal["average", "adasum"]
+    compression: Literal["none", "fp16"]
+    buckets: Count
+    fusion_threshold_mb: NonNegative
+    cycle_time_ms: Positive
+    cache_capacity: Natural
+
+
+@dataclass(frozen=True)
+class InlineConfig(_Section):
+    name: Literal["inline"]
+
+
+@dataclass(frozen=True)
+class HorovodrunConfig(_Section):
+    name: Literal["horovodrun"]
+    hosts: Hosts | None
+    ssh_port: Count | None
+    ssh_identity_file: str | None
+    network_interface: str | None
+    start_timeout_seconds: Count
+    stall_timeout_seconds: Count
+
+
+AnyData = Annotated[Cifar10Config | ImageFolderConfig | DigitsConfig | SyntheticConfig, Field(discriminator="name")]
+AnyModel = Annotated[ResNet18Config | TinyCNNConfig, Field(discriminator="name")]
+AnyOptimizer = Annotated[SGDConfig | AdamWConfig | LARSConfig | LAMBConfig, Field(discriminator="name")]
+AnyStrategy = Annotated[SingleConfig | HorovodConfig, Field(discriminator="name")]
+AnyLaunch = Annotated[InlineConfig | HorovodrunConfig, Field(discriminator="name")]
+
+
+@dataclass(frozen=True)
+class RunConfig(_Section):
+    """One point of a sweep. Exactly one of `local_batch` and `global_batch` is set; the other follows from it."""
+
+    study: Name
+    results_dir: str
+    local_batch: Count | None
+    global_batch: Count | None
+    num_workers: Count
+    accumulation_steps: Count
+    epochs: Count
+    seed: Natural
+    device: Literal["auto", "cpu", "cuda"]
+    precision: Literal["auto", "fp32", "bf16", "fp64"]
+    channels_last: bool
+    average_batchnorm: bool
+    log_every_steps: Count
+    data: AnyData
+    model: AnyModel
+    optimizer: AnyOptimizer
+    strategy: AnyStrategy
+    launch: AnyLaunch
+
+    @property
+    def examples_per_step(self) -> int:
+        """Examples of one optimizer step over all workers and accumulation steps: the global batch."""
+        return self.global_batch or (self.local_batch or 0) * self.num_workers * self.accumulation_steps
+
+    @property
+    def examples_per_pass(self) -> int:
+        """Examples of one forward pass on one worker: the local batch."""
+        return self.examples_per_step // (self.num_workers * self.accumulation_steps)
+
+    @property
+    def study_dir(self) -> Path:
+        return Path(self.results_dir).expanduser() / self.study
+
+    @property
+    def run_id(self) -> str:
+        """A readable name and a hash of all that changes the numbers, e.g. `b64_w4_horovod_s0-1a2b3c4d`."""
+        numbers = {key: value for key, value in _flatten(asdict(self)) if key not in _CHANGES_NO_NUMBER}
+        numbers["examples_per_step"] = self.examples_per_step
+        digest = hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:8]
+        batch, workers = self.examples_per_pass, self.num_workers
+        return f"b{batch}_w{workers}_{self.strategy.name}_s{self.seed}-{digest}"
+
+
+# Where a run writes and how patient its launcher is. The batch sizes are hashed as the global batch they lead to.
+_CHANGES_NO_NUMBER = {
+    "study",
+    "results_dir",
+    "local_batch",
+    "global_batch",
+    "log_every_steps",
+    "data.download",
+    "launch.ssh_port",
+    "launch.ssh_identity_file",
+    "launch.start_timeout_seconds",
+    "launch.stall_timeout_seconds",
+}
+
+_ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
+
+
+def parse(composed: Mapping[str, Any]) -> RunConfig:
+    """The run that a composed, resolved configuration describes.
+
+    Raises:
+        ConfigError: a key is unknown, a value has the wrong type or range, or values contradict each other.
+    """
+    try:
+        # Strict JSON rules: 3.5 is no int and "yes" no bool, but a list may fill a tuple.
+        config = _ADAPTER.validate_json(json.dumps(dict(composed)), strict=True)
+    except ValidationError as error:
+        raise ConfigError(*(_explain(problem) for problem in error.errors())) from None
+    problems = list(_contradictions(config))
+    if problems:
+        raise ConfigError(*problems)
+    return config
+
+
+def known_keys() -> list[str]:
+    """All keys of all variants, dotted: what a mistyped key may have meant."""
+    return sorted(set(_keys(RunConfig)))
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """` Did you mean 'x'?` for a near miss, or nothing."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def save(config: RunConfig, path: Path) -> None:
+    """Write a resolved configuration; `read` gives it back."""
+    path.write_text(yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False))
+
+
+def read(path: Path) -> RunConfig:
+    return parse(yaml.safe_load(path.read_text()))
+
+
+def _contradictions(config: RunConfig) -> Iterator[str]:
+    c = config
+    if (c.local_batch is None) == (c.global_batch is None):
+        yield (
+            f"local_batch={_show(c.local_batch)} and global_batch={_show(c.global_batch)}: give exactly one, for "
+            "example local_batch=64, and set the other to null where an experiment gives it."
+        )
+    parts = c.num_workers * c.accumulation_steps
+    if c.global_batch is not None and c.global_batch % parts:
+        yield (
+            f"global_batch={c.global_batch} cannot be divided by num_workers={c.num_workers} x "
+            f"accumulation_steps={c.accumulation_steps}: choose a multiple of {parts}, such as "
+            f"{max(1, round(c.global_batch / parts)) * parts}."
+        )
+    if c.strategy.name == "single" and c.num_workers > 1:
+        yield (
+            f"strategy=single exchanges nothing, but num_workers={c.num_workers}: "
+            "use strategy=horovod or num_workers=1."
+        )
+    if c.launch.name == "inline" and c.num_workers > 1:
+        yield (
+            f"launch=inline runs one worker in this process, but num_workers={c.num_workers}: "
+            "use launch=horovodrun or num_workers=1."
+        )
+    if isinstance(c.launch, HorovodrunConfig) and c.launch.hosts:
+        slots = sum(int(host.split(":")[1]) for host in c.launch.hosts.split(","))
+        if slots < c.num_workers:
+            yield (
+                f"num_workers={c.num_workers}, but launch.hosts={c.launch.hosts} offers {slots} slots: "
+                "name more hosts or slots, or use fewer workers."
+            )
+    if isinstance(c.optimizer, SGDConfig | LARSConfig) and c.optimizer.nesterov and not c.optimizer.momentum:
+        yield "optimizer.nesterov=true needs momentum: set optimizer.momentum=0.9 or optimizer.nesterov=false."
+    if c.optimizer.schedule == "multistep" and not c.optimizer.milestones:
+        yield "optimizer.schedule=multistep needs optimizer.milestones, in epochs, such as [30,40]."
+    if c.optimizer.warmup_epochs > c.epochs:
+        yield (
+            f"optimizer.warmup_epochs={c.optimizer.warmup_epochs:g} is longer than epochs={c.epochs}: "
+            "the learning rate would never reach its base value."
+        )
+    if c.precision == "fp64" and isinstance(c.strategy, HorovodConfig) and c.strategy.compression != "none":
+        yield f"precision=fp64 is exact, strategy.compression={c.strategy.compression} is not: use one of them."
+    if isinstance(c.model, ResNet18Config) and c.examples_per_step and c.examples_per_pass == 1:
+        yield (
+            "local_batch=1 with model=resnet18: BatchNorm needs more than one example for its statistics. "
+            "Use local_batch=2 or more."
+        )
+
+
+def _explain(problem: Any) -> str:
+    """One pydantic problem as `key=value: what is wrong`, without the names of variants in its path."""
+    kind, value = problem["type"], problem["input"]
+    path = [str(part) for part in problem["loc"]]
+    if len(path) > 1 and path[0] in _GROUPS:
+        path.pop(1)  # the variant, which pydantic puts after the group
+    key = ".".join(path)
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"{key}: unknown key.{did_you_mean(key, known_keys())}"
+    if kind in ("missing", "missing_argument"):
+        return f"{key}: no value given."
+    if kind == "union_tag_invalid":
+        known = problem["ctx"]["expected_tags"]
+        return f"{key}={problem['ctx']['tag']}: unknown. Known: {known}."
+    if kind == "string_pattern_mismatch":
+        remedy = "h1:4,h2:4" if key == "launch.hosts" else "letters, digits, '.', '_', '+' or '-'"
+        return f"{key}={value}: not of the form {remedy}."
+    return f"{key}={_show(value)}: {problem['msg'][0].lower()}{problem['msg'][1:]}."
+
+
+_GROUPS = ("data", "model", "optimizer", "strategy", "launch")
+
+
+def _show(value: object) -> str:
+    return json.dumps(value, default=str).strip('"')
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _keys(schema: type, prefix: str = "") -> Iterator[str]:
+    hints = typing.get_type_hints(schema)
+    for field in fields(schema):
+        yield f"{prefix}{field.name}"
+        hint = hints[field.name]
+        variants = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        for variant in variants:
+            if is_dataclass(variant) and isinstance(variant, type):
+                yield from _keys(variant, f"{field.name}.")

@@ -1,0 +1,120 @@
+"""Every YAML composes, and what a person gets wrong is named with its value and a remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bsweep.cli import conf_dir
+from bsweep.config import ConfigError, HorovodConfig, RunConfig, read, save
+from tests.running import compose
+
+GROUPS = ("data", "model", "optimizer", "strategy", "launch")
+EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+
+
+def options() -> list[tuple[str, str]]:
+    return [(group, path.stem) for group in GROUPS for path in sorted((conf_dir() / group).glob("*.yaml"))]
+
+
+@pytest.mark.parametrize(("group", "option"), options())
+def test_every_option_composes(group: str, option: str) -> None:
+    extra = ["data.root=somewhere"] if option == "imagefolder" else []
+    config = compose("local_batch=8", f"{group}={option}", *extra)
+    assert getattr(config, group).name == option
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes_and_begins_with_its_command(experiment: str) -> None:
+    text = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text()
+    assert f"bsweep run -m experiment={experiment}" in text.splitlines()[1]
+    for local_batch in (
+        yaml.safe_load(text).get("hydra", {}).get("sweeper", {}).get("params", {}).get("local_batch", "8").split(",")
+    ):
+        assert compose(f"experiment={experiment}", f"local_batch={local_batch}").study == experiment
+
+
+def test_the_paper_is_as_its_authors_ran_it() -> None:
+    config = compose("experiment=paper", "local_batch=8")
+    o = config.optimizer
+    assert (config.num_workers, config.epochs, config.data.name, config.model.name) == (4, 50, "cifar10", "resnet18")
+    assert (o.name, o.lr, o.lr_rule, o.warmup_epochs) == ("sgd", 0.1, "per_worker", 5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), ["local_batch=null", "global_batch=null", "exactly one"]),
+        (("local_batch=8", "global_batch=8"), ["local_batch=8", "global_batch=8", "exactly one"]),
+        (("local_batch=0",), ["local_batch=0", "greater than or equal to 1"]),
+        (("local_batch=-5",), ["local_batch=-5"]),
+        (("local_batch=8", "epochs=2.5"), ["epochs=2.5", "valid integer"]),
+        (("local_batch=8", "epochs=many"), ["epochs=many", "valid integer"]),
+        (("local_batch=8", "channels_last=3"), ["channels_last=3", "valid boolean"]),
+        (("local_batch=8", "+epoch=3"), ["epoch", "unknown key", "Did you mean 'epochs'?"]),
+        (("local_batch=8", "+strategy.bucket=3"), ["strategy.bucket", "Did you mean 'strategy.buckets'?"]),
+        (("global_batch=7", "num_workers=2"), ["global_batch=7", "num_workers=2", "multiple of 2"]),
+        (("local_batch=8", "strategy=single", "num_workers=2"), ["strategy=single", "num_workers=2"]),
+        (("local_batch=8", "launch=inline", "num_workers=2"), ["launch=inline", "num_workers=2"]),
+        (("local_batch=8", "num_workers=3", "launch.hosts='a:1,b:1'"), ["num_workers=3", "2 slots"]),
+        (("local_batch=8", "launch.hosts=a"), ["launch.hosts=a", "h1:4,h2:4"]),
+        (("local_batch=8", "strategy.compression=zip"), ["strategy.compression=zip", "'none' or 'fp16'"]),
+        (("local_batch=8", "strategy.name=horvod"), ["strategy=horvod", "'single', 'horovod'"]),
+        (("local_batch=8", "optimizer.schedule=multistep"), ["optimizer.milestones"]),
+        (("local_batch=8", "optimizer.lr=-1"), ["optimizer.lr=-1"]),
+        (("local_batch=8", "optimizer.nesterov=true", "optimizer.momentum=0"), ["optimizer.nesterov=true"]),
+        (("local_batch=8", "optimizer.warmup_epochs=9"), ["optimizer.warmup_epochs=9", "epochs=3"]),
+        (("local_batch=8", "precision=fp64", "strategy.compression=fp16"), ["precision=fp64"]),
+        (("local_batch=1",), ["local_batch=1", "BatchNorm", "local_batch=2"]),
+        (("local_batch=8", "study='../other'"), ["study=../other"]),
+        (("local_batch=8", "data.subset=0"), ["data.subset=0"]),
+    ],
+)
+def test_bad_values_are_named_with_a_remedy(overrides: tuple[str, ...], expected: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(*overrides)
+    for words in expected:
+        assert words in str(caught.value)
+
+
+def test_all_bad_values_are_listed_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("local_batch=-5", "epochs=0", "strategy.buckets=none")
+    assert len(caught.value.problems) == 3
+
+
+def test_either_batch_gives_the_other() -> None:
+    local = compose("local_batch=16", "num_workers=2", "accumulation_steps=3")
+    assert (local.examples_per_step, local.examples_per_pass) == (96, 16)
+    assert compose("global_batch=96", "num_workers=2", "accumulation_steps=3").examples_per_pass == 16
+
+
+def test_run_id_tells_apart_what_changes_the_numbers_and_nothing_else() -> None:
+    base = compose("local_batch=64", "num_workers=2")
+    assert base.run_id.startswith("b64_w2_horovod_s0-")
+    same = ["study=other", "results_dir=elsewhere", "launch.stall_timeout_seconds=9"]
+    assert compose("local_batch=64", "num_workers=2", *same).run_id == base.run_id
+    assert compose("global_batch=128", "num_workers=2").run_id == base.run_id
+    for change in ("optimizer.lr=0.2", "seed=1", "data.subset=100", "strategy.buckets=2", "epochs=4"):
+        assert compose("local_batch=64", "num_workers=2", change).run_id != base.run_id
+
+
+def test_saved_configuration_reads_back(tmp_path: Path) -> None:
+    config = compose("local_batch=64", "num_workers=2", "optimizer=adamw", "data=synthetic")
+    save(config, tmp_path / "config.yaml")
+    assert read(tmp_path / "config.yaml") == config
+
+
+def test_num_workers_follows_horovodrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_SIZE", "3")
+    assert compose("local_batch=8").num_workers == 3
+
+
+def test_the_schema_is_frozen() -> None:
+    config = compose("local_batch=8")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.epochs = 5  # type: ignore[misc]
+    assert isinstance(config, RunConfig) and isinstance(config.strategy, HorovodConfig)
