@@ -1,0 +1,67 @@
+"""CIFAR-10 (Krizhevsky 2009) by torchvision: 50,000 training and 10,000 test images of 3x32x32 in 10 classes."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bsweep.config import Cifar10Config
+from bsweep.data.cache import cached
+from bsweep.data.dataset import Dataset, from_images
+from bsweep.torchvision_shim import import_torchvision
+
+_PATIENCE_SECONDS = 30.0
+
+
+def load(config: Cifar10Config) -> Dataset:
+    """CIFAR-10 from the cache or, the first time, from `root`, downloaded to it where `download` allows.
+
+    torchvision checks each file's md5, so what is cached is the same whatever the root.
+
+    Raises:
+        ValueError: it is neither there nor can it be downloaded.
+    """
+    return cached("cifar10-1", lambda: _from_torchvision(config))
+
+
+def _from_torchvision(config: Cifar10Config) -> Dataset:
+    import_torchvision()  # here, for a launched worker should not have to wait for it
+    from torchvision.datasets import CIFAR10
+
+    root = Path(config.root).expanduser()
+    try:
+        with _patience(_PATIENCE_SECONDS):
+            train = CIFAR10(root, train=True, download=config.download)
+            test = CIFAR10(root, train=False)
+    except (RuntimeError, OSError, EOFError, tarfile.TarError, http.client.HTTPException) as error:
+        found = "it could not be downloaded" if config.download else "data.download=false"
+        raise ValueError(
+            f"data.root={config.root}: no intact CIFAR-10 (cifar-10-batches-py) is there, and {found} "
+            f"({type(error).__name__}: {error}). Unpack {CIFAR10.url} there, or run on "
+            "data=digits, which needs no download, or on your own images with data=imagefolder data.root=DIR."
+        ) from error
+    return from_images(_tensors(train), _tensors(test), train.classes)
+
+
+def _tensors(split: Any) -> tuple[Tensor, Tensor]:
+    images = torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous()
+    return images, torch.tensor(split.targets)
+
+
+@contextmanager
+def _patience(seconds: float) -> Iterator[None]:
+    """Bound how long a connection may be silent; torchvision would wait for ever behind some firewalls."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

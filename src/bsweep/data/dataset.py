@@ -1,0 +1,69 @@
+"""A data set as tensors in memory, and what all data sets share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bsweep.data.randomness import random_bits
+
+_CHUNK = 256  # images counted at once
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and test examples; all tensors are contiguous and on one device."""
+
+    train_images: Tensor  # uint8 (N, C, H, W)
+    train_labels: Tensor  # int64 (N,)
+    test_images: Tensor  # uint8 (M, C, H, W)
+    test_labels: Tensor  # int64 (M,)
+    classes: tuple[str, ...]
+    mean: Tensor  # float32 (C,): of all training images in [0, 1], also where a subset of them is trained on
+    std: Tensor  # float32 (C,)
+
+    def to(self, device: torch.device) -> Dataset:
+        tensors: dict[str, Any] = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **tensors)
+
+
+def from_images(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: Sequence[str]) -> Dataset:
+    """A data set of (images, labels) pairs, with the statistics of its training images."""
+    mean, std = channel_statistics(train[0])
+    return Dataset(*train, *test, tuple(classes), mean, std)
+
+
+def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel of uint8 images (N, C, H, W) in [0, 1], float32 (C,).
+
+    From histograms, so exact, and without a wider copy of the data set. A channel without any contrast gets the
+    deviation of one grey level, for one has to divide by it.
+    """
+    channels = range(images.shape[1])
+    histogram = np.zeros((len(channels), 256))
+    for chunk in torch.split(images, _CHUNK):  # by NumPy: torch's threads only get into each other's way here
+        histogram += [np.bincount(chunk[:, c].numpy().ravel(), minlength=256) for c in channels]
+    share, grey = histogram / histogram[0].sum(), np.arange(256)
+    mean = share @ grey
+    std = np.sqrt(np.maximum(share @ grey**2 - mean**2, 1))
+    return torch.from_numpy(mean / 255).float(), torch.from_numpy(std / 255).float()
+
+
+def balanced_subset(dataset: Dataset, size: int) -> Dataset:
+    """The data set with `size` of its training examples, the same at each call, and as many of each class as of the
+    others, give or take one; a class that has too few gives all it has. Smaller subsets are parts of larger ones.
+    """
+    labels = dataset.train_labels
+    # In a fixed random order: each class's examples numbered 0, 1, ..., then all number 0s, all number 1s, ...
+    shuffled = random_bits(torch.arange(len(labels)), "subset").argsort()
+    by_class = shuffled[labels[shuffled].argsort(stable=True)]
+    sizes = torch.bincount(labels)
+    first = sizes.cumsum(0) - sizes
+    number = torch.arange(len(labels)) - first[labels[by_class]]
+    chosen = by_class[number.argsort(stable=True)][:size].sort().values
+    return replace(dataset, train_images=dataset.train_images[chosen], train_labels=labels[chosen])

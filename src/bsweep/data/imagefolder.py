@@ -1,0 +1,174 @@
+"""Images in `root/train/<class>/` and `root/test/<class>/`, decoded once and kept as one tensor file in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bsweep.config import ImageFolderConfig
+from bsweep.data.cache import cached
+from bsweep.data.dataset import Dataset, from_images
+from bsweep.place import num_cores
+
+_LAYOUT = "it must hold train/<class>/ and test/<class>/ with images in them"
+_CHUNK = 64  # images that a thread decodes at once
+_NAMED = 10  # corrupt images that a message names
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Images of one split, sorted by path."""
+
+    classes: tuple[str, ...]
+    paths: tuple[str, ...]
+    labels: tuple[int, ...]  # position in `classes`
+    fingerprint: str  # changes with any path, size or time of modification
+
+
+def load(config: ImageFolderConfig) -> Dataset:
+    """The images as 3 x side x side, decoded only if the folder's listing is another than any before.
+
+    An image of another size is resized so that its shorter side fits, and its centre taken. Any format that Pillow
+    reads will do, in any subfolder of a class; files whose name begins with a dot are no images.
+
+    Raises:
+        ValueError: a folder is missing or empty, train and test differ in their classes, or an image is corrupt.
+    """
+    root = Path(config.root).expanduser()
+    try:
+        train, test = _list(root, "train"), _list(root, "test")
+    except OSError as error:
+        raise ValueError(f"data.root={config.root} cannot be read ({error}): {_LAYOUT}.") from error
+    _check_same_classes(root, train, test)
+    key = hashlib.sha256(f"1 {config.side} {train.fingerprint} {test.fingerprint}".encode()).hexdigest()[:32]
+    return cached(f"imagefolder-{key}", lambda: _decode_splits(train, test, config.side))
+
+
+def _list(root: Path, split: str) -> _Split:
+    folder = root / split
+    if not folder.is_dir():
+        raise ValueError(f"data.root={root}: there is no folder {folder}; {_LAYOUT}. data=digits needs no folder.")
+    with os.scandir(folder) as entries:
+        classes = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    if not classes:
+        raise ValueError(f"data.root={root}: {folder} has no folder of a class; {_LAYOUT}.")
+    paths, labels, digest = [], [], hashlib.sha256()
+    for label, name in enumerate(classes):
+        files = sorted(_files(str(folder / name)))
+        if not files:
+            raise ValueError(f"data.root={root}: {folder / name} holds no image: add some, or remove it.")
+        for path, size, mtime_ns in files:
+            paths.append(path)
+            labels.append(label)
+            entry = f"{path[len(str(folder)) :]}\0{size}\0{mtime_ns}\0"
+            digest.update(entry.encode(errors="surrogateescape"))
+    return _Split(tuple(classes), tuple(paths), tuple(labels), digest.hexdigest())
+
+
+def _files(folder: str) -> Iterator[tuple[str, int, int]]:
+    """Path, size and time of modification of every file in a folder and below."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from _files(entry.path)
+            else:
+                stat = entry.stat()
+                yield entry.path, stat.st_size, stat.st_mtime_ns
+
+
+def _check_same_classes(root: Path, train: _Split, test: _Split) -> None:
+    if train.classes == test.classes:
+        return
+    differences = [
+        f"only in {split}: {', '.join(sorted(names))}"
+        for split, names in (
+            ("train", set(train.classes) - set(test.classes)),
+            ("test", set(test.classes) - set(train.classes)),
+        )
+        if names
+    ]
+    raise ValueError(
+        f"data.root={root}: train and test differ in their classes ({'; '.join(differences)}): "
+        "give both the same folders."
+    )
+
+
+def _decode_splits(train: _Split, test: _Split, side: int) -> Dataset:
+    images = _decode(train.paths + test.paths, side)
+    train_images, test_images = torch.split(images, [len(train.paths), len(test.paths)])
+    return from_images(
+        (train_images, torch.tensor(train.labels)), (test_images, torch.tensor(test.labels)), train.classes
+    )
+
+
+def _decode(paths: Sequence[str], side: int) -> Tensor:
+    """All images, uint8 (len(paths), 3, side, side). Threads suffice: Pillow decodes without Python's lock."""
+    try:
+        images = np.empty((len(paths), 3, side, side), dtype=np.uint8)
+    except MemoryError as error:
+        raise ValueError(f"data.side={side}: {error}. Choose a smaller side.") from error
+
+    def decode_chunk(start: int) -> list[str]:
+        chunk = enumerate(paths[start : start + _CHUNK], start)
+        return [problem for i, path in chunk if (problem := _decode_into(images[i], path))]
+
+    problems = []
+    with ThreadPoolExecutor(num_cores()) as pool:
+        for found in _with_progress(pool.map(decode_chunk, range(0, len(paths), _CHUNK)), len(paths)):
+            problems += found
+    if problems:
+        more = [f"and {len(problems) - _NAMED} more"] if len(problems) > _NAMED else []
+        raise ValueError(
+            "\n  ".join(["data=imagefolder: not readable as images; repair or remove:", *problems[:_NAMED], *more])
+        )
+    return torch.from_numpy(images)
+
+
+def _decode_into(out: NDArray[np.uint8], path: str) -> str | None:
+    """Decode an image to `out` (3, side, side): its centre square, scaled; or say what is wrong with it."""
+    from PIL import Image  # here, for a worker that finds the cache should not have to wait for it
+
+    side = out.shape[1]
+    try:
+        with Image.open(path) as file:
+            if file.mode in ("I", "F"):
+                return f"{path} (its 32-bit grey levels have no known white: save it with 8 or 16 bits)"
+            if file.mode.startswith("I;16"):  # `convert` would clip to 255
+                image = Image.fromarray((np.asarray(file) >> 8).astype(np.uint8)).convert("RGB")
+            else:
+                image = file.convert("RGB")
+    except Exception as error:  # Pillow's plugins raise almost anything on a corrupt file
+        return f"{path} ({type(error).__name__}: {error})"
+    if image.size != (side, side):
+        width, height = image.size
+        square = min(width, height)
+        left, top = (width - square) / 2, (height - square) / 2
+        image = image.resize((side, side), Image.Resampling.BILINEAR, box=(left, top, left + square, top + square))
+    out[:] = np.asarray(image).transpose(2, 0, 1)
+    return None
+
+
+def _with_progress(chunks: Iterator[list[str]], total: int) -> Iterator[list[str]]:
+    """The same chunks, with a line on stderr that says how many images are done: it may take minutes."""
+    live = sys.stderr.isatty()
+    interval_seconds, said_at = 0.2 if live else 10.0, time.monotonic()
+    for number, chunk in enumerate(chunks, 1):
+        yield chunk
+        done = min(number * _CHUNK, total)
+        if time.monotonic() - said_at > interval_seconds or done == total:
+            said_at = time.monotonic()
+            end = "\r" if live and done < total else "\n"
+            print(f"decoding images: {done:,} of {total:,}", end=end, file=sys.stderr, flush=True)

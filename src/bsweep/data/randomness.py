@@ -1,0 +1,29 @@
+"""Random numbers that are a function of what they are for, and so the same whatever was drawn before or elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+
+from torch import Tensor
+
+
+def random_bits(counters: Tensor, *key: int | str) -> Tensor:
+    """64 random bits for each counter, int64 of the same shape and on the same device; distinct counters differ.
+
+    The outputs of splitmix64 (Steele, Lea, Flood, OOPSLA 2014) at the positions `counters` of the stream that `key`
+    starts. Needs no state, no generator and no copy to the host; int64 arithmetic wraps as the original's uint64 does.
+    """
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    x = counters * _signed(0x9E3779B97F4A7C15) + int.from_bytes(digest, "little", signed=True)
+    x = (x ^ _shift_right(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift_right(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: Tensor, places: int) -> Tensor:
+    """`x >> places` that fills with zeros, where torch copies the sign."""
+    return (x >> places) & ((1 << (64 - places)) - 1)
+
+
+def _signed(constant: int) -> int:
+    return constant - (1 << 64)

@@ -1,0 +1,26 @@
+"""ResNet-18 (He et al., arXiv 1512.03385) as torchvision has it, with a choice of stem."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+from bsweep.torchvision_shim import import_torchvision
+
+
+def build(stem: Literal["imagenet", "cifar"], *, num_classes: int, in_channels: int) -> nn.Module:
+    """`imagenet` is the published stem (7x7 stride 2, max-pool); `cifar` keeps 32x32 images large (3x3, no pool)."""
+    import_torchvision()
+    from torchvision.models import resnet18
+
+    model: nn.Module = resnet18(num_classes=num_classes)
+    if stem == "cifar":
+        model.conv1 = nn.Conv2d(in_channels, 64, kernel_size=3, stride=1, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+    elif in_channels != 3:
+        model.conv1 = nn.Conv2d(in_channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
+    else:
+        return model
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    return model

@@ -1,0 +1,127 @@
+"""Optimizers on the vector, learning-rate rules and schedules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from bsweep.config import (
+    AdamWConfig,
+    LAMBConfig,
+    LARSConfig,
+    OptimizerConfig,
+    RunConfig,
+    SGDConfig,
+)
+from bsweep.torchvision_shim import import_torchvision
+from bsweep.vector import Vector
+
+
+def build(config: OptimizerConfig, vector: Vector) -> Optimizer:
+    """The optimizer that updates `vector.parameters` from `vector.gradients`.
+
+    Element-wise rules see one long parameter (two, where vectors are exempt from weight decay), so that a step is one
+    fused kernel. LARS and LAMB need norms per layer and see the model's tensors, which are views of the vector.
+    """
+    match config:
+        case SGDConfig():
+            groups = _flat_groups(config, vector)
+            return SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=True)
+        case AdamWConfig():
+            return AdamW(_flat_groups(config, vector), lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+        case LARSConfig():
+            import_torchvision()  # timm imports it, and is imported here because it takes a second
+            from timm.optim.lars import Lars
+
+            return Lars(
+                _layer_groups(config, vector),
+                lr=config.lr,
+                momentum=config.momentum,
+                nesterov=config.nesterov,
+                trust_coeff=config.trust_coefficient,
+            )
+        case LAMBConfig():
+            import_torchvision()
+            from timm.optim.lamb import Lamb
+
+            return Lamb(_layer_groups(config, vector), lr=config.lr, betas=config.betas, eps=config.eps)
+    raise AssertionError(config)
+
+
+def _flat_groups(config: OptimizerConfig, vector: Vector) -> list[dict[str, object]]:
+    size, border = vector.parameters.numel(), vector.num_matrix_elements
+    if config.decay_norm_and_bias or not config.weight_decay:
+        parts = [(0, size, config.weight_decay)]
+    else:
+        parts = [(0, border, config.weight_decay), (border, size, 0.0)]
+    groups: list[dict[str, object]] = []
+    for start, stop, weight_decay in parts:
+        parameter = nn.Parameter(vector.parameters[start:stop])
+        parameter.grad = vector.gradients[start:stop]
+        groups.append({"params": [parameter], "weight_decay": weight_decay})
+    return groups
+
+
+def _layer_groups(config: OptimizerConfig, vector: Vector) -> list[dict[str, object]]:
+    matrices: list[Tensor] = []
+    vectors: list[Tensor] = []
+    for part, tensor in zip(vector.slices, vector.tensors, strict=True):
+        (matrices if part.is_matrix else vectors).append(tensor)
+    rest = config.weight_decay if config.decay_norm_and_bias else 0.0
+    return [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": rest},
+    ]
+
+
+def base_learning_rate(config: RunConfig) -> float:
+    """The rate that the rule gives for this batch and worker count, before warm-up and schedule.
+
+    `per_worker` is the first paper's rule: lr x workers whatever the batch. `linear` is Goyal et al.'s
+    (arXiv 1706.02677), `sqrt` Krizhevsky's (arXiv 1404.5997), both in units of `reference_batch`.
+    """
+    o = config.optimizer
+    scale = config.examples_per_step / o.reference_batch
+    factor = {"fixed": 1.0, "per_worker": config.num_workers, "linear": scale, "sqrt": math.sqrt(scale)}
+    return o.lr * factor[o.lr_rule]
+
+
+def schedule(config: RunConfig) -> Callable[[float], float]:
+    """The learning rate as a function of the epochs trained so far, a fraction within an epoch included.
+
+    It is a function of epochs, not of steps, so that runs with different batch sizes follow the same curve.
+    """
+    o, base = config.optimizer, base_learning_rate(config)
+
+    def rate(epoch: float) -> float:
+        if epoch < o.warmup_epochs:
+            return base * epoch / o.warmup_epochs
+        span = config.epochs - o.warmup_epochs
+        return base * _decay(o, epoch, (epoch - o.warmup_epochs) / span if span else 0.0)
+
+    return rate
+
+
+def _decay(o: OptimizerConfig, epoch: float, progress: float) -> float:
+    """The factor on the base rate; `progress` runs from 0 after the warm-up to 1."""
+    match o.schedule:
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        case "multistep":
+            return o.gamma ** sum(epoch >= milestone for milestone in o.milestones)
+        case "one_cycle":  # Smith, arXiv 1708.07120: up for the first 30 %, then down to near zero, both by cosine
+            if progress < _ONE_CYCLE_RISE:
+                return 0.04 + 0.48 * (1 - math.cos(math.pi * progress / _ONE_CYCLE_RISE))
+            return 0.5 * (1 + math.cos(math.pi * (progress - _ONE_CYCLE_RISE) / (1 - _ONE_CYCLE_RISE)))
+    return 1.0
+
+
+_ONE_CYCLE_RISE = 0.3
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,535 @@
+"""Each data set loads what it says, and says what is wrong when it cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import http.server
+import io
+import multiprocessing
+import os
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bsweep import data
+from bsweep.config import AnyData, Cifar10Config, DataConfig, DigitsConfig, ImageFolderConfig, SyntheticConfig
+from bsweep.data import cache, digits
+from bsweep.data.dataset import Dataset, balanced_subset, channel_statistics
+from bsweep.torchvision_shim import import_torchvision
+
+CPU = torch.device("cpu")
+DIGITS = DigitsConfig(subset=None, crop_padding=4, flip=False, name="digits", side=32)
+SYNTHETIC = SyntheticConfig(
+    subset=None,
+    crop_padding=4,
+    flip=True,
+    name="synthetic",
+    shape=(3, 16, 12),
+    num_classes=7,
+    num_train=300,
+    num_test=50,
+)
+
+Config = TypeVar("Config", bound=DataConfig)
+
+
+def but(config: Config, **changes: Any) -> Config:
+    return dataclasses.replace(config, **changes)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    data._prepared.cache_clear()
+
+
+def check_contract(config: AnyData) -> Dataset:
+    """What the training loop counts on, for any data set."""
+    info, dataset = data.prepare(config), data.load(config, CPU)
+    for images, labels in (
+        (dataset.train_images, dataset.train_labels),
+        (dataset.test_images, dataset.test_labels),
+    ):
+        assert images.dtype == torch.uint8
+        assert images.is_contiguous()
+        assert tuple(images.shape[1:]) == info.shape
+        assert labels.dtype == torch.int64
+        assert labels.shape == (len(images),)
+        assert 0 <= int(labels.min()) <= int(labels.max()) < len(info.classes)
+    assert (len(dataset.train_labels), len(dataset.test_labels)) == (info.num_train, info.num_test)
+    assert dataset.classes == info.classes
+    assert dataset.mean.dtype == dataset.std.dtype == torch.float32
+    assert dataset.mean.shape == dataset.std.shape == (info.shape[0],)
+    again = data.load(config, CPU)
+    assert torch.equal(dataset.train_images, again.train_images)
+    assert torch.equal(dataset.train_labels, again.train_labels)
+    return dataset
+
+
+# What all data sets share
+
+
+def test_every_configured_data_set_has_its_loader() -> None:
+    assert set(data.DATASETS) == {"cifar10", "digits", "imagefolder", "synthetic"}
+
+
+def test_channel_statistics_are_those_of_floats() -> None:
+    images = torch.randint(0, 256, (600, 3, 5, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images[:, 1] //= 3
+    mean, std = channel_statistics(images)
+    floats = images.double() / 255
+    torch.testing.assert_close(mean.double(), floats.mean(dim=(0, 2, 3)), rtol=1e-6, atol=0)
+    torch.testing.assert_close(std.double(), floats.transpose(0, 1).flatten(1).std(1, correction=0), rtol=1e-6, atol=0)
+
+
+def test_a_channel_without_contrast_can_be_divided_by() -> None:
+    _, std = channel_statistics(torch.full((4, 1, 3, 3), 77, dtype=torch.uint8))
+    assert std.item() == pytest.approx(1 / 255)
+
+
+@pytest.mark.parametrize("size", [1, 5, 10, 23, 100, 1437])
+def test_a_subset_is_balanced(size: int) -> None:
+    dataset = check_contract(but(DIGITS, subset=size))
+    counts = torch.bincount(dataset.train_labels, minlength=10)
+    assert counts.sum() == size
+    assert size == 1437 or counts.max() - counts.min() <= 1
+    assert len(dataset.test_labels) == 360
+
+
+def test_a_class_with_too_few_examples_gives_all() -> None:
+    labels = torch.tensor([0] * 10 + [1] * 2 + [2] * 10)
+    images = torch.arange(22, dtype=torch.uint8).view(22, 1, 1, 1)
+    dataset = Dataset(images, labels, images, labels, ("a", "b", "c"), torch.zeros(1), torch.ones(1))
+    subset = balanced_subset(dataset, 11)
+    assert sorted(torch.bincount(subset.train_labels).tolist()) == [2, 4, 5]
+    assert torch.equal(labels[subset.train_images.flatten().long()], subset.train_labels)
+
+
+def test_a_smaller_subset_is_part_of_a_larger() -> None:
+    dataset = data.load(DIGITS, CPU)
+    small, large = (
+        {image.numpy().tobytes() for image in balanced_subset(dataset, size).train_images} for size in (50, 70)
+    )
+    assert small < large
+
+
+def test_a_subset_larger_than_the_data_set_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"data\.subset=1438 is larger than the training set of 1437 .*null"):
+        data.prepare(but(DIGITS, subset=1438))
+
+
+# Digits
+
+
+def test_digits_are_scikit_learns() -> None:
+    from sklearn.datasets import load_digits
+
+    expected = load_digits()
+    greys, labels = digits.read_digits()
+    assert np.array_equal(greys.numpy(), expected.images)
+    assert np.array_equal(labels.numpy(), expected.target)
+
+
+def test_digits_split_is_stratified() -> None:
+    dataset = check_contract(DIGITS)
+    assert data.prepare(DIGITS) == data.DataInfo(1437, 360, (3, 32, 32), tuple("0123456789"))
+    train, test = (torch.bincount(labels) for labels in (dataset.train_labels, dataset.test_labels))
+    assert ((test - (train + test) / 5).abs() < 1).all()
+    assert dataset.train_images.max() == 255
+
+
+def test_digits_of_their_own_size_are_not_resampled() -> None:
+    dataset = check_contract(but(DIGITS, side=8))
+    greys, labels = digits.read_digits()
+    shown = sorted(image[0].numpy().tobytes() for image in torch.cat([dataset.train_images, dataset.test_images]))
+    assert shown == sorted(grey.numpy().tobytes() for grey in (greys * 255 / 16).round().to(torch.uint8))
+    assert len(labels) == 1797
+
+
+def test_digits_without_scikit_learn_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"scripts/setup\.sh"):
+        data.prepare(DIGITS)
+
+
+# Synthetic
+
+
+def test_synthetic_images_have_their_shape_and_can_be_learned() -> None:
+    dataset = check_contract(SYNTHETIC)
+    assert data.prepare(SYNTHETIC) == data.DataInfo(300, 50, (3, 16, 12), tuple("0123456"))
+    prototypes = torch.stack([dataset.train_images[dataset.train_labels == c].float().mean(0) for c in range(7)])
+    distance = torch.cdist(dataset.test_images.float().flatten(1), prototypes.flatten(1))
+    assert torch.equal(distance.argmin(1), dataset.test_labels)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (4, 3, 40)])
+def test_synthetic_images_of_odd_shapes(shape: tuple[int, int, int]) -> None:
+    check_contract(but(SYNTHETIC, shape=shape))
+
+
+# Image folder
+
+
+def write_image(path: Path, grey: int, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, (grey,) * len(mode) if len(mode) > 1 else grey).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "images"
+    for c, name in enumerate(("cat", "dog")):
+        for i in range(4):
+            write_image(root / "train" / name / f"{i}.png", 100 * c + i)
+        write_image(root / "test" / name / "0.png", 100 * c + 50)
+    return root
+
+
+def image_folder(root: Path, side: int = 8) -> ImageFolderConfig:
+    return ImageFolderConfig(subset=None, crop_padding=4, flip=True, name="imagefolder", root=str(root), side=side)
+
+
+def cache_file() -> Path:
+    (path,) = cache.cache_folder().glob("*.safetensors")
+    return path
+
+
+def test_an_image_folder_holds_its_images(folder: Path) -> None:
+    dataset = check_contract(image_folder(folder))
+    assert dataset.classes == ("cat", "dog")
+    assert dataset.train_labels.tolist() == [0] * 4 + [1] * 4
+    assert dataset.train_images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 100, 101, 102, 103]
+    assert dataset.test_images[:, 2, 7, 7].tolist() == [50, 150]
+    assert dataset.mean[0].item() == pytest.approx(51.5 / 255)
+
+
+def test_images_are_converted_resized_and_cropped(folder: Path) -> None:
+    train = folder / "train" / "cat"
+    write_image(train / "deep" / "er" / "grey.jpg", 200, (20, 40), "L")
+    write_image(train / "palette.gif", 7, (8, 8), "P")
+    write_image(train / "transparent.png", 9, (16, 16), "RGBA")
+    Image.fromarray(np.full((8, 8), 200 * 256, np.uint16)).save(train / "sixteen.png")
+    stripes = np.zeros((8, 24, 3), np.uint8)
+    stripes[:, 8:16] = 255
+    Image.fromarray(stripes).save(train / "wide.bmp")
+    (train / ".hidden").write_text("no image")
+    dataset = check_contract(image_folder(folder))
+    names = ["0", "1", "2", "3", "deep", "palette", "sixteen", "transparent", "wide"]
+    means = dict(zip(names, dataset.train_images.double().mean(dim=(1, 2, 3)).tolist(), strict=False))
+    assert means["deep"] == pytest.approx(200, abs=1)
+    assert means["sixteen"] == 200
+    assert means["transparent"] == 9
+    assert means["wide"] == 255  # its centre is the white stripe
+
+
+def test_the_exact_size_is_left_alone(folder: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "train" / "cat" / "0.png")
+    dataset = data.load(image_folder(folder), CPU)
+    assert np.array_equal(dataset.train_images[0].numpy(), pixels.transpose(2, 0, 1))
+
+
+def test_images_are_decoded_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data.load(image_folder(folder), CPU)
+    assert "decoding images: 10 of 10" in capsys.readouterr().err
+    data.load(image_folder(folder), CPU)
+    assert capsys.readouterr().err == ""
+    assert not list(cache.cache_folder().glob("*.tmp"))
+
+
+@pytest.mark.parametrize("change", ["content", "name", "side", "class"])
+def test_whatever_changes_the_images_decodes_them_again(
+    folder: Path, change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = data.load(image_folder(folder), CPU)
+    capsys.readouterr()
+    side, path = 8, folder / "train" / "cat" / "0.png"
+    if change == "content":
+        write_image(path, 222)
+    elif change == "name":
+        path.rename(path.with_name("9.png"))
+    elif change == "side":
+        side = 4
+    else:
+        path.rename(folder / "train" / "dog" / "00.png")
+    after = data.load(image_folder(folder, side), CPU)
+    assert "decoding" in capsys.readouterr().err
+    same = torch.equal(before.train_images, after.train_images) if side == 8 else False
+    assert not same or not torch.equal(before.train_labels, after.train_labels)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "emptied", "text"])
+def test_a_damaged_cache_is_made_anew_and_said(folder: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = data.load(image_folder(folder), CPU).train_images.clone()
+    path = cache_file()
+    content = path.read_bytes()
+    path.write_bytes(
+        {
+            "flipped": content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
+            "cut": content[:-50],
+            "emptied": b"",
+            "text": b"<html>no tensor</html>" * 20,
+        }[damage]
+    )
+    assert torch.equal(data.load(image_folder(folder), CPU).train_images, before)
+    assert f"{path} is damaged" in capsys.readouterr().err
+    data.load(image_folder(folder), CPU)
+    assert capsys.readouterr().err == ""
+
+
+def test_classes_are_guarded_by_the_checksum_too(folder: Path) -> None:
+    data.load(image_folder(folder), CPU)
+    path = cache_file()
+    path.write_bytes(path.read_bytes().replace(b"cat", b"cow", 1))
+    assert data.load(image_folder(folder), CPU).classes == ("cat", "dog")
+
+
+def _load_in_process(root: str, results: Any) -> None:
+    dataset = data.load(image_folder(Path(root)), CPU)
+    results.put(int(dataset.train_images.long().sum()))
+
+
+def test_processes_that_load_at_once_decode_once(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [context.Process(target=_load_in_process, args=(str(folder), results)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    sums = {results.get(timeout=120) for _ in processes}
+    for process in processes:
+        process.join()
+    assert len(sums) == 1
+    assert capfd.readouterr().err.count("decoding images: 10 of 10") == 1
+
+
+def refuses(config: AnyData, *parts: str) -> None:
+    data._prepared.cache_clear()  # what a test mends is looked at anew
+    with pytest.raises(ValueError, match=re.escape(parts[0])) as caught:
+        data.prepare(config)
+    for part in parts[1:]:
+        assert part in str(caught.value)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    refuses(image_folder(tmp_path / "nowhere"), "data.root=", "nowhere", "train/<class>/", "data=digits")
+    (tmp_path / "half" / "train" / "cat").mkdir(parents=True)
+    write_image(tmp_path / "half" / "train" / "cat" / "0.png", 1)
+    refuses(image_folder(tmp_path / "half"), "half/test")
+
+
+def test_an_empty_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    refuses(image_folder(tmp_path), f"{tmp_path}/train has no folder of a class")
+    (tmp_path / "train" / "cat").mkdir()
+    refuses(image_folder(tmp_path), f"{tmp_path}/train/cat holds no image")
+
+
+def test_a_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refuses(image_folder(tmp_path / "file"), "there is no folder")
+
+
+def test_classes_that_differ_are_named(folder: Path) -> None:
+    write_image(folder / "train" / "cow" / "0.png", 1)
+    (folder / "test" / "dog").rename(folder / "test" / "Dog")
+    refuses(image_folder(folder), "only in train: cow, dog; only in test: Dog")
+
+
+def test_corrupt_images_are_named_together(folder: Path) -> None:
+    whole = folder / "train" / "cat" / "1.png"
+    whole.write_bytes(whole.read_bytes()[:40])
+    (folder / "test" / "dog" / "notes.txt").write_text("no image")
+    refuses(image_folder(folder), str(whole), "notes.txt", "repair or remove")
+    assert not list(cache.cache_folder().glob("*.safetensors"))
+
+
+def test_many_corrupt_images_are_counted(folder: Path) -> None:
+    for i in range(25):
+        (folder / "train" / "cat" / f"bad{i}.png").write_text("no image")
+    refuses(image_folder(folder), "and 15 more")
+
+
+def test_grey_levels_of_unknown_range_are_refused(folder: Path) -> None:
+    Image.fromarray(np.ones((8, 8), np.float32)).save(folder / "train" / "cat" / "float.tiff")
+    refuses(image_folder(folder), "float.tiff", "8 or 16 bits")
+
+
+def test_a_cache_that_cannot_be_written_says_where(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    refuses(image_folder(folder), "XDG_CACHE_HOME")
+
+
+def test_a_side_beyond_memory_is_refused(folder: Path) -> None:
+    refuses(image_folder(folder, side=10_000_000), "data.side=10000000", "smaller")
+
+
+# CIFAR-10: torchvision's real download, from a server here
+
+
+def cifar10(root: Path, *, download: bool = True) -> Cifar10Config:
+    return Cifar10Config(subset=None, crop_padding=4, flip=True, name="cifar10", root=str(root), download=download)
+
+
+class Served:
+    """A small CIFAR-10 archive on a server of this machine; `CIFAR10` is made to expect it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        import_torchvision()
+        from torchvision.datasets import CIFAR10
+
+        self.requests: list[str] = []
+        names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+        rng = np.random.default_rng(0)
+        self.pixels = {name: rng.integers(0, 256, (20, 3072), dtype=np.uint8) for name in names}
+        contents = {
+            name: pickle.dumps({"data": pixels, "labels": [i % 10 for i in range(20)]})
+            for name, pixels in self.pixels.items()
+        }
+        contents["batches.meta"] = pickle.dumps({"label_names": [f"class{i}" for i in range(10)]})
+        self.archive = folder / "cifar-10-python.tar.gz"
+        with tarfile.open(self.archive, "w:gz") as tar:
+            for name, content in contents.items():
+                member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+        self._server = _Server(("127.0.0.1", 0), partial(_Handler, self, str(folder)))
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+
+        def md5(content: bytes) -> str:
+            return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+        listed = [[name, md5(contents[name])] for name in names]
+        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{self._server.server_port}/{self.archive.name}")
+        monkeypatch.setattr(CIFAR10, "tgz_md5", md5(self.archive.read_bytes()))
+        monkeypatch.setattr(CIFAR10, "train_list", listed[:5])
+        monkeypatch.setattr(CIFAR10, "test_list", listed[5:])
+        monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": md5(contents["batches.meta"])})
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, *args: Any) -> None:
+        """Torchvision hangs up on its first request, with which it only looks for redirects."""
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    def __init__(self, served: Served, folder: str, *args: Any) -> None:
+        self.served = served
+        super().__init__(*args, directory=folder)
+
+    def log_message(self, *args: Any) -> None:
+        self.served.requests.append(args[0] % args[1:])
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    (tmp_path / "server").mkdir()
+    served = Served(tmp_path / "server", monkeypatch)
+    yield served
+    served.close()
+
+
+def test_cifar10_is_downloaded_once(served: Served, tmp_path: Path) -> None:
+    dataset = check_contract(cifar10(tmp_path / "root"))
+    assert data.prepare(cifar10(tmp_path / "root")).num_train == 100
+    expected = np.concatenate([served.pixels[f"data_batch_{i}"] for i in range(1, 6)]).reshape(-1, 3, 32, 32)
+    assert np.array_equal(dataset.train_images.numpy(), expected)
+    assert np.array_equal(dataset.test_images.numpy(), served.pixels["test_batch"].reshape(-1, 3, 32, 32))
+    assert dataset.train_labels.tolist() == [i % 10 for i in range(20)] * 5
+    assert dataset.classes[3] == "class3"
+    assert sum("GET" in request for request in served.requests) <= 2  # torchvision's look for redirects, then the file
+
+
+def test_cifar10_that_is_there_is_not_downloaded(served: Served, tmp_path: Path) -> None:
+    with tarfile.open(served.archive) as tar:
+        tar.extractall(tmp_path / "root")
+    check_contract(cifar10(tmp_path / "root", download=False))
+    assert not served.requests
+
+
+def test_a_corrupt_archive_is_refused(served: Served, tmp_path: Path) -> None:
+    content = bytearray(served.archive.read_bytes())
+    content[1000] ^= 1
+    served.archive.write_bytes(content)
+    refuses(cifar10(tmp_path / "root"), "could not be downloaded", "corrupted", "data=digits", "data=imagefolder")
+
+
+def test_a_corrupt_batch_is_downloaded_again(served: Served, tmp_path: Path) -> None:
+    with tarfile.open(served.archive) as tar:
+        tar.extractall(tmp_path / "root")
+    (tmp_path / "root" / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"torn")
+    refuses(cifar10(tmp_path / "root", download=False), "data.download=false")
+    check_contract(cifar10(tmp_path / "root"))
+
+
+def test_an_archive_that_is_gone_is_refused(served: Served, tmp_path: Path) -> None:
+    served.archive.unlink()
+    refuses(cifar10(tmp_path / "root"), "data.root=", "404", "data=digits")
+
+
+def test_without_network_the_message_says_what_else_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import_torchvision()
+    from torchvision.datasets import CIFAR10
+
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{unused.getsockname()[1]}/x.tar.gz")
+        refuses(cifar10(tmp_path / "root"), "could not be downloaded", "data=digits", "data.root=DIR")
+    assert socket.getdefaulttimeout() is None
+
+
+# Cost
+
+
+def _modules_after(statement: str) -> str:
+    script = f"import sys; {statement}; print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
+    ).stdout
+
+
+def test_a_worker_imports_nothing_slow_to_load_what_is_cached(folder: Path) -> None:
+    data.load(image_folder(folder), CPU)
+    loaded = _modules_after(
+        "import torch; from bsweep import data; from bsweep.config import *; "
+        f"data.load({image_folder(folder)!r}, torch.device('cpu')); data.load({DIGITS!r}, torch.device('cpu'))"
+    ).split()
+    assert "torch" in loaded
+    assert not {"torchvision", "sklearn", "PIL", "pandas", "scipy"} & set(loaded)
+
+
+def test_torchvision_imports_beside_any_torch() -> None:
+    assert "torchvision.models" in _modules_after(
+        "from bsweep.torchvision_shim import import_torchvision; import_torchvision(); "
+        "import_torchvision(); import torchvision.models; torchvision.models.resnet18()"
+    )
+
+
+def test_the_cache_lies_in_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache.cache_folder() == tmp_path / "xdg" / "bsweep" / "data"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache.cache_folder() == Path.home() / ".cache" / "bsweep" / "data"

@@ -1,0 +1,79 @@
+"""Parameters and gradients as one vector: views with their strides, and nothing changes for the model."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from bsweep.vector import Vector
+
+
+def make_model(memory_format: torch.memory_format = torch.channels_last) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(32, 5)
+    )
+    return model.to(memory_format=memory_format)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+def test_tensors_keep_values_and_strides(memory_format: torch.memory_format) -> None:
+    before = {n: (p.detach().clone(), p.stride()) for n, p in make_model(memory_format).named_parameters()}
+    model = make_model(memory_format)
+    vector = Vector(model)
+    for name, parameter in model.named_parameters():
+        value, stride = before[name]
+        assert torch.equal(parameter, value)
+        assert parameter.stride() == stride
+        assert parameter.grad is not None and parameter.grad.stride() == stride
+    assert vector.parameters.is_contiguous() and vector.gradients.is_contiguous()
+
+
+def test_model_and_vector_share_memory_both_ways() -> None:
+    model = make_model()
+    vector = Vector(model)
+    vector.parameters.fill_(0.5)
+    assert all(bool((p == 0.5).all()) for p in model.parameters())
+    with torch.no_grad():
+        next(model.parameters()).fill_(2.0)
+    assert bool((vector.parameters == 2.0).any())
+
+
+def test_backward_writes_the_gradients_of_a_plain_model_into_the_vector() -> None:
+    images = torch.randn(6, 3, 8, 8)
+    plain, model = make_model(), make_model()
+    vector = Vector(model)
+    for _ in range(2):  # the second backward pass must accumulate in place, not replace the views
+        plain(images).square().sum().backward()
+        model(images).square().sum().backward()
+    gradients = dict(plain.named_parameters())
+    for part in vector.slices:
+        expected = gradients[part.name].grad
+        assert expected is not None
+        own = vector.tensors[vector.slices.index(part)].grad
+        assert own is not None
+        torch.testing.assert_close(own, expected)
+        assert own.data_ptr() == vector.gradients[part.start :].data_ptr()
+    vector.zero_gradients()
+    assert all(float(p.grad.abs().sum()) == 0 for p in model.parameters() if p.grad is not None)
+
+
+def test_slices_cover_the_vector_with_matrices_first() -> None:
+    vector = Vector(make_model())
+    assert vector.slices[0].start == 0 and vector.slices[-1].stop == vector.parameters.numel()
+    assert all(a.stop == b.start for a, b in zip(vector.slices, vector.slices[1:], strict=False))
+    kinds = [part.is_matrix for part in vector.slices]
+    assert kinds == sorted(kinds, reverse=True)
+    assert vector.num_matrix_elements == sum(p.stop - p.start for p in vector.slices if p.is_matrix)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_parts_are_equal_and_cover_all(count: int) -> None:
+    vector = Vector(make_model())
+    parts = vector.parts(count)
+    sizes = [stop - start for start, stop in parts]
+    assert sum(sizes) == vector.gradients.numel() and max(sizes) - min(sizes) <= 1
+    assert parts[0][0] == 0 and all(a[1] == b[0] for a, b in itertools.pairwise(parts))
