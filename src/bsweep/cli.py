@@ -1,0 +1,193 @@
+"""The commands: `bsweep run` (Hydra's flags and overrides) and `bsweep report`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from bsweep import launch, study
+from bsweep.config import ConfigError, RunConfig, did_you_mean, known_keys, parse
+from bsweep.place import inside_horovodrun
+from bsweep.progress import Progress
+
+USAGE = """\
+usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m every point of a grid
+       bsweep report STUDY [--out DIR]              figures, tables and one HTML page of a study
+       bsweep run --help                            all keys, groups and flags
+       bsweep --version
+"""
+
+BAD_CONFIG, INTERRUPTED = 2, 130
+
+# What the Hydra job and sweeper of this process share with `run`, which starts them through Hydra.
+PROGRESS: Progress | None = None
+STATUSES: list[str] = []
+STUDIES: set[Path] = set()
+
+
+def main() -> NoReturn:
+    """The `bsweep` command; exits with 0, 1 (points failed), 2 (nothing was started) or 130 (interrupted)."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the workers in order, as Ctrl-C does
+    command, arguments = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
+    try:
+        if command == "run":
+            sys.exit(run(arguments))
+        if command == "report":
+            sys.exit(report(arguments))
+    except KeyboardInterrupt:
+        print("bsweep: interrupted; completed points are kept, and skipped when started again", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    if command == "--version":
+        print(f"bsweep {study.version('bsweep')}")
+        sys.exit(0)
+    print(USAGE, end="", file=sys.stdout if command in ("-h", "--help") else sys.stderr)
+    sys.exit(0 if command in ("-h", "--help") else BAD_CONFIG)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Train what Hydra composes from `arguments`; the exit code."""
+    wants_report = "--report" in arguments
+    # Neither a shell nor Hydra's grammar takes the ~ of key=~/path for the home folder.
+    home = str(Path.home())
+    hydra_arguments = [re.sub(r"^([\w./+]+=)~(?=/|$)", rf"\g<1>{home}", a) for a in arguments if a != "--report"]
+    if inside_horovodrun():
+        if any(a.startswith("hydra/launcher=") and a != "hydra/launcher=basic" for a in arguments):
+            print("bsweep: inside horovodrun its processes run the points: leave out hydra/launcher", file=sys.stderr)
+            return BAD_CONFIG
+        from bsweep.launch import warm  # imports Horovod and torch
+
+        code = warm.run(lambda: _run_hydra(hydra_arguments))
+    else:
+        code = _run_hydra(hydra_arguments)
+    if wants_report and code != BAD_CONFIG:
+        for folder in sorted(STUDIES):
+            code = max(code, report([str(folder)]))
+    return code
+
+
+def _run_hydra(arguments: Sequence[str]) -> int:
+    import hydra
+
+    shows_config = any(argument in ("--cfg", "-c", "--info", "-i") for argument in arguments)
+    if shows_config and {"-m", "--multirun"} & set(arguments):
+        print("bsweep: --cfg and --info show one point: leave out -m, and give each key one value", file=sys.stderr)
+        return BAD_CONFIG
+    for argument in arguments:
+        if argument.startswith(("hydra/sweeper=", "hydra.mode=")):
+            print(f"bsweep: {argument}: bsweep's own sweeper checks and runs all points; leave it out", file=sys.stderr)
+            return BAD_CONFIG
+    sys.argv = ["bsweep run", *arguments]
+    wants_traceback = "HYDRA_FULL_ERROR" in os.environ
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting with 1
+    try:
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+        if wants_traceback:
+            raise
+        print(f"bsweep: {explain(error)}", file=sys.stderr)
+        return BAD_CONFIG
+    finally:
+        if not wants_traceback:
+            del os.environ["HYDRA_FULL_ERROR"]
+    return 0 if all(status == "completed" for status in STATUSES) else 1
+
+
+def job(composed: DictConfig) -> str:
+    """Hydra's task function: run one point that `plan` has checked; its status."""
+    return study.run_point(to_config(composed), PROGRESS or Progress(1), _launcher())
+
+
+def _launcher() -> study.Launch:
+    if not inside_horovodrun():
+        return launch.launch
+    from bsweep.launch import warm
+
+    return warm.launch
+
+
+def plan(composed: Sequence[DictConfig]) -> list[int]:
+    """Check all points of a sweep; the places in `composed` of those to run, without repetitions.
+
+    Raises:
+        ConfigError: lists what is wrong with any of them. Nothing was started.
+    """
+    global PROGRESS
+    configs: list[RunConfig] = []
+    problems: list[str] = []
+    for point in composed:
+        try:
+            configs.append(to_config(point))
+            study.check(configs[-1])
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(*dict.fromkeys(problems))
+    for config in configs:
+        try:
+            config.study_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"results_dir={config.results_dir} study={config.study}: {error}.") from None
+    chosen = {config.run_id: index for index, config in reversed(list(enumerate(configs)))}
+    STUDIES.update(config.study_dir for config in configs)
+    PROGRESS = Progress(len(chosen))
+    return sorted(chosen.values())
+
+
+def to_config(composed: DictConfig) -> RunConfig:
+    """The point that Hydra composed, resolved and checked."""
+    own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+    try:
+        container: Any = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        key = str(error.full_key)
+        raise ConfigError(f"{key}: no value given. Give {key}=...") from None
+    return parse(container)
+
+
+def conf_dir() -> Path:
+    """The configuration folder: inside an installed package, or beside `src/` in a checkout."""
+    installed = Path(__file__).parent / "conf"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "conf"
+
+
+def explain(error: Exception) -> str:
+    """What is wrong in one paragraph, with what was perhaps meant."""
+    text = str(error)
+    unknown = re.search(r"Could not override '([^'@]+)'", text)
+    if unknown:
+        known = known_keys()
+        return f"{unknown[1]}: unknown key.{did_you_mean(unknown[1], known)} `bsweep run --help` lists all."
+    group = re.search(r"Could not find '([\w/]+)/([^/']+)'\s+Available options in '[\w/]+':\s+((?:\s*\S+\n)+)", text)
+    if group:
+        options = group[3].split("Config search path")[0].split()
+        return (
+            f"{group[1]}={group[2]}: unknown {group[1]}.{did_you_mean(group[2], options)} Known: {', '.join(options)}."
+        )
+    return text.split("\nConfig search path")[0].strip()
+
+
+def report(arguments: Sequence[str]) -> int:
+    """Write the report of a study and print its path; the exit code."""
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="bsweep report", description="Write a study's figures, tables and page.")
+    parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
+    parser.add_argument("--out", type=Path, help="where to write it (default: STUDY/report)")
+    options = parser.parse_args(arguments)
+    from bsweep import report as writer
+
+    try:
+        print(writer.write(options.study, options.out))
+    except (ValueError, OSError) as error:
+        print(f"bsweep: {error}", file=sys.stderr)
+        return BAD_CONFIG
+    return 0

@@ -1,0 +1,79 @@
+"""From one point to running workers: one file and one line here for each launcher."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+
+from bsweep.config import HorovodConfig, HorovodrunConfig, InlineConfig, RunConfig
+from bsweep.launch import horovodrun, inline
+from bsweep.launch.outcome import Outcome
+from bsweep.place import Place, inside_horovodrun, num_gpus
+from bsweep.runlog import RunPaths
+
+__all__ = ["Outcome", "check", "launch"]
+
+
+def check(config: RunConfig) -> list[str]:
+    """What is doubtful about a point on this machine; the run's record will carry it.
+
+    Raises:
+        ValueError: the point cannot run here.
+    """
+    started = Place.from_environment().num_workers
+    if inside_horovodrun() and config.num_workers != started:
+        raise ValueError(
+            f"num_workers={config.num_workers}, but horovodrun started {started} processes: leave num_workers out, "
+            f"or start horovodrun -np {config.num_workers}."
+        )
+    if config.launch.name == "horovodrun" or config.strategy.name == "horovod":
+        _check_horovod(config)
+    if config.device == "cuda" and not num_gpus() and not getattr(config.launch, "hosts", None):
+        raise ValueError("device=cuda, but this machine shows no GPU: use device=auto or device=cpu.")
+    match config.launch:
+        case InlineConfig():
+            return []
+        case HorovodrunConfig():
+            return horovodrun.check(config, config.launch)
+
+
+def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
+    """Run a point whose folder is prepared, to its end; `on_poll` is called a few times a second."""
+    match config.launch:
+        case InlineConfig():
+            return inline.launch(config, paths, on_poll)
+        case HorovodrunConfig():
+            return horovodrun.launch(config, config.launch, paths, on_poll)
+
+
+def _check_horovod(config: RunConfig) -> None:
+    if importlib.util.find_spec("horovod") is None:
+        raise ValueError(
+            "Horovod is not installed: run scripts/setup.sh, which compiles it, or train one worker with "
+            "launch=inline strategy=single."
+        )
+    if not isinstance(config.strategy, HorovodConfig):
+        return
+    if config.strategy.op == "adasum" and not _has_mpi():
+        raise ValueError(
+            "strategy.op=adasum needs a Horovod built with MPI, and this one is built with Gloo: use "
+            "strategy.op=average, or install MPI and rebuild Horovod with HOROVOD_WITH_MPI=1."
+        )
+    if not inside_horovodrun():
+        return
+    from bsweep.strategies.horovod import KNOBS
+
+    for key, (variable, unit, default) in KNOBS.items():
+        wanted, started_with = getattr(config.strategy, key), float(os.environ.get(variable, default * unit)) / unit
+        if wanted != started_with:
+            raise ValueError(
+                f"strategy.{key}={wanted:g}, but horovodrun started its processes with {started_with:g}, and Horovod "
+                f"reads it only then: start {variable}={wanted * unit:g} horovodrun ..., or leave strategy.{key} out."
+            )
+
+
+def _has_mpi() -> bool:
+    import horovod.torch as hvd
+
+    return bool(hvd.mpi_built())

@@ -1,0 +1,27 @@
+"""One worker in the parent process, for debuggers: breakpoints and tracebacks are where one expects them."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+
+from bsweep.config import RunConfig
+from bsweep.launch.outcome import Outcome, recorded
+from bsweep.runlog import RunPaths
+
+
+def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
+    from bsweep import worker  # torch is imported only where a worker runs
+    from bsweep.place import Place
+
+    try:
+        worker.train(config, paths, Place(), launched_at=time.time(), on_step=on_poll)
+    except worker.Diverged:
+        pass
+    except Exception as error:
+        traceback.print_exc()
+        return Outcome(worker.status_of(error), f"{type(error).__name__}: {error}")
+    ended = recorded(paths)
+    assert ended, "training returned without its last record"
+    return ended

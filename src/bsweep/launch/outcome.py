@@ -1,0 +1,34 @@
+"""How a launched point ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bsweep.runlog import RunPaths, Status, read_json, read_records
+
+
+@dataclass(frozen=True)
+class Outcome:
+    status: Status
+    message: str = ""
+
+
+def recorded(paths: RunPaths) -> Outcome | None:
+    """The end that the workers themselves put on record: completed or diverged."""
+    records, _ = read_records(paths.metrics)
+    if not records or records[-1]["type"] != "end":
+        return None
+    return Outcome(records[-1]["status"], records[-1]["message"])
+
+
+def first_error(paths: RunPaths, num_workers: int) -> tuple[int, Outcome] | None:
+    """The rank and the error of the worker that failed first, of those that failed by themselves."""
+    errors = [
+        (error["time"], rank, Outcome(error["status"], error["message"]))
+        for rank in range(num_workers)
+        if (error := read_json(paths.rank_logs(rank, num_workers) / "error.json")) and not error["is_consequence"]
+    ]
+    if not errors:
+        return None
+    _, rank, outcome = min(errors, key=lambda error: error[0])
+    return rank, outcome

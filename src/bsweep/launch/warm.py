@@ -1,0 +1,109 @@
+"""The sweep inside horovodrun: the same warm processes train point after point.
+
+Rank 0 composes, checks and writes as the parent of a sweep always does; its launcher sends the point to the other
+ranks and trains it here with them. They follow until rank 0 has no more.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from horovod.common.exceptions import HorovodInternalError
+
+from bsweep import worker
+from bsweep.config import RunConfig
+from bsweep.launch.outcome import Outcome, recorded
+from bsweep.place import Place
+from bsweep.runlog import RunPaths
+from bsweep.strategies import WorkerLost
+from bsweep.strategies.horovod import KNOBS
+
+
+def run(lead: Callable[[], int]) -> int:
+    """Run `lead` on rank 0 and follow it on the others; the exit code, the same on all ranks."""
+    os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "300")  # a restart waits for the slowest rank's step
+    hvd.init()
+    if hvd.rank():
+        code = _follow()
+    else:
+        code = lead()
+        _send(code)
+    hvd.shutdown()
+    return code
+
+
+def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
+    """Train a point on all ranks; called on rank 0."""
+    _send((config, paths.folder.resolve()))
+    return _train(config, paths, on_poll)
+
+
+def _send(message: object) -> Any:
+    """What rank 0 says; the others give None. Horovod would name the exchange by the type, which differs."""
+    return hvd.broadcast_object(message, root_rank=0, name="message")
+
+
+def _follow() -> int:
+    while True:
+        message: int | tuple[RunConfig, Path] = _send(None)
+        if isinstance(message, int):
+            return message
+        config, folder = message
+        _train(config, RunPaths(folder), lambda: None)
+
+
+def _train(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> Outcome:
+    """Train together, and agree on how it ended: a rank that failed by itself speaks for those that lost it."""
+    report = _attempt(config, paths, on_step)
+    if report:
+        gc.collect()  # a traceback holds the model, which the next point's memory needs
+        torch.cuda.empty_cache()
+        _restart()  # breaks off what the other ranks wait for
+    try:
+        reports = hvd.allgather_object(report, name="report")
+    except HorovodInternalError:  # another rank failed after this one had finished
+        _restart()
+        reports = hvd.allgather_object(report, name="report")
+    failures: list[_Failure] = sorted((r for r in reports if r), key=lambda report: report.is_consequence)
+    if failures:
+        first: _Failure = failures[0]
+        return first.outcome
+    ended = recorded(paths)
+    assert ended or hvd.rank(), "training returned without its last record"
+    return ended or Outcome("completed")
+
+
+@dataclass(frozen=True)
+class _Failure:
+    outcome: Outcome
+    is_consequence: bool
+
+
+def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> _Failure | None:
+    try:
+        worker.train(config, paths, Place.from_environment(), launched_at=time.time(), on_step=on_step)
+    except worker.Diverged:
+        return None  # on all ranks alike, and on record
+    except Exception as error:
+        traceback.print_exc()
+        message = f"rank {hvd.rank()} failed: {type(error).__name__}: {error}"
+        return _Failure(Outcome(worker.status_of(error), message), isinstance(error, WorkerLost))
+    return None
+
+
+def _restart() -> None:
+    """All ranks meet here after a failure. With a knob in the environment, Horovod 0.28.1 crashes when it restarts."""
+    knobs = [variable for variable, *_ in KNOBS.values() if variable in os.environ]
+    if knobs:
+        raise SystemExit(f"bsweep: {', '.join(knobs)} set: cannot go on past a failed point; start again for the rest")
+    hvd.shutdown()
+    hvd.init()

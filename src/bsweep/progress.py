@@ -1,0 +1,140 @@
+"""What a person sees while a sweep runs: a live line on a terminal, plain lines otherwise."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from bsweep.config import RunConfig
+from bsweep.launch.outcome import Outcome
+from bsweep.runlog import RunPaths
+
+_REFRESH_SECONDS = 0.2
+
+
+class Progress:
+    """Points done, the current run's epoch, images per second and the time that is probably left."""
+
+    def __init__(self, num_points: int, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._num_points, self._num_done = num_points, 0
+        self._seconds_of_done: list[float] = []
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    def skip(self, config: RunConfig, why: str) -> None:
+        self._num_done += 1
+        self._say(f"{config.study_dir / config.run_id}: skipped, {why}")
+
+    def begin(self, config: RunConfig, paths: RunPaths, warnings: list[str]) -> None:
+        self._config, self._paths = config, paths
+        self._offset, self._num_train = 0, 0
+        self._latest: dict[str, Any] = {"epoch": 0}
+        self._began_at = time.monotonic()
+        self._polled_at = 0.0
+        self._trained_at = self._began_at
+        self._num_done += 1
+        self._say(f"{paths.folder}: {self._describe()}")
+        for warning in warnings:
+            self._say(f"  warning: {warning}")
+        if self._console.is_terminal:
+            self._live.start()
+
+    def poll(self) -> None:
+        """Show what was recorded since the last call; cheap enough to be called after every step."""
+        if time.monotonic() - self._polled_at < _REFRESH_SECONDS:
+            return
+        self._polled_at = time.monotonic()
+        self._show()
+
+    def _show(self) -> None:
+        for record in self._new_records():
+            if record["type"] == "start":
+                self._num_train, self._trained_at = record["num_train"], time.monotonic()
+            elif record["type"] in ("step", "epoch"):
+                self._latest = record
+            if record["type"] == "epoch":
+                self._say(
+                    f"  epoch {record['epoch']}/{self._config.epochs}: {record['train_seconds']:.1f} s, "
+                    f"{record['images_per_second']:.0f} images/s, train loss {_number(record['train_loss'])}, "
+                    f"test accuracy {_number(record['test_accuracy'])}{self._eta()}"
+                )
+        if self._console.is_terminal:
+            self._live.update(Text(self._status_line(), style="bold"), refresh=True)
+
+    def end(self, outcome: Outcome) -> None:
+        self._show()
+        if self._live.is_started:
+            self._live.stop()
+        seconds = time.monotonic() - self._began_at
+        self._seconds_of_done.append(seconds)
+        first, *rest = outcome.message.splitlines() or [""]
+        self._say(f"  {outcome.status} after {_duration(seconds)}" + (f": {first}" if first else ""))
+        for line in rest:
+            self._say(f"  | {line}")
+
+    def _say(self, line: str) -> None:
+        prefix = f"[{self._num_done}/{self._num_points}] " if not line.startswith(" ") else ""
+        self._console.print(Text(prefix + line))
+
+    def _describe(self) -> str:
+        c = self._config
+        workers = f"{c.num_workers} worker{'s' * (c.num_workers > 1)}"
+        return f"local batch {c.examples_per_pass}, {workers}, {c.strategy.name}, {c.epochs} epochs"
+
+    def _status_line(self) -> str:
+        rate = self._latest.get("images_per_second")
+        epoch = min(self._config.epochs, int(self._epochs_done()) + 1)
+        return (
+            f"point {self._num_done}/{self._num_points}  {self._describe()}  epoch {epoch}/{self._config.epochs}"
+            + (f"  {rate:.0f} images/s" if rate else "  starting")
+            + self._eta()
+        )
+
+    def _epochs_done(self) -> float:
+        """Epochs trained, the current one's part included."""
+        latest = self._latest
+        if latest.get("type") == "step" and self._num_train:
+            return float(min(self._config.epochs, latest["step"] * self._config.examples_per_step / self._num_train))
+        return float(latest["epoch"])
+
+    def _eta(self) -> str:
+        """This run's remaining time by its own pace, the other points' by the mean of those that are done."""
+        done = self._epochs_done()
+        if not done:
+            return ""
+        here = (time.monotonic() - self._trained_at) / done * (self._config.epochs - done)
+        others = self._num_points - self._num_done
+        if not others:
+            return f", {_duration(here)} left"
+        if not self._seconds_of_done:
+            return f", {_duration(here)} left of this point"
+        mean = sum(self._seconds_of_done) / len(self._seconds_of_done)
+        return f", about {_duration(here + others * mean)} left"
+
+    def _new_records(self) -> list[dict[str, Any]]:
+        if not self._paths.metrics.exists():
+            return []
+        with self._paths.metrics.open("rb") as file:
+            file.seek(self._offset)
+            whole = file.read().rpartition(b"\n")[0]
+        if not whole:
+            return []
+        self._offset += len(whole) + 1
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,306 @@
+"""The run log: every path of a run folder, the records in it, their writer and their reader.
+
+`metrics.jsonl` is the source of all numbers. One record is one line, written whole and flushed, so that a kill can
+tear the last line only; `RunLog` cuts such a tail before it appends and `read_run` leaves it out and says so.
+`summary.json` is written last and atomically: a reader never sees half of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from bsweep.config import RunConfig
+
+SCHEMA = 1
+
+Status = Literal["completed", "failed", "out_of_memory", "diverged", "timeout", "interrupted"]
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """Every path of a run folder."""
+
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.yaml"
+
+    @property
+    def meta(self) -> Path:
+        return self.folder / "meta.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.folder / "summary.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    def rank_logs(self, rank: int, num_workers: int) -> Path:
+        """Folder of a worker's `stdout`, `stderr` and, where it failed, `error.json`, named as horovodrun does."""
+        return self.logs / f"rank.{rank:0{len(str(num_workers - 1))}d}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Written when all workers are ready to train; `config` is the resolved configuration."""
+
+    run_id: str
+    config: Mapping[str, Any]
+    local_batch: int
+    global_batch: int
+    num_train: int
+    num_test: int
+    classes: tuple[str, ...]
+    num_parameters: int
+    device: str
+    precision: str
+    threads: int
+    start_seconds: float | None  # from the launch to here
+
+    type: str = "start"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A sample within an epoch: the mean training loss over all workers since the last sample."""
+
+    epoch: int
+    step: int  # of the run, from 1
+    train_loss: float | None
+    learning_rate: float
+    images_per_second: float | None
+
+    type: str = "step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One finished epoch. Times in seconds, rates per second, `None` for what was not measured.
+
+    `train_seconds` counts training steps only. `train_loss` and `train_accuracy` are means over the epoch's
+    training examples, taken while training; `test_*` over the whole test set. `exchange_seconds` is the part of the
+    training time in which the slowest worker's data travelled, `wait_seconds` the mean time a worker waited for it;
+    `sent_bytes` is per worker.
+    """
+
+    epoch: int  # from 1
+    num_steps: int
+    train_seconds: float
+    train_loss: float | None
+    train_accuracy: float | None
+    test_loss: float | None
+    test_accuracy: float | None
+    images_per_second: float
+    step_seconds_p50: float
+    step_seconds_p95: float
+    exchange_seconds: float | None
+    wait_seconds: float | None
+    sent_bytes: int | None
+    received_bytes: int | None
+    learning_rate: float
+    global_batch: int
+    peak_memory_bytes: int | None
+
+    type: str = "epoch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something a reader of the numbers should know: `event` is its kind, such as `warning`."""
+
+    event: str
+    message: str
+
+    type: str = "event"
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    status: Status
+    message: str
+
+    type: str = "end"
+
+
+Record = Start | Step | Epoch | Event | End
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder holds. `summary` is None while it runs, or when it was killed with its launcher."""
+
+    run_id: str
+    folder: Path
+    records: tuple[dict[str, Any], ...]
+    summary: Mapping[str, Any] | None
+    meta: Mapping[str, Any]
+    warnings: tuple[str, ...] = field(default=())
+
+
+class RunLog:
+    """Appends records to a run's `metrics.jsonl`; its modification time is the run's sign of life."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        _cut_torn_tail(path)
+        self._file = path.open("a", encoding="utf-8")
+        self._beat_at = time.monotonic()
+
+    def write(self, record: Record) -> None:
+        line = {"schema": SCHEMA, "time": time.time(), **asdict(record)}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def heartbeat(self) -> None:
+        """Show that the run lives, once a second at most, when there is nothing to record yet."""
+        if time.monotonic() - self._beat_at > 1:
+            self._beat_at = time.monotonic()
+            os.utime(self._path)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def write_summary(paths: RunPaths, config: RunConfig, status: Status, message: str, wall_seconds: float) -> None:
+    """End a run: its status and what its records come to, in one file that is the last to be written."""
+    records, _ = read_records(paths.metrics)
+    epochs = [record for record in records if record["type"] == "epoch"]
+    start = next((record for record in records if record["type"] == "start"), None)
+    last = epochs[-1] if epochs else {}
+    train_seconds = sum(epoch["train_seconds"] for epoch in epochs) if epochs else None
+    sent_bytes = [epoch["sent_bytes"] for epoch in epochs]
+    summary = {
+        "run_id": paths.folder.name,
+        "status": status,
+        "message": message,
+        "strategy": config.strategy.name,
+        "num_workers": config.num_workers,
+        "local_batch": config.examples_per_pass,
+        "global_batch": config.examples_per_step,
+        "seed": config.seed,
+        "epochs": len(epochs),
+        "num_steps": sum(epoch["num_steps"] for epoch in epochs),
+        "train_seconds": train_seconds,
+        "wall_seconds": wall_seconds,
+        "images_per_second": start["num_train"] * len(epochs) / train_seconds if start and train_seconds else None,
+        **{key: last.get(key) for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")},
+        "sent_bytes": None if not epochs or None in sent_bytes else sum(sent_bytes),
+        "warnings": [record["message"] for record in records if record["type"] == "event"],
+    }
+    write_json(paths.summary, {"schema": SCHEMA, **summary})
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a file that is there whole or not at all, also after a power cut."""
+    text = json.dumps(value, indent=2, allow_nan=False)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
+    ) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).chmod(0o644)
+    Path(file.name).replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`, or None if there is no such file."""
+    try:
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not JSON ({error}). Delete it to have the run repeated.") from None
+    return value
+
+
+def read_run(folder: Path, with_steps: bool = True) -> Run:
+    """Read a run folder; without its `step` records, which are the most, where nobody asks for them.
+
+    Raises:
+        ValueError: it was written by a newer schema, or a line other than the last one is damaged.
+    """
+    paths = RunPaths(folder)
+    records, warning = read_records(paths.metrics, with_steps)
+    return Run(
+        run_id=folder.name,
+        folder=folder,
+        records=records,
+        summary=read_summary(paths),
+        meta=read_json(paths.meta) or {},
+        warnings=(warning,) if warning else (),
+    )
+
+
+def read_summary(paths: RunPaths) -> dict[str, Any] | None:
+    """How a run ended, or None while it has not; ValueError if a newer schema wrote it."""
+    summary = read_json(paths.summary)
+    if summary is not None:
+        _check_schema(summary, paths.summary)
+    return summary
+
+
+def read_records(path: Path, with_steps: bool = True) -> tuple[tuple[dict[str, Any], ...], str | None]:
+    """The records of a `metrics.jsonl` and, if its last line was torn, a sentence that says so."""
+    if not path.exists():
+        return (), None
+    lines = path.read_bytes().split(b"\n")
+    torn = lines.pop()  # b"" after the newline of the last whole record
+    wanted = lines if with_steps else [line for line in lines if not line.endswith(b'"type": "step"}')]
+    try:
+        records = json.loads(b"[" + b",".join(wanted) + b"]")  # at once: half the time of one by one
+    except ValueError:
+        number = next(number for number, line in enumerate(lines, 1) if _is_damaged(line))
+        raise ValueError(f"{path}:{number}: damaged record. Remove the run's folder to repeat it.") from None
+    for record in records:
+        _check_schema(record, path)
+    warning = f"{path.name}: left out a torn last line of {len(torn)} bytes." if torn else None
+    return tuple(records), warning
+
+
+def _is_damaged(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
+
+
+def _check_schema(record: Mapping[str, Any], path: Path) -> None:
+    schema = record.get("schema")
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise ValueError(
+            f"{path}: written with record schema {schema}, this bsweep reads up to {SCHEMA}. Update bsweep to read it."
+        )
+
+
+def _cut_torn_tail(path: Path) -> None:
+    if not path.exists():
+        return
+    whole = path.read_bytes()
+    end = whole.rfind(b"\n") + 1
+    if end < len(whole):
+        os.truncate(path, end)

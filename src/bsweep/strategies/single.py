@@ -1,0 +1,23 @@
+"""One worker that exchanges nothing: the baseline, and the oracle of the equivalence tests."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bsweep.strategies.base import Strategy, Traffic
+from bsweep.vector import Vector
+
+
+class Single(Strategy):
+    def prepare(self, vector: Vector, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def step(self) -> None:
+        self._optimizer.step()
+
+    def mean(self, values: Tensor) -> Tensor:
+        return values
+
+    def traffic(self) -> Traffic:
+        return Traffic(sent_bytes=0, received_bytes=0, exchange_seconds=0.0, wait_seconds=0.0)

@@ -1,0 +1,191 @@
+"""A study: a folder of runs that belong together. What is done, what is left, and how one point becomes a run."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import importlib.metadata
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bsweep import data, runlog
+from bsweep.config import ConfigError, RunConfig, save
+from bsweep.launch import Outcome
+from bsweep.launch import check as check_launch
+from bsweep.place import inside_horovodrun, num_cores
+from bsweep.progress import Progress
+from bsweep.runlog import Event, RunLog, RunPaths
+
+Launch = Callable[[RunConfig, RunPaths, Callable[[], None]], Outcome]
+
+
+def check(config: RunConfig) -> list[str]:
+    """What is doubtful about a point here and now; its record will carry it.
+
+    Raises:
+        ConfigError: the point cannot run: the data, the machine or Horovod do not allow it.
+    """
+    try:
+        warnings = check_launch(config)
+        _refuse_newer(config.study_dir)
+        info = data.prepare(config.data)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if config.examples_per_step > info.num_train:
+        raise ConfigError(
+            f"global batch {config.examples_per_step} (local_batch={config.examples_per_pass} x "
+            f"num_workers={config.num_workers} x accumulation_steps={config.accumulation_steps}) is larger than the "
+            f"training set of {info.num_train} examples: choose a smaller batch."
+        )
+    return warnings
+
+
+def is_completed(config: RunConfig) -> bool:
+    summary = runlog.read_summary(paths_of(config))
+    return summary is not None and summary["status"] == "completed"
+
+
+@functools.cache
+def _refuse_newer(study_dir: Path) -> None:
+    """ValueError if a newer bsweep wrote to the study: this one would not know its runs, and repeat them."""
+    for summary in study_dir.glob("*/summary.json"):
+        runlog.read_summary(RunPaths(summary.parent))
+
+
+def paths_of(config: RunConfig) -> RunPaths:
+    return RunPaths(config.study_dir / config.run_id)
+
+
+def run_point(config: RunConfig, progress: Progress, launch: Launch) -> str:
+    """Run one point to its end, unless it is completed already; its status.
+
+    A point that fails is a result and raises nothing. An earlier attempt that did not complete is set aside in the
+    study's `.previous` folder.
+    """
+    paths = paths_of(config)
+    warnings = check(config)
+    if is_completed(config):
+        progress.skip(config, "completed already")
+        return "completed"
+    with _claimed(paths) as is_ours:
+        if not is_ours:
+            progress.skip(config, "another process is running it")
+            return "running"
+        if is_completed(config):  # by another process, since
+            progress.skip(config, "completed already")
+            return "completed"
+        _set_aside(paths)
+        paths.folder.mkdir(parents=True)
+        launched_at = time.time()
+        save(config, paths.config)
+        runlog.write_json(paths.meta, {"launched_at": launched_at, **provenance(config)})
+        with RunLog(paths.metrics) as log:
+            for warning in warnings:
+                log.write(Event(event="warning", message=warning))
+        progress.begin(config, paths, warnings)
+        outcome = Outcome("interrupted", "interrupted while it ran")
+        try:
+            outcome = launch(config, paths, progress.poll)
+        except Exception as error:
+            traceback.print_exc()
+            outcome = Outcome("failed", f"{type(error).__name__}: {error}")
+        finally:
+            runlog.write_summary(paths, config, outcome.status, outcome.message, time.time() - launched_at)
+            progress.end(outcome)
+    return outcome.status
+
+
+@contextmanager
+def _claimed(paths: RunPaths) -> Iterator[bool]:
+    """Whether this process alone may run the point; the claim ends with the process, however it ends."""
+    locks = paths.folder.parent / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / paths.folder.name).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def _set_aside(paths: RunPaths) -> None:
+    if not paths.folder.exists():
+        return
+    previous = paths.folder.parent / ".previous"
+    previous.mkdir(exist_ok=True)
+    number = 1 + sum(1 for _ in previous.glob(f"{paths.folder.name}.*"))
+    shutil.move(paths.folder, previous / f"{paths.folder.name}.{number}")
+
+
+def provenance(config: RunConfig) -> dict[str, Any]:
+    """Which code ran on what, started how: enough to tell two runs apart that should have agreed."""
+    return {
+        "command": _command(),
+        "host": platform.node(),
+        "hosts": getattr(config.launch, "hosts", None),
+        "cpu": _cpu_model(),
+        "cores": num_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": _output("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in _PACKAGES},
+        **_commit(),
+    }
+
+
+def _command() -> str:
+    """What was typed, to be typed again."""
+    prefix = f"horovodrun -np {os.environ['HOROVOD_SIZE']} " if inside_horovodrun() else ""
+    return f"{prefix}{sys.argv[0]} {shlex.join(sys.argv[1:])}"
+
+
+_PACKAGES = ("bsweep", "torch", "torchvision", "horovod", "hydra-core", "timm", "numpy")
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> dict[str, Any]:
+    """The checkout's commit, if this code runs from a checkout."""
+    folder = Path(__file__).parent
+    commit = _output("git", "-C", str(folder), "rev-parse", "HEAD")
+    if not commit or not _output("git", "-C", str(folder), "ls-files", Path(__file__).name):
+        return {"commit": None, "dirty": None}
+    changed = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit[0], "dirty": bool(changed)}
+
+
+def _output(*command: str) -> list[str]:
+    """The lines that a command prints; none if it is not there or fails."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return result.stdout.splitlines()
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
