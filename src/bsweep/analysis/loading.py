@@ -1,0 +1,279 @@
+"""A study's folder as tables: `runs` with one row a run, `epochs` with one row a run and epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bsweep import config as schema
+from bsweep.runlog import Run, RunPaths, read_run
+
+RUN_COLUMNS = (
+    "run_id", "status", "strategy", "num_workers", "local_batch", "global_batch", "seed", "epochs", "num_steps",
+    "train_seconds", "wall_seconds", "images_per_second", "train_loss", "train_accuracy", "test_loss",
+    "test_accuracy", "sent_bytes",
+)  # fmt: skip
+EPOCH_COLUMNS = (
+    "run_id", "epoch", "num_steps", "train_seconds", "train_loss", "train_accuracy", "test_loss", "test_accuracy",
+    "images_per_second", "step_seconds_p50", "step_seconds_p95", "exchange_seconds", "wait_seconds", "sent_bytes",
+    "learning_rate", "global_batch",
+)  # fmt: skip
+# What a run was told (by its configuration) or found out (by its `start` record and `meta.json`), in short names.
+SETTING_COLUMNS = (
+    "planned_epochs", "model", "stem", "data", "num_train", "optimizer", "lr", "lr_rule", "accumulation_steps",
+    "device", "hardware", "precision",
+)  # fmt: skip
+OTHER_COLUMNS = ("message", "warnings", "is_cifar10", "threads", "start_seconds")
+
+CIFAR10_CLASSES = frozenset(("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"))
+CSV_NAMES = ("runs.csv", "epochs.csv", "provenance.csv")
+
+_SHORT_NAMES = {
+    "epochs": "planned_epochs",
+    "model.name": "model",
+    "model.stem": "stem",
+    "data.name": "data",
+    "optimizer.name": "optimizer",
+    "optimizer.lr": "lr",
+    "optimizer.lr_rule": "lr_rule",
+    "strategy.name": "strategy",
+}
+# Where a run lies and how it was started; and what the `start` record says better.
+_NO_SETTINGS = (
+    "study", "results_dir", "local_batch", "global_batch", "device", "precision", "log_every_steps", "data.download",
+)  # fmt: skip
+_TEXT = ("run_id", "status", "strategy", "message", "warnings", "device", "hardware", "precision")
+_COUNTS = ("num_workers", "local_batch", "global_batch", "seed", "epochs", "epoch")
+_COUNTS_OR_NULL = ("num_steps", "sent_bytes", "received_bytes", "peak_memory_bytes", "planned_epochs", "num_train")
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """What was measured. `runs` and `epochs` have at least `RUN_COLUMNS` and `EPOCH_COLUMNS`.
+
+    `runs` goes on with `SETTING_COLUMNS`, `OTHER_COLUMNS` and every other setting by its dotted name, such as
+    `optimizer.momentum`. `provenance` has a row a run: `run_id` and what its `meta.json` says, by dotted names.
+    """
+
+    name: str
+    folder: Path
+    runs: pd.DataFrame
+    epochs: pd.DataFrame
+    warnings: tuple[str, ...]
+    provenance: pd.DataFrame
+
+
+def load(study_dir: str | Path) -> Study:
+    """Read a study: a folder of run folders, or one with the `runs.csv` and `epochs.csv` of a report.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: it holds no study, or one that a newer bsweep wrote, or a damaged record.
+    """
+    folder = Path(study_dir).expanduser()
+    if not folder.is_dir():
+        near = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
+        raise FileNotFoundError(f"{folder}: no such study folder.{schema.did_you_mean(folder.name, near)}")
+    if _is_run(folder):
+        raise ValueError(f"{folder}: this is one run of a study. Give the study: {folder.parent}")
+    folders = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and _is_run(path))
+    if folders:
+        return _from_runs(folder, folders)
+    if all((folder / name).is_file() for name in CSV_NAMES[:2]):
+        return _from_csv(folder)
+    raise ValueError(
+        f"{folder}: no runs here, nor the runs.csv and epochs.csv of a report. "
+        "Give the folder of one study, such as results/paper."
+    )
+
+
+def study_of(name: str, folder: Path, runs: pd.DataFrame, epochs: pd.DataFrame, provenance: pd.DataFrame) -> Study:
+    """A study of tables, with the types and the order that readers may count on."""
+    runs, epochs = _typed(runs), _typed(epochs)
+    runs = runs.sort_values(["strategy", "num_workers", "local_batch", "seed", "run_id"], ignore_index=True)
+    return Study(name, folder, runs, epochs, tuple(_warnings(runs, provenance)), provenance)
+
+
+def _is_run(folder: Path) -> bool:
+    paths = RunPaths(folder)
+    return paths.config.is_file() or paths.metrics.is_file() or paths.summary.is_file()
+
+
+def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
+    rows: list[dict[str, Any]] = []
+    epochs: list[dict[str, Any]] = []
+    provenance: list[dict[str, Any]] = []
+    lost: list[str] = []
+    for run_folder in run_folders:
+        run = read_run(run_folder, with_steps=False)
+        row = _run_row(run)
+        if row["local_batch"] is None:
+            lost.append(run.run_id)
+            continue
+        rows.append(row)
+        epochs.extend(_epoch_records(run))
+        provenance.append({"run_id": run.run_id, **_provenance(run.meta)})
+    if not rows:
+        raise ValueError(f"{folder}: none of its {len(lost)} runs has a readable config.yaml.")
+    study = study_of(
+        folder.resolve().name,
+        folder,
+        _table(rows, (*RUN_COLUMNS, *SETTING_COLUMNS, *OTHER_COLUMNS)),
+        _table(epochs, EPOCH_COLUMNS).drop(columns=["schema", "time", "type"], errors="ignore"),
+        pd.DataFrame(provenance),
+    )
+    left_out = (f"{_some(lost)}: left out, for want of a readable config.yaml.",) if lost else ()
+    return replace(study, warnings=left_out + study.warnings)
+
+
+def _table(rows: Sequence[Mapping[str, Any]] | pd.DataFrame, first_columns: Sequence[str]) -> pd.DataFrame:
+    """Rows of unlike keys as a table; the columns that readers count on are there in any case, and first."""
+    table = pd.DataFrame(rows)
+    return table.reindex(columns=list(dict.fromkeys([*first_columns, *table.columns])))
+
+
+def _from_csv(folder: Path) -> Study:
+    runs, epochs = (pd.read_csv(folder / name) for name in CSV_NAMES[:2])
+    for table, columns, name in ((runs, RUN_COLUMNS, "runs.csv"), (epochs, EPOCH_COLUMNS, "epochs.csv")):
+        missing = [column for column in columns if column not in table]
+        if missing:
+            raise ValueError(f"{folder / name}: lacks the columns {', '.join(missing)}. Write the report again.")
+    path = folder / CSV_NAMES[2]
+    provenance = pd.read_csv(path, dtype=str) if path.is_file() else runs[["run_id"]]
+    runs = _table(runs, (*RUN_COLUMNS, *SETTING_COLUMNS, *OTHER_COLUMNS))
+    return study_of(folder.resolve().name, folder, runs, epochs, provenance)
+
+
+def _run_row(run: Run) -> dict[str, Any]:
+    """One row of `runs`: from the summary; without one from the start record; without that from the config."""
+    start: dict[str, Any] = next((record for record in reversed(run.records) if record["type"] == "start"), {})
+    warnings = [*run.warnings, *(record["message"] for record in run.records if record["type"] == "event")]
+    config = start.get("config")
+    if config is None:
+        config, problem = _saved_config(run.folder)
+        warnings += problem
+    settings = {_SHORT_NAMES.get(key, key): value for key, value in _flatten(config) if _is_setting(key)}
+    if "data.root" in settings:
+        settings["data.root"] = Path(settings["data.root"]).name  # which data, not where on which machine
+    summary = run.summary or {
+        "status": "unfinished",
+        "local_batch": start.get("local_batch", config.get("local_batch")),
+        "global_batch": start.get("global_batch", config.get("global_batch")),
+        "seed": config.get("seed"),
+        "num_workers": config.get("num_workers"),
+        "epochs": len(_epoch_records(run)),
+        "strategy": settings.get("strategy"),
+    }
+    return {
+        **settings,
+        **{key: start.get(key) for key in ("device", "precision", "num_train", "threads", "start_seconds")},
+        **{key: summary.get(key) for key in RUN_COLUMNS},
+        "run_id": run.run_id,
+        "message": summary.get("message") or "",
+        "hardware": _hardware(run.meta),
+        "is_cifar10": settings.get("data") == "cifar10" or set(start.get("classes", ())) == CIFAR10_CLASSES,
+        "warnings": "\n".join(dict.fromkeys(warnings)),
+    }
+
+
+def _saved_config(folder: Path) -> tuple[Mapping[str, Any], list[str]]:
+    """The configuration that waits for its run, both batch sizes filled in, and what was wrong with it."""
+    try:
+        config = schema.read(RunPaths(folder).config)
+    except (OSError, ValueError) as error:
+        return {}, [f"config.yaml cannot be read: {error}"]
+    batches = {"local_batch": config.examples_per_pass, "global_batch": config.examples_per_step}
+    return {**asdict(config), **batches}, []
+
+
+def _epoch_records(run: Run) -> list[dict[str, Any]]:
+    """The epochs of a run; where it was taken up again, the later record of an epoch stands for it."""
+    kept: list[dict[str, Any]] = []
+    for record in run.records:
+        if record["type"] == "epoch":
+            while kept and kept[-1]["epoch"] >= record["epoch"]:
+                kept.pop()
+            kept.append(record)
+            record["run_id"] = run.run_id
+    return kept
+
+
+def _hardware(meta: Mapping[str, Any]) -> str:
+    """GPUs, CPU and cores, in words: what makes times differ. Drivers are in the provenance."""
+    gpus = Counter(line.split(",")[0].strip() for line in meta.get("gpus") or ())
+    parts = [f"{count} x {name}" for name, count in gpus.items()]
+    parts += [str(meta["cpu"])] if meta.get("cpu") else []
+    return ", ".join(parts + ([f"{meta['cores']} cores"] if meta.get("cores") else []))
+
+
+def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """`meta.json` by dotted names; its command, as the settings, without where the data lie on which machine."""
+    flat = dict(_flatten(meta))
+    command = flat.get("command") or ""
+    with contextlib.suppress(ValueError):  # an unbalanced quote
+        for word in shlex.split(command):
+            name, _, root = word.partition("=")
+            if name == "data.root" and root:
+                flat["command"] = command.replace(root, Path(root).name)
+    return flat
+
+
+def _is_setting(key: str) -> bool:
+    return key not in _NO_SETTINGS and not key.startswith("launch.")
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _text(value) if isinstance(value, list | tuple) else value
+
+
+def _text(value: Any) -> str:
+    return ", ".join(str(part) for part in value)
+
+
+def _typed(table: pd.DataFrame) -> pd.DataFrame:
+    """Whole numbers as such, a missing metric as NaN, missing text as an empty one."""
+    table = table.copy()
+    for column in table.columns:
+        if column in _TEXT:
+            table[column] = table[column].astype(object).where(table[column].notna(), "").astype(str)
+        elif column in _COUNTS:
+            table[column] = table[column].astype("int64")
+        elif column in _COUNTS_OR_NULL:
+            table[column] = pd.to_numeric(table[column]).astype("Int64")
+        elif column in RUN_COLUMNS or column in EPOCH_COLUMNS or column in ("lr", "start_seconds"):
+            table[column] = pd.to_numeric(table[column]).astype(float)
+    return table
+
+
+def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
+    """What a reader of the numbers should know, each thing once."""
+    said: dict[str, list[str]] = {}
+    for run_id, text in zip(runs["run_id"], runs["warnings"], strict=True):
+        for line in text.split("\n") if text else ():
+            said.setdefault(line, []).append(run_id)
+    yield from (f"{_some(run_ids)}: {line}" for line, run_ids in said.items())
+    unfinished = list(runs.loc[runs["status"] == "unfinished", "run_id"])
+    if unfinished:
+        yield f"{_some(unfinished)}: unfinished (still training, or ended together with the launcher)."
+    hardware = sorted(set(runs["hardware"]) - {""})
+    if len(hardware) > 1:
+        names = "; ".join(hardware)
+        yield f"Runs on different hardware are kept in separate curves, whose times do not compare: {names}."
+    if "commit" in provenance and provenance["commit"].nunique() > 1:
+        yield f"The runs come from {provenance['commit'].nunique()} different commits: see the provenance."
+
+
+def _some(run_ids: Sequence[str]) -> str:
+    shown = ", ".join(run_ids[:3])
+    return f"{shown} and {len(run_ids) - 3} more" if len(run_ids) > 3 else shown

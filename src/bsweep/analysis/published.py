@@ -1,0 +1,85 @@
+"""The published batch-size study, and whether another study may be drawn beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bsweep.analysis.loading import EPOCH_COLUMNS, OTHER_COLUMNS, RUN_COLUMNS, SETTING_COLUMNS, Study, study_of
+from bsweep.analysis.tables import levels
+
+# The model and data of the published study; curves of other ones have nothing to do with its curves.
+_MODEL = "resnet18"
+_NUM_TRAIN = 50_000
+_COMPARED = {
+    "planned_epochs": "epochs",
+    "num_workers": "workers",
+    "hardware": "hardware",
+    "optimizer": "optimizer",
+    "lr": "base learning rate",
+    "lr_rule": "learning-rate rule",
+    "optimizer.warmup_epochs": "warmup epochs",
+    "stem": "stem",
+    "precision": "precision",
+}
+
+
+def published() -> Study:
+    """The published numbers as a study without epochs; see `results/published/README.md` for their source.
+
+    Images per second are not published: they are derived, `epochs` x 50,000 / `train_seconds`.
+    """
+    path = _csv()
+    runs = pd.read_csv(path)
+    runs = runs.reindex(columns=list(dict.fromkeys([*RUN_COLUMNS, *SETTING_COLUMNS, *OTHER_COLUMNS])))
+    runs = runs.assign(
+        status="completed",
+        seed=0,
+        planned_epochs=runs["epochs"],
+        images_per_second=runs["epochs"] * runs["num_train"] / runs["train_seconds"],
+        is_cifar10=True,
+    )
+    return study_of("published", path.parent, runs, pd.DataFrame(columns=[*EPOCH_COLUMNS]), runs[["run_id"]])
+
+
+def comparable(study: Study) -> bool:
+    """Whether its completed runs all train the published model on all of CIFAR-10's 50,000 training images."""
+    runs = study.runs[study.runs["status"] == "completed"]
+    same = (runs["model"] == _MODEL) & runs["is_cifar10"].eq(True) & runs["num_train"].eq(_NUM_TRAIN).fillna(False)
+    return not runs.empty and bool(same.all()) and study.runs["run_id"].iloc[0] not in set(published().runs["run_id"])
+
+
+def differences(study: Study) -> list[str]:
+    """What else differs from the published study, such as `epochs: 3 (published: 50)`."""
+    ours, theirs = study.runs[study.runs["status"] == "completed"], published().runs
+    found = []
+    for column, word in _COMPARED.items():
+        values, reference = (
+            ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in sorted(set(known)))
+            for known in (_known(runs, column) for runs in (ours, theirs))
+        )
+        if values != reference:
+            found.append(f"{word}: {values or 'not known'} (published: {reference or 'not given'})")
+    return found
+
+
+def _known(runs: pd.DataFrame, column: str) -> list[Any]:
+    return [value for value in runs.get(column, ()) if pd.notna(value) and value != ""]
+
+
+def relative_seconds(cells: pd.DataFrame, reference_batch: int) -> pd.Series[float]:
+    """Training time over that of the same series at the reference batch, which cancels epochs and hardware.
+
+    Indexed as `cells`; NaN where the series was not measured at the reference batch.
+    """
+    series = levels(cells)[:-1]
+    at_reference = cells["train_seconds"].where(cells.index.get_level_values("local_batch") == reference_batch)
+    return cells["train_seconds"] / at_reference.groupby(level=series).transform("first")
+
+
+def _csv() -> Path:
+    here = Path(__file__).resolve()
+    candidates = (here.parents[1] / "published", here.parents[3] / "results" / "published")  # wheel, checkout
+    return next(folder for folder in candidates if folder.is_dir()) / "batch_size_horovod.csv"

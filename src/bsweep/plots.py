@@ -1,0 +1,567 @@
+"""A study's figures, for a paper: up to seven inches wide, colour-blind safe, the same bytes for the same study.
+
+Each function takes a study and returns a matplotlib `Figure`, whose `caption` it writes from what it draws; nothing
+touches pyplot's global state. Markers and bars are means over seeds and their 95 % t-intervals, small circles the runs;
+a cell measured once has a marker only. Runs that did not complete show as crosses on the lower edge, at their batch
+size.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from bsweep import analysis
+from bsweep.analysis import Study
+
+# Okabe and Ito (2008) without the yellow, which a white page swallows.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
+BATCH_LABEL = "Local batch (examples per worker)"
+_PUBLISHED: dict[str, Any] = {"color": "#7A7A7A", "marker": "*", "linestyle": (0, (4, 2))}
+_MAX_BATCH_TICKS = 12
+_MAX_ROWS = 3  # of panels by epoch, before series stand side by side
+_CUT_AT_MEDIANS = 3  # losses by epoch above this many times the median peak leave the panel
+_REPEATED = (
+    "Markers are means over seeds and small circles single runs; bars are 95 % t-intervals, cut where they are wider "
+    "than the panel."
+)
+_CROSSES = "Crosses on the lower edge are runs that did not complete."
+_STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "legend.title_fontsize": 8,
+    "legend.frameon": False,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.5,
+    "errorbar.capsize": 2.5,
+}
+# Text as outlines in SVG, which look alike everywhere; as embedded fonts in PDF, which publishers ask for.
+_FILE_STYLE: dict[Any, Any] = {"svg.fonttype": "path", "svg.hashsalt": "bsweep", "pdf.fonttype": 42}
+_NO_METADATA = {
+    ".png": ("Software",),
+    ".svg": ("Date", "Creator"),
+    ".pdf": ("CreationDate", "Creator", "Producer"),
+}
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """One line: `cells` and `runs` are indexed by what runs along its horizontal axis."""
+
+    names: tuple[str, ...]
+    key: tuple[Any, ...]
+    color_label: str
+    line_label: str
+    look: dict[str, Any]
+    cells: pd.DataFrame
+    runs: pd.DataFrame
+
+    @property
+    def label(self) -> str:
+        return ", ".join(filter(None, (self.color_label, self.line_label)))
+
+    def level(self, name: str) -> Any:
+        return self.key[self.names.index(name)]
+
+
+@rc_context(_STYLE)
+def loss_by_epoch(study: Study) -> Figure:
+    """Training and test loss by epoch, one line a batch size: figure 2 of the first paper."""
+    return _by_epoch(study, "loss")
+
+
+@rc_context(_STYLE)
+def accuracy_by_epoch(study: Study) -> Figure:
+    """Training and test accuracy by epoch, one line a batch size: figure 3 of the first paper."""
+    return _by_epoch(study, "accuracy")
+
+
+@rc_context(_STYLE)
+def time_by_batch(study: Study) -> Figure:
+    """Training time by batch size with the fit a + c/b; beside the published times where these are comparable.
+
+    That comparison is of times over the time at the largest batch size that both measured: epochs and hardware,
+    which differ, cancel.
+    """
+    cells, fits = analysis.cells(study.runs), analysis.seconds_fits(study.runs)
+    reference = _reference_batch(study, cells)
+    if reference:
+        cells["relative_seconds"] = analysis.relative_seconds(cells, reference)
+    curves = _curves(cells, "local_batch", "num_workers", study.runs)
+    num_panels = 2 if reference else 1
+    figure, axes = _row_of_panels(num_panels, legend_lines=len(curves) + num_panels)
+    handles = []
+    for curve in curves:
+        fit = fits.loc[curve.key] if curve.key in fits.index else None
+        _draw_points(axes[0], curve, "train_seconds", joined=fit is None)
+        if fit is not None:
+            batches = np.geomspace(*_extent(curve.cells["train_seconds"].dropna().index), 200)
+            seconds = fit["fixed_seconds"] + fit["batch_seconds"] / batches
+            axes[0].plot(batches, seconds, **{**curve.look, "marker": ""})
+        handles.append(_handle(curve.look, f"{curve.label}{_formula(fit)}"))
+    _batch_axis(axes[0], cells)
+    axes[0].set_ylabel(", ".join(filter(None, ("Training time (s)", epochs_of(study)))))
+    _from_zero(axes[0], _completed(study, "train_seconds"))
+    if reference:
+        for curve in curves:
+            axes[1].plot(curve.cells["relative_seconds"].dropna(), **curve.look)
+        handles.append(_draw_published_seconds(axes[1], reference))
+        _batch_axis(axes[1], cells, also=_published_cells().index)
+        axes[1].set_ylabel(f"Training time relative to\nthat of local batch {reference}")
+        axes[1].set_ylim(bottom=0)
+    failed = _draw_failed([axes[0]], curves)
+    title = "; ".join(filter(None, (_counts(cells), "b: local batch" if len(fits) else "")))
+    figure.legend(handles=[*handles, *failed], title=title, loc="outside lower center", ncols=1)
+    relative = (
+        f"Right: relative to the time of local batch {reference}, beside the published times in grey, of 50 epochs."
+    )
+    return _captioned(
+        figure,
+        f"Training time by local batch{', with the least-squares fit time = a + c / b' if len(fits) else ''}.",
+        _runs_per_point(cells),
+        relative if reference else "",
+        _CROSSES if failed else "",
+    )
+
+
+@rc_context(_STYLE)
+def accuracy_and_loss_by_batch(study: Study) -> Figure:
+    """Final accuracy and loss by batch size, in training and on the test set; with the published ones if comparable."""
+    cells = analysis.cells(study.runs)
+    curves = _curves(cells, "local_batch", "num_workers", study.runs)
+    parts = [part for part in ("train", "test") if part == "train" or cells[f"{part}_loss"].notna().any()]
+    figure = Figure(figsize=(7.0, 1.0 + 2.2 * len(parts)), layout="constrained")
+    grid = figure.subplots(len(parts), 2, squeeze=False, sharex=True, sharey="col")
+    handles = _handles(curves)
+    comparable = analysis.comparable(study)
+    for column, metric in enumerate(("accuracy", "loss")):
+        for row, part in enumerate(parts):
+            axes = grid[row, column]
+            for curve in curves:
+                _draw_points(axes, curve, f"{part}_{metric}", joined=True)
+            axes.set(ylabel=f"{_PARTS[part]} {metric}", xlabel="")
+            _batch_axis(axes, cells, also=_published_cells().index if comparable else (), named=part == parts[-1])
+        values = pd.concat([_completed(study, f"{part}_{metric}") for part in parts])
+        if comparable:
+            published = _published_cells()[f"train_{metric}"]
+            grid[0, column].plot(published, **_PUBLISHED)
+            values = pd.concat([values, published])
+        grid[0, column].set_ylim(_limits(values, metric))
+    if comparable:
+        handles.append(_handle(_PUBLISHED, "published, 4 workers, 50 epochs, n = 1 (training only)"))
+    failed = _draw_failed(list(grid.flat), curves)
+    handles += failed
+    trained = epochs_of(study)
+    title = ", ".join(filter(None, (f"after {trained}" if trained else "", _counts(cells))))
+    columns = _columns(len(handles), 2 if comparable else 3)
+    figure.legend(handles=handles, title=title, loc="outside lower center", ncols=columns)
+    return _captioned(
+        figure,
+        f"Accuracy and loss{f' after {trained}' if trained else ''} by local batch, in training"
+        f"{' and on the test set' if 'test' in parts else ''}.",
+        _runs_per_point(cells),
+        "In grey the published training accuracy and loss, after 50 epochs." if comparable else "",
+        _CROSSES if failed else "",
+    )
+
+
+@rc_context(_STYLE)
+def throughput_and_speedup(study: Study) -> Figure:
+    """Images per second by batch size, and the speed-up over workers at equal local batch beside the ideal one."""
+    cells = analysis.cells(study.runs)
+    scaling = analysis.scaling(cells)
+    curves = _curves(cells, "local_batch", "num_workers", study.runs)
+    figure, axes = _row_of_panels(1 if scaling.empty else 2, legend_lines=4)
+    for curve in curves:
+        _draw_points(axes[0], curve, "images_per_second", joined=True)
+    _batch_axis(axes[0], cells)
+    axes[0].set_ylabel("Images per second, all workers")
+    _from_zero(axes[0], _completed(study, "images_per_second"))
+    failed = _draw_failed([axes[0]], curves)
+    handles = _handles(curves) + failed
+    place: Literal["outside lower center", "outside lower left"]
+    place = "outside lower center" if scaling.empty else "outside lower left"
+    figure.legend(handles=handles, title=_counts(cells), loc=place, ncols=2)
+    if not scaling.empty:
+        _draw_speedup(figure, axes[1], scaling)
+    return _captioned(
+        figure,
+        "Images per second, all workers together, by local batch.",
+        "" if scaling.empty else "Right: speed-up over workers at equal local batch (weak scaling).",
+        _runs_per_point(cells),
+        _CROSSES if failed else "",
+    )
+
+
+FIGURES: dict[str, Callable[[Study], Figure]] = {
+    function.__name__: function
+    for function in (
+        loss_by_epoch,
+        accuracy_by_epoch,
+        time_by_batch,
+        accuracy_and_loss_by_batch,
+        throughput_and_speedup,
+    )
+}
+_PARTS = {"train": "Training", "test": "Test"}
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, SVG or PDF, by the path's suffix, without dates or names of programs."""
+    metadata = dict.fromkeys(_NO_METADATA[path.suffix])
+    with rc_context(_FILE_STYLE):
+        figure.savefig(path, dpi=200, metadata=metadata)
+
+
+def caption(figure: Figure) -> str:
+    """What a figure of this module shows, in sentences."""
+    return str(figure.get_label())
+
+
+def counted(number: object, noun: str) -> str:
+    return f"{number} {noun}{'s' * (str(number) != '1')}"
+
+
+def epochs_of(study: Study) -> str:
+    """How long all runs were to train, such as `3 epochs`; empty if that differs or is not known."""
+    epochs = study.runs["planned_epochs"].dropna().unique()
+    return counted(epochs[0], "epoch") if len(epochs) == 1 else ""
+
+
+def _by_epoch(study: Study, metric: str) -> Figure:
+    """A row of panels for each series, a column each for training and test; many series in two such columns."""
+    table = analysis.epoch_curves(study)
+    curves = _curves(table, "epoch", "local_batch")
+    parts = [part for part in ("train", "test") if part == "train" or table[f"{part}_{metric}"].notna().any()]
+    titles = list(dict.fromkeys(_series_title(curve, table) for curve in curves)) or [""]
+    abreast = 1 if len(titles) <= _MAX_ROWS else 2
+    num_rows = math.ceil(len(titles) / abreast)
+    size = (7.0 if len(parts) * abreast > 1 else 4.8, min(1.1 + 2.1 * num_rows, 9.0))
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(num_rows, len(parts) * abreast, squeeze=False, sharex=True, sharey=True)
+    panels = grid.reshape(-1, len(parts))  # a row a series
+    for row, title in enumerate(titles):
+        shown = [curve for curve in curves if _series_title(curve, table) == title]
+        counts = _span(n for curve in shown for n in curve.cells.loc[curve.cells["completed"], "n"])
+        for axes, part in zip(panels[row], parts, strict=True):
+            for curve in shown:
+                _draw_epochs(axes, curve, f"{part}_{metric}")
+            heading = f"{_PARTS[part]}{title and ', '}{title}{counts and f' (n = {counts})'}"
+            unbroken = heading.replace(" = ", "\0")  # `n = 1` stays in one line
+            axes.set_title(textwrap.fill(unbroken, 48 // abreast).replace("\0", " = "), loc="left")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+            if row >= len(titles) - abreast:
+                axes.set_xlabel("Epoch")
+                axes.tick_params(labelbottom=True)
+    for axes in panels[len(titles) :].flat:
+        axes.remove()
+    for row in range(num_rows):
+        grid[row, 0].set_ylabel(metric.capitalize())
+    if not curves:
+        grid[0, 0].text(0.5, 0.5, "no epoch on record", ha="center", transform=grid[0, 0].transAxes)
+        return _captioned(figure, f"{metric.capitalize()} by epoch: no run has finished an epoch.")
+    limits, is_cut = _epoch_limits(table, parts, metric)
+    grid[0, 0].set_ylim(limits)
+    _legend_of_batches(figure, curves)
+    counts = _span(table.loc[table["completed"], "n"])
+    repeated = table["n"].max() > 1
+    return _captioned(
+        figure,
+        f"{metric.capitalize()} by epoch: mean over an epoch's training examples"
+        f"{', and on the test set' if 'test' in parts else ''}.",
+        f"Each line is a mean over n runs: n = {counts}." if counts else "",
+        "Bands are 95 % t-intervals over seeds, cut where they are wider than the panel." if repeated else "",
+        "" if table["completed"].all() else f"Dotted lines are {_INCOMPLETE}.",
+        f"Losses above {limits[1]:.3g}, {_CUT_AT_MEDIANS} times the median peak of the lines, are cut."
+        if is_cut
+        else "",
+    )
+
+
+_INCOMPLETE = "runs that did not complete, up to a cross at their last epoch on record"
+
+
+def _captioned(figure: Figure, *sentences: str) -> Figure:
+    figure.set_label(" ".join(filter(None, sentences)))
+    return figure
+
+
+def _runs_per_point(cells: pd.DataFrame) -> str:
+    counts = _span(n for n in cells["n"] if n)
+    if not counts:
+        return "No run has completed."
+    return f"n = {counts} per point.{f' {_REPEATED}' if cells['n'].max() > 1 else ''}"
+
+
+def _curves(table: pd.DataFrame, along: str, colored_by: str, runs: pd.DataFrame | None = None) -> list[_Curve]:
+    """The lines of a table indexed by cells: one for each combination of all index levels but `along`.
+
+    Colour and marker tell the values of `colored_by` apart, dashes the other levels; colour these, if only they vary.
+    """
+    names: list[Any] = [name for name in analysis.levels(table) if name != along]
+    if table.empty:
+        return []
+    groups: dict[Any, pd.DataFrame] = dict(list(table.groupby(level=names)))
+    cells_of_runs = {} if runs is None else dict(list(analysis.by_cell(runs).groupby(level=names)))
+    at = names.index(colored_by)
+    values = sorted({key[at] for key in groups})
+    others = list(dict.fromkeys(key[:at] + key[at + 1 :] for key in groups))
+    varying = [name for name in names if name == colored_by or table.index.get_level_values(name).nunique() > 1]
+    curves = []
+    for key, cells in groups.items():
+        said = {name: words(name, value) for name, value in zip(names, key, strict=True) if name in varying}
+        color_label, line_label = said.pop(colored_by), ", ".join(reversed(said.values()))
+        color, line = values.index(key[at]), others.index(key[:at] + key[at + 1 :])
+        if len(values) == 1:
+            color, line = line, color
+            color_label, line_label = ", ".join(filter(None, (color_label, line_label))), ""
+        look: dict[str, Any] = {
+            "color": COLORS[color % len(COLORS)],
+            "marker": MARKERS[(color + color // len(COLORS)) % len(MARKERS)],
+            "linestyle": LINES[line % len(LINES)],
+        }
+        members = cells_of_runs.get(key, pd.DataFrame())
+        drawn = (frame.droplevel(names) if len(frame) else frame for frame in (cells, members))
+        curves.append(_Curve(tuple(names), key, color_label, line_label, look, *drawn))
+    return curves
+
+
+_LONG_NAMES = {"lr_rule": "learning rate", "lr": "base learning rate"}
+
+
+def words(name: str, value: object) -> str:
+    """A setting as a legend says it."""
+    text = analysis.setting_text(value).replace("_", " ")
+    if name == "num_workers":
+        return counted(text, "worker")
+    if name == "planned_epochs":
+        return counted(text, "epoch")
+    if name in _LONG_NAMES:
+        return f"{_LONG_NAMES[name]}: {text}"
+    if name in ("strategy", "model", "stem", "data", "optimizer", "device", "hardware", "precision", "local_batch"):
+        return text
+    return f"{name.rpartition('.')[2].replace('_', ' ')} {text}"
+
+
+def _series_title(curve: _Curve, table: pd.DataFrame) -> str:
+    names = [name for name in reversed(curve.names) if name != "local_batch"]
+    shown = [name for name in names if name == "num_workers" or table.index.get_level_values(name).nunique() > 1]
+    return ", ".join(words(name, curve.level(name)) for name in shown)
+
+
+def _handles(curves: Sequence[_Curve]) -> list[Line2D]:
+    """The legend's entries: one for each line, or, if colour and dashes both tell something, one for each of these."""
+    if len({curve.line_label for curve in curves}) < 2:
+        return [_handle(curve.look, curve.label) for curve in curves]
+    colors = {curve.color_label: {**curve.look, "linestyle": "-"} for curve in curves}
+    lines = {curve.line_label: {"color": "#444444", "linestyle": curve.look["linestyle"]} for curve in curves}
+    return [_handle(look, label) for label, look in (*colors.items(), *lines.items())]
+
+
+def _counts(cells: pd.DataFrame) -> str:
+    counts = _span(n for n in cells["n"] if n)
+    bars = "; bars: 95 % t-interval" if cells["n"].max() > 1 else ""
+    return f"n = {counts} per point{bars}" if counts else ""
+
+
+def _span(numbers: Iterable[int]) -> str:
+    found = sorted(set(numbers))
+    return " to ".join(str(number) for number in dict.fromkeys([found[0], found[-1]])) if found else ""
+
+
+def _formula(fit: pd.Series[float] | None) -> str:
+    if fit is None:
+        return ""
+    a, c = fit["fixed_seconds"], fit["batch_seconds"]
+    return f":  {_number(a)} {'-' if c < 0 else '+'} {_number(abs(c))} / b  (R² = {fit['r_squared']:.4f})"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _draw_points(axes: Axes, curve: _Curve, metric: str, joined: bool) -> None:
+    cells = curve.cells[curve.cells[metric].notna()]
+    look: dict[str, Any] = {**curve.look, **({} if joined else {"linestyle": ""})}
+    axes.errorbar(cells.index, cells[metric], yerr=cells[f"{metric}_ci95"], elinewidth=1.0, **look)
+    repeated = curve.runs[curve.runs.index.isin(cells.index[cells["n"] > 1])]
+    dots = repeated.loc[repeated["status"] == "completed", metric] if len(repeated) else repeated
+    if len(dots):
+        axes.plot(dots, linestyle="", marker="o", markersize=3, markerfacecolor="white", color=curve.look["color"])
+
+
+def _draw_epochs(axes: Axes, curve: _Curve, metric: str) -> None:
+    cells = curve.cells[curve.cells[metric].notna()]
+    if cells.empty:
+        return
+    completed = bool(cells["completed"].all())
+    every = max(1, math.ceil(len(cells) / 8))
+    look = {**curve.look, "linestyle": "-" if completed else ":"}
+    axes.plot(cells[metric], **look, markevery=every)
+    low, high = (cells[metric] + sign * cells[f"{metric}_ci95"] for sign in (-1, 1))
+    if low.notna().any():
+        axes.fill_between(cells.index, low, high, color=curve.look["color"], alpha=0.1, linewidth=0)
+    if not completed:
+        axes.plot(cells[metric].iloc[-1:], marker="x", markersize=8, markeredgewidth=1.8, color=curve.look["color"])
+
+
+def _draw_speedup(figure: Figure, axes: Axes, scaling: pd.DataFrame) -> None:
+    curves = _curves(scaling, "num_workers", "local_batch")
+    workers = sorted(set(scaling.index.get_level_values("num_workers")))
+    bases = sorted(set(scaling["base_workers"]))
+    ideal: dict[str, Any] = {"color": "#7A7A7A", "linestyle": (0, (1, 2)), "linewidth": 1.2}
+    for base in bases:
+        axes.plot([base, workers[-1]], [1, workers[-1] / base], **ideal)
+    for curve in curves:
+        axes.plot(curve.cells["speedup"], **curve.look)
+    axes.set_xticks(workers)
+    base_words = f"{' or '.join(map(str, bases))} worker{'s' * (bases != [1])}"
+    axes.set(xlabel="Workers", ylabel=f"Speed-up over {base_words}\nat equal local batch", ylim=(0, None))
+    handles = [*_handles(curves), _handle(ideal, "ideal")]
+    columns = 4 if max(len(str(handle.get_label())) for handle in handles) < 8 else 3
+    figure.legend(handles=handles, title="Local batch (per worker)", loc="outside lower right", ncols=columns)
+
+
+def _draw_failed(panels: Sequence[Axes], curves: Sequence[_Curve]) -> list[Line2D]:
+    """Crosses on the lower edge where runs did not complete, and their entry for the legend, if any."""
+    failed = [curve.cells[curve.cells["num_runs"] > curve.cells["n"]] for curve in curves]
+    look: dict[str, Any] = {"linestyle": "", "marker": "x", "markersize": 7, "markeredgewidth": 1.8}
+    sharing = Counter(batch for cells in failed for batch in cells.index)
+    drawn: Counter[int] = Counter()
+    for curve, cells in zip(curves, failed, strict=True):
+        places = []
+        for batch in cells.index:
+            places.append(batch * 1.1 ** (drawn[batch] - (sharing[batch] - 1) / 2))  # beside, not upon each other
+            drawn[batch] += 1
+        for axes in panels if places else ():
+            place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 4}
+            axes.plot(places, [0.0] * len(places), color=curve.look["color"], **place, **look)
+    statuses = {
+        text.lstrip("0123456789 ") for cells in failed for row in cells["other_statuses"] for text in row.split(",")
+    }
+    if not statuses:
+        return []
+    words = ", ".join(sorted(status.replace("_", " ") for status in statuses))
+    return [Line2D([], [], color="#444444", label=f"run not completed: {words}", **look)]
+
+
+def _draw_published_seconds(axes: Axes, reference: int) -> Line2D:
+    cells = _published_cells()
+    axes.plot(cells["train_seconds"] / cells["train_seconds"][reference], **_PUBLISHED)
+    fit = analysis.seconds_fits(analysis.published().runs).iloc[0]
+    return _handle(_PUBLISHED, f"published, 4 workers, 50 epochs, n = 1{_formula(fit)}")
+
+
+def _published_cells() -> pd.DataFrame:
+    cells = analysis.cells(analysis.published().runs)
+    return cells.reset_index(analysis.levels(cells)[:-1])
+
+
+def _reference_batch(study: Study, cells: pd.DataFrame) -> int | None:
+    """The largest batch size that both studies measured, if they are comparable and share two at least."""
+    if not analysis.comparable(study):
+        return None
+    measured = set(cells.index[cells["n"] > 0].get_level_values("local_batch"))
+    common = measured & set(_published_cells().index)
+    return max(common) if len(common) > 1 else None
+
+
+def _batch_axis(axes: Axes, cells: pd.DataFrame, also: Iterable[int] = (), named: bool = True) -> None:
+    """A log2 axis with plain integers at the measured sizes, as many as there is room for."""
+    batches = sorted({*cells.index.get_level_values("local_batch"), *also})
+    apart = math.log2(batches[-1] / batches[0]) / _MAX_BATCH_TICKS
+    ticks = batches[:1]
+    for batch in batches[1:]:
+        if math.log2(batch / ticks[-1]) >= apart:
+            ticks.append(batch)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(batch) for batch in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(batches[0] / 1.3, batches[-1] * 1.3)
+    axes.set_xlabel(BATCH_LABEL if named else "")
+
+
+def _limits(values: pd.Series[float], metric: str) -> tuple[float, float]:
+    low, high = _extent(values.dropna())
+    if metric == "loss":
+        return 0.0, 1.08 * high or 1.0
+    margin = max(0.02, 0.08 * (high - low))
+    return max(0.0, low - margin), min(1.0, high + margin)
+
+
+def _epoch_limits(table: pd.DataFrame, parts: Sequence[str], metric: str) -> tuple[tuple[float, float], bool]:
+    """Room for all lines, except that a loss that exploded leaves the panel rather than flatten all others.
+
+    The second value says whether one does.
+    """
+    columns = [f"{part}_{metric}" for part in parts]
+    low, high = _limits(pd.concat([table[column] for column in columns]), metric)
+    if metric == "loss":
+        peaks = table[columns].max(axis=1).groupby(level=analysis.levels(table)[:-1]).max()
+        cut = _CUT_AT_MEDIANS * peaks.median()
+        if cut < peaks.max():
+            return (low, cut), True
+    return (low, high), False
+
+
+def _extent(values: Iterable[float]) -> tuple[float, float]:
+    found = list(values)
+    return (min(found), max(found)) if found else (0.0, 1.0)
+
+
+def _handle(look: dict[str, Any], label: str) -> Line2D:
+    return Line2D([], [], label=label, **look)
+
+
+def _row_of_panels(num_panels: int, legend_lines: int) -> tuple[Figure, Sequence[Axes]]:
+    size = (7.0 if num_panels > 1 else 4.8, 2.9 + 0.17 * legend_lines)
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(1, num_panels, squeeze=False)[0]
+
+
+def _completed(study: Study, metric: str) -> pd.Series[float]:
+    return study.runs.loc[study.runs["status"] == "completed", metric]
+
+
+def _from_zero(axes: Axes, values: pd.Series[float]) -> None:
+    """Show all runs, and of intervals that are far wider a part."""
+    highest = _extent(values.dropna())[1]
+    axes.set_ylim(0, min(max(axes.get_ylim()[1], 1.08 * highest), 1.5 * highest))
+
+
+def _legend_of_batches(figure: Figure, curves: Sequence[_Curve]) -> None:
+    looks = {curve.level("local_batch"): {**curve.look, "linestyle": "-"} for curve in curves}
+    handles = [_handle(looks[batch], str(batch)) for batch in sorted(looks)]
+    if not all(curve.cells["completed"].all() for curve in curves):
+        handles.append(_handle({"color": "#444444", "marker": "x", "linestyle": ":"}, "incomplete run"))
+    figure.legend(handles=handles, title=BATCH_LABEL, loc="outside lower center", ncols=_columns(len(handles), 7))
+
+
+def _columns(num_handles: int, most: int) -> int:
+    """Columns of a legend whose rows are about equally long."""
+    return math.ceil(num_handles / math.ceil(num_handles / most))
