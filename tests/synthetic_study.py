@@ -1,0 +1,145 @@
+"""Writes studies with known answers: the run folders that a sweep would leave, without training anything."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from bsweep.config import RunConfig
+from bsweep.runlog import SCHEMA, Epoch, Event, RunPaths, Start, Status, write_summary
+
+NUM_TRAIN = 50_000
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+META = {
+    "commit": "0123456789abcdef0123456789abcdef01234567",
+    "dirty": False,
+    "versions": {"python": "3.12.0", "torch": "2.13.0"},
+    "cpu": "Test CPU",
+    "cores": 2,
+    "gpus": [],
+    "launched_at": 0.0,
+    "command": "bsweep run -m experiment=synthetic",
+}
+
+
+def train_seconds(local_batch: int, num_workers: int, epochs: int = 3, seed: int = 0) -> float:
+    """Seconds of training a run: a + c / b, exactly for seed 0, longer by 1 % a seed."""
+    examples = epochs * NUM_TRAIN / num_workers
+    return (examples * 0.004 + examples * 0.2 / local_batch) * math.pow(num_workers, 0.1) * (1 + 0.01 * seed)
+
+
+def write_run(
+    study: Path,
+    *,
+    local_batch: int,
+    num_workers: int = 1,
+    seed: int = 0,
+    epochs: int = 3,
+    status: str | None = "completed",
+    num_epochs_done: int | None = None,
+    message: str = "",
+    events: tuple[str, ...] = (),
+    settings: Mapping[str, Any] | None = None,
+    meta: Mapping[str, Any] = META,
+    num_train: int = NUM_TRAIN,
+) -> Path:
+    """Write one run folder. `status=None` leaves the summary out; `settings` overrides keys by dotted name."""
+    config = _config(study.name, local_batch, num_workers, seed, epochs, settings or {})
+    strategy = config["strategy"]["name"]
+    suffix = "".join(f"_{key.split('.')[-1]}{value}" for key, value in (settings or {}).items())
+    folder = study / f"b{local_batch}_w{num_workers}_{strategy}_s{seed}{suffix}"
+    folder.mkdir(parents=True)
+    paths = RunPaths(folder)
+    global_batch = local_batch * num_workers
+    paths.config.write_text(json.dumps(config))  # JSON is YAML
+    paths.meta.write_text(json.dumps(meta))
+    start = Start(
+        run_id=folder.name, config=config, local_batch=local_batch, global_batch=global_batch, num_train=num_train,
+        num_test=10_000, classes=CIFAR10, num_parameters=11_181_642, device="cpu", precision="fp32", threads=2,
+        start_seconds=1.5,
+    )  # fmt: skip
+    done = epochs if num_epochs_done is None else num_epochs_done
+    records = [start, *(Event(event="warning", message=text) for text in events)]
+    lines = [_epoch(config, epoch, num_train) for epoch in range(1, done + 1)]
+    if status == "diverged" and lines:
+        lines[-1].update(train_loss=None, test_loss=None, train_accuracy=0.1, test_accuracy=0.1)
+    written = [*(vars(record) for record in records), *lines]
+    paths.metrics.write_text(
+        "".join(json.dumps({"schema": SCHEMA, "time": 0.0, **record}) + "\n" for record in written)
+    )
+    if status is not None:
+        wall_seconds = sum(line["train_seconds"] for line in lines) + 5
+        told = SimpleNamespace(
+            strategy=SimpleNamespace(name=strategy), num_workers=num_workers, examples_per_pass=local_batch,
+            examples_per_step=global_batch, seed=seed,
+        )  # fmt: skip
+        write_summary(paths, cast(RunConfig, told), cast(Status, status), message, wall_seconds)
+    return folder
+
+
+def write_study(
+    study: Path,
+    *,
+    local_batches: tuple[int, ...] = (8, 16, 32, 64, 128, 256),
+    num_workers: tuple[int, ...] = (1, 2),
+    seeds: int = 1,
+    epochs: int = 3,
+    settings: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a full grid of completed runs and return its folder."""
+    for workers in num_workers:
+        for batch in local_batches:
+            for seed in range(seeds):
+                write_run(study, local_batch=batch, num_workers=workers, seed=seed, epochs=epochs, settings=settings)
+    return study
+
+
+def _config(
+    study: str, local_batch: int, num_workers: int, seed: int, epochs: int, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "study": study, "results_dir": "results", "local_batch": local_batch, "global_batch": None,
+        "num_workers": num_workers, "accumulation_steps": 1, "epochs": epochs, "seed": seed, "device": "auto",
+        "precision": "auto", "channels_last": True, "average_batchnorm": True, "log_every_steps": 20,
+        "data": {"name": "imagefolder", "root": "images", "side": 32, "subset": None, "crop_padding": 4, "flip": True},
+        "model": {"name": "resnet18", "stem": "imagenet"},
+        "optimizer": {
+            "name": "sgd", "lr": 0.1, "lr_rule": "per_worker", "reference_batch": 256, "warmup_epochs": 0.0,
+            "schedule": "constant", "milestones": [], "gamma": 0.1, "weight_decay": 5e-4,
+            "decay_norm_and_bias": True, "momentum": 0.9, "nesterov": False,
+        },
+        "strategy": {
+            "name": "horovod", "op": "average", "compression": "none", "buckets": 1, "fusion_threshold_mb": 64.0,
+            "cycle_time_ms": 1.0, "cache_capacity": 1024,
+        },
+        "launch": {
+            "name": "horovodrun", "hosts": None, "ssh_port": None, "ssh_identity_file": None,
+            "network_interface": None, "start_timeout_seconds": 60, "stall_timeout_seconds": 600,
+        },
+    }  # fmt: skip
+    for key, value in settings.items():
+        group, _, name = key.rpartition(".")
+        (config[group] if group else config)[name] = value
+    return config
+
+
+def _epoch(config: Mapping[str, Any], epoch: int, num_train: int) -> dict[str, Any]:
+    batch, workers, seed = config["local_batch"], config["num_workers"], config["seed"]
+    seconds = train_seconds(batch, workers, config["epochs"], seed) / config["epochs"]
+    best = 0.95 - 0.02 * abs(math.log2(batch / 48)) - 0.01 * workers + 0.004 * seed
+    accuracy = 0.1 + (best - 0.1) * (1 - math.exp(-1.5 * epoch / config["epochs"] * 3))
+    num_steps = math.ceil(num_train / (batch * workers))
+    return vars(
+        Epoch(
+            epoch=epoch, num_steps=num_steps, train_seconds=seconds, train_loss=2.3 * (1 - accuracy) + 0.02,
+            train_accuracy=accuracy, test_loss=2.4 * (1 - accuracy) + 0.1, test_accuracy=accuracy - 0.03,
+            images_per_second=num_train / seconds, step_seconds_p50=seconds / num_steps,
+            step_seconds_p95=1.2 * seconds / num_steps, exchange_seconds=0.1 * seconds if workers > 1 else None,
+            wait_seconds=None, sent_bytes=44_000_000 * num_steps if workers > 1 else 0, received_bytes=None,
+            learning_rate=0.1, global_batch=batch * workers, peak_memory_bytes=None,
+        )
+    )  # fmt: skip

@@ -1,0 +1,293 @@
+"""Tables of synthetic studies with known answers, and of the published numbers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from pandas.testing import assert_frame_equal
+from scipy import stats
+
+import bsweep
+from bsweep import analysis, report
+from bsweep.analysis.loading import EPOCH_COLUMNS, RUN_COLUMNS
+from bsweep.runlog import RunPaths
+from tests.synthetic_study import META, train_seconds, write_run, write_study
+
+
+def one_series(table: pd.DataFrame) -> pd.DataFrame:
+    """A table of a single series, indexed by the local batch alone."""
+    return table.reset_index(analysis.levels(table)[:-1])
+
+
+def test_runs_and_epochs_have_the_promised_columns_and_values(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "paper", local_batches=(8, 64), num_workers=(2,)))
+    assert study.name == "paper"
+    assert study.warnings == ()
+    assert tuple(study.runs.columns[: len(RUN_COLUMNS)]) == RUN_COLUMNS
+    assert tuple(study.epochs.columns[: len(EPOCH_COLUMNS)]) == EPOCH_COLUMNS
+    run = study.runs.iloc[1]
+    assert (run["local_batch"], run["global_batch"], run["epochs"], run["status"]) == (64, 128, 3, "completed")
+    assert (run["model"], run["stem"], run["data"]) == ("resnet18", "imagenet", "imagefolder")
+    assert (run["lr"], run["lr_rule"], run["hardware"]) == (0.1, "per_worker", "Test CPU, 2 cores")
+    assert run["train_seconds"] == pytest.approx(train_seconds(64, 2))
+    assert len(study.epochs) == 6
+    assert study.epochs["epoch"].tolist() == [1, 2, 3] * 2
+    assert study.provenance["versions.torch"].unique().tolist() == ["2.13.0"]
+
+
+def test_null_metrics_are_missing_and_not_zero(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8, status="diverged", num_epochs_done=2)
+    study = bsweep.load(tmp_path / "s")
+    assert np.isnan(study.runs["train_loss"].iloc[0])
+    assert study.epochs["test_loss"].isna().tolist() == [False, True]
+    assert study.epochs["wait_seconds"].isna().all()
+
+
+def test_unfinished_runs_are_filled_from_start_record_or_config(tmp_path: Path) -> None:
+    started = write_run(tmp_path / "s", local_batch=8, num_workers=2, status=None, num_epochs_done=1)
+    waiting = write_run(tmp_path / "s", local_batch=16, num_workers=2, status=None)
+    RunPaths(waiting).metrics.unlink()
+    study = bsweep.load(tmp_path / "s")
+    assert study.runs["status"].tolist() == ["unfinished"] * 2
+    assert "unfinished" in study.warnings[0]
+    runs = study.runs.set_index("run_id").T
+    seen = runs[started.name]
+    assert (seen["local_batch"], seen["global_batch"], seen["epochs"]) == (8, 16, 1)
+    planned = runs[waiting.name]
+    assert (planned["local_batch"], planned["global_batch"], planned["planned_epochs"]) == (16, 32, 3)
+    assert np.isnan(planned["train_seconds"])
+    assert planned["lr_rule"] == "per_worker"
+
+
+def test_a_run_that_failed_before_its_start_joins_the_curve_of_the_others(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
+    failed = write_run(tmp_path / "s", local_batch=32, status="failed", num_epochs_done=0, message="no luck")
+    RunPaths(failed).metrics.unlink()
+    study = bsweep.load(tmp_path / "s")
+    cells = analysis.cells(study.runs)
+    assert analysis.levels(cells) == ["strategy", "num_workers", "local_batch"]
+    assert cells["n"].tolist() == [1, 1, 0]
+    assert cells["other_statuses"].tolist() == ["", "", "failed"]
+    assert analysis.failures(study.runs)[["status", "message"]].values.tolist() == [["failed", "no luck"]]
+
+
+def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "s", local_batch=8, events=("cores are shared",))
+    with RunPaths(folder).metrics.open("a") as file:
+        file.write('{"schema": 1, "type": "ep')
+    study = bsweep.load(tmp_path / "s")
+    assert len(study.epochs) == 3
+    assert [warning.split(": ", 1)[1] for warning in study.warnings] == [
+        "metrics.jsonl: left out a torn last line of 25 bytes.",
+        "cores are shared",
+    ]
+
+
+def test_a_repeated_epoch_stands_for_the_earlier_one(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "s", local_batch=8)
+    path = RunPaths(folder).metrics
+    lines = path.read_text().splitlines()
+    again = json.loads(lines[2]) | {"train_seconds": 1.0}
+    path.write_text("\n".join([*lines, json.dumps(again)]) + "\n")
+    epochs = bsweep.load(tmp_path / "s").epochs
+    assert epochs["epoch"].tolist() == [1, 2]
+    assert epochs["train_seconds"].iloc[1] == 1.0
+
+
+def test_stray_files_and_hidden_folders_are_no_runs(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8)
+    write_run(tmp_path / "s" / ".previous", local_batch=8)
+    (tmp_path / "s" / "multirun.yaml").write_text("a: 1")
+    (tmp_path / "s" / "report").mkdir()
+    assert len(bsweep.load(tmp_path / "s").runs) == 1
+
+
+def test_a_missing_or_wrong_folder_says_what_to_give(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "paper", local_batch=8)
+    with pytest.raises(FileNotFoundError, match=r"no such study folder. Did you mean 'paper'\?"):
+        bsweep.load(tmp_path / "papr")
+    with pytest.raises(ValueError, match="no runs here"):
+        bsweep.load(tmp_path)
+    with pytest.raises(ValueError, match="this is one run of a study"):
+        bsweep.load(folder)
+
+
+def test_a_newer_schema_and_a_damaged_line_are_errors(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "s", local_batch=8)
+    path = RunPaths(folder).metrics
+    whole = path.read_text()
+    path.write_text(whole.replace('"schema": 1', '"schema": 2'))
+    with pytest.raises(ValueError, match="record schema 2, this bsweep reads up to 1"):
+        bsweep.load(tmp_path / "s")
+    path.write_text(whole.replace('{"schema": 1', "oops", 1))
+    with pytest.raises(ValueError, match=r"metrics.jsonl:1: damaged record"):
+        bsweep.load(tmp_path / "s")
+
+
+def test_the_csv_of_a_report_load_as_the_same_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "_write_figures", lambda *_: {})
+    write_study(tmp_path / "s", local_batches=(8, 16, 32), num_workers=(1, 2), seeds=2)
+    write_run(tmp_path / "s", local_batch=64, status="failed", message="two\nlines", num_epochs_done=0)
+    raw, copy = bsweep.load(tmp_path / "s"), bsweep.load(report.write(tmp_path / "s").parent)
+    for ours, theirs in ((raw.runs[[*RUN_COLUMNS]], copy.runs[[*RUN_COLUMNS]]), (raw.epochs, copy.epochs)):
+        assert_frame_equal(ours, theirs, check_dtype=False)
+    assert_frame_equal(analysis.cells(raw.runs), analysis.cells(copy.runs), check_dtype=False)
+    assert copy.warnings == raw.warnings
+    assert analysis.comparable(copy)
+
+
+def test_intervals_over_seeds_are_students(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=4))
+    seconds = [train_seconds(16, 1, seed=seed) for seed in range(4)]
+    low, high = stats.t.interval(0.95, df=3, loc=np.mean(seconds), scale=stats.sem(seconds))
+    cell = one_series(analysis.cells(study.runs)).loc[16]
+    assert cell["n"] == 4
+    assert cell["train_seconds"] == pytest.approx(np.mean(seconds))
+    assert cell["train_seconds_ci95"] == pytest.approx((high - low) / 2)
+
+
+def test_one_run_has_no_interval(tmp_path: Path) -> None:
+    cells = analysis.cells(bsweep.load(write_study(tmp_path / "s", num_workers=(1,))).runs)
+    assert (cells["n"] == 1).all()
+    assert cells.filter(like="_ci95").isna().all(axis=None)
+
+
+def test_the_published_ratios_are_the_papers() -> None:
+    ratios = one_series(analysis.batch_ratios(analysis.cells(analysis.published().runs)))
+    assert ratios["smaller_batch"].tolist() == [8, 16, 32, 64, 128]
+    assert ratios.loc[16, "train_seconds_ratio"] == pytest.approx(0.556, abs=5e-4)
+    expected = [2.8, 1.03, 1.01, 1.0001, 0.94]
+    for ratio, published in zip(ratios["train_accuracy_ratio"], expected, strict=True):
+        assert ratio == pytest.approx(published, abs=0.03 if published == 2.8 else 2e-3)
+
+
+def test_the_fit_recovers_the_published_curve() -> None:
+    fit = analysis.seconds_fits(analysis.published().runs).iloc[0]
+    assert fit["r_squared"] > 0.99
+    assert fit["num_batches"] == 6
+    batches = np.array([8, 16, 32, 64, 128, 256])
+    np.testing.assert_allclose(
+        fit["fixed_seconds"] + fit["batch_seconds"] / batches, 1672 + 105760 / batches, rtol=0.04
+    )
+
+
+def test_the_fit_recovers_known_constants(tmp_path: Path) -> None:
+    fits = analysis.seconds_fits(bsweep.load(write_study(tmp_path / "s", num_workers=(1, 2))).runs)
+    one, two = fits.iloc[0], fits.iloc[1]
+    assert (one["fixed_seconds"], one["batch_seconds"]) == (pytest.approx(600), pytest.approx(30_000))
+    assert (one["step_seconds"], one["image_seconds"]) == (pytest.approx(0.2), pytest.approx(0.004))
+    assert two["batch_seconds"] == pytest.approx(15_000 * 2**0.1)
+    assert two["r_squared"] == pytest.approx(1)
+
+
+def test_two_batch_sizes_are_too_few_to_fit(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=3))
+    assert analysis.seconds_fits(study.runs).empty
+
+
+def test_speedup_is_by_images_per_second_at_equal_local_batch(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(2, 4))
+    write_run(tmp_path / "s", local_batch=32, num_workers=4)
+    scaling = analysis.scaling(analysis.cells(bsweep.load(tmp_path / "s").runs))
+    at_four = scaling.xs(4, level="num_workers")
+    assert at_four.index.get_level_values("local_batch").tolist() == [8, 16]
+    assert (at_four["base_workers"] == 2).all()
+    np.testing.assert_allclose(at_four["speedup"], 2 / 2**0.1)
+    np.testing.assert_allclose(at_four["efficiency"], 1 / 2**0.1)
+
+
+def test_ratios_skip_a_batch_that_did_not_complete(tmp_path: Path) -> None:
+    for batch, status in ((8, "completed"), (16, "out_of_memory"), (32, "completed")):
+        write_run(tmp_path / "s", local_batch=batch, status=status)
+    ratios = one_series(analysis.batch_ratios(analysis.cells(bsweep.load(tmp_path / "s").runs)))
+    assert ratios.index.tolist() == [32]
+    assert ratios["smaller_batch"].tolist() == [8]
+
+
+def test_different_hardware_makes_different_curves_and_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8)
+    write_run(tmp_path / "s", local_batch=16, meta={**META, "gpus": ["Tesla T4, 550.1, 15 GiB"] * 4})
+    study = bsweep.load(tmp_path / "s")
+    cells = analysis.cells(study.runs)
+    assert analysis.levels(cells)[0] == "hardware"
+    assert analysis.batch_ratios(cells).empty
+    assert (
+        "separate curves, whose times do not compare: 4 x Tesla T4, Test CPU, 2 cores; Test CPU, 2 cores"
+        in study.warnings[0]
+    )
+
+
+def test_hardware_that_follows_from_the_strategy_is_no_key_of_its_own(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8)
+    other = {**META, "cpu": "Other CPU"}
+    write_run(tmp_path / "s", local_batch=8, settings={"strategy.name": "local"}, meta=other)
+    study = bsweep.load(tmp_path / "s")
+    assert analysis.cell_keys(study.runs) == ["strategy", "num_workers", "local_batch"]
+    assert "whose times do not compare: Other CPU, 2 cores; Test CPU, 2 cores" in study.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "root", ["data.root=/home/me/images", "'data.root=/home/my own/images'", "data.root='/a b/images'"]
+)
+def test_the_recorded_command_does_not_say_where_the_data_lay(root: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8, meta={**META, "command": f"bsweep run a=1 {root} b=/c/d"})
+    command = bsweep.load(tmp_path / "s").provenance["command"].iloc[0]
+    assert command.replace("'", "") == "bsweep run a=1 data.root=images b=/c/d"
+
+
+def test_settings_that_differ_are_told_apart_and_those_that_follow_are_not(tmp_path: Path) -> None:
+    adamw = {"optimizer.name": "adamw", "optimizer.weight_decay": 0.01}
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), settings=adamw)
+    runs = bsweep.load(tmp_path / "s").runs
+    assert analysis.cell_keys(runs) == ["optimizer", "strategy", "num_workers", "local_batch"]
+    assert (analysis.cells(runs)["n"] == 1).all()
+
+
+def test_a_learning_rate_for_each_batch_keeps_one_curve_and_is_reported(tmp_path: Path) -> None:
+    for batch, lr in ((8, 0.1), (16, 0.2), (32, 0.4)):
+        write_run(tmp_path / "s", local_batch=batch, settings={"optimizer.lr": lr})
+    runs = bsweep.load(tmp_path / "s").runs
+    assert analysis.entangled(runs) == ["lr"]
+    assert len(analysis.batch_ratios(analysis.cells(runs))) == 2
+
+
+def test_epoch_curves_show_incomplete_runs_only_where_none_completed(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8, seed=0)
+    write_run(tmp_path / "s", local_batch=8, seed=1, status="diverged", num_epochs_done=2)
+    write_run(tmp_path / "s", local_batch=16, status="diverged", num_epochs_done=2)
+    curves = analysis.epoch_curves(bsweep.load(tmp_path / "s"))
+    assert curves.xs(8, level="local_batch")[["completed", "n"]].values.tolist() == [[True, 1]] * 3
+    assert curves.xs(16, level="local_batch")[["completed", "n"]].values.tolist() == [[False, 1]] * 2
+
+
+def test_a_study_is_comparable_with_the_published_one_on_all_of_cifar10_only(tmp_path: Path) -> None:
+    full = bsweep.load(write_study(tmp_path / "full", num_workers=(2,)))
+    assert analysis.comparable(full)
+    assert "epochs: 3 (published: 50)" in analysis.differences(full)
+    assert "warmup epochs: 0 (published: not given)" in analysis.differences(full)
+    assert not any("learning-rate rule" in line for line in analysis.differences(full))
+    write_run(tmp_path / "subset", local_batch=8, num_train=5_000)
+    write_run(tmp_path / "tiny", local_batch=8, settings={"model.name": "tiny_cnn"})
+    assert not analysis.comparable(bsweep.load(tmp_path / "subset"))
+    assert not analysis.comparable(bsweep.load(tmp_path / "tiny"))
+    assert not analysis.comparable(analysis.published())
+
+
+def test_relative_time_is_that_of_the_reference_batch() -> None:
+    relative = analysis.relative_seconds(analysis.cells(analysis.published().runs), 256)
+    assert relative.iloc[0] == pytest.approx(14892 / 2069)
+    assert relative.iloc[-1] == 1
+
+
+def test_importing_bsweep_loads_neither_pandas_nor_matplotlib() -> None:
+    code = (
+        "import bsweep, sys; assert not {'pandas', 'matplotlib', 'torch'} & set(sys.modules); bsweep.load, bsweep.plots"
+    )
+    subprocess.run([sys.executable, "-c", code + "; assert 'torch' not in sys.modules"], check=True)

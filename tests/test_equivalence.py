@@ -1,0 +1,125 @@
+"""However many workers and by whatever strategy: the same examples, the same crops and the same weights.
+
+In float64 on a network without BatchNorm, W workers at batch b are one worker at W * b. The 90 examples make the last
+step uneven. Every test also checks that the weights moved, so that it cannot pass on a run that did nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.running import TINY, tool
+
+CONTRACT = (*TINY, "model=tiny_cnn", "precision=fp64", "epochs=2", "optimizer.lr=0.5", "optimizer.weight_decay=0.01")
+ROOT = Path(__file__).parents[1]
+
+
+@functools.cache
+def trained(num_workers: int, *overrides: str) -> list[dict[str, Any]]:
+    """What each worker of a real run saw and ended with."""
+    out = Path(tempfile.mkdtemp(prefix="bsweep-contract-"))
+    command = [sys.executable, "-m", "tests.one_run", str(out), f"num_workers={num_workers}", *CONTRACT, *overrides]
+    if num_workers > 1:
+        command = [tool("horovodrun"), "-np", str(num_workers), "--gloo", *command]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return [torch.load(out / f"rank{rank}.pt") for rank in range(num_workers)]
+
+
+def oracle(global_batch: int, *overrides: str) -> dict[str, Any]:
+    return trained(1, "strategy=single", f"global_batch={global_batch}", *overrides)[0]
+
+
+VARIANTS = {
+    "plain": (),
+    "buckets": ("strategy.buckets=3",),
+    "accumulation": ("accumulation_steps=2",),
+    "buckets and accumulation": ("strategy.buckets=3", "accumulation_steps=2"),
+    "contiguous": ("channels_last=false",),
+}
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "variant"),
+    [*((2, variant) for variant in VARIANTS), (3, "plain"), (3, "buckets and accumulation")],
+)
+def test_workers_reach_the_weights_of_one_worker_with_the_global_batch(num_workers: int, variant: str) -> None:
+    workers = trained(num_workers, "global_batch=24", *VARIANTS[variant])
+    expected = oracle(24)
+    assert expected["moved"] > 0.01
+    for worker in workers:
+        torch.testing.assert_close(worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11)
+
+
+def test_buckets_travel_while_the_backward_pass_goes_on() -> None:
+    for variant in ("buckets", "buckets and accumulation"):
+        first, _ = trained(2, "global_batch=24", *VARIANTS[variant])
+        assert set(first["sent_early"][:3]) == {3}, "all buckets leave before the backward pass has ended"
+    first, _ = trained(2, "global_batch=24")
+    assert set(first["sent_early"]) == {0}
+
+
+def test_split_evaluation_and_training_metrics_are_those_of_one_worker() -> None:
+    many, one = trained(3, "global_batch=24")[0]["epochs"], oracle(24)["epochs"]
+    for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
+        assert [epoch[key] for epoch in many] == pytest.approx([epoch[key] for epoch in one], rel=1e-9)
+
+
+@pytest.mark.parametrize("average", ["true", "false"])
+def test_batchnorm_statistics_are_averaged_where_asked(average: str) -> None:
+    more = ("model=resnet18", "epochs=1", "data.num_train=24", "global_batch=12", f"average_batchnorm={average}")
+    first, second = (worker["buffers"] for worker in trained(2, *more))
+    equal = all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert equal == (average == "true")
+
+
+def test_accumulation_alone_changes_nothing() -> None:
+    accumulated, plain = oracle(24, "accumulation_steps=4"), oracle(24)
+    torch.testing.assert_close(accumulated["parameters"], plain["parameters"], rtol=1e-9, atol=1e-11)
+
+
+def test_a_horovod_worker_alone_is_the_single_strategy_bit_for_bit() -> None:
+    alone = trained(1, "strategy=horovod", "global_batch=24")[0]
+    assert torch.equal(alone["parameters"], oracle(24)["parameters"])
+
+
+def test_another_batch_size_reaches_other_weights() -> None:
+    difference = (oracle(24)["parameters"] - oracle(12)["parameters"]).abs().max()
+    assert float(difference) > 1e-6
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_steps_have_the_same_examples_and_crops_whatever_the_worker_count(num_workers: int) -> None:
+    one, many = oracle(24)["seen"], [worker["seen"] for worker in trained(num_workers, "global_batch=24")]
+    assert len(one) == 2 * 4  # 90 examples by 24, two epochs, tails included
+    for step, (indices, crops) in enumerate(one):
+        together = [(i, c) for seen in many for i, c in zip(*seen[step], strict=True)]
+        assert [i for i, _ in together] == indices
+        assert all(torch.equal(c, crop) for (_, c), crop in zip(together, crops, strict=True))
+    for epoch in (one[:4], one[4:]):
+        assert sorted(i for indices, _ in epoch for i in indices) == list(range(90))
+
+
+def test_a_tail_smaller_than_the_worker_count_is_trained_too() -> None:
+    more = ("data.num_train=49", "global_batch=24")  # the third step has one example for two workers
+    workers, expected = trained(2, *more), oracle(24, *more[:1])
+    assert [len(seen[2][0]) for seen in (w["seen"] for w in workers)] in ([1, 0], [0, 1])
+    for worker in workers:
+        torch.testing.assert_close(worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11)
+
+
+def test_fp16_on_the_wire_stays_close_and_keeps_workers_equal() -> None:
+    more = ("strategy.compression=fp16", "precision=fp32", "global_batch=24")
+    first, second = trained(2, *more)
+    assert torch.equal(first["parameters"], second["parameters"])
+    expected = oracle(24)["parameters"]
+    assert not torch.equal(first["parameters"].double(), expected)
+    torch.testing.assert_close(first["parameters"].double(), expected, rtol=0.05, atol=0.01)

@@ -1,0 +1,57 @@
+"""Every experiment that is shipped runs, shrunk to seconds; and all of it runs from an installed wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bsweep.cli import conf_dir
+from tests.running import TINY, bsweep
+
+SHRUNK = (*TINY, "model=tiny_cnn", "num_workers=2", "epochs=1", "optimizer.warmup_epochs=0", "log_every_steps=5")
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("experiment", sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml")))
+def test_every_experiment_runs_shrunk_and_reports(experiment: str, tmp_path: Path) -> None:
+    arguments = ("-m", f"experiment={experiment}", "local_batch=8,16", *SHRUNK)
+    result = bsweep("run", "--report", *arguments, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    study = tmp_path / "results" / experiment
+    statuses = [json.loads(path.read_text())["status"] for path in study.glob("*/summary.json")]
+    assert statuses == ["completed", "completed"]
+    page = Path(result.stdout.strip().splitlines()[-1])
+    assert (tmp_path / page).name == "report.html" and (tmp_path / page).exists()
+
+
+def test_an_installed_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    pip = (sys.executable, "-m", "pip", "--quiet")
+    wheel = ("wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(ROOT))
+    subprocess.run([*pip, *wheel], check=True, capture_output=True)
+    (built,) = tmp_path.glob("bsweep-*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(built)], check=True, capture_output=True)
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    where = "import bsweep, bsweep.cli; print(bsweep.__file__, bsweep.cli.conf_dir())"
+    found = subprocess.run(
+        [sys.executable, "-c", where], cwd=elsewhere, env=env, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == [str(site / "bsweep/__init__.py"), str(site / "bsweep/conf")]
+    command = [
+        sys.executable,
+        str(site / "bin/bsweep"),
+        "run",
+        "--report",
+        "experiment=quickstart",
+        "local_batch=8",
+        *SHRUNK,
+    ]
+    result = subprocess.run(command, cwd=elsewhere, env=env, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert (elsewhere / "results/quickstart/report/report.html").exists()

@@ -1,0 +1,235 @@
+"""Figures show the right data, with the right labels, and leave nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import bsweep
+from bsweep import analysis, plots
+from tests.synthetic_study import train_seconds, write_run, write_study
+
+BATCHES = (8, 16, 32, 64, 128, 256)
+
+
+def lines(axes: Axes) -> Mapping[str, tuple[list[float], list[float]]]:
+    """The lines of a panel with two points or more, by colour and marker."""
+    return {
+        f"{line.get_color()} {line.get_marker()}": (list(line.get_xdata()), list(line.get_ydata()))  # type: ignore[arg-type]
+        for line in axes.lines
+        if len(line.get_xdata()) > 1  # type: ignore[arg-type]
+    }
+
+
+def legend_texts(figure: Figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in (legend.get_title(), *legend.get_texts())]
+
+
+def tick_labels(axes: Axes) -> list[str]:
+    return [label.get_text() for label in axes.get_xticklabels()]
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
+    return bsweep.load(write_study(tmp_path_factory.mktemp("studies") / "grid"))
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_a_figure_is_saved_the_same_twice_and_leaves_nothing_behind(
+    suffix: str, grid: analysis.Study, tmp_path: Path
+) -> None:
+    settings = dict(matplotlib.rcParams)
+    first, second = tmp_path / f"1.{suffix}", tmp_path / f"2.{suffix}"
+    for path in (first, second):
+        plots.save(plots.throughput_and_speedup(grid), path)
+    assert first.read_bytes() == second.read_bytes()
+    assert first.stat().st_size > 1_000
+    assert dict(matplotlib.rcParams) == settings
+
+
+@pytest.mark.parametrize("metric", ["loss", "accuracy"])
+def test_curves_by_epoch_hold_the_records(metric: str, grid: analysis.Study) -> None:
+    figure = plots.FIGURES[f"{metric}_by_epoch"](grid)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        f"{part}, {workers} (n = 1)" for workers in ("1 worker", "2 workers") for part in ("Training", "Test")
+    ]
+    assert legend_texts(figure) == [plots.BATCH_LABEL, *map(str, BATCHES)]
+    test_with_two_workers = figure.axes[3]
+    assert len(test_with_two_workers.lines) == 6
+    records = grid.epochs[grid.epochs["run_id"] == "b8_w2_horovod_s0"]
+    x, y = lines(test_with_two_workers)[f"{plots.COLORS[0]} {plots.MARKERS[0]}"]
+    assert x == [1, 2, 3]
+    assert y == records[f"test_{metric}"].tolist()
+    assert figure.axes[2].get_xlabel() == "Epoch"
+    assert figure.axes[0].get_ylabel() == metric.capitalize()
+
+
+def test_time_by_batch_shows_points_fit_and_the_published_curve(grid: analysis.Study) -> None:
+    figure = plots.time_by_batch(grid)
+    seconds, relative = figure.axes
+    assert tick_labels(seconds) == [str(batch) for batch in BATCHES]
+    assert seconds.get_xscale() == "log"
+    assert seconds.get_xlabel() == plots.BATCH_LABEL
+    assert seconds.get_ylabel() == "Training time (s), 3 epochs"
+    x, y = lines(seconds)[f"{plots.COLORS[1]} {plots.MARKERS[1]}"]
+    assert x == list(BATCHES)
+    assert y == pytest.approx([train_seconds(batch, 2) for batch in BATCHES])
+    fit_x, fit_y = (np.asarray(values) for values in lines(seconds)[f"{plots.COLORS[0]} "])
+    np.testing.assert_allclose(fit_y, 600 + 30_000 / fit_x)
+    published_x, published_y = lines(relative)["#7A7A7A *"]
+    assert published_x == list(BATCHES)
+    assert published_y[0] == pytest.approx(14892 / 2069)
+    texts = legend_texts(figure)
+    assert "least-squares fit" in plots.caption(figure) and "published" in plots.caption(figure)
+    assert texts[0] == "n = 1 per point; b: local batch"
+    assert texts[1] == "1 worker:  600 + 30000 / b  (R² = 1.0000)"
+    assert texts[3].startswith("published, 4 workers, 50 epochs, n = 1:  1599 + 106885 / b")
+
+
+def test_a_study_of_other_data_is_not_drawn_beside_the_published_one(tmp_path: Path) -> None:
+    for batch in BATCHES:
+        write_run(tmp_path / "s", local_batch=batch, num_train=1_000)
+    study = bsweep.load(tmp_path / "s")
+    figure = plots.time_by_batch(study)
+    assert len(figure.axes) == 1
+    assert "published" not in plots.caption(figure)
+    assert not any("published" in text for text in legend_texts(plots.accuracy_and_loss_by_batch(study)))
+
+
+def test_accuracy_and_loss_by_batch_show_both_parts(grid: analysis.Study) -> None:
+    figure = plots.accuracy_and_loss_by_batch(grid)
+    labels = ["Training accuracy", "Training loss", "Test accuracy", "Test loss"]
+    assert [axes.get_ylabel() for axes in figure.axes] == labels
+    assert lines(figure.axes[0])["#7A7A7A *"][1] == [0.3282, 0.9106, 0.9381, 0.9464, 0.9465, 0.8907]
+    assert "#7A7A7A *" not in lines(figure.axes[2])
+    texts = legend_texts(figure)
+    assert texts[0] == "after 3 epochs, n = 1 per point"
+    assert texts[-1] == "published, 4 workers, 50 epochs, n = 1 (training only)"
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        drawn = [y for _, values in lines(axes).values() for y in values if not np.isnan(y)]
+        assert low <= min(drawn) <= max(drawn) <= high
+    expected = grid.runs.query("num_workers == 1")["test_loss"].tolist()
+    assert lines(figure.axes[3])[f"{plots.COLORS[0]} {plots.MARKERS[0]}"][1] == expected
+
+
+def test_speedup_is_drawn_beside_the_ideal(grid: analysis.Study) -> None:
+    throughput, speedup = plots.throughput_and_speedup(grid).axes
+    assert tick_labels(throughput) == [str(batch) for batch in BATCHES]
+    assert throughput.get_ylim()[0] == 0
+    assert lines(speedup)["#7A7A7A None"] == ([1, 2], [1, 2])
+    for index in range(len(BATCHES)):
+        x, y = lines(speedup)[f"{plots.COLORS[index]} {plots.MARKERS[index]}"]
+        assert x == [1, 2]
+        assert y == pytest.approx([1, 2 / 2**0.1])
+
+
+def test_one_worker_count_has_no_speedup_panel(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", num_workers=(2,)))
+    figure = plots.throughput_and_speedup(study)
+    assert len(figure.axes) == 1
+    assert "peed-up" not in plots.caption(figure)
+
+
+def test_repeats_get_bars_bands_and_their_number(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,), seeds=3))
+    by_batch = plots.accuracy_and_loss_by_batch(study)
+    assert legend_texts(by_batch)[0] == "after 3 epochs, n = 3 per point; bars: 95 % t-interval"
+    half = analysis.cells(study.runs)["train_accuracy_ci95"].to_numpy()
+    bars = by_batch.axes[0].containers[0].lines[2][0].get_segments()  # type: ignore[attr-defined]
+    np.testing.assert_allclose([(bar[1, 1] - bar[0, 1]) / 2 for bar in bars], half)
+    by_epoch = plots.loss_by_epoch(study)
+    assert "(n = 3)" in by_epoch.axes[0].get_title(loc="left")
+    assert len(by_epoch.axes[0].collections) == 6
+
+
+def test_one_run_has_neither_bars_nor_bands(grid: analysis.Study) -> None:
+    assert not plots.loss_by_epoch(grid).axes[0].collections
+    bars = plots.throughput_and_speedup(grid).axes[0].containers[0].lines[2][0]  # type: ignore[attr-defined]
+    assert not any(len(segment) for segment in bars.get_segments())
+
+
+def test_runs_that_did_not_complete_are_crossed_at_their_batch(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(16, 32, 64), num_workers=(1,))
+    write_run(tmp_path / "s", local_batch=8, status="diverged", num_epochs_done=2)
+    write_run(tmp_path / "s", local_batch=128, status="out_of_memory", num_epochs_done=0)
+    study = bsweep.load(tmp_path / "s")
+    figure = plots.throughput_and_speedup(study)
+    crosses = next(line for line in figure.axes[0].lines if line.get_marker() == "x")
+    assert list(crosses.get_xdata()) == [8, 128]  # type: ignore[arg-type]
+    assert list(crosses.get_ydata()) == [0, 0]  # type: ignore[arg-type]
+    assert not crosses.get_clip_on()
+    assert crosses.get_transform() == figure.axes[0].get_xaxis_transform()
+    assert plots.caption(figure).endswith("Crosses on the lower edge are runs that did not complete.")
+    assert legend_texts(figure)[-1] == "run not completed: diverged, out of memory"
+    assert "8" in tick_labels(figure.axes[0])
+    by_epoch = plots.accuracy_by_epoch(study)
+    assert legend_texts(by_epoch)[-1] == "incomplete run"
+    assert "Dotted lines are runs that did not complete" in plots.caption(by_epoch)
+    assert any(line.get_marker() == "x" for line in by_epoch.axes[0].lines)
+
+
+@pytest.mark.parametrize("case", ["one batch", "nothing completed", "published", "many batches"])
+def test_odd_studies_are_drawn_too(case: str, tmp_path: Path) -> None:
+    if case == "one batch":
+        study = bsweep.load(write_study(tmp_path / "s", local_batches=(64,), num_workers=(2,)))
+    elif case == "nothing completed":
+        write_run(tmp_path / "s", local_batch=8, status="failed", num_epochs_done=0)
+        study = bsweep.load(tmp_path / "s")
+    elif case == "many batches":
+        study = bsweep.load(write_study(tmp_path / "s", local_batches=tuple(range(1, 41)), num_workers=(1,)))
+        assert len(tick_labels(plots.time_by_batch(study).axes[0])) <= 14
+    else:
+        study = analysis.published()
+    for draw in plots.FIGURES.values():
+        draw(study).draw_without_rendering()
+
+
+def test_learning_rate_rules_are_told_apart_by_colour_or_dashes(tmp_path: Path) -> None:
+    linear = {"optimizer.lr_rule": "linear"}
+    write_study(tmp_path / "s", num_workers=(2,))
+    write_study(tmp_path / "s", num_workers=(2,), settings=linear)
+    texts = legend_texts(plots.accuracy_and_loss_by_batch(bsweep.load(tmp_path / "s")))
+    assert texts[1:3] == ["2 workers, learning rate: linear", "2 workers, learning rate: per worker"]
+    write_study(tmp_path / "s", num_workers=(1,))
+    write_study(tmp_path / "s", num_workers=(1,), settings=linear)
+    study = bsweep.load(tmp_path / "s")
+    figure = plots.accuracy_and_loss_by_batch(study)
+    words = ["1 worker", "2 workers", "learning rate: linear", "learning rate: per worker"]
+    assert legend_texts(figure)[1:5] == words
+    drawn = [container.lines[0] for container in figure.axes[0].containers]  # type: ignore[attr-defined]
+    assert len({(line.get_color(), line.get_linestyle()) for line in drawn}) == len(drawn) == 4
+    by_epoch = plots.loss_by_epoch(study)
+    assert len(by_epoch.axes) == 8
+    assert by_epoch.get_figheight() < 7
+
+
+def test_crosses_at_one_batch_stand_side_by_side(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(16, 32), num_workers=(1, 2))
+    for workers in (1, 2):
+        write_run(tmp_path / "s", local_batch=64, num_workers=workers, status="diverged", num_epochs_done=1)
+    figure = plots.time_by_batch(bsweep.load(tmp_path / "s"))
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    left, right = (float(np.asarray(line.get_xdata()).item()) for line in crosses)
+    assert 60 < left < 64 < right < 68
+
+
+def test_a_loss_that_exploded_is_cut_and_said(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16, 32), num_workers=(1,)))
+    assert "are cut" not in plots.caption(plots.loss_by_epoch(study))
+    study.epochs.loc[0, "train_loss"] = 1e6
+    figure = plots.loss_by_epoch(study)
+    assert figure.axes[0].get_ylim()[1] < 10
+    assert "3 times the median peak of the lines, are cut." in plots.caption(figure)
+
+
+def test_no_legend_entry_is_left_alone(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(1, 2, 4, 8, 16, 32, 64, 128), num_workers=(1,)))
+    (legend,) = plots.loss_by_epoch(study).legends
+    assert legend._ncols == 4  # type: ignore[attr-defined]

@@ -1,0 +1,164 @@
+"""The report's files are all there, say the right things, and need no network."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import bsweep
+from bsweep import analysis, plots, report
+from tests.synthetic_study import write_run, write_study
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    study = tmp_path_factory.mktemp("studies") / "a_study_50%"
+    write_study(study, seeds=2)
+    write_run(study, local_batch=512, status="out_of_memory", num_epochs_done=0, message="<b>CUDA</b> & memory\nline 2")
+    write_run(study, local_batch=4, status="diverged", num_epochs_done=1, events=("2 workers share 1 core",))
+    return report.write(study, command="bsweep report a_study")
+
+
+def test_all_files_are_written(page: Path) -> None:
+    figures = {f"{name}.{suffix}" for name in plots.FIGURES for suffix in ("png", "svg", "pdf")}
+    data = {"runs.csv", "epochs.csv", "provenance.csv", "table.md", "table.tex", "report.html"}
+    assert {path.name for path in page.parent.iterdir()} == figures | data
+    assert page.parent.name == "report"
+    assert all(path.stat().st_size > 100 for path in page.parent.iterdir())
+
+
+def test_the_page_is_well_formed_and_refers_to_nothing_outside(page: Path) -> None:
+    class Links(HTMLParser):
+        found: list[str]
+        open_tags: list[str]
+        images: int = 0
+
+        def handle_endtag(self, tag: str) -> None:
+            assert self.open_tags.pop() == tag
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            self.open_tags += [tag] * (tag not in ("meta", "img", "br"))
+            values = dict(attrs)
+            self.found += [value for name, value in attrs if name in ("src", "href") and value]
+            self.images += tag == "img" and bool(values.get("alt"))
+            assert tag not in ("script", "link", "iframe")
+
+    parser = Links()
+    parser.found, parser.open_tags = [], []
+    parser.feed(page.read_text())
+    parser.close()
+    assert parser.open_tags == []
+    assert parser.images == len(plots.FIGURES)
+    assert all(link.startswith("data:image/svg+xml;base64,") or (page.parent / link).is_file() for link in parser.found)
+    assert not re.search(r"https?:|url\(|@import", page.read_text())
+
+
+def test_figures_in_svg_refer_to_nothing_outside(page: Path) -> None:
+    for path in page.parent.glob("*.svg"):
+        text = re.sub(r'xmlns(:\w+)?="[^"]*"', "", path.read_text())
+        text = re.sub(r"<!DOCTYPE[^>]*>", "", text)
+        assert "<dc:date>" not in text
+        assert "<text" not in text
+        assert not re.findall(r'(?:href|src)="(?!#)[^"]*"', text)
+
+
+def test_the_page_answers_in_words(page: Path) -> None:
+    text = page.read_text()
+    assert "Fastest: local batch 256 on 2 workers (global batch 512), with" in text
+    assert "Most accurate: local batch 64 on 1 worker (global batch 64), with test accuracy" in text
+    assert "(mean of 2 runs, 95 % interval). Its interval overlaps" in text
+    assert "26 runs: " in text
+    assert "1 out of memory" in text
+    assert "1 diverged" in text
+    assert "bsweep report a_study" in text
+    assert "0123456789abcdef" in text
+    assert "Test CPU" in text
+    assert "b4_w1_horovod_s0: 2 workers share 1 core" in text
+    assert "&lt;b&gt;CUDA&lt;/b&gt; &amp; memory\nline 2" in text
+    assert "<b>CUDA" not in text
+    assert "epochs: 3 (published: 50)" in text
+    assert "an equal local batch is a different global batch" in text
+    assert "Crosses on the lower edge are runs that did not complete." in text
+
+
+def test_tables_hold_means_and_are_escaped(page: Path) -> None:
+    cells = analysis.cells(bsweep.load(page.parent.parent).runs)
+    row = cells.xs(("horovod", 2, 64))
+    seconds = f"{row['train_seconds']:.1f} ± {row['train_seconds_ci95']:.1f}"
+    markdown, latex = (page.with_name(name).read_text() for name in ("table.md", "table.tex"))
+    assert f"| 2 | 64 | 128 | 2 | {seconds} |" in markdown
+    assert f"2 & 64 & 128 & 2 & {seconds.replace('±', '$' + chr(92) + 'pm$')} &" in latex
+    assert r"\caption{a\_study\_50\%: Mean" in latex
+    assert latex.count(r"\toprule") == latex.count(r"\bottomrule") == latex.count(r"\resizebox{\linewidth}{!}{%") == 4
+    assert r"\begin{tabular}{rrrrrrrrrrl}" in latex
+    assert latex.count("{") - latex.count(r"\{") == latex.count("}") - latex.count(r"\}")
+    assert "time per image of one worker (s)" in markdown
+    assert "out of memory" in markdown
+    for line in latex.splitlines():
+        assert not re.search(r"(?<!\\)%(?!$)", line) or line.startswith("%")
+
+
+@pytest.fixture
+def one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw one figure only, where the test is about something else."""
+    monkeypatch.setattr(plots, "FIGURES", {"loss_by_epoch": plots.loss_by_epoch})
+
+
+@pytest.mark.usefixtures("one_figure")
+def test_out_folder_and_one_run_a_cell(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", num_workers=(1,))
+    page = report.write(tmp_path / "s", tmp_path / "elsewhere" / "out")
+    assert page == tmp_path / "elsewhere" / "out" / "report.html"
+    assert "Each cell was run once" in page.read_text()
+    assert not (tmp_path / "s" / "report").exists()
+
+
+@pytest.mark.usefixtures("one_figure")
+def test_nothing_completed_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8, status="failed", num_epochs_done=0, message="no luck")
+    text = report.write(tmp_path / "s").read_text()
+    assert "No run of 1 cell has completed" in text
+    assert "no luck" in text
+
+
+def test_the_headlines_of_a_study_without_repeats(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 64), num_workers=(1,), epochs=1)
+    assert report.headlines(bsweep.load(tmp_path / "s")) == [
+        "Fastest: local batch 64 on 1 worker (global batch 64), with 356.2 s of training for 1 epoch (1 run).",
+        "Most accurate: local batch 64 on 1 worker (global batch 64), with test accuracy 0.8925 (1 run).",
+        "Each cell was run once: repeat with other seeds before trusting small differences.",
+    ]
+
+
+def test_time_is_no_matter_of_the_learning_rate(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 64), num_workers=(1,))
+    write_study(
+        tmp_path / "s", local_batches=(8, 64), num_workers=(1,), seeds=2, settings={"optimizer.lr_rule": "linear"}
+    )
+    write_run(tmp_path / "s", local_batch=128, status=None, num_epochs_done=1)
+    unfinished, fastest, _, caveat = report.headlines(bsweep.load(tmp_path / "s"))
+    assert unfinished == "Unfinished: 1 of 7 runs may still change what follows."
+    assert fastest.startswith("Fastest: local batch 64 on 1 worker (global batch 64), with")
+    assert "(mean of 3 runs, 95 % interval, whatever their learning rate" in fastest
+    assert caveat.startswith("Some cells were run once")
+
+
+def test_different_data_have_their_own_best(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), settings={"data.name": "digits"})
+    lines = report.headlines(bsweep.load(tmp_path / "s"))
+    assert [line.split(": ")[0] for line in lines[:4]] == ["digits", "digits", "imagefolder", "imagefolder"]
+
+
+@pytest.mark.usefixtures("one_figure")
+def test_a_report_that_fails_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
+    page = report.write(tmp_path / "s")
+    before = {path.name: path.stat().st_mtime_ns for path in page.parent.iterdir()}
+    monkeypatch.setattr(report, "_page", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        report.write(tmp_path / "s")
+    assert {path.name: path.stat().st_mtime_ns for path in page.parent.iterdir()} == before

@@ -1,0 +1,366 @@
+"""Real runs typed as a person would: horovodrun processes, run folders, exit codes, kills."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bsweep import launch
+from bsweep.config import HorovodrunConfig
+from bsweep.launch.horovodrun import environment
+from bsweep.runlog import RunPaths, read_records
+from tests.running import TINY, bsweep, compose, tool
+
+QUICK = (*TINY, "model=tiny_cnn", "epochs=2", "study=s")
+
+
+def runs(cwd: Path, study: str = "s") -> list[RunPaths]:
+    return [RunPaths(p.parent) for p in sorted((cwd / "results" / study).glob("*/config.yaml"))]
+
+
+def summary(paths: RunPaths) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(paths.summary.read_text())
+    return value
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [tool("bsweep"), "run", *arguments], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_steps(cwd: Path, timeout: float = 60) -> RunPaths:
+    """The run folder of the only run, once it trains."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        for paths in runs(cwd):
+            if any(record["type"] == "step" for record in read_records(paths.metrics)[0]):
+                return paths
+        time.sleep(0.1)
+    raise AssertionError("no step was recorded")
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The training processes, rank 0 first."""
+    found = {}
+    for child in psutil.Process(process.pid).children(recursive=True):
+        command = child.cmdline()
+        if command[2:4] == ["-m", "bsweep.worker"]:  # horovodrun's own command line has it further back
+            found[int(child.environ()["HOROVOD_RANK"])] = child
+    return [found[rank] for rank in sorted(found)]
+
+
+def test_two_workers_train_and_leave_a_whole_run_folder(tmp_path: Path) -> None:
+    result = bsweep("run", "local_batch=8", "num_workers=2", *QUICK, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (paths,) = runs(tmp_path)
+    assert paths.folder.name.startswith("b8_w2_horovod_s0-")
+    records, warning = read_records(paths.metrics)
+    kinds = [record["type"] for record in records]
+    assert warning is None and kinds[0] == "start" and kinds[-1] == "end" and kinds.count("epoch") == 2
+    epochs = [record for record in records if record["type"] == "epoch"]
+    for epoch in epochs:
+        assert epoch["num_steps"] == 6 and epoch["global_batch"] == 16
+        assert 0 < epoch["step_seconds_p50"] <= epoch["step_seconds_p95"]
+        assert epoch["train_seconds"] > epoch["exchange_seconds"] > 0 and epoch["wait_seconds"] >= 0
+        vector_bytes = 4 * records[0]["num_parameters"]
+        assert epoch["sent_bytes"] == pytest.approx(6 * 2 * vector_bytes / 2, rel=0.01)
+    end = summary(paths)
+    assert (end["status"], end["num_steps"], end["epochs"], end["global_batch"]) == ("completed", 12, 2, 16)
+    assert end["train_seconds"] == pytest.approx(sum(epoch["train_seconds"] for epoch in epochs))
+    assert end["wall_seconds"] > end["train_seconds"]
+    assert end["test_accuracy"] == epochs[-1]["test_accuracy"]
+    meta = json.loads(paths.meta.read_text())
+    assert (
+        meta["versions"]["horovod"] == "0.28.1"
+        and meta["cores"] >= 1
+        and meta["command"].startswith("bsweep run local_batch=8")
+    )
+    assert {p.name for p in paths.logs.iterdir()} >= {"rank.0", "rank.1", "launcher.log"}
+    assert "epoch 2/2" in result.stderr and "images/s" in result.stderr
+
+
+def test_a_second_sweep_skips_what_is_completed_and_a_grid_names_every_point(tmp_path: Path) -> None:
+    grid = ("-m", "local_batch=8,16", "num_workers=1", "seed=0,1", "launch=inline", "strategy=single", *QUICK)
+    first = bsweep("run", *grid, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert len(runs(tmp_path)) == 4
+    before = {paths.folder.name: paths.summary.stat().st_mtime_ns for paths in runs(tmp_path)}
+    second = bsweep("run", *grid, cwd=tmp_path)
+    assert second.returncode == 0 and second.stderr.count("completed already") == 4
+    assert before == {paths.folder.name: paths.summary.stat().st_mtime_ns for paths in runs(tmp_path)}
+
+
+def test_inside_horovodrun_the_warm_processes_train_point_after_point(tmp_path: Path) -> None:
+    prefix = (tool("horovodrun"), "-np", "2", "--gloo")
+    result = bsweep("run", "-m", "local_batch=8,16", *QUICK, cwd=tmp_path, prefix=prefix)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert [summary(paths)["num_workers"] for paths in runs(tmp_path)] == [2, 2]
+    assert not list(tmp_path.rglob("launcher.log")), "no process was started for a point"
+
+
+def test_inside_horovodrun_a_point_that_fails_on_one_rank_does_not_end_the_sweep(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('HOROVOD_RANK') == '1':\n"
+        "    import bsweep.worker as w\n"
+        "    plain = w.train_epoch\n"
+        "    def broken(job, epoch):\n"
+        "        if job.config.examples_per_pass == 8: raise MemoryError('no room')\n"
+        "        return plain(job, epoch)\n"
+        "    w.train_epoch = broken\n"
+    )
+    prefix = (tool("horovodrun"), "-np", "2", "--gloo")
+    env = {"PYTHONPATH": str(tmp_path)}
+    result = bsweep("run", "-m", "local_batch=8,16", *QUICK, cwd=tmp_path, prefix=prefix, env=env)
+    ends = {summary(paths)["local_batch"]: summary(paths) for paths in runs(tmp_path)}
+    assert {batch: end["status"] for batch, end in ends.items()} == {8: "out_of_memory", 16: "completed"}, result.stdout
+    assert ends[8]["message"].startswith("rank 1 failed: MemoryError: no room")
+    assert result.returncode != 0
+
+
+def test_inside_horovodrun_knobs_are_horovodruns(tmp_path: Path) -> None:
+    prefix = (tool("horovodrun"), "-np", "1", "--gloo")
+    result = bsweep("run", "local_batch=8", "strategy.cycle_time_ms=2", *QUICK, cwd=tmp_path, prefix=prefix)
+    assert "HOROVOD_CYCLE_TIME=2 horovodrun" in result.stdout + result.stderr and not runs(tmp_path)
+    point = ("local_batch=8", "strategy.cycle_time_ms=2", *QUICK)
+    result = bsweep("run", *point, cwd=tmp_path, prefix=prefix, env={"HOROVOD_CYCLE_TIME": "2"})
+    assert result.returncode == 0, result.stdout
+
+
+def test_inside_horovodrun_another_worker_count_is_refused_before_training(tmp_path: Path) -> None:
+    prefix = (tool("horovodrun"), "-np", "2", "--gloo")
+    result = bsweep("run", "-m", "local_batch=8", "num_workers=2,3", *QUICK, cwd=tmp_path, prefix=prefix)
+    assert result.returncode != 0
+    assert "num_workers=3, but horovodrun started 2 processes" in result.stdout + result.stderr
+    assert not runs(tmp_path)
+
+
+def test_warm_and_launched_runs_reach_the_same_numbers(tmp_path: Path) -> None:
+    point = ("local_batch=8", "num_workers=2", "precision=fp64", *QUICK)
+    bsweep("run", *point, cwd=tmp_path)
+    prefix = (tool("horovodrun"), "-np", "2", "--gloo")
+    bsweep("run", *point, "results_dir=warm", cwd=tmp_path, prefix=prefix)
+    (cold,), (warm,) = runs(tmp_path), [RunPaths(p.parent) for p in (tmp_path / "warm/s").glob("*/config.yaml")]
+    assert summary(cold)["train_loss"] == summary(warm)["train_loss"]
+    assert cold.folder.name == warm.folder.name
+
+
+def test_a_killed_worker_ends_the_job_with_its_rank_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    process = start("-m", "local_batch=2", "num_workers=2", "epochs=500,1", *QUICK[:-2], "study=s", cwd=tmp_path)
+    paths = wait_for_steps(tmp_path)
+    workers = workers_of(process)
+    workers[1].kill()
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1, stderr
+    end = summary(paths)
+    assert end["status"] == "failed" and "rank 1 was ended by SIGKILL" in end["message"]
+    assert "rank 1 was ended by SIGKILL" in stderr
+    assert end["num_steps"] >= 0 and not any(worker.is_running() for worker in workers)
+    assert sorted(summary(p)["status"] for p in runs(tmp_path)) == ["completed", "failed"]
+
+
+def test_an_exception_in_one_worker_is_quoted_from_that_worker(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('HOROVOD_RANK') == '1':\n"
+        "    import bsweep.strategies.horovod as h\n"
+        "    def broken(self): raise RuntimeError('the dog ate the gradient')\n"
+        "    h.Horovod.step = broken\n"
+    )
+    env = {"PYTHONPATH": str(tmp_path)}
+    result = bsweep("run", "local_batch=8", "num_workers=2", *QUICK, cwd=tmp_path, env=env)
+    assert result.returncode == 1
+    (paths,) = runs(tmp_path)
+    end = summary(paths)
+    assert end["status"] == "failed" and end["message"].startswith("rank 1 failed: RuntimeError: the dog ate")
+    assert 'worker.py", line' in end["message"] and "<stderr>" not in end["message"]
+
+
+def test_a_stopped_worker_is_a_timeout_and_what_was_logged_is_kept(tmp_path: Path) -> None:
+    process = start(
+        "local_batch=2",
+        "num_workers=2",
+        *QUICK[:-2],
+        "epochs=500",
+        "study=s",
+        "launch.stall_timeout_seconds=4",
+        cwd=tmp_path,
+    )
+    paths = wait_for_steps(tmp_path)
+    workers = workers_of(process)
+    workers[1].suspend()
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1, stderr
+    end = summary(paths)
+    assert end["status"] == "timeout" and "launch.stall_timeout_seconds=4" in end["message"]
+    assert any(record["type"] == "step" for record in read_records(paths.metrics)[0])
+    assert not any(worker.is_running() for worker in workers)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_sweep_ends_its_workers_and_is_started_again(tmp_path: Path, number: signal.Signals) -> None:
+    point = ("local_batch=2", "num_workers=2", *QUICK[:-2], "study=s")
+    process = start("-m", "epochs=500,501", *point, cwd=tmp_path)
+    paths = wait_for_steps(tmp_path)
+    workers = workers_of(process)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert summary(paths)["status"] == "interrupted" and len(runs(tmp_path)) == 1
+    assert not any(worker.is_running() for worker in workers)
+
+
+def test_a_killed_launcher_leaves_no_orphans_and_the_point_is_repeated(tmp_path: Path) -> None:
+    point = ("local_batch=8", "num_workers=2", *QUICK[:-2], "study=s")
+    process = start(*point, "epochs=3000", cwd=tmp_path)
+    paths = wait_for_steps(tmp_path)
+    workers = workers_of(process)
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive
+    assert not paths.summary.exists()
+    again = start(*point, "epochs=3000", cwd=tmp_path)
+    aside = tmp_path / "results/s/.previous"
+    for _ in range(600):
+        if list(aside.glob("*")):
+            break
+        time.sleep(0.1)
+    again.send_signal(signal.SIGINT)
+    again.communicate(timeout=60)
+    assert [p.name for p in aside.iterdir()] == [f"{paths.folder.name}.1"], "the first attempt was not overwritten"
+
+
+def test_divergence_ends_the_run_and_keeps_what_was_logged(tmp_path: Path) -> None:
+    result = bsweep(
+        "run", "local_batch=8", "num_workers=2", *QUICK, "optimizer.lr=1e30", "log_every_steps=1", cwd=tmp_path
+    )
+    assert result.returncode == 1
+    (paths,) = runs(tmp_path)
+    end = summary(paths)
+    assert end["status"] == "diverged" and "training loss became" in end["message"]
+    assert read_records(paths.metrics)[0][-1]["type"] == "end"
+
+
+def test_out_of_memory_is_a_result_of_its_cell(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, resource\n"
+        "if 'HOROVOD_RANK' in os.environ:\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))\n"
+    )
+    env = {"PYTHONPATH": str(tmp_path)}
+    big = ("data=synthetic", "data.num_train=4096", "data.num_test=8", "model.stem=cifar", "epochs=1", "study=s")
+    result = bsweep("run", "-m", "local_batch=4096", "num_workers=1", *big, cwd=tmp_path, env=env)
+    assert result.returncode == 1, result.stderr
+    (paths,) = runs(tmp_path)
+    assert summary(paths)["status"] == "out_of_memory", summary(paths)["message"]
+
+
+def test_two_sweeps_do_not_run_the_same_point_at_once(tmp_path: Path) -> None:
+    point = ("local_batch=2", "num_workers=1", *QUICK[:-2], "epochs=500", "study=s")
+    process = start(*point, cwd=tmp_path)
+    wait_for_steps(tmp_path)
+    second = bsweep("run", *point, cwd=tmp_path)
+    assert "another process is running it" in second.stderr and second.returncode == 1
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+
+def test_the_environment_reaches_the_workers_without_secrets() -> None:
+    given = {
+        "PATH": "/bin",
+        "NCCL_DEBUG": "INFO",
+        "SSH_AUTH_SOCK": "/tmp/agent",
+        "HF_TOKEN": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "DB_PASSWORD": "x",
+        "WANDB_API_KEY": "x",
+        "INDEX": "https://user:word@example.org/simple",
+        "PEM": "-----BEGIN PRIVATE KEY-----",
+    }
+    config = compose("local_batch=8", "launch.network_interface=eth1").launch
+    assert isinstance(config, HorovodrunConfig)
+    passed = environment(given, config)
+    assert passed["HOROVOD_GLOO_IFACE"] == "eth1"
+    assert {name: passed.get(name) for name in list(given)[:3]} == dict(list(given.items())[:3])
+    assert not {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "WANDB_API_KEY", "INDEX", "PEM"} & passed.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("run", "lokal_batch=8"), ["lokal_batch: unknown key", "Did you mean 'local_batch'?"]),
+        (("run", "local_batch=8", "strategy=horvod"), ["unknown strategy", "'horovod'", "Known: horovod, single"]),
+        (("run", "local_batch=8", "model=vgg"), ["unknown model", "resnet18"]),
+        (("run", "local_batch=8", "data=digit"), ["unknown data", "Did you mean 'digits'?"]),
+        (("run",), ["local_batch=null", "exactly one"]),
+        (("run", "-m", "local_batch=8,-4,oops"), ["local_batch=-4", "local_batch=oops"]),
+        (("run", "local_batch=8", "data=imagefolder"), ["data.root: no value given"]),
+        (("run", "local_batch=8", "data=imagefolder", "data.root=nowhere"), ["nowhere"]),
+        (("run", "local_batch=64", "num_workers=2", *TINY), ["global batch 128", "training set of 90 examples"]),
+        (("run", "local_batch=8", "strategy.op=adasum"), ["strategy.op=adasum", "MPI"]),
+        (("run", "local_batch=8", "device=cuda"), ["device=cuda"]),
+        (("run", "local_batch=8", "device=cuda", "launch=inline"), ["device=cuda"]),
+        (("run", "local_batch"), ["local_batch"]),
+        (("run", "local_batch=8", "results_dir=/proc/nowhere", *TINY), ["results_dir=/proc/nowhere"]),
+        (("run", "local_batch=8", "hydra.mode=RUN"), ["hydra.mode=RUN"]),
+        (("run", "local_batch=8", "data=imagefolder", "data.root=~/nowhere-at-all"), [str(Path.home())]),
+        (("report", "nowhere"), ["nowhere"]),
+        (("frobnicate",), ["usage"]),
+    ],
+)
+def test_bad_input_exits_with_2_and_starts_nothing(
+    tmp_path: Path, arguments: tuple[str, ...], expected: list[str]
+) -> None:
+    if "device=cuda" in arguments and Path("/dev/nvidia0").exists():
+        pytest.skip("this machine has a GPU")
+    result = bsweep(*arguments, cwd=tmp_path)
+    assert result.returncode == 2, result.stdout + result.stderr
+    for words in expected:
+        assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.rglob("config.yaml"))
+
+
+def test_a_study_of_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
+    point = ("run", "local_batch=8", "launch=inline", "strategy=single", *QUICK)
+    assert bsweep(*point, cwd=tmp_path).returncode == 0
+    (paths,) = runs(tmp_path)
+    newer = json.dumps({**summary(paths), "schema": 99, "status": "partial"})
+    paths.summary.write_text(newer)
+    result = bsweep(*point, cwd=tmp_path)
+    assert result.returncode == 2 and "schema 99" in result.stderr and "Update bsweep" in result.stderr
+    assert paths.summary.read_text() == newer
+
+
+def test_more_workers_than_cores_is_a_warning_on_record(tmp_path: Path) -> None:
+    workers = (os.cpu_count() or 1) + 1
+    result = bsweep("run", "local_batch=8", f"num_workers={workers}", *QUICK, cwd=tmp_path)
+    assert result.returncode == 0 and f"{workers} workers share" in result.stderr
+    (paths,) = runs(tmp_path)
+    assert any(f"{workers} workers share" in warning for warning in summary(paths)["warnings"])
+
+
+def test_missing_horovod_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"scripts/setup\.sh"):
+        launch.check(compose("local_batch=8"))
+
+
+@pytest.mark.parametrize(
+    "flags", [("--help",), ("--cfg", "job", "local_batch=8"), ("--info", "config", "local_batch=8")]
+)
+def test_hydra_flags_work(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    result = bsweep("run", *flags, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "local_batch" in result.stdout

@@ -1,0 +1,84 @@
+"""Records survive a kill at any byte, and readers say what they left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bsweep.runlog import Event, RunLog, RunPaths, read_records, read_run, write_json, write_summary
+from tests.running import compose
+
+
+def write(path: Path, *messages: str) -> None:
+    with RunLog(path) as log:
+        for message in messages:
+            log.write(Event(event="warning", message=message))
+
+
+def messages(path: Path) -> list[str]:
+    return [record["message"] for record in read_records(path)[0]]
+
+
+def test_records_are_read_back_in_order(tmp_path: Path) -> None:
+    write(tmp_path / "m.jsonl", "a", "b")
+    records, warning = read_records(tmp_path / "m.jsonl")
+    assert [r["message"] for r in records] == ["a", "b"] and warning is None
+    assert all(r["schema"] == 1 and r["type"] == "event" and r["time"] > 0 for r in records)
+
+
+def test_torn_at_every_byte_only_the_last_record_is_lost_and_appending_repairs(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    write(path, "a", "b")
+    whole = path.read_bytes()
+    start_of_last = whole.index(b"\n") + 1
+    for cut in range(start_of_last, len(whole)):
+        path.write_bytes(whole[:cut])
+        _, warning = read_records(path)
+        assert messages(path) == ["a"]
+        assert (warning is None) == (cut == start_of_last)
+        assert warning is None or f"{cut - start_of_last} bytes" in warning
+        write(path, "c")
+        assert messages(path) == ["a", "c"]
+
+
+def test_a_damaged_middle_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    write(path, "a", "b", "c")
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([lines[0], lines[1][:10], lines[2]]) + b"\n")
+    with pytest.raises(ValueError, match=r"m\.jsonl:2: damaged"):
+        read_records(path)
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    write(paths.metrics, "a")
+    write_json(paths.summary, {"schema": 99})
+    with pytest.raises(ValueError, match=r"schema 99.*Update bsweep"):
+        read_run(tmp_path)
+
+
+def test_numbers_that_json_has_not_are_refused_by_the_writer(tmp_path: Path) -> None:
+    with RunLog(tmp_path / "m.jsonl") as log, pytest.raises(ValueError, match=r"not JSON compliant|Out of range"):
+        log.write(Event(event="warning", message=float("nan")))  # type: ignore[arg-type]
+    assert read_records(tmp_path / "m.jsonl") == ((), None)
+
+
+def test_json_files_are_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(ValueError, match=r"not JSON compliant|Out of range"):
+        write_json(path, {"a": float("nan")})
+    assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_summary_of_a_run_that_never_started_has_every_column_and_null_numbers(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    write_summary(paths, compose("local_batch=8", "num_workers=2"), "failed", "no luck", 3.5)
+    summary = json.loads(paths.summary.read_text())
+    assert (summary["status"], summary["message"], summary["wall_seconds"]) == ("failed", "no luck", 3.5)
+    assert (summary["local_batch"], summary["global_batch"], summary["num_workers"]) == (8, 16, 2)
+    missing = ("train_seconds", "images_per_second", "train_loss", "test_accuracy", "sent_bytes")
+    assert [summary[key] for key in missing] == [None] * 5
