@@ -24,6 +24,8 @@ Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Density = Annotated[float, Field(gt=0, le=1)]
+Algorithm = Literal["ring", "tree", "halving_doubling", "native"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
 Hosts = Annotated[str, Field(pattern=r"^[\w.-]+:[1-9]\d*(,[\w.-]+:[1-9]\d*)*$")]
 
@@ -86,6 +88,12 @@ class ResNet18Config(_Section):
 
 
 @dataclass(frozen=True)
+class VGG16Config(_Section):
+    name: Literal["vgg16"]
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+
+
+@dataclass(frozen=True)
 class TinyCNNConfig(_Section):
     name: Literal["tiny_cnn"]
     width: Count
@@ -144,7 +152,6 @@ class SingleConfig(_Section):
 class HorovodConfig(_Section):
     name: Literal["horovod"]
     op: Literal["average", "adasum"]
-    compression: Literal["none", "fp16"]
     buckets: Count
     fusion_threshold_mb: NonNegative
     cycle_time_ms: Positive
@@ -152,13 +159,103 @@ class HorovodConfig(_Section):
 
 
 @dataclass(frozen=True)
-class InlineConfig(_Section):
+class DDPConfig(_Section):
+    name: Literal["ddp"]
+    hook: Literal["none", "fp16", "bf16", "powersgd"]
+    powersgd_rank: Count
+    bucket_mb: Positive
+
+
+@dataclass(frozen=True)
+class AllReduceConfig(_Section):
+    name: Literal["allreduce"]
+    algorithm: Algorithm
+
+
+@dataclass(frozen=True)
+class ParameterServerConfig(_Section):
+    name: Literal["parameter_server"]
+    num_servers: Count | None
+    sharding: Literal["layer", "layer_round_robin", "memory", "hashed_chunks"]
+    chunk_bytes: Count
+    consistency: Literal["synchronous", "asynchronous", "stale_synchronous"]
+    staleness: Natural | None
+    colocated: bool
+
+
+@dataclass(frozen=True)
+class LocalSGDConfig(_Section):
+    name: Literal["local_sgd"]
+    sync_every: Count
+    warmup_steps: Natural
+    algorithm: Algorithm
+
+
+@dataclass(frozen=True)
+class NoCompressionConfig(_Section):
+    name: Literal["none"]
+
+
+@dataclass(frozen=True)
+class FP16Config(_Section):
+    name: Literal["fp16"]
+
+
+@dataclass(frozen=True)
+class TopKConfig(_Section):
+    name: Literal["topk"]
+    density: Density
+    warmup_densities: tuple[Density, ...]
+
+
+@dataclass(frozen=True)
+class DGCConfig(_Section):
+    name: Literal["dgc"]
+    density: Density
+    warmup_densities: tuple[Density, ...]
+    clip_norm: Positive | None
+
+
+@dataclass(frozen=True)
+class QSGDConfig(_Section):
+    name: Literal["qsgd"]
+    bits: Literal[2, 4, 8]
+    bucket_elements: Count
+
+
+@dataclass(frozen=True)
+class TernGradConfig(_Section):
+    name: Literal["terngrad"]
+    clip_sigmas: Positive | None
+
+
+@dataclass(frozen=True)
+class SignSGDConfig(_Section):
+    name: Literal["signsgd"]
+
+
+@dataclass(frozen=True)
+class PowerSGDConfig(_Section):
+    name: Literal["powersgd"]
+    rank: Count
+
+
+@dataclass(frozen=True)
+class LaunchConfig(_Section):
+    """What all launchers share; see `conf/launch/`."""
+
+    slowdown: tuple[Annotated[float, Field(ge=1, allow_inf_nan=False)], ...] | None
+
+
+@dataclass(frozen=True)
+class InlineConfig(LaunchConfig):
     name: Literal["inline"]
 
 
 @dataclass(frozen=True)
-class HorovodrunConfig(_Section):
-    name: Literal["horovodrun"]
+class ProcessesConfig(LaunchConfig):
+    """What the launchers share that start processes."""
+
     hosts: Hosts | None
     ssh_port: Count | None
     ssh_identity_file: str | None
@@ -167,11 +264,35 @@ class HorovodrunConfig(_Section):
     stall_timeout_seconds: Count
 
 
+@dataclass(frozen=True)
+class HorovodrunConfig(ProcessesConfig):
+    name: Literal["horovodrun"]
+
+
+@dataclass(frozen=True)
+class TorchrunConfig(ProcessesConfig):
+    name: Literal["torchrun"]
+
+
 AnyData = Annotated[Cifar10Config | ImageFolderConfig | DigitsConfig | SyntheticConfig, Field(discriminator="name")]
-AnyModel = Annotated[ResNet18Config | TinyCNNConfig, Field(discriminator="name")]
+AnyModel = Annotated[ResNet18Config | VGG16Config | TinyCNNConfig, Field(discriminator="name")]
 AnyOptimizer = Annotated[SGDConfig | AdamWConfig | LARSConfig | LAMBConfig, Field(discriminator="name")]
-AnyStrategy = Annotated[SingleConfig | HorovodConfig, Field(discriminator="name")]
-AnyLaunch = Annotated[InlineConfig | HorovodrunConfig, Field(discriminator="name")]
+AnyStrategy = Annotated[
+    SingleConfig | HorovodConfig | DDPConfig | AllReduceConfig | ParameterServerConfig | LocalSGDConfig,
+    Field(discriminator="name"),
+]
+AnyCompression = Annotated[
+    NoCompressionConfig
+    | FP16Config
+    | TopKConfig
+    | DGCConfig
+    | QSGDConfig
+    | TernGradConfig
+    | SignSGDConfig
+    | PowerSGDConfig,
+    Field(discriminator="name"),
+]
+AnyLaunch = Annotated[InlineConfig | HorovodrunConfig | TorchrunConfig, Field(discriminator="name")]
 
 
 @dataclass(frozen=True)
@@ -195,7 +316,21 @@ class RunConfig(_Section):
     model: AnyModel
     optimizer: AnyOptimizer
     strategy: AnyStrategy
+    compression: AnyCompression
     launch: AnyLaunch
+
+    @property
+    def num_shards(self) -> int:
+        """Slices that parameter servers hold between them: by default one for two workers; 0 without servers."""
+        if not isinstance(self.strategy, ParameterServerConfig):
+            return 0
+        return self.strategy.num_servers or max(1, self.num_workers // 2)
+
+    @property
+    def num_server_processes(self) -> int:
+        """Processes beside the workers: colocated servers live in the workers' processes."""
+        colocated = isinstance(self.strategy, ParameterServerConfig) and self.strategy.colocated
+        return 0 if colocated else self.num_shards
 
     @property
     def examples_per_step(self) -> int:
@@ -289,23 +424,8 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
             f"accumulation_steps={c.accumulation_steps}: choose a multiple of {parts}, such as "
             f"{max(1, round(c.global_batch / parts)) * parts}."
         )
-    if c.strategy.name == "single" and c.num_workers > 1:
-        yield (
-            f"strategy=single exchanges nothing, but num_workers={c.num_workers}: "
-            "use strategy=horovod or num_workers=1."
-        )
-    if c.launch.name == "inline" and c.num_workers > 1:
-        yield (
-            f"launch=inline runs one worker in this process, but num_workers={c.num_workers}: "
-            "use launch=horovodrun or num_workers=1."
-        )
-    if isinstance(c.launch, HorovodrunConfig) and c.launch.hosts:
-        slots = sum(int(host.split(":")[1]) for host in c.launch.hosts.split(","))
-        if slots < c.num_workers:
-            yield (
-                f"num_workers={c.num_workers}, but launch.hosts={c.launch.hosts} offers {slots} slots: "
-                "name more hosts or slots, or use fewer workers."
-            )
+    yield from _launch_contradictions(c)
+    yield from _strategy_contradictions(c)
     if isinstance(c.optimizer, SGDConfig | LARSConfig) and c.optimizer.nesterov and not c.optimizer.momentum:
         yield "optimizer.nesterov=true needs momentum: set optimizer.momentum=0.9 or optimizer.nesterov=false."
     if c.optimizer.schedule == "multistep" and not c.optimizer.milestones:
@@ -315,12 +435,86 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
             f"optimizer.warmup_epochs={c.optimizer.warmup_epochs:g} is longer than epochs={c.epochs}: "
             "the learning rate would never reach its base value."
         )
-    if c.precision == "fp64" and isinstance(c.strategy, HorovodConfig) and c.strategy.compression != "none":
-        yield f"precision=fp64 is exact, strategy.compression={c.strategy.compression} is not: use one of them."
     if isinstance(c.model, ResNet18Config) and c.examples_per_step and c.examples_per_pass == 1:
         yield (
             "local_batch=1 with model=resnet18: BatchNorm needs more than one example for its statistics. "
             "Use local_batch=2 or more."
+        )
+
+
+def _launch_contradictions(c: RunConfig) -> Iterator[str]:
+    if c.launch.name == "inline" and c.num_workers > 1:
+        yield (
+            f"launch=inline runs one worker in this process, but num_workers={c.num_workers}: "
+            "leave launch out or use num_workers=1."
+        )
+    starters = _STARTERS.get(c.strategy.name, ())
+    if starters and c.launch.name not in starters:
+        yield f"strategy={c.strategy.name} is started by {' or '.join(starters)}, not by launch={c.launch.name}."
+    if isinstance(c.launch, ProcessesConfig) and c.launch.hosts:
+        slots = sum(int(host.split(":")[1]) for host in c.launch.hosts.split(","))
+        if slots < c.num_workers + c.num_server_processes:
+            servers = f" and {c.num_server_processes} servers" if c.num_server_processes else ""
+            yield (
+                f"num_workers={c.num_workers}{servers}, but launch.hosts={c.launch.hosts} offers {slots} slots: "
+                "name more hosts or slots, or use fewer workers."
+            )
+    if c.launch.slowdown is not None and len(c.launch.slowdown) != c.num_workers:
+        yield (
+            f"launch.slowdown={_show(c.launch.slowdown)} has {len(c.launch.slowdown)} factors for "
+            f"num_workers={c.num_workers}: give one for each worker, 1 for an undisturbed one."
+        )
+
+
+# Which launchers start a strategy's processes; a strategy without exchange takes any.
+_STARTERS = {
+    "horovod": ("horovodrun", "inline"),
+    **dict.fromkeys(("ddp", "allreduce", "parameter_server", "local_sgd"), ("torchrun",)),
+}
+
+
+def _strategy_contradictions(c: RunConfig) -> Iterator[str]:
+    if c.strategy.name == "single" and c.num_workers > 1:
+        yield (
+            f"strategy=single exchanges nothing, but num_workers={c.num_workers}: "
+            "use strategy=horovod or num_workers=1."
+        )
+    if c.compression.name != "none" and c.strategy.name not in ("horovod", "allreduce"):
+        own = " strategy.hook is DDP's own compression." if c.strategy.name == "ddp" else ""
+        yield (
+            f"compression={c.compression.name} with strategy={c.strategy.name}: only horovod and allreduce take a "
+            f"codec.{own} Use compression=none or another strategy."
+        )
+    if c.precision == "fp64" and c.compression.name == "fp16":
+        yield "precision=fp64 is exact, compression=fp16 is not: use one of them."
+    if isinstance(c.strategy, HorovodConfig) and c.strategy.op == "adasum" and c.compression.name not in ("none", "fp16"):
+        yield f"compression={c.compression.name} sums what workers send, and strategy.op=adasum does not: use one of them."
+    if isinstance(c.strategy, HorovodConfig) and c.strategy.buckets > 1 and c.compression.name not in ("none", "fp16"):
+        yield (
+            f"strategy.buckets={c.strategy.buckets} with compression={c.compression.name}: a codec chooses among the "
+            "whole gradient. Use strategy.buckets=1."
+        )
+    if isinstance(c.strategy, ParameterServerConfig):
+        yield from _server_contradictions(c, c.strategy)
+
+
+def _server_contradictions(c: RunConfig, s: ParameterServerConfig) -> Iterator[str]:
+    if s.consistency == "stale_synchronous" and s.staleness is None:
+        yield "strategy.consistency=stale_synchronous needs strategy.staleness, the clocks a worker may lead, such as 3."
+    if s.consistency != "stale_synchronous" and s.staleness is not None:
+        yield (
+            f"strategy.staleness={s.staleness} with strategy.consistency={s.consistency}: only "
+            "strategy.consistency=stale_synchronous has a bound. Leave strategy.staleness out."
+        )
+    if s.colocated and c.num_shards > c.num_workers:
+        yield (
+            f"strategy.num_servers={c.num_shards} with strategy.colocated=true and num_workers={c.num_workers}: a "
+            "colocated server lives with a worker. Use at most one for each worker."
+        )
+    if c.optimizer.name in ("lars", "lamb") and s.sharding in ("memory", "hashed_chunks"):
+        yield (
+            f"optimizer={c.optimizer.name} needs the norms of whole layers, which strategy.sharding={s.sharding} cuts: "
+            "use strategy.sharding=layer, or optimizer=sgd."
         )
 
 
@@ -344,7 +538,7 @@ def _explain(problem: Any) -> str:
     return f"{key}={_show(value)}: {problem['msg'][0].lower()}{problem['msg'][1:]}."
 
 
-_GROUPS = ("data", "model", "optimizer", "strategy", "launch")
+_GROUPS = ("data", "model", "optimizer", "strategy", "compression", "launch")
 
 
 def _show(value: object) -> str:

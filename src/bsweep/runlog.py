@@ -50,9 +50,13 @@ class RunPaths:
     def logs(self) -> Path:
         return self.folder / "logs"
 
-    def rank_logs(self, rank: int, num_workers: int) -> Path:
-        """Folder of a worker's `stdout`, `stderr` and, where it failed, `error.json`, named as horovodrun does."""
-        return self.logs / f"rank.{rank:0{len(str(num_workers - 1))}d}"
+    def rank_logs(self, rank: int) -> Path:
+        """Folder of a process's `stdout`, `stderr` and, where it failed, `error.json`. Servers follow the workers."""
+        return self.logs / f"rank.{rank}"
+
+    def server_clocks(self, server: int) -> Path:
+        """Every push that a parameter server took: worker, clock, and the slowest worker's when it was answered."""
+        return self.folder / f"server.{server}.csv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +98,9 @@ class Epoch:
 
     `train_seconds` counts training steps only. `train_loss` and `train_accuracy` are means over the epoch's
     training examples, taken while training; `test_*` over the whole test set. `exchange_seconds` is the part of the
-    training time in which the slowest worker's data travelled, `wait_seconds` the mean time a worker waited for it;
-    `sent_bytes` is per worker.
+    training time in which the slowest worker's data travelled, `wait_seconds` the mean time a worker waited for it,
+    `worker_wait_seconds` each worker's; `sent_bytes` is the mean over workers. `servers` says what each parameter
+    server did, see `bsweep.strategies.base.ServerLoad`.
     """
 
     epoch: int  # from 1
@@ -110,8 +115,10 @@ class Epoch:
     step_seconds_p95: float
     exchange_seconds: float | None
     wait_seconds: float | None
+    worker_wait_seconds: tuple[float, ...] | None
     sent_bytes: int | None
     received_bytes: int | None
+    servers: tuple[Mapping[str, Any], ...] | None
     learning_rate: float
     global_batch: int
     peak_memory_bytes: int | None

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bsweep.vector import Vector
@@ -16,16 +21,67 @@ class WorkerLost(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """What one worker's exchanges cost since the last report; None is not measured.
+class ServerLoad:
+    """What one parameter server did since the last report.
 
-    `exchange_seconds`: while the slowest worker's data travelled. `wait_seconds`: before that, mean over workers.
+    `share` is its part of all parameters. `queue_seconds` sums the time that pushes waited for it to be free,
+    `busy_seconds` the time it received, updated and sent.
+    """
+
+    share: float
+    received_bytes: int
+    sent_bytes: int
+    pushes: tuple[int, ...]  # by worker
+    max_lead: int  # clocks by which an answered worker was ahead of the slowest
+    busy_seconds: float
+    queue_seconds: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the exchanges of an epoch cost; None is not measured.
+
+    Bytes are means over workers. `exchange_seconds`: while data travelled and nobody waited. `worker_wait_seconds`:
+    before that, for slower workers, by worker.
     """
 
     sent_bytes: int | None
     received_bytes: int | None
     exchange_seconds: float | None
-    wait_seconds: float | None
+    worker_wait_seconds: tuple[float, ...] | None
+    servers: tuple[ServerLoad, ...] | None = None
+
+
+class Group(Protocol):
+    """What a codec may ask of the workers' connection: sums and copies of what all of them have."""
+
+    rank: int
+    num_workers: int
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum `tensor` over workers, in place."""
+
+    def all_gather(self, payload: Tensor) -> list[Tensor]:
+        """Every worker's `payload` (1-d, of the same size and type on all), by rank."""
+
+
+@dataclass
+class Meter:
+    """Counts one worker's exchanges until they are reported."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    seconds: list[float] = field(default_factory=list)  # one for each exchange, waiting for others included
+
+    @contextmanager
+    def exchange(self, vector: Tensor) -> Iterator[None]:
+        if vector.is_cuda:
+            torch.cuda.synchronize()  # the clock must not count the rest of the backward pass
+        start = time.perf_counter()
+        yield
+        if vector.is_cuda:
+            torch.cuda.synchronize()
+        self.seconds.append(time.perf_counter() - start)
 
 
 class Strategy(ABC):
@@ -35,24 +91,54 @@ class Strategy(ABC):
     the gradient of the global mean, also for uneven shares.
     """
 
+    in_step = True
+    """All workers pass each step together; False: they meet where an epoch ends only."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+
     @abstractmethod
     def prepare(self, vector: Vector, optimizer: Optimizer) -> None:
         """Make all workers start from the same parameters."""
 
-    def before_last_backward(self) -> None:  # noqa: B027 (most strategies need nothing here)
-        """The coming backward pass completes this step's gradient: parts of it may travel as they become ready."""
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The module to train through, after `prepare`: `model` itself, unless the exchange hides in its passes."""
+        return model
+
+    def begin_epoch(self, epoch: int) -> None:  # noqa: B027 (most strategies need nothing here)
+        """Epoch `epoch`, from 1, is about to be trained."""
+
+    def before_last_pass(self) -> None:  # noqa: B027
+        """The coming forward and backward pass completes this step's gradient: it may travel as it becomes ready."""
 
     @abstractmethod
     def step(self) -> None:
-        """Take this worker's gradient and leave all workers with the updated model."""
+        """Take this worker's gradient and leave all workers with the updated model, or on the way to it."""
+
+    def agree(self) -> None:  # noqa: B027
+        """Leave all workers with the same parameters where steps do not. All workers call it together."""
 
     @abstractmethod
+    def gather(self, values: Tensor) -> Tensor:
+        """A small float64 CPU tensor (n,) of every worker, (num_workers, n) by rank. All workers call it together."""
+
     def mean(self, values: Tensor) -> Tensor:
         """The element-wise mean over workers of a small float64 CPU tensor. All workers call it together."""
+        return self.gather(values).mean(dim=0)
 
-    @abstractmethod
     def traffic(self) -> Traffic:
-        """The cost of the exchanges since the last call. All workers call it together."""
+        """The cost of the exchanges since the last call. All workers call it together.
+
+        All workers leave an exchange together, and the last to arrive waits for nobody: its time is the exchange.
+        """
+        meter, self.meter = self.meter, Meter()
+        own = torch.tensor([meter.sent_bytes, meter.received_bytes, *meter.seconds], dtype=torch.float64)
+        every = self.gather(own)
+        seconds = every[:, 2:]
+        exchange = seconds.min(dim=0).values.sum()
+        sent, received = (int(number) for number in every[:, :2].mean(dim=0))
+        waits = seconds.sum(dim=1) - exchange
+        return Traffic(sent, received, float(exchange), tuple(waits.tolist()))
 
     def close(self) -> None:  # noqa: B027
         """Give back what `prepare` took."""

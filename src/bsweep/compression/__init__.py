@@ -1,0 +1,1 @@
+"""Codecs by name: one file and one line here for each."""
