@@ -1,6 +1,6 @@
 """Speed and memory of bsweep against plain programs, measured in one run, alternating, as ratios of medians.
 
-python scripts/bench.py [step] [exchange] [start] [load] [memory]      all of them without arguments
+python scripts/bench.py [step] [exchange] [strategies] [start] [load] [memory]      all of them without arguments
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from bsweep import worker  # noqa: E402
 from bsweep.config import RunConfig  # noqa: E402
 from bsweep.data import augment, plan  # noqa: E402
 from bsweep.place import Place  # noqa: E402
+from bsweep.runlog import RunPaths, read_records  # noqa: E402
 from tests.running import compose, tool  # noqa: E402
 
 MEGABYTE = 2**20
 
 
 def main(names: list[str]) -> None:
-    for name in names or ["step", "exchange", "start", "load", "memory"]:
+    for name in names or ["step", "exchange", "strategies", "start", "load", "memory"]:
         globals()[f"bench_{name}"]()
 
 
@@ -74,7 +75,7 @@ def bench_step() -> None:
 def prepare(config: RunConfig) -> worker.Job:
     torch.set_num_threads(os.cpu_count() or 1)
     device = worker.choose_device(config, Place())
-    return worker._prepare(config, Place(), device, None, lambda: None)
+    return worker._prepare(config, Place(), RunPaths(Path("nowhere")), device, None, lambda: None)
 
 
 def plain_loop(job: worker.Job) -> Callable[[], object]:
@@ -140,7 +141,7 @@ def bench_exchange_worker() -> None:
     store = hvd.broadcast_object(tempfile.mktemp(), root_rank=0)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=place.rank, world_size=place.num_workers)
     config = compose("local_batch=8", f"num_workers={place.num_workers}", "data=synthetic")
-    job = worker._prepare(config, place, torch.device("cpu"), None, lambda: None)
+    job = worker._prepare(config, place, RunPaths(Path("nowhere")), torch.device("cpu"), None, lambda: None)
     job.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     gloo_vector = job.vector.gradients.clone()
 
@@ -161,6 +162,48 @@ def bench_exchange_worker() -> None:
             f"{times['horovod'] / times['torch.distributed']:.2f}x"
         )
     dist.destroy_process_group()
+
+
+def bench_strategies() -> None:
+    """Whole runs of ResNet-18 at batch 64 per worker on two workers, alternating: seconds per step and per exchange."""
+    servers = ("strategy=parameter_server", "strategy.sharding=memory")
+    programs = {
+        "ddp": ("strategy=ddp",),
+        "allreduce": ("strategy=allreduce",),
+        "our ring": ("strategy=allreduce", "strategy.algorithm=ring"),
+        "one server": (*servers, "strategy.num_servers=1"),
+        "colocated": (*servers, "strategy.num_servers=2", "strategy.colocated=true"),
+    }
+    epochs: dict[str, list[dict[str, float]]] = {name: [] for name in programs}
+    for _ in range(5):
+        for name, overrides in programs.items():
+            epochs[name].append(one_epoch(*overrides))
+    step = {name: statistics.median(e["step_seconds_p50"] for e in runs) for name, runs in epochs.items()}
+    print(
+        f"step on 2 workers: allreduce native {step['allreduce'] * 1e3:.0f} ms, DDP {step['ddp'] * 1e3:.0f} ms: "
+        f"{step['allreduce'] / step['ddp']:.2f}x"
+    )
+    exchange = {
+        name: statistics.median(e["exchange_seconds"] / e["num_steps"] for e in runs)
+        for name, runs in epochs.items()
+        if name != "ddp"
+    }
+    for name in ("our ring", "one server", "colocated"):
+        print(
+            f"exchange, {name}: {exchange[name] * 1e3:.0f} ms, Gloo's ring {exchange['allreduce'] * 1e3:.0f} ms: "
+            f"{exchange[name] / exchange['allreduce']:.2f}x"
+        )
+
+
+def one_epoch(*overrides: str) -> dict[str, float]:
+    """The record of the second epoch of a run of the tool."""
+    with tempfile.TemporaryDirectory() as folder:
+        point = ["num_workers=2", "local_batch=64", "data=synthetic", "data.num_test=64", "epochs=2", "study=bench"]
+        command = [tool("bsweep"), "run", *point, *overrides]
+        subprocess.run(command, cwd=folder, capture_output=True, check=True)
+        (metrics,) = Path(folder).glob("results/bench/*/metrics.jsonl")
+        epochs: list[dict[str, float]] = [r for r in read_records(metrics)[0] if r["type"] == "epoch"]
+        return epochs[-1]
 
 
 def bench_start() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from bsweep import data, worker
+from bsweep import data, strategies, worker
 from bsweep.data import augment
 from bsweep.place import Place
 from bsweep.runlog import RunPaths, read_records
@@ -19,7 +19,8 @@ from tests.running import compose
 
 
 def main(out: Path, *overrides: str) -> None:
-    config, place = compose(*overrides), Place.from_environment()
+    config = compose(*overrides)
+    place = Place.from_environment(config.num_server_processes)
     seen: list[tuple[list[int], list[torch.Tensor]]] = []
     plain_step, plain_crop = worker.train_step, augment.crop_and_flip
 
@@ -37,6 +38,9 @@ def main(out: Path, *overrides: str) -> None:
     worker.train_step, augment.crop_and_flip = spying_step, spying_crop
     folder = out / "run"
     folder.mkdir(parents=True, exist_ok=True)
+    if place.is_server:
+        strategies.serve(config, place, RunPaths(folder))
+        return
     torch.manual_seed(config.seed)
     job = worker.train(config, RunPaths(folder), place)
     result = {

@@ -12,7 +12,7 @@ from bsweep.cli import conf_dir
 from bsweep.config import ConfigError, HorovodConfig, RunConfig, read, save
 from tests.running import compose
 
-GROUPS = ("data", "model", "optimizer", "strategy", "launch")
+GROUPS = ("data", "model", "optimizer", "strategy", "compression", "launch")
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 
 
@@ -22,7 +22,7 @@ def options() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("group", "option"), options())
 def test_every_option_composes(group: str, option: str) -> None:
-    extra = ["data.root=somewhere"] if option == "imagefolder" else []
+    extra = {"imagefolder": ["data.root=somewhere"], "torchrun": ["strategy=ddp"]}.get(option, [])
     config = compose("local_batch=8", f"{group}={option}", *extra)
     assert getattr(config, group).name == option
 
@@ -56,18 +56,38 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         (("local_batch=8", "channels_last=3"), ["channels_last=3", "valid boolean"]),
         (("local_batch=8", "+epoch=3"), ["epoch", "unknown key", "Did you mean 'epochs'?"]),
         (("local_batch=8", "+strategy.bucket=3"), ["strategy.bucket", "Did you mean 'strategy.buckets'?"]),
+        (("local_batch=8", "strategy=parameter_server", "strategy.num_servers=0"), ["strategy.num_servers=0"]),
+        (("local_batch=8", "strategy=parameter_server", "strategy.staleness=2"), ["strategy.staleness=2", "Leave"]),
+        (
+            ("local_batch=8", "strategy=parameter_server", "strategy.consistency=stale_synchronous"),
+            ["strategy.consistency=stale_synchronous", "strategy.staleness"],
+        ),
+        (
+            ("local_batch=8", "strategy=parameter_server", "strategy.num_servers=2", "strategy.colocated=true"),
+            ["strategy.num_servers=2", "num_workers=1"],
+        ),
+        (("local_batch=8", "strategy=parameter_server", "optimizer=lamb"), ["optimizer=lamb", "strategy.sharding"]),
+        (("local_batch=8", "compression=topk", "compression.density=0"), ["compression.density=0"]),
+        (("local_batch=8", "compression=topk", "compression.density=1.5"), ["compression.density=1.5"]),
+        (("local_batch=8", "strategy=ddp", "compression=topk"), ["compression=topk", "strategy=ddp", "strategy.hook"]),
+        (("local_batch=8", "strategy.op=adasum", "compression=topk"), ["strategy.op=adasum"]),
+        (("local_batch=8", "strategy.buckets=2", "compression=topk"), ["strategy.buckets=2"]),
+        (("local_batch=8", "strategy=ddp", "launch=horovodrun"), ["strategy=ddp", "torchrun"]),
+        (("local_batch=8", "num_workers=2", "launch.slowdown=[1]"), ["launch.slowdown=[1.0]", "num_workers=2"]),
+        (("local_batch=8", "launch.slowdown=[0.5]"), ["launch.slowdown.0=0.5"]),
+        (("local_batch=8", "+strategy.num_servers=2"), ["only strategy=parameter_server has this key"]),
         (("global_batch=7", "num_workers=2"), ["global_batch=7", "num_workers=2", "multiple of 2"]),
         (("local_batch=8", "strategy=single", "num_workers=2"), ["strategy=single", "num_workers=2"]),
         (("local_batch=8", "launch=inline", "num_workers=2"), ["launch=inline", "num_workers=2"]),
         (("local_batch=8", "num_workers=3", "launch.hosts='a:1,b:1'"), ["num_workers=3", "2 slots"]),
         (("local_batch=8", "launch.hosts=a"), ["launch.hosts=a", "h1:4,h2:4"]),
-        (("local_batch=8", "strategy.compression=zip"), ["strategy.compression=zip", "'none' or 'fp16'"]),
+        (("local_batch=8", "strategy=allreduce", "strategy.algorithm=zip"), ["strategy.algorithm=zip", "'ring'"]),
         (("local_batch=8", "strategy.name=horvod"), ["strategy=horvod", "'single', 'horovod'"]),
         (("local_batch=8", "optimizer.schedule=multistep"), ["optimizer.milestones"]),
         (("local_batch=8", "optimizer.lr=-1"), ["optimizer.lr=-1"]),
         (("local_batch=8", "optimizer.nesterov=true", "optimizer.momentum=0"), ["optimizer.nesterov=true"]),
         (("local_batch=8", "optimizer.warmup_epochs=9"), ["optimizer.warmup_epochs=9", "epochs=3"]),
-        (("local_batch=8", "precision=fp64", "strategy.compression=fp16"), ["precision=fp64"]),
+        (("local_batch=8", "precision=fp64", "compression=fp16"), ["precision=fp64"]),
         (("local_batch=1",), ["local_batch=1", "BatchNorm", "local_batch=2"]),
         (("local_batch=8", "study='../other'"), ["study=../other"]),
         (("local_batch=8", "data.subset=0"), ["data.subset=0"]),

@@ -7,6 +7,7 @@ step uneven. Every test also checks that the weights moved, so that it cannot pa
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.running import TINY, tool
+from bsweep.cli import conf_dir
+from tests.running import TINY, compose, tool
 
 CONTRACT = (*TINY, "model=tiny_cnn", "precision=fp64", "epochs=2", "optimizer.lr=0.5", "optimizer.weight_decay=0.01")
 ROOT = Path(__file__).parents[1]
@@ -26,10 +28,16 @@ ROOT = Path(__file__).parents[1]
 def trained(num_workers: int, *overrides: str) -> list[dict[str, Any]]:
     """What each worker of a real run saw and ended with."""
     out = Path(tempfile.mkdtemp(prefix="bsweep-contract-"))
-    command = [sys.executable, "-m", "tests.one_run", str(out), f"num_workers={num_workers}", *CONTRACT, *overrides]
-    if num_workers > 1:
+    given = ("local_batch=8", *overrides) if not any("_batch=" in o for o in overrides) else overrides
+    config = compose(f"num_workers={num_workers}", *CONTRACT, *given)
+    command = [sys.executable, "-m", "tests.one_run", str(out), f"num_workers={num_workers}", *CONTRACT, *given]
+    if config.launch.name == "torchrun":
+        num_processes = num_workers + config.num_server_processes
+        command = [tool("torchrun"), "--standalone", f"--nproc-per-node={num_processes}", *command[1:]]
+    elif num_workers > 1:
         command = [tool("horovodrun"), "-np", str(num_workers), "--gloo", *command]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return [torch.load(out / f"rank{rank}.pt") for rank in range(num_workers)]
 
@@ -38,37 +46,90 @@ def oracle(global_batch: int, *overrides: str) -> dict[str, Any]:
     return trained(1, "strategy=single", f"global_batch={global_batch}", *overrides)[0]
 
 
-VARIANTS = {
-    "plain": (),
-    "buckets": ("strategy.buckets=3",),
-    "accumulation": ("accumulation_steps=2",),
-    "buckets and accumulation": ("strategy.buckets=3", "accumulation_steps=2"),
-    "contiguous": ("channels_last=false",),
+STRATEGIES = sorted(path.stem for path in (conf_dir() / "strategy").glob("*.yaml") if path.stem != "single")
+
+# Synchronous and exact ways to run a strategy: its defaults, unless something else is said here.
+VARIANTS: dict[str, list[tuple[int, tuple[str, ...]]]] = {
+    "horovod": [
+        (2, ()),
+        (2, ("strategy.buckets=3",)),
+        (2, ("accumulation_steps=2",)),
+        (2, ("strategy.buckets=3", "accumulation_steps=2")),
+        (2, ("channels_last=false",)),
+        (3, ()),
+        (3, ("compression=topk", "compression.density=1")),
+    ],
+    "ddp": [(2, ("accumulation_steps=2",)), (3, ())],
+    "allreduce": [
+        (2, ("compression=topk", "compression.density=1")),
+        (3, ()),
+        *((3, (f"strategy.algorithm={algorithm}",)) for algorithm in ("ring", "tree", "halving_doubling")),
+    ],
+    "parameter_server": [
+        (2, ()),
+        (3, ("strategy.num_servers=2", "strategy.sharding=layer")),
+        (3, ("strategy.num_servers=2", "strategy.sharding=memory", "strategy.colocated=true")),
+    ],
+    "local_sgd": [(3, ("strategy.sync_every=1",)), (2, ("strategy.sync_every=3", "strategy.warmup_steps=100"))],
 }
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "variant"),
-    [*((2, variant) for variant in VARIANTS), (3, "plain"), (3, "buckets and accumulation")],
-)
-def test_workers_reach_the_weights_of_one_worker_with_the_global_batch(num_workers: int, variant: str) -> None:
-    workers = trained(num_workers, "global_batch=24", *VARIANTS[variant])
+def variants() -> list[tuple[str, int, tuple[str, ...]]]:
+    return [
+        (strategy, num_workers, overrides)
+        for strategy in STRATEGIES
+        for num_workers, overrides in VARIANTS.get(strategy, [(2, ()), (3, ())])
+    ]
+
+
+@pytest.mark.parametrize(("strategy", "num_workers", "overrides"), variants())
+def test_workers_reach_the_weights_of_one_worker_with_the_global_batch(
+    strategy: str, num_workers: int, overrides: tuple[str, ...]
+) -> None:
+    workers = trained(num_workers, f"strategy={strategy}", "global_batch=24", *overrides)
     expected = oracle(24)
     assert expected["moved"] > 0.01
     for worker in workers:
         torch.testing.assert_close(worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_tail_smaller_than_the_worker_count_is_trained_too(strategy: str) -> None:
+    more = ("data.num_train=49", "global_batch=24")  # the third step has one example for two workers
+    overrides = next((o for n, o in VARIANTS.get(strategy, []) if n == 2 and "topk" not in str(o)), ())
+    if strategy == "local_sgd":
+        overrides = ("strategy.sync_every=1",)
+    workers, expected = trained(2, f"strategy={strategy}", *overrides, *more), oracle(24, *more[:1])
+    for worker in workers:
+        torch.testing.assert_close(worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11)
+
+
+def test_ring_sends_twice_the_vector_less_a_share() -> None:
+    for overrides in ((), ("strategy.algorithm=ring",)):
+        first, *_ = trained(3, "strategy=allreduce", "global_batch=24", *overrides)
+        vector_bytes = 8 * len(first["parameters"])
+        for epoch in first["epochs"]:
+            assert epoch["sent_bytes"] == pytest.approx(4 * 2 * 2 / 3 * vector_bytes, rel=0.01)
+
+
+def test_local_sgd_drifts_between_averages_and_agrees_where_an_epoch_ends() -> None:
+    first, second = trained(2, "strategy=local_sgd", "strategy.sync_every=3", "global_batch=24")
+    assert torch.equal(first["parameters"], second["parameters"])
+    assert not torch.allclose(first["parameters"], oracle(24)["parameters"], rtol=1e-4)
+    vector_bytes = 8 * len(first["parameters"])
+    assert [epoch["sent_bytes"] // vector_bytes for epoch in first["epochs"]] == [2, 2]  # step 3 and 4; 6 and 8
+
+
 def test_buckets_travel_while_the_backward_pass_goes_on() -> None:
-    for variant in ("buckets", "buckets and accumulation"):
-        first, _ = trained(2, "global_batch=24", *VARIANTS[variant])
+    for more in ((), ("accumulation_steps=2",)):
+        first, _ = trained(2, "strategy=horovod", "global_batch=24", "strategy.buckets=3", *more)
         assert set(first["sent_early"][:3]) == {3}, "all buckets leave before the backward pass has ended"
-    first, _ = trained(2, "global_batch=24")
+    first, _ = trained(2, "strategy=horovod", "global_batch=24")
     assert set(first["sent_early"]) == {0}
 
 
 def test_split_evaluation_and_training_metrics_are_those_of_one_worker() -> None:
-    many, one = trained(3, "global_batch=24")[0]["epochs"], oracle(24)["epochs"]
+    many, one = trained(3, "strategy=horovod", "global_batch=24")[0]["epochs"], oracle(24)["epochs"]
     for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
         assert [epoch[key] for epoch in many] == pytest.approx([epoch[key] for epoch in one], rel=1e-9)
 
@@ -98,7 +159,11 @@ def test_another_batch_size_reaches_other_weights() -> None:
 
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_steps_have_the_same_examples_and_crops_whatever_the_worker_count(num_workers: int) -> None:
-    one, many = oracle(24)["seen"], [worker["seen"] for worker in trained(num_workers, "global_batch=24")]
+    workers = trained(num_workers, "strategy=horovod", "global_batch=24")
+    one, many = (
+        oracle(24)["seen"],
+        [worker["seen"] for worker in workers],
+    )
     assert len(one) == 2 * 4  # 90 examples by 24, two epochs, tails included
     for step, (indices, crops) in enumerate(one):
         together = [(i, c) for seen in many for i, c in zip(*seen[step], strict=True)]
@@ -108,16 +173,8 @@ def test_steps_have_the_same_examples_and_crops_whatever_the_worker_count(num_wo
         assert sorted(i for indices, _ in epoch for i in indices) == list(range(90))
 
 
-def test_a_tail_smaller_than_the_worker_count_is_trained_too() -> None:
-    more = ("data.num_train=49", "global_batch=24")  # the third step has one example for two workers
-    workers, expected = trained(2, *more), oracle(24, *more[:1])
-    assert [len(seen[2][0]) for seen in (w["seen"] for w in workers)] in ([1, 0], [0, 1])
-    for worker in workers:
-        torch.testing.assert_close(worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11)
-
-
 def test_fp16_on_the_wire_stays_close_and_keeps_workers_equal() -> None:
-    more = ("strategy.compression=fp16", "precision=fp32", "global_batch=24")
+    more = ("compression=fp16", "precision=fp32", "global_batch=24")
     first, second = trained(2, *more)
     assert torch.equal(first["parameters"], second["parameters"])
     expected = oracle(24)["parameters"]

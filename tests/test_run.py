@@ -16,7 +16,7 @@ import pytest
 
 from bsweep import launch
 from bsweep.config import HorovodrunConfig
-from bsweep.launch.horovodrun import environment
+from bsweep.launch.processes import environment
 from bsweep.runlog import RunPaths, read_records
 from tests.running import TINY, bsweep, compose, tool
 
@@ -50,12 +50,13 @@ def wait_for_steps(cwd: Path, timeout: float = 60) -> RunPaths:
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The training processes, rank 0 first."""
+    """The training processes, rank 0 first; parameter servers follow."""
     found = {}
     for child in psutil.Process(process.pid).children(recursive=True):
         command = child.cmdline()
         if command[2:4] == ["-m", "bsweep.worker"]:  # horovodrun's own command line has it further back
-            found[int(child.environ()["HOROVOD_RANK"])] = child
+            variables = child.environ()
+            found[int(variables.get("HOROVOD_RANK") or variables["RANK"])] = child
     return [found[rank] for rank in sorted(found)]
 
 
@@ -155,16 +156,27 @@ def test_warm_and_launched_runs_reach_the_same_numbers(tmp_path: Path) -> None:
     assert cold.folder.name == warm.folder.name
 
 
-def test_a_killed_worker_ends_the_job_with_its_rank_and_the_sweep_goes_on(tmp_path: Path) -> None:
-    process = start("-m", "local_batch=2", "num_workers=2", "epochs=500,1", *QUICK[:-2], "study=s", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("strategy", "killed", "culprit"),
+    [
+        ("horovod", 1, "rank 1 was ended by SIGKILL"),
+        ("allreduce", 1, "rank 1 was ended by SIGKILL"),
+        ("parameter_server", 2, "rank 2 (server 0) was ended by SIGKILL"),
+    ],
+)
+def test_a_killed_process_ends_the_job_with_its_rank_and_the_sweep_goes_on(
+    tmp_path: Path, strategy: str, killed: int, culprit: str
+) -> None:
+    point = ("local_batch=2", "num_workers=2", f"strategy={strategy}", *QUICK[:-2], "study=s")
+    process = start("-m", "epochs=500,1", *point, cwd=tmp_path)
     paths = wait_for_steps(tmp_path)
     workers = workers_of(process)
-    workers[1].kill()
+    workers[killed].kill()
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 1, stderr
     end = summary(paths)
-    assert end["status"] == "failed" and "rank 1 was ended by SIGKILL" in end["message"]
-    assert "rank 1 was ended by SIGKILL" in stderr
+    assert end["status"] == "failed" and culprit in end["message"]
+    assert culprit in stderr
     assert end["num_steps"] >= 0 and not any(worker.is_running() for worker in workers)
     assert sorted(summary(p)["status"] for p in runs(tmp_path)) == ["completed", "failed"]
 
@@ -184,6 +196,28 @@ def test_an_exception_in_one_worker_is_quoted_from_that_worker(tmp_path: Path) -
     end = summary(paths)
     assert end["status"] == "failed" and end["message"].startswith("rank 1 failed: RuntimeError: the dog ate")
     assert 'worker.py", line' in end["message"] and "<stderr>" not in end["message"]
+
+
+def test_a_slowed_worker_makes_the_others_wait_and_sleeps(tmp_path: Path) -> None:
+    more = ("strategy=allreduce", "launch.slowdown=[1,4]", "data.num_train=360", "model.width=64")
+    result = bsweep("run", "local_batch=30", "num_workers=2", *QUICK, *more, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (paths,) = runs(tmp_path)
+    epochs = [record for record in read_records(paths.metrics)[0] if record["type"] == "epoch"]
+    for epoch in epochs:
+        fast, slow = epoch["worker_wait_seconds"]
+        assert fast > 3 * slow and fast > 0.5 * epoch["train_seconds"], "three quarters of its time, by the factor"
+
+
+def test_a_codec_that_cannot_win_is_said_so_on_record(tmp_path: Path) -> None:
+    point = ("local_batch=8", "num_workers=2", "compression=topk", "compression.density=1", *QUICK)
+    result = bsweep("run", *point, cwd=tmp_path)
+    assert result.returncode == 0 and "compression=topk cannot win on 2 workers" in result.stderr
+    (paths,) = runs(tmp_path)
+    assert any("cannot win" in warning for warning in summary(paths)["warnings"])
+    epoch = next(record for record in read_records(paths.metrics)[0] if record["type"] == "epoch")
+    vector_bytes = 4 * read_records(paths.metrics)[0][0]["num_parameters"]
+    assert epoch["sent_bytes"] == 6 * 2 * vector_bytes, "an index and a value for each element, to one other"
 
 
 def test_a_stopped_worker_is_a_timeout_and_what_was_logged_is_kept(tmp_path: Path) -> None:
@@ -300,7 +334,8 @@ def test_the_environment_reaches_the_workers_without_secrets() -> None:
     ("arguments", "expected"),
     [
         (("run", "lokal_batch=8"), ["lokal_batch: unknown key", "Did you mean 'local_batch'?"]),
-        (("run", "local_batch=8", "strategy=horvod"), ["unknown strategy", "'horovod'", "Known: horovod, single"]),
+        (("run", "local_batch=8", "strategy=horvod"), ["unknown strategy", "'horovod'", "Known: "]),
+        (("run", "local_batch=8", "strategy=ddp", "strategy.num_servers=2"), ["only strategy=parameter_server"]),
         (("run", "local_batch=8", "model=vgg"), ["unknown model", "resnet18"]),
         (("run", "local_batch=8", "data=digit"), ["unknown data", "Did you mean 'digits'?"]),
         (("run",), ["local_batch=null", "exactly one"]),

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from bsweep import launch, study
-from bsweep.config import ConfigError, RunConfig, did_you_mean, known_keys, parse
+from bsweep.config import ConfigError, RunConfig, did_you_mean, parse, unknown_key
 from bsweep.place import inside_horovodrun
 from bsweep.progress import Progress
 
@@ -164,8 +164,7 @@ def explain(error: Exception) -> str:
     text = str(error)
     unknown = re.search(r"Could not override '([^'@]+)'", text)
     if unknown:
-        known = known_keys()
-        return f"{unknown[1]}: unknown key.{did_you_mean(unknown[1], known)} `bsweep run --help` lists all."
+        return f"{unknown_key(unknown[1])} `bsweep run --help` lists all."
     group = re.search(r"Could not find '([\w/]+)/([^/']+)'\s+Available options in '[\w/]+':\s+((?:\s*\S+\n)+)", text)
     if group:
         options = group[3].split("Config search path")[0].split()

@@ -320,6 +320,20 @@ class RunConfig(_Section):
     launch: AnyLaunch
 
     @property
+    def payload_share(self) -> float | None:
+        """Bytes of a codec's payload over those of the fp32 gradient; None where payloads are summed on their way."""
+        match self.compression:
+            case TopKConfig(density=density) | DGCConfig(density=density):
+                return 2 * density  # a value and its index
+            case QSGDConfig(bits=bits):
+                return bits / 32
+            case TernGradConfig():
+                return 2 / 32
+            case SignSGDConfig():
+                return 1 / 32
+        return None
+
+    @property
     def num_shards(self) -> int:
         """Slices that parameter servers hold between them: by default one for two workers; 0 without servers."""
         if not isinstance(self.strategy, ParameterServerConfig):
@@ -388,6 +402,27 @@ def parse(composed: Mapping[str, Any]) -> RunConfig:
     if problems:
         raise ConfigError(*problems)
     return config
+
+
+def variants_with(key: str) -> list[str]:
+    """The options of a group that have a dotted key: `strategy.num_servers` is parameter_server's alone."""
+    group, _, name = key.partition(".")
+    hint = typing.get_type_hints(RunConfig).get(group)
+    variants = typing.get_args(hint) if isinstance(hint, types.UnionType) else ()
+    return [typing.get_args(typing.get_type_hints(v)["name"])[0] for v in variants if name in _names(v)]
+
+
+def _names(schema: type) -> set[str]:
+    return {field.name for field in fields(schema)}
+
+
+def unknown_key(key: str) -> str:
+    """What to say of a key that a configuration does not have."""
+    owners = variants_with(key)
+    if owners:
+        group = key.partition(".")[0]
+        return f"{key}: only {group}={' or '.join(owners)} has this key. Choose it, or leave the key out."
+    return f"{key}: unknown key.{did_you_mean(key, known_keys())}"
 
 
 def known_keys() -> list[str]:
@@ -487,20 +522,21 @@ def _strategy_contradictions(c: RunConfig) -> Iterator[str]:
         )
     if c.precision == "fp64" and c.compression.name == "fp16":
         yield "precision=fp64 is exact, compression=fp16 is not: use one of them."
-    if isinstance(c.strategy, HorovodConfig) and c.strategy.op == "adasum" and c.compression.name not in ("none", "fp16"):
-        yield f"compression={c.compression.name} sums what workers send, and strategy.op=adasum does not: use one of them."
-    if isinstance(c.strategy, HorovodConfig) and c.strategy.buckets > 1 and c.compression.name not in ("none", "fp16"):
-        yield (
-            f"strategy.buckets={c.strategy.buckets} with compression={c.compression.name}: a codec chooses among the "
-            "whole gradient. Use strategy.buckets=1."
-        )
+    if isinstance(c.strategy, HorovodConfig) and c.compression.name != "none":
+        if c.strategy.op == "adasum":
+            yield f"strategy.op=adasum is no sum, compression={c.compression.name} needs one: use strategy.op=average."
+        if c.strategy.buckets > 1:
+            yield (
+                f"strategy.buckets={c.strategy.buckets} with compression={c.compression.name}: a codec takes the whole "
+                "gradient at once. Use strategy.buckets=1."
+            )
     if isinstance(c.strategy, ParameterServerConfig):
         yield from _server_contradictions(c, c.strategy)
 
 
 def _server_contradictions(c: RunConfig, s: ParameterServerConfig) -> Iterator[str]:
     if s.consistency == "stale_synchronous" and s.staleness is None:
-        yield "strategy.consistency=stale_synchronous needs strategy.staleness, the clocks a worker may lead, such as 3."
+        yield "strategy.consistency=stale_synchronous needs strategy.staleness: the clocks of a lead, such as 3."
     if s.consistency != "stale_synchronous" and s.staleness is not None:
         yield (
             f"strategy.staleness={s.staleness} with strategy.consistency={s.consistency}: only "
@@ -526,7 +562,7 @@ def _explain(problem: Any) -> str:
         path.pop(1)  # the variant, which pydantic puts after the group
     key = ".".join(path)
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"{key}: unknown key.{did_you_mean(key, known_keys())}"
+        return unknown_key(key)
     if kind in ("missing", "missing_argument"):
         return f"{key}: no value given."
     if kind == "union_tag_invalid":

@@ -17,11 +17,11 @@ from bsweep.config import (
     SGDConfig,
 )
 from bsweep.torchvision_shim import import_torchvision
-from bsweep.vector import Vector
+from bsweep.vector import Flat
 
 
-def build(config: OptimizerConfig, vector: Vector) -> Optimizer:
-    """The optimizer that updates `vector.parameters` from `vector.gradients`.
+def build(config: OptimizerConfig, vector: Flat) -> Optimizer:
+    """The optimizer that updates `vector.parameters` from `vector.gradients`, of a whole model or of a server's shard.
 
     Element-wise rules see one long parameter (two, where vectors are exempt from weight decay), so that a step is one
     fused kernel. LARS and LAMB need norms per layer and see the model's tensors, which are views of the vector.
@@ -51,7 +51,7 @@ def build(config: OptimizerConfig, vector: Vector) -> Optimizer:
     raise AssertionError(config)
 
 
-def _flat_groups(config: OptimizerConfig, vector: Vector) -> list[dict[str, object]]:
+def _flat_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, object]]:
     size, border = vector.parameters.numel(), vector.num_matrix_elements
     if config.decay_norm_and_bias or not config.weight_decay:
         parts = [(0, size, config.weight_decay)]
@@ -59,22 +59,22 @@ def _flat_groups(config: OptimizerConfig, vector: Vector) -> list[dict[str, obje
         parts = [(0, border, config.weight_decay), (border, size, 0.0)]
     groups: list[dict[str, object]] = []
     for start, stop, weight_decay in parts:
+        if start == stop:  # a shard without matrices, or without vectors
+            continue
         parameter = nn.Parameter(vector.parameters[start:stop])
         parameter.grad = vector.gradients[start:stop]
         groups.append({"params": [parameter], "weight_decay": weight_decay})
     return groups
 
 
-def _layer_groups(config: OptimizerConfig, vector: Vector) -> list[dict[str, object]]:
+def _layer_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, object]]:
     matrices: list[Tensor] = []
     vectors: list[Tensor] = []
     for part, tensor in zip(vector.slices, vector.tensors, strict=True):
         (matrices if part.is_matrix else vectors).append(tensor)
     rest = config.weight_decay if config.decay_norm_and_bias else 0.0
-    return [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": rest},
-    ]
+    groups: list[tuple[list[Tensor], float]] = [(matrices, config.weight_decay), (vectors, rest)]
+    return [{"params": tensors, "weight_decay": decay} for tensors, decay in groups if tensors]
 
 
 def base_learning_rate(config: RunConfig) -> float:

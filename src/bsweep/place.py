@@ -10,23 +10,31 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Place:
-    """A worker's number among all workers and among those of its host."""
+    """A process's number among all workers and among those of its host; parameter servers follow the workers."""
 
     rank: int = 0
     num_workers: int = 1
     local_rank: int = 0
     local_workers: int = 1
 
+    @property
+    def is_server(self) -> bool:
+        return self.rank >= self.num_workers
+
     @classmethod
-    def from_environment(cls) -> Place:
-        """The place that horovodrun gave to this process; a lone worker's where there is none."""
+    def from_environment(cls, num_servers: int = 0) -> Place:
+        """The place that horovodrun or torchrun gave to this process; a lone worker's where there is none."""
         env = os.environ
-        return cls(
-            rank=int(env.get("HOROVOD_RANK", 0)),
-            num_workers=int(env.get("HOROVOD_SIZE", 1)),
-            local_rank=int(env.get("HOROVOD_LOCAL_RANK", 0)),
-            local_workers=int(env.get("HOROVOD_LOCAL_SIZE", 1)),
+        names = _HOROVODRUN if inside_horovodrun() else _TORCHRUN
+        rank, size, local_rank, local_size = (
+            int(env.get(name, default)) for name, default in zip(names, (0, 1, 0, 1), strict=True)
         )
+        num_workers = size - num_servers
+        return cls(rank, num_workers, local_rank, min(local_size, num_workers))
+
+
+_HOROVODRUN = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def inside_horovodrun() -> bool:

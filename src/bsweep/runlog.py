@@ -81,7 +81,10 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A sample within an epoch: the mean training loss over all workers since the last sample."""
+    """A sample within an epoch: the mean training loss since the last sample.
+
+    Over all workers, or over rank 0's examples where workers are not in step.
+    """
 
     epoch: int
     step: int  # of the run, from 1

@@ -7,8 +7,8 @@ Whatever travels between workers is a slice of these two. The model's tensors ar
 from __future__ import annotations
 
 import itertools
-import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,44 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Slice:
-    """A model tensor's place: `vector.parameters[start:stop]`, in the order of its storage, not of its indices."""
+    """A model tensor's place: `vector.parameters[start:stop]`, in the order of its storage, not of its indices.
+
+    A parameter server may hold a part of one: then `shape` is flat.
+    """
 
     name: str
     start: int
     stop: int
     shape: tuple[int, ...]
     is_matrix: bool  # has two dimensions or more: a weight, not a bias or a normalisation scale
+    index: int  # of the tensor in the model's own order, which is not the vector's
+
+    @property
+    def num_elements(self) -> int:
+        return self.stop - self.start
 
 
-class Vector:
+class Flat:
+    """Slices that follow one another in a tensor of parameters and in another of gradients, matrices first.
+
+    `tensors` are views of the parameters, one for each slice, whose `grad` is a view of the gradients.
+    """
+
+    tensors: tuple[nn.Parameter, ...]
+
+    def __init__(self, slices: Sequence[Slice], dtype: torch.dtype, device: torch.device) -> None:
+        self.slices = tuple(slices)
+        count = sum(part.num_elements for part in slices)
+        self.num_matrix_elements = sum(part.num_elements for part in slices if part.is_matrix)
+        self.parameters = torch.empty(count, dtype=dtype, device=device)
+        self.gradients = torch.zeros_like(self.parameters)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.gradients.numel() * self.gradients.element_size()
+
+
+class Vector(Flat):
     """The model's parameters and gradients as two flat tensors of `num_parameters` elements.
 
     Matrices come first and vectors (biases, normalisation scales) last, each in the model's order, so that weight
@@ -33,28 +61,13 @@ class Vector:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        named = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
-        named.sort(key=lambda item: item[1].dim() < 2)
-        count = sum(tensor.numel() for _, tensor in named)
-        first = named[0][1]
-        self.parameters = torch.empty(count, dtype=first.dtype, device=first.device)
-        self.gradients = torch.zeros_like(self.parameters)
-        self.tensors: tuple[nn.Parameter, ...] = tuple(tensor for _, tensor in named)
-        slices, start = [], 0
-        for name, tensor in named:
-            stop = start + tensor.numel()
-            slices.append(Slice(name, start, stop, tuple(tensor.shape), tensor.dim() >= 2))
-            view = _like(self.parameters[start:stop], tensor)
+        self.tensors = tuple(tensor for _, _, tensor in _matrices_first(model))
+        super().__init__(layout(model), self.tensors[0].dtype, self.tensors[0].device)
+        for part, tensor in zip(self.slices, self.tensors, strict=True):
+            view = _like(self.parameters[part.start : part.stop], tensor)
             view.copy_(tensor.detach())
             tensor.data = view
-            tensor.grad = _like(self.gradients[start:stop], tensor)
-            start = stop
-        self.slices = tuple(slices)
-        self.num_matrix_elements = sum(math.prod(part.shape) for part in slices if part.is_matrix)
-
-    @property
-    def num_bytes(self) -> int:
-        return self.gradients.numel() * self.gradients.element_size()
+            tensor.grad = _like(self.gradients[part.start : part.stop], tensor)
 
     def zero_gradients(self) -> None:
         self.gradients.zero_()
@@ -64,6 +77,36 @@ class Vector:
         size = self.gradients.numel()
         borders = [size * i // count for i in range(count + 1)]
         return list(itertools.pairwise(borders))
+
+
+class Shard(Flat):
+    """What a parameter server holds: some slices of a vector, packed, and tensors of its own instead of a model's."""
+
+    def __init__(self, slices: Sequence[Slice], dtype: torch.dtype) -> None:
+        stops = list(itertools.accumulate(part.num_elements for part in slices))
+        packed = [
+            replace(part, start=stop - part.num_elements, stop=stop) for part, stop in zip(slices, stops, strict=True)
+        ]
+        super().__init__(packed, dtype, torch.device("cpu"))
+        self.tensors = tuple(nn.Parameter(self.parameters[p.start : p.stop].view(p.shape)) for p in packed)
+        for part, tensor in zip(packed, self.tensors, strict=True):
+            tensor.grad = self.gradients[part.start : part.stop].view(part.shape)
+
+
+def layout(model: nn.Module) -> tuple[Slice, ...]:
+    """Where a vector of this model holds its tensors; the model may be on the meta device."""
+    slices, start = [], 0
+    for index, name, tensor in _matrices_first(model):
+        stop = start + tensor.numel()
+        slices.append(Slice(name, start, stop, tuple(tensor.shape), tensor.dim() >= 2, index))
+        start = stop
+    return tuple(slices)
+
+
+def _matrices_first(model: nn.Module) -> list[tuple[int, str, nn.Parameter]]:
+    trained = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
+    numbered = [(index, name, tensor) for index, (name, tensor) in enumerate(trained)]
+    return sorted(numbered, key=lambda item: item[2].dim() < 2)
 
 
 def _like(flat: Tensor, tensor: Tensor) -> Tensor:

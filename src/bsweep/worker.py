@@ -40,10 +40,12 @@ class Job:
     precision: str
     dataset: data.Dataset
     model: nn.Module
+    training_model: nn.Module  # the same, or what a strategy wraps around it
     vector: Vector
     optimizer: Optimizer
     strategy: Strategy
     learning_rate: Callable[[float], float]
+    slowdown: float
     log: RunLog | None  # on rank 0
     on_step: Callable[[], None]
 
@@ -95,7 +97,7 @@ def train(
     device = choose_device(config, place)
     _reset_peak_memory(device)
     with RunLog(paths.metrics) if place.rank == 0 else nullcontext() as log:
-        job = _prepare(config, place, device, log, on_step)
+        job = _prepare(config, place, paths, device, log, on_step)
         try:
             _warm_up(job)
             job.record(_start_record(job, launched_at))
@@ -110,9 +112,14 @@ def train(
 
 
 def _prepare(
-    config: RunConfig, place: Place, device: torch.device, log: RunLog | None, on_step: Callable[[], None]
+    config: RunConfig,
+    place: Place,
+    paths: RunPaths,
+    device: torch.device,
+    log: RunLog | None,
+    on_step: Callable[[], None],
 ) -> Job:
-    strategy = strategies.build(config.strategy)
+    strategy = strategies.build(config, place, paths)
     dataset = data.load(config.data, device)
     torch.manual_seed(config.seed)  # the same initial weights on every worker
     precision = choose_precision(config, device)
@@ -120,6 +127,7 @@ def _prepare(
         device, dtype=torch.float64 if precision == "fp64" else torch.float32
     )
     model = model.to(memory_format=memory_format(config))  # type: ignore[call-overload]
+    torch.manual_seed(config.seed + 1 + place.rank)  # dropout that differs between workers
     vector = Vector(model)
     optimizer = optim.build(config.optimizer, vector)
     strategy.prepare(vector, optimizer)
@@ -130,10 +138,12 @@ def _prepare(
         precision=precision,
         dataset=dataset,
         model=model,
+        training_model=strategy.wrap(model),
         vector=vector,
         optimizer=optimizer,
         strategy=strategy,
         learning_rate=optim.schedule(config),
+        slowdown=config.launch.slowdown[place.rank] if config.launch.slowdown else 1.0,
         log=log,
         on_step=on_step,
     )
@@ -160,21 +170,27 @@ def train_epoch(job: Job, epoch: int) -> runlog.Epoch:
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)  # loss, correct, examples of this worker
     recent = torch.zeros_like(totals)
     clock = StepClock(job.device)
-    job.model.train()
+    job.training_model.train()
+    job.strategy.begin_epoch(epoch)
     for step in range(num_steps):
         with clock.step():
             batch = plan.step_indices(order, step * config.examples_per_step, config.examples_per_step)
             rate = job.learning_rate(epoch - 1 + (step + 0.5) / num_steps)
             optim.set_learning_rate(job.optimizer, rate)
             recent += train_step(job, batch, epoch)
+            if step + 1 == num_steps:
+                job.strategy.agree()
         job.heartbeat()
         if (step + 1) % config.log_every_steps == 0 or step + 1 == num_steps:
             _log_step(job, epoch, step + 1, num_steps, recent, rate, clock)
             totals += recent
             recent.zero_()
     loss, correct, examples = job.sums(totals)
+    if _finite(loss) is None:
+        _diverge(job, f"the training loss became {loss / examples} in epoch {epoch}")
     seconds = clock.seconds()
-    traffic = job.strategy.traffic()
+    traffic = asdict(job.strategy.traffic())
+    waits = traffic["worker_wait_seconds"]
     peak_memory_bytes = _peak_memory_bytes(job.device)
     test_loss, test_accuracy = evaluate(job)
     return runlog.Epoch(
@@ -191,7 +207,8 @@ def train_epoch(job: Job, epoch: int) -> runlog.Epoch:
         learning_rate=rate,
         global_batch=config.examples_per_step,
         peak_memory_bytes=peak_memory_bytes,
-        **asdict(traffic),
+        wait_seconds=sum(waits) / len(waits) if waits else None,
+        **traffic,
     )
 
 
@@ -207,7 +224,9 @@ def train_step(job: Job, batch: Tensor, epoch: int) -> Tensor:
     passes = [indices for indices in parts if len(indices)]
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.vector.zero_gradients()
-    for number, indices in enumerate(passes, 1):
+    started = time.perf_counter()
+    # A worker that has no example of a tail computes one that counts nothing: some exchanges travel within a pass.
+    for number, indices in enumerate(passes or [batch[:1]], 1):
         images = augment.crop_and_flip(
             dataset.train_images,
             indices,
@@ -217,13 +236,15 @@ def train_step(job: Job, batch: Tensor, epoch: int) -> Tensor:
             flip=config.data.flip,
         )
         labels = dataset.train_labels[indices]
+        if number == max(1, len(passes)):
+            job.strategy.before_last_pass()
         with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
-            logits = job.model(job.inputs(images))
+            logits = job.training_model(job.inputs(images))
         loss = cross_entropy(logits, labels)
-        if number == len(passes):
-            job.strategy.before_last_backward()
-        (loss / len(batch)).backward()
-        totals += _score(loss, logits, labels)
+        (loss * (bool(passes) * job.strategy.loss_scale / len(batch))).backward()
+        if passes:
+            totals += _score(loss, logits, labels)
+    _slow_down(job, started)
     job.strategy.step()
     return totals
 
@@ -271,18 +292,27 @@ def _score(loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([loss.detach().double(), correct.double(), examples.double()])
 
 
+def _slow_down(job: Job, started: float) -> None:
+    """Stretch what this worker computed since `started`; asleep, it leaves its core to the others."""
+    if job.slowdown > 1:
+        if job.device.type == "cuda":
+            torch.cuda.synchronize()
+        time.sleep((job.slowdown - 1) * (time.perf_counter() - started))
+
+
 def _log_step(job: Job, epoch: int, step: int, num_steps: int, recent: Tensor, rate: float, clock: StepClock) -> None:
-    loss, _, examples = job.sums(recent)
+    # Workers that are not in step are not made to wait for one another: this one speaks for all.
+    loss, _, examples = job.sums(recent) if job.strategy.in_step else (recent * job.place.num_workers).tolist()
     job.record(
         runlog.Step(
             epoch=epoch,
             step=(epoch - 1) * num_steps + step,
-            train_loss=_finite(loss / examples),
+            train_loss=_finite(loss / examples) if examples else None,
             learning_rate=rate,
             images_per_second=clock.rate(examples),
         )
     )
-    if _finite(loss) is None:
+    if _finite(loss) is None and job.strategy.in_step:
         _diverge(job, f"the training loss became {loss / examples} in epoch {epoch}, by step {step} of {num_steps}")
 
 
@@ -379,7 +409,7 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        folder = paths.rank_logs(place.rank, place.num_workers)
+        folder = paths.rank_logs(place.rank)
         folder.mkdir(parents=True, exist_ok=True)
         runlog.write_json(
             folder / "error.json",
@@ -408,11 +438,15 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
 
 def main() -> None:
     """`python -m bsweep.worker RUN_FOLDER`, in a process that a launcher started."""
-    paths, place = RunPaths(Path(sys.argv[1])), Place.from_environment()
+    paths = RunPaths(Path(sys.argv[1]))
     config = read(paths.config)
+    place = Place.from_environment(config.num_server_processes)
     meta = runlog.read_json(paths.meta) or {}
     with errors_reported(paths, place), suppress(Diverged):  # it is on record, and a result like any other
-        train(config, paths, place, launched_at=meta.get("launched_at"))
+        if place.is_server:
+            strategies.serve(config, place, paths)
+        else:
+            train(config, paths, place, launched_at=meta.get("launched_at"))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import importlib.util
 import os
 from collections.abc import Callable
 
-from bsweep.config import HorovodConfig, HorovodrunConfig, InlineConfig, RunConfig
-from bsweep.launch import horovodrun, inline
+from bsweep.config import HorovodConfig, HorovodrunConfig, InlineConfig, RunConfig, TorchrunConfig
+from bsweep.launch import horovodrun, inline, processes, torchrun
 from bsweep.launch.outcome import Outcome
 from bsweep.place import Place, inside_horovodrun, num_gpus
 from bsweep.runlog import RunPaths
@@ -22,6 +22,11 @@ def check(config: RunConfig) -> list[str]:
         ValueError: the point cannot run here.
     """
     started = Place.from_environment().num_workers
+    if inside_horovodrun() and config.strategy.name not in ("horovod", "single"):
+        raise ValueError(
+            f"strategy={config.strategy.name} inside horovodrun: torchrun starts its processes. Leave horovodrun out, "
+            "or use strategy=horovod."
+        )
     if inside_horovodrun() and config.num_workers != started:
         raise ValueError(
             f"num_workers={config.num_workers}, but horovodrun started {started} processes: leave num_workers out, "
@@ -34,8 +39,8 @@ def check(config: RunConfig) -> list[str]:
     match config.launch:
         case InlineConfig():
             return []
-        case HorovodrunConfig():
-            return horovodrun.check(config, config.launch)
+        case HorovodrunConfig() | TorchrunConfig():
+            return [*processes.check(config, config.launch), *_theory(config)]
 
 
 def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
@@ -45,6 +50,20 @@ def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> O
             return inline.launch(config, paths, on_poll)
         case HorovodrunConfig():
             return horovodrun.launch(config, config.launch, paths, on_poll)
+        case TorchrunConfig():
+            return torchrun.launch(config, config.launch, paths, on_poll)
+
+
+def _theory(config: RunConfig) -> list[str]:
+    """Whether a codec can win at all: every worker gets every payload, while a ring sends twice the vector."""
+    share, workers = config.payload_share, config.num_workers
+    if share is None or workers == 1 or share < 2 / workers:
+        return []
+    sent = (
+        f"compression={config.compression.name} cannot win on {workers} workers: each sends {workers - 1} payloads of "
+        f"{share:.3g} of the gradient, a ring {2 * (workers - 1) / workers:.3g} of it"
+    )
+    return [sent]
 
 
 def _check_horovod(config: RunConfig) -> None:

@@ -21,12 +21,12 @@ def recorded(paths: RunPaths) -> Outcome | None:
     return Outcome(records[-1]["status"], records[-1]["message"])
 
 
-def first_error(paths: RunPaths, num_workers: int) -> tuple[int, Outcome] | None:
-    """The rank and the error of the worker that failed first, of those that failed by themselves."""
+def first_error(paths: RunPaths, num_processes: int) -> tuple[int, Outcome] | None:
+    """The rank and the error of the process that failed first, of those that failed by themselves."""
     errors = [
         (error["time"], rank, Outcome(error["status"], error["message"]))
-        for rank in range(num_workers)
-        if (error := read_json(paths.rank_logs(rank, num_workers) / "error.json")) and not error["is_consequence"]
+        for rank in range(num_processes)
+        if (error := read_json(paths.rank_logs(rank) / "error.json")) and not error["is_consequence"]
     ]
     if not errors:
         return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from bsweep.config import AnyModel, ResNet18Config, TinyCNNConfig
-from bsweep.models import resnet18, tiny_cnn
+from bsweep.config import AnyModel, ResNet18Config, TinyCNNConfig, VGG16Config
+from bsweep.models import resnet18, tiny_cnn, vgg16
 
 
 def build(config: AnyModel, *, num_classes: int, in_channels: int) -> nn.Module:
@@ -13,5 +13,7 @@ def build(config: AnyModel, *, num_classes: int, in_channels: int) -> nn.Module:
     match config:
         case ResNet18Config():
             return resnet18.build(config.stem, num_classes=num_classes, in_channels=in_channels)
+        case VGG16Config():
+            return vgg16.build(config.dropout, num_classes=num_classes, in_channels=in_channels)
         case TinyCNNConfig():
             return tiny_cnn.TinyCNN(config.width, num_classes=num_classes, in_channels=in_channels)

@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
-from bsweep.config import AnyStrategy, HorovodConfig, SingleConfig
+from bsweep.config import (
+    AllReduceConfig,
+    DDPConfig,
+    HorovodConfig,
+    LocalSGDConfig,
+    ParameterServerConfig,
+    RunConfig,
+    SingleConfig,
+)
+from bsweep.place import Place
+from bsweep.runlog import RunPaths
 from bsweep.strategies.base import Strategy, Traffic, WorkerLost
 from bsweep.strategies.single import Single
 
-__all__ = ["Strategy", "Traffic", "WorkerLost", "build"]
+__all__ = ["Strategy", "Traffic", "WorkerLost", "build", "serve"]
 
 
-def build(config: AnyStrategy) -> Strategy:
-    match config:
+def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:
+    """The strategy of a run, for one worker; each imports what it needs, for Horovod may not be installed."""
+    match config.strategy:
         case SingleConfig():
             return Single()
-        case HorovodConfig():
-            from bsweep.strategies.horovod import Horovod  # Horovod need not be installed for the others
+        case HorovodConfig() as strategy:
+            from bsweep.strategies.horovod import Horovod
 
-            return Horovod(config)
+            return Horovod(config, strategy)
+        case DDPConfig() as strategy:
+            from bsweep.strategies.ddp import DDP
+
+            return DDP(config, strategy, place)
+        case AllReduceConfig() as strategy:
+            from bsweep.strategies.allreduce import AllReduce
+
+            return AllReduce(config, strategy, place)
+        case ParameterServerConfig():
+            from bsweep.strategies.parameter_server import ParameterServer
+
+            return ParameterServer(config, place, paths)
+        case LocalSGDConfig() as strategy:
+            from bsweep.strategies.local_sgd import LocalSGD
+
+            return LocalSGD(config, strategy, place)
+
+
+def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:
+    """Be a parameter server, until all workers have said goodbye."""
+    from bsweep.strategies import parameter_server
+
+    parameter_server.serve(config, place, paths)

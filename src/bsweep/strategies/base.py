@@ -94,6 +94,9 @@ class Strategy(ABC):
     in_step = True
     """All workers pass each step together; False: they meet where an epoch ends only."""
 
+    loss_scale = 1.0
+    """What to multiply losses by, for an exchange that does not sum."""
+
     def __init__(self) -> None:
         self.meter = Meter()
 
@@ -135,7 +138,7 @@ class Strategy(ABC):
         own = torch.tensor([meter.sent_bytes, meter.received_bytes, *meter.seconds], dtype=torch.float64)
         every = self.gather(own)
         seconds = every[:, 2:]
-        exchange = seconds.min(dim=0).values.sum()
+        exchange = seconds.min(dim=0).values.sum()  # 0 where there was none
         sent, received = (int(number) for number in every[:, :2].mean(dim=0))
         waits = seconds.sum(dim=1) - exchange
         return Traffic(sent, received, float(exchange), tuple(waits.tolist()))

@@ -7,7 +7,6 @@ vector goes in one call, or in a few `buckets` that travel while the backward pa
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bsweep.config import HorovodConfig
-from bsweep.strategies.base import Strategy, Traffic, WorkerLost
+from bsweep import compression
+from bsweep.config import HorovodConfig, RunConfig
+from bsweep.strategies.base import Strategy, WorkerLost
 from bsweep.vector import Vector
 
 # Horovod's knobs by their keys in the configuration: the variable that its core reads when it starts, the unit of the
@@ -40,25 +40,34 @@ def environment(config: HorovodConfig) -> dict[str, str]:
 
 
 class Horovod(Strategy):
-    def __init__(self, config: HorovodConfig) -> None:
-        os.environ.update(environment(config))
+    def __init__(self, config: RunConfig, strategy: HorovodConfig) -> None:
+        super().__init__()
+        os.environ.update(environment(strategy))
         import horovod.torch as hvd
 
         hvd.init()
         self._hvd = hvd
-        self._config = config
-        self._num_workers: int = hvd.size()
-        self._operation = hvd.Adasum if config.op == "adasum" else hvd.Sum
-        self._exchange_seconds: list[float] = []  # this worker's, per step, its wait for others included
-        self._sent_bytes = 0
+        self._config, self._num_buckets = config, strategy.buckets
+        self.rank, self.num_workers = hvd.rank(), hvd.size()
+        self._operation = hvd.Adasum if strategy.op == "adasum" else hvd.Sum
+        if strategy.op == "adasum":
+            self.loss_scale = float(self.num_workers)  # it combines local means, not shares of the global one
 
     def prepare(self, vector: Vector, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer
         self._buckets = [
-            _Bucket(index, start, stop) for index, (start, stop) in enumerate(vector.parts(self._config.buckets))
+            _Bucket(index, start, stop) for index, (start, stop) in enumerate(vector.parts(self._num_buckets))
         ]
         self._hooks = []
-        if self._num_workers == 1:
+        self._codec = compression.build(
+            self._config.compression,
+            vector,
+            optimizer,
+            seed=self._config.seed,
+            rank=self.rank,
+            num_workers=self.num_workers,
+        )
+        if self.num_workers == 1:
             return
         # A Horovod without NCCL copies GPU tensors to the host without waiting for the copy: it gets host tensors.
         self._through_host = vector.gradients.is_cuda and not self._hvd.nccl_built()
@@ -73,41 +82,48 @@ class Horovod(Strategy):
                 for bucket in touched:
                     bucket.num_tensors += 1
 
-    def before_last_backward(self) -> None:
+    def begin_epoch(self, epoch: int) -> None:
+        if self._codec:
+            self._codec.begin_epoch(epoch)
+
+    def before_last_pass(self) -> None:
         for bucket in self._buckets:
             bucket.num_missing = bucket.num_tensors
 
     def step(self) -> None:
-        if self._num_workers > 1:
-            if self._vector.gradients.is_cuda:
-                torch.cuda.synchronize()  # the clock must not count the rest of the backward pass
-            start = time.perf_counter()
-            with _worker_lost():
-                for bucket in self._buckets:
-                    self._send(bucket)
-                for bucket in self._buckets:
-                    self._receive(bucket)
-            self._exchange_seconds.append(time.perf_counter() - start)
+        if self.num_workers > 1:
+            with self.meter.exchange(self._vector.gradients), _worker_lost():
+                if self._codec:
+                    self._codec.exchange(self._vector.gradients, self)
+                else:
+                    self._exchange_buckets()
         self._optimizer.step()
 
-    def mean(self, values: Tensor) -> Tensor:
-        if self._num_workers == 1:
-            return values
-        with _worker_lost():
-            result: Tensor = self._hvd.allreduce(values, op=self._hvd.Average, name=f"mean.{values.numel()}")
-        return result
+    def _exchange_buckets(self) -> None:
+        for bucket in self._buckets:
+            self._send(bucket)
+        for bucket in self._buckets:
+            self._receive(bucket)
 
-    def traffic(self) -> Traffic:
-        """All workers leave a ring together, and the last to arrive waits for nobody: its time is the exchange."""
-        own = torch.tensor(self._exchange_seconds, dtype=torch.float64)
-        sent, self._exchange_seconds, self._sent_bytes = self._sent_bytes, [], 0
-        if self._num_workers == 1 or not len(own):
-            return Traffic(sent_bytes=0, received_bytes=0, exchange_seconds=0.0, wait_seconds=0.0)
+    def all_reduce(self, tensor: Tensor) -> None:
+        handle, wire = self._start(tensor, f"codec.{tensor.numel()}.{tensor.dtype}")
+        self._finish(handle, wire, tensor)
+
+    def all_gather(self, payload: Tensor) -> list[Tensor]:
+        wire = payload.cpu() if self._through_host else payload
         with _worker_lost():
-            least = self._hvd.allreduce(own, op=self._hvd.Min, name=f"least.{len(own)}")
-        exchange = float(least.sum())
-        wait = float(self.mean(own.sum().reshape(1))) - exchange
-        return Traffic(sent_bytes=sent, received_bytes=sent, exchange_seconds=exchange, wait_seconds=wait)
+            every: Tensor = self._hvd.allgather(wire.unsqueeze(0), name=f"gather.{payload.numel()}.{payload.dtype}")
+        num_bytes = (self.num_workers - 1) * payload.numel() * payload.element_size()
+        self.meter.sent_bytes += num_bytes
+        self.meter.received_bytes += num_bytes
+        return list(every.to(payload.device))
+
+    def gather(self, values: Tensor) -> Tensor:
+        if self.num_workers == 1:
+            return values.unsqueeze(0)
+        with _worker_lost():
+            every: Tensor = self._hvd.allgather(values.unsqueeze(0), name=f"gather.{values.numel()}.{values.dtype}")
+        return every
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -124,26 +140,32 @@ class Horovod(Strategy):
         return hook
 
     def _send(self, bucket: _Bucket) -> None:
-        if bucket.handle is not None:
-            return
-        part = self._vector.gradients[bucket.start : bucket.stop]
-        if self._config.op == "adasum":
-            part.mul_(self._num_workers)  # Adasum combines local means, not shares of the global one
-        bucket.wire = part.half() if self._config.compression == "fp16" else part
-        if self._through_host:
-            bucket.wire = bucket.wire.cpu()
-        with _worker_lost():
-            bucket.handle = self._hvd.allreduce_async_(bucket.wire, op=self._operation, name=f"gradient.{bucket.index}")
-        # Each worker sends (p - 1) / p of the vector in the reduce-scatter and again in the all-gather.
-        wire_bytes = bucket.wire.numel() * bucket.wire.element_size()
-        self._sent_bytes += 2 * (self._num_workers - 1) * wire_bytes // self._num_workers
+        if bucket.handle is None:
+            part = self._vector.gradients[bucket.start : bucket.stop]
+            bucket.handle, bucket.wire = self._start(part, f"gradient.{bucket.index}")
 
     def _receive(self, bucket: _Bucket) -> None:
-        self._hvd.synchronize(bucket.handle)
+        assert bucket.handle is not None
+        self._finish(bucket.handle, bucket.wire, self._vector.gradients[bucket.start : bucket.stop])
         bucket.handle = None
         bucket.num_missing = 0
-        if self._through_host or self._config.compression == "fp16":
-            self._vector.gradients[bucket.start : bucket.stop].copy_(bucket.wire)
+
+    def _start(self, part: Tensor, name: str) -> tuple[int, Tensor]:
+        """Start a sum over workers; its handle, and the tensor that travels."""
+        wire = part.cpu() if self._through_host else part
+        with _worker_lost():
+            handle: int = self._hvd.allreduce_async_(wire, op=self._operation, name=name)
+        # Each worker sends (p - 1) / p of the vector in the reduce-scatter and again in the all-gather.
+        num_bytes = 2 * (self.num_workers - 1) * wire.numel() * wire.element_size() // self.num_workers
+        self.meter.sent_bytes += num_bytes
+        self.meter.received_bytes += num_bytes
+        return handle, wire
+
+    def _finish(self, handle: int, wire: Tensor, part: Tensor) -> None:
+        with _worker_lost():
+            self._hvd.synchronize(handle)
+        if self._through_host:
+            part.copy_(wire)
 
 
 class _Bucket:

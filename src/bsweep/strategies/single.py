@@ -16,8 +16,8 @@ class Single(Strategy):
     def step(self) -> None:
         self._optimizer.step()
 
-    def mean(self, values: Tensor) -> Tensor:
-        return values
+    def gather(self, values: Tensor) -> Tensor:
+        return values.unsqueeze(0)
 
     def traffic(self) -> Traffic:
-        return Traffic(sent_bytes=0, received_bytes=0, exchange_seconds=0.0, wait_seconds=0.0)
+        return Traffic(sent_bytes=0, received_bytes=0, exchange_seconds=0.0, worker_wait_seconds=(0.0,))

@@ -1,0 +1,209 @@
+"""Processes of a point, whichever command starts them: what they may see, how long they may be silent, how they end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+
+import psutil
+
+from bsweep.config import ProcessesConfig, RunConfig
+from bsweep.launch.outcome import Outcome, first_error, recorded
+from bsweep.place import Place, num_cores, num_gpus
+from bsweep.runlog import RunPaths
+
+_POLL_SECONDS = 0.2
+_GRACE_SECONDS = 10  # for the other hosts' processes to notice that one host's have failed
+_QUOTED_LINES = 15
+_SECRET_NAME = re.compile(
+    r"TOKEN(?!IZER)|SECRET|PASS|PWD.|.PWD$|CREDENTIAL|PRIVATE|COOKIE|WEBHOOK|KEY$|_PAT$|AUTH(?!_SOCK|ORITY)",
+    re.IGNORECASE,
+)
+_SECRET_VALUE = re.compile(r"://[^/\s@]*:[^/\s@]+@|-----BEGIN")
+
+
+def check(config: RunConfig, launch: ProcessesConfig) -> list[str]:
+    """See `bsweep.launch.check`."""
+    place = Place.from_environment()
+    if launch.hosts or place.local_workers < place.num_workers:
+        return []  # their GPUs and cores are not seen from here
+    gpus, cores, workers = num_gpus(), num_cores(), config.num_workers
+    if gpus and config.device != "cpu" and workers > gpus:
+        raise ValueError(
+            f"num_workers={workers}, but this machine has {gpus} GPU{'s' * (gpus > 1)}, and NCCL takes one worker a "
+            f"GPU: use num_workers={gpus}, name further hosts in launch.hosts, or set device=cpu."
+        )
+    if (not gpus or config.device == "cpu") and workers > cores:
+        return [f"{workers} workers share {cores} cores: their times say little about workers with cores of their own"]
+    return []
+
+
+def launch(
+    config: RunConfig,
+    paths: RunPaths,
+    on_poll: Callable[[], None],
+    commands: Sequence[Sequence[str]],
+    first_failed: Callable[[str], tuple[int, int] | None],
+) -> Outcome:
+    """Run a point's processes to their end.
+
+    Args:
+        config: The point.
+        paths: Its folder, which is prepared.
+        on_poll: Called a few times a second.
+        commands: What starts the processes, one command for each host where there are several.
+        first_failed: Finds in the commands' output which rank failed first, and its exit code.
+    """
+    assert isinstance(config.launch, ProcessesConfig), config.launch
+    for rank in range(config.num_workers + config.num_server_processes):
+        paths.rank_logs(rank).mkdir(parents=True, exist_ok=True)
+    console = paths.logs / "launcher.log"
+    with console.open("wb") as output, ExitStack() as stack:
+        processes = []
+        for command in commands:
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment(os.environ, config.launch),
+                    start_new_session=True,  # a Ctrl-C is for the parent, which then ends the workers in order
+                    preexec_fn=_end_with_parent,
+                )
+            )
+            stack.callback(_end_tree, processes[-1])
+        timeout = _wait(processes, config.launch, paths, on_poll)
+    ended = recorded(paths)
+    if ended and (ended.status == "diverged" or not any(process.returncode for process in processes)):
+        return ended
+    if timeout:
+        return Outcome("timeout", f"{timeout}\n{_last_lines_of_all(config, paths)}")
+    return _failure(config, paths, console.read_text(errors="replace"), first_failed)
+
+
+def worker_command(paths: RunPaths, rank_variable: str) -> list[str]:
+    """What starts a worker or a server: its output goes to the folder of its rank, which a variable holds."""
+    folder = shlex.quote(str(paths.logs.resolve())) + f'/rank."${rank_variable}"'
+    worker = shlex.join([sys.executable, "-u", "-m", "bsweep.worker", str(paths.folder.resolve())])
+    return ["sh", "-c", f"exec {worker} >{folder}/stdout 2>{folder}/stderr"]
+
+
+def environment(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
+    """The parent's variables without anything that looks like a secret: they show in `ps`."""
+    passed = {
+        name: value
+        for name, value in parent.items()
+        if not _SECRET_NAME.search(name) and not _SECRET_VALUE.search(value)
+    }
+    if launch.network_interface:
+        passed["HOROVOD_GLOO_IFACE"] = passed["GLOO_SOCKET_IFNAME"] = launch.network_interface
+        passed["NCCL_SOCKET_IFNAME"] = launch.network_interface
+    return passed
+
+
+def _wait(
+    processes: Sequence[subprocess.Popen[bytes]], launch: ProcessesConfig, paths: RunPaths, on_poll: Callable[[], None]
+) -> str | None:
+    """Wait for the end; what took too long, if something did. The record file's time is the sign of life."""
+    launched = seen = paths.metrics.stat().st_mtime
+    seen_at = time.monotonic()
+    failed_at: float | None = None
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            next((p for p in processes if p.poll() is None), processes[0]).wait(_POLL_SECONDS)
+        on_poll()
+        codes = [process.poll() for process in processes]
+        if None not in codes:
+            return None
+        if any(codes):
+            failed_at = failed_at or time.monotonic()
+            if time.monotonic() - failed_at > _GRACE_SECONDS:
+                return None
+        beat = paths.metrics.stat().st_mtime
+        if beat != seen:
+            seen, seen_at = beat, time.monotonic()
+        silent = time.monotonic() - seen_at
+        if seen == launched and silent > launch.start_timeout_seconds:
+            return f"the workers were not ready after launch.start_timeout_seconds={launch.start_timeout_seconds}"
+        if seen != launched and silent > launch.stall_timeout_seconds:
+            return f"no sign of life for launch.stall_timeout_seconds={launch.stall_timeout_seconds}"
+
+
+def _end_tree(process: subprocess.Popen[bytes]) -> None:
+    """End a command and all it started; it needs a moment to end workers on other hosts."""
+    try:
+        tree = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        tree = []
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(10)  # horovodrun gives its workers 5 s, ssh tells the other host
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for child in tree:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(tree, timeout=5)
+
+
+def _failure(
+    config: RunConfig, paths: RunPaths, text: str, first_failed: Callable[[str], tuple[int, int] | None]
+) -> Outcome:
+    """Which process failed first and why: by its own word, else by the starting command's."""
+    error = first_error(paths, config.num_workers + config.num_server_processes)
+    if error:
+        rank, outcome = error
+        message = f"{_who(config, rank)} failed: {outcome.message}\n{_last_lines(paths, rank)}"
+        return Outcome(outcome.status, message.strip())
+    failed = first_failed(text)
+    if not failed:
+        return Outcome("failed", "the workers could not be started:\n" + "\n".join(text.splitlines()[-_QUOTED_LINES:]))
+    rank, code = failed
+    return Outcome("failed", f"{_who(config, rank)} {_cause(code)}\n{_last_lines(paths, rank)}".strip())
+
+
+def _who(config: RunConfig, rank: int) -> str:
+    return f"rank {rank}" if rank < config.num_workers else f"rank {rank} (server {rank - config.num_workers})"
+
+
+def _cause(code: int) -> str:
+    number = -code if code < 0 else code - 128
+    if number in set(signal.Signals):
+        name = signal.Signals(number).name
+        hint = " (killed from outside, perhaps by the kernel for lack of memory)" if name == "SIGKILL" else ""
+        return f"was ended by {name}{hint}"
+    return f"ended with exit code {code}"
+
+
+def _last_lines(paths: RunPaths, rank: int) -> str:
+    stderr = paths.rank_logs(rank) / "stderr"
+    if not stderr.exists():
+        return ""
+    return "\n".join(stderr.read_text(errors="replace").strip().splitlines()[-_QUOTED_LINES:])
+
+
+def _last_lines_of_all(config: RunConfig, paths: RunPaths) -> str:
+    ranks = range(config.num_workers + config.num_server_processes)
+    quotes = ((rank, _last_lines(paths, rank)) for rank in ranks)
+    return "\n".join(f"{_who(config, rank)}:\n{lines}" for rank, lines in quotes if lines)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end the command, and so its workers, when the parent is killed: no orphan uses up a GPU."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        _LIBC.prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+_LIBC = ctypes.CDLL(None)  # loaded here, for between fork and exec nothing may take a lock

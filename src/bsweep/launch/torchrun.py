@@ -1,0 +1,71 @@
+"""Workers and parameter servers started by torchrun, on this machine or on several hosts over ssh."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bsweep.config import RunConfig, TorchrunConfig
+from bsweep.launch import processes
+from bsweep.launch.outcome import Outcome
+from bsweep.runlog import RunPaths
+
+
+def launch(config: RunConfig, launch: TorchrunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
+    """See `bsweep.launch.launch`."""
+    return processes.launch(config, paths, on_poll, commands(config, launch, paths), first_failed)
+
+
+def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths) -> list[list[str]]:
+    """A torchrun for each host. Ranks fill the hosts' slots in their order: all workers, then all servers."""
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    worker = ["--no-python", *processes.worker_command(paths, "RANK")]
+    num_processes = config.num_workers + config.num_server_processes
+    if not launch.hosts:
+        return [[torchrun, "--standalone", f"--nproc-per-node={num_processes}", *worker]]
+    nodes: list[tuple[str, int]] = []
+    for host, slots in (host.split(":") for host in launch.hosts.split(",")):
+        num_local = min(int(slots), num_processes - sum(number for _, number in nodes))
+        if num_local:
+            nodes.append((host, num_local))
+    port = random.SystemRandom().randrange(20_000, 30_000)  # below the range that systems give to clients
+    return [
+        _on_host(
+            host,
+            launch,
+            [
+                torchrun,
+                f"--nnodes={len(nodes)}",
+                f"--node-rank={number}",
+                f"--nproc-per-node={num_local}",
+                f"--master-addr={nodes[0][0]}",
+                f"--master-port={port}",
+                *worker,
+            ],
+        )
+        for number, (host, num_local) in enumerate(nodes)
+    ]
+
+
+def _on_host(host: str, launch: TorchrunConfig, command: list[str]) -> list[str]:
+    """The command itself on this host, else over ssh, with a terminal there: it ends with the connection."""
+    if host in ("localhost", "127.0.0.1", socket.gethostname()):
+        return command
+    options = ["-tt", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"]
+    options += ["-p", str(launch.ssh_port)] if launch.ssh_port else []
+    options += ["-i", launch.ssh_identity_file] if launch.ssh_identity_file else []
+    variables = [f"{name}={value}" for name, value in processes.environment(os.environ, launch).items()]
+    there = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(['env', *variables, *command])}"
+    return ["ssh", *options, host, there]
+
+
+def first_failed(console: str) -> tuple[int, int] | None:
+    """The rank that failed first by torchrun's word, and its exit code."""
+    found = re.search(r"Root Cause.*?rank\s*:\s*(\d+) .*?exitcode\s*:\s*(-?\d+)", console, re.DOTALL)
+    return (int(found[1]), int(found[2])) if found else None

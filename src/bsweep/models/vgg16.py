@@ -1,0 +1,21 @@
+"""VGG-16 (Simonyan and Zisserman, arXiv 1409.1556) as torchvision has it."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from bsweep.torchvision_shim import import_torchvision
+
+
+def build(dropout: float, *, num_classes: int, in_channels: int) -> nn.Module:
+    """For images of 32x32 or more: the last maps are pooled to 7x7, so the parameters do not depend on the size."""
+    import_torchvision()
+    from torchvision.models import vgg16
+
+    model: nn.Module = vgg16(num_classes=num_classes, dropout=dropout)
+    if in_channels != 3:
+        first = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1)
+        nn.init.kaiming_normal_(first.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(first.bias)
+        model.features[0] = first
+    return model

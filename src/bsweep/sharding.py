@@ -1,0 +1,132 @@
+"""Which slices of the vector each parameter server holds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from bsweep import models
+from bsweep.config import ParameterServerConfig, RunConfig
+from bsweep.vector import Slice, layout
+
+_ELEMENT_BYTES = 4  # `chunk_bytes` counts fp32, whatever travels
+
+
+def check(config: RunConfig, num_classes: int, in_channels: int) -> None:
+    """`shards` of a run's model, for its ValueError only; the model is not filled with numbers."""
+    if isinstance(config.strategy, ParameterServerConfig):
+        with torch.device("meta"):
+            model = models.build(config.model, num_classes=num_classes, in_channels=in_channels)
+        shards(layout(model), config.num_shards, config.strategy)
+
+
+def shards(slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig) -> tuple[tuple[Slice, ...], ...]:
+    """Each server's slices in the vector's order, whole ones or parts of them; every element has one server.
+
+    Raises:
+        ValueError: a server would hold nothing.
+    """
+    held: list[list[Slice]] = [[] for _ in range(num_servers)]
+    for server, part in _assign(slices, num_servers, strategy):
+        held[server].append(part)
+    if not all(held):
+        raise ValueError(_nothing_held(slices, num_servers, strategy, sum(1 for parts in held if parts)))
+    return tuple(tuple(sorted(parts, key=lambda part: part.start)) for parts in held)
+
+
+def ranges(shard: Sequence[Slice]) -> list[tuple[int, int]]:
+    """The stretches (start, stop) of the vector that a shard's slices cover, neighbours joined."""
+    joined: list[tuple[int, int]] = []
+    for part in shard:
+        if joined and joined[-1][1] == part.start:
+            joined[-1] = joined[-1][0], part.stop
+        else:
+            joined.append((part.start, part.stop))
+    return joined
+
+
+def _assign(slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig) -> Iterator[tuple[int, Slice]]:
+    """Pairs of a server and a slice, or a part of one, that it holds."""
+    match strategy.sharding:
+        case "layer":
+            return _largest_first(_layers(slices), num_servers)
+        case "layer_round_robin":
+            return ((number % num_servers, part) for number, layer in enumerate(_layers(slices)) for part in layer)
+        case "memory":
+            return _equal_parts(slices, num_servers)
+        case "hashed_chunks":
+            return _hashed(slices, num_servers, max(1, strategy.chunk_bytes // _ELEMENT_BYTES))
+
+
+def _layers(slices: Sequence[Slice]) -> list[list[Slice]]:
+    """In the model's order: a layer is a module's own tensors, weight and bias together."""
+    layers: dict[str, list[Slice]] = {}
+    for part in sorted(slices, key=lambda part: part.index):
+        layers.setdefault(part.name.rpartition(".")[0], []).append(part)
+    return list(layers.values())
+
+
+def _largest_first(layers: list[list[Slice]], num_servers: int) -> Iterator[tuple[int, Slice]]:
+    """Each layer, from the largest, to the server that holds least."""
+    loads = [0] * num_servers
+    for layer in sorted(layers, key=_size, reverse=True):
+        server = loads.index(min(loads))
+        loads[server] += _size(layer)
+        yield from ((server, part) for part in layer)
+
+
+def _equal_parts(slices: Sequence[Slice], num_servers: int) -> Iterator[tuple[int, Slice]]:
+    size = slices[-1].stop
+    borders = [size * server // num_servers for server in range(num_servers + 1)]
+    for server, (start, stop) in enumerate(itertools.pairwise(borders)):
+        for part in slices:
+            if part.start < stop and start < part.stop:
+                yield server, _cut(part, max(start, part.start), min(stop, part.stop))
+
+
+def _hashed(slices: Sequence[Slice], num_servers: int, chunk: int) -> Iterator[tuple[int, Slice]]:
+    """As BytePS spreads tensors (its default, djb2 of a decimal key): over servers by tensor and number of the chunk."""
+    for part in slices:
+        for number, start in enumerate(range(part.start, part.stop, chunk)):
+            key = (part.index << 16) + number
+            yield _djb2(str(key)) % num_servers, _cut(part, start, min(start + chunk, part.stop))
+
+
+def _djb2(text: str) -> int:
+    value = 5381
+    for character in text.encode():
+        value = (value * 33 + character) % 2**64
+    return value
+
+
+def _cut(part: Slice, start: int, stop: int) -> Slice:
+    if (start, stop) == (part.start, part.stop):
+        return part
+    return replace(part, start=start, stop=stop, shape=(stop - start,))
+
+
+def _size(layer: Sequence[Slice]) -> int:
+    return sum(part.num_elements for part in layer)
+
+
+def _nothing_held(slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig, num_busy: int) -> str:
+    match strategy.sharding:
+        case "layer" | "layer_round_robin":
+            return (
+                f"strategy.num_servers={num_servers} with strategy.sharding={strategy.sharding}: the model has "
+                f"{len(_layers(slices))} layers with parameters, and each stays whole. Use at most as many servers, or "
+                "strategy.sharding=memory."
+            )
+        case "memory":
+            return (
+                f"strategy.num_servers={num_servers}, but the model has {_size(slices)} parameters: use fewer servers."
+            )
+        case "hashed_chunks":
+            return (
+                f"strategy.num_servers={num_servers} with strategy.chunk_bytes={strategy.chunk_bytes}: the chunks fall "
+                f"to {num_busy} servers only. Use a smaller strategy.chunk_bytes, fewer servers, or "
+                "strategy.sharding=memory."
+            )

@@ -1,0 +1,133 @@
+"""All-reduce algorithms in send and receive steps on slices of a vector.
+
+With p workers, n bytes, latency a and b seconds a byte (Thakur et al., doi 10.1177/1094342005051521; Rabenseifner, doi
+10.1007/978-3-540-24685-5_1): ring 2 (p-1) a + 2 (p-1)/p n b, halving-doubling 2 log2(p) a and the same n terms, tree
+2 log2(p) (a + n b). Each leaves every worker with the same sum, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bsweep.config import Algorithm
+
+
+class Wire:
+    """One worker's messages to others, counted in bytes and in steps that must follow one another."""
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, num_workers: int) -> None:
+        self.group, self.rank, self.num_workers = group, rank, num_workers
+        self._inbox = torch.empty(0)
+        self.reset()
+
+    def reset(self) -> None:
+        self.sent_bytes = self.received_bytes = self.num_steps = 0
+
+    def count_bytes(self, count: int) -> None:
+        self.sent_bytes += count
+        self.received_bytes += count
+
+    def exchange(self, send: Tensor, to: int, receive: Tensor, source: int) -> None:
+        """Send and receive at once."""
+        operations = [dist.P2POp(dist.isend, send, to, self.group), dist.P2POp(dist.irecv, receive, source, self.group)]
+        operations = [o for o in operations if o.tensor.numel()]  # a small vector may have empty parts
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
+        self.sent_bytes += send.numel() * send.element_size()
+        self.received_bytes += receive.numel() * receive.element_size()
+        self.num_steps += 1
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        self.exchange(tensor, to, tensor[:0], to)
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        self.exchange(tensor[:0], source, tensor, source)
+
+    def inbox(self, like: Tensor) -> Tensor:
+        """A buffer for a tensor like this, the same memory each time."""
+        if self._inbox.dtype != like.dtype or self._inbox.device != like.device or len(self._inbox) < len(like):
+            self._inbox = torch.empty_like(like)
+        return self._inbox[: len(like)]
+
+
+def native(vector: Tensor, wire: Wire) -> None:
+    """Gloo's or NCCL's own; counted as the ring that Gloo's is and NCCL's usually is."""
+    dist.all_reduce(vector, group=wire.group)
+    wire.count_bytes(2 * (wire.num_workers - 1) * vector.numel() * vector.element_size() // wire.num_workers)
+    wire.num_steps += 2 * (wire.num_workers - 1)
+
+
+def ring(vector: Tensor, wire: Wire) -> None:
+    """Every part travels round once to be summed and once more to be known (Patarasuk and Yuan, 2009)."""
+    p, rank = wire.num_workers, wire.rank
+    parts, right, left = vector.tensor_split(p), (rank + 1) % p, (rank - 1) % p
+    for step in range(p - 1):
+        mine, theirs = parts[(rank - step) % p], parts[(rank - step - 1) % p]
+        received = wire.inbox(theirs)
+        wire.exchange(mine, right, received, left)
+        theirs.add_(received)
+    for step in range(p - 1):
+        wire.exchange(parts[(rank + 1 - step) % p], right, parts[(rank - step) % p], left)
+
+
+def tree(vector: Tensor, wire: Wire) -> None:
+    """A binomial tree sums to worker 0 and hands the sum back down."""
+    p, rank = wire.num_workers, wire.rank
+    distances = [2**level for level in range((p - 1).bit_length())]
+    for distance in distances:
+        if rank % (2 * distance) == distance:
+            wire.send(vector, rank - distance)
+        elif rank % (2 * distance) == 0 and rank + distance < p:
+            received = wire.inbox(vector)
+            wire.receive(received, rank + distance)
+            vector.add_(received)
+    for distance in reversed(distances):
+        if rank % (2 * distance) == distance:
+            wire.receive(vector, rank - distance)
+        elif rank % (2 * distance) == 0 and rank + distance < p:
+            wire.send(vector, rank + distance)
+
+
+def halving_doubling(vector: Tensor, wire: Wire) -> None:
+    """Partners halve what each still sums, then double what each knows. Workers beyond a power of two lend theirs."""
+    rank = wire.rank
+    power = 2 ** (wire.num_workers.bit_length() - 1)
+    if rank >= power:
+        wire.send(vector, rank - power)
+        wire.receive(vector, rank - power)
+        return
+    lender = rank + power
+    if lender < wire.num_workers:
+        received = wire.inbox(vector)
+        wire.receive(received, lender)
+        vector.add_(received)
+    _halve_and_double(vector, wire, power)
+    if lender < wire.num_workers:
+        wire.send(vector, lender)
+
+
+def _halve_and_double(vector: Tensor, wire: Wire, power: int) -> None:
+    splits: list[tuple[int, Tensor, Tensor]] = []  # partner, the half that stays, the half that leaves
+    window, distance = vector, power // 2
+    while distance:
+        lower, upper = window.tensor_split(2)
+        keep, give = (upper, lower) if wire.rank & distance else (lower, upper)
+        received = wire.inbox(keep)
+        wire.exchange(give, wire.rank ^ distance, received, wire.rank ^ distance)
+        keep.add_(received)
+        splits.append((wire.rank ^ distance, keep, give))
+        window, distance = keep, distance // 2
+    for partner, keep, give in reversed(splits):
+        wire.exchange(keep, partner, give, partner)
+
+
+ALGORITHMS: dict[Algorithm, Callable[[Tensor, Wire], None]] = {
+    "ring": ring,
+    "tree": tree,
+    "halving_doubling": halving_doubling,
+    "native": native,
+}

@@ -1,0 +1,69 @@
+"""torch's DistributedDataParallel (Li et al., arXiv 2006.15704), which exchanges buckets during the backward pass.
+
+Its exchange hides in the backward pass: what it took, and who waited for whom, is not measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from bsweep.config import DDPConfig, RunConfig
+from bsweep.place import Place
+from bsweep.strategies.base import Meter, Traffic
+from bsweep.strategies.process_group import TorchStrategy, worker_lost
+
+
+class DDP(TorchStrategy):
+    def __init__(self, config: RunConfig, strategy: DDPConfig, place: Place) -> None:
+        super().__init__(config, place)
+        self._config = strategy
+        self.loss_scale = float(self.num_workers)  # DDP averages where others sum
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        # BatchNorm statistics are averaged before evaluations, as with every strategy, rather than sent at every step.
+        with worker_lost():
+            self._module = DistributedDataParallel(
+                model, process_group=self.workers, bucket_cap_mb=self._config.bucket_mb, broadcast_buffers=False
+            )
+        state, hook = self._hook()
+        if hook:
+            self._module.register_comm_hook(state, hook)
+        self._module.require_backward_grad_sync = False
+        return self._module
+
+    def before_last_pass(self) -> None:
+        self._module.require_backward_grad_sync = True
+
+    def step(self) -> None:
+        self._module.require_backward_grad_sync = False
+        self._count_step()
+        self._optimizer.step()
+
+    def traffic(self) -> Traffic:
+        meter, self.meter = self.meter, Meter()
+        if self._config.hook == "powersgd" and self.num_workers > 1:
+            return Traffic(None, None, None, None)
+        return Traffic(meter.sent_bytes, meter.received_bytes, None, None)
+
+    def _hook(self) -> tuple[Any, Any]:
+        match self._config.hook:
+            case "fp16":
+                return self.workers, default_hooks.fp16_compress_hook
+            case "bf16":
+                return self.workers, default_hooks.bf16_compress_hook
+            case "powersgd":
+                # One plain step first, in which DDP settles its buckets; PowerSGD keeps memory for each of them.
+                rank = self._config.powersgd_rank
+                state = powerSGD_hook.PowerSGDState(self.workers, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+                return state, powerSGD_hook.powerSGD_hook
+        return None, None
+
+    def _count_step(self) -> None:
+        element_bytes = 2 if self._config.hook in ("fp16", "bf16") else self._vector.gradients.element_size()
+        size = self._vector.gradients.numel() * element_bytes
+        self._wire.count_bytes(2 * (self.num_workers - 1) * size // self.num_workers)
+        self._count()

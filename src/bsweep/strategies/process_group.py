@@ -1,0 +1,87 @@
+"""Workers joined by torch.distributed: what its strategies share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bsweep.config import Algorithm, ProcessesConfig, RunConfig
+from bsweep.place import Place
+from bsweep.strategies.base import Strategy, WorkerLost
+from bsweep.strategies.collectives import ALGORITHMS, Wire
+from bsweep.vector import Vector
+
+
+class TorchStrategy(Strategy):
+    """Joins the workers' process group; the sums and copies in it are those that codecs may ask for."""
+
+    def __init__(self, config: RunConfig, place: Place, algorithm: Algorithm = "native") -> None:
+        super().__init__()
+        self.rank, self.num_workers = place.rank, place.num_workers
+        self.workers = join(config, place)
+        self._wire = Wire(self.workers, self.rank, self.num_workers)
+        self._all_reduce = ALGORITHMS[algorithm]
+
+    def prepare(self, vector: Vector, optimizer: Optimizer) -> None:
+        self._vector, self._optimizer = vector, optimizer
+        with worker_lost():
+            dist.broadcast(vector.parameters, src=0, group=self.workers)
+
+    def gather(self, values: Tensor) -> Tensor:
+        every = [torch.empty_like(values) for _ in range(self.num_workers)]
+        with worker_lost():
+            dist.all_gather(every, values, group=self.workers)
+        return torch.stack(every)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        with worker_lost():
+            self._all_reduce(tensor, self._wire)
+        self._count()
+
+    def all_gather(self, payload: Tensor) -> list[Tensor]:
+        every = [torch.empty_like(payload) for _ in range(self.num_workers)]
+        with worker_lost():
+            dist.all_gather(every, payload, group=self.workers)
+        self._wire.count_bytes((self.num_workers - 1) * payload.numel() * payload.element_size())
+        self._count()
+        return every
+
+    def _count(self) -> None:
+        self.meter.sent_bytes += self._wire.sent_bytes
+        self.meter.received_bytes += self._wire.received_bytes
+        self._wire.reset()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
+    """The group of the workers, in which they have their ranks; parameter servers join the world around it only."""
+    assert isinstance(config.launch, ProcessesConfig), config.launch
+    # Longer than the launcher's patience, which names who stalls; this is for a lost launcher.
+    timeout = timedelta(seconds=max(config.launch.start_timeout_seconds, 2 * config.launch.stall_timeout_seconds))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    with worker_lost():
+        dist.init_process_group(backend, timeout=timeout)
+        world: dist.ProcessGroup | None = dist.group.WORLD
+        if config.num_server_processes:
+            world = dist.new_group(list(range(place.num_workers)), timeout=timeout)
+    assert world is not None
+    return world
+
+
+@contextmanager
+def worker_lost() -> Iterator[None]:
+    """What torch.distributed raises when a connection breaks, as `WorkerLost`."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise WorkerLost(f"the exchange broke off, another worker has probably ended: {error}") from error

@@ -1,0 +1,77 @@
+"""Our all-reduce algorithms against the plain sum, on real processes, in groups of 2 to 5."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from bsweep.strategies.collectives import ALGORITHMS, Wire
+from tests.running import tool
+
+ROOT = Path(__file__).parents[1]
+SIZES = (1, 3, 1000, 4099)  # fewer elements than workers, and lengths that nothing divides
+GROUPS = (2, 3, 4, 5)
+Results = list[dict[tuple[int, str, int], tuple[torch.Tensor, int, int]]]
+"""Of each rank, by group size, algorithm and vector size: the vector afterwards, bytes sent and steps."""
+
+
+def vector(rank: int, size: int) -> torch.Tensor:
+    return torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(100 * rank + size))
+
+
+def main(out: Path) -> None:
+    """One process: what each algorithm makes of this worker's vector, and what it counted."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    results = {}
+    for p in GROUPS:
+        group = dist.new_group(list(range(p)))
+        for name, algorithm in ALGORITHMS.items() if rank < p else ():
+            for size in SIZES:
+                wire, values = Wire(group, rank, p), vector(rank, size)
+                algorithm(values, wire)
+                results[p, name, size] = (values, wire.sent_bytes, wire.num_steps)
+    torch.save(results, out / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def results(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Results:
+    out = tmp_path_factory.mktemp("collectives")
+    command = [tool("torchrun"), "--standalone", f"--nproc-per-node={max(GROUPS)}", "-m", "tests.test_collectives"]
+    subprocess.run([*command, str(out)], cwd=ROOT, check=True, capture_output=True, timeout=120)
+    return [torch.load(out / f"{rank}.pt") for rank in range(max(GROUPS))]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("p", GROUPS)
+def test_every_worker_gets_the_sum_and_the_same_bits(results: Results, p: int, name: str) -> None:
+    for size in SIZES:
+        expected = torch.stack([vector(rank, size) for rank in range(p)]).sum(dim=0)
+        for rank in range(p):
+            values = results[rank][p, name, size][0]
+            torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-12)
+            assert torch.equal(values, results[0][p, name, size][0])
+
+
+@pytest.mark.parametrize("p", GROUPS)
+def test_bytes_and_steps_are_what_theory_says(results: Results, p: int) -> None:
+    size, n = 4099, 8 * 4099
+    counted = {name: [results[rank][p, name, size][1:] for rank in range(p)] for name in ALGORITHMS}
+    assert all(sent == pytest.approx(2 * (p - 1) / p * n, abs=8 * 2 * p) for sent, _ in counted["ring"])
+    assert {steps for _, steps in counted["ring"]} == {2 * (p - 1)}
+    assert sum(sent for sent, _ in counted["tree"]) == 2 * (p - 1) * n, "each edge of the tree carries the vector twice"
+    if p in (2, 4):
+        assert all(sent == pytest.approx(2 * (p - 1) / p * n, abs=8 * 2 * p) for sent, _ in counted["halving_doubling"])
+        assert {steps for _, steps in counted["halving_doubling"]} == {2 * (p.bit_length() - 1)}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
