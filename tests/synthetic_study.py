@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -32,6 +32,32 @@ def train_seconds(local_batch: int, num_workers: int, epochs: int = 3, seed: int
     return (examples * 0.004 + examples * 0.2 / local_batch) * math.pow(num_workers, 0.1) * (1 + 0.01 * seed)
 
 
+def _by_layer(num_servers: int) -> list[float]:
+    return [1.0] if num_servers == 1 else [0.743, *[0.257 / (num_servers - 1)] * (num_servers - 1)]
+
+
+SHARES: dict[str, Callable[[int], list[float]]] = {
+    "layer": _by_layer,
+    "memory": lambda num_servers: [1 / num_servers] * num_servers,
+}
+COMPUTE_SECONDS, EXCHANGE_SECONDS = 4.0, 1.0
+
+
+def server_step_seconds(num_workers: int, sharding: str) -> float:
+    """Seconds of a step with a parameter server for two workers: C + max(1, w s) x."""
+    largest = max(SHARES[sharding](max(1, num_workers // 2)))
+    return COMPUTE_SECONDS + max(1, num_workers * largest) * EXCHANGE_SECONDS
+
+
+def server(sharding: str, **others: Any) -> dict[str, Any]:
+    """Settings of a run of VGG-16 on parameter servers; `others` as in `strategy`."""
+    strategy = {
+        "name": "parameter_server", "num_servers": None, "sharding": sharding, "chunk_bytes": 4_096_000,
+        "consistency": "synchronous", "staleness": None, "colocated": False, **others,
+    }  # fmt: skip
+    return {"strategy": strategy, "model": {"name": "vgg16", "dropout": 0.5}}
+
+
 def write_run(
     study: Path,
     *,
@@ -50,7 +76,7 @@ def write_run(
     """Write one run folder. `status=None` leaves the summary out; `settings` overrides keys by dotted name."""
     config = _config(study.name, local_batch, num_workers, seed, epochs, settings or {})
     strategy = config["strategy"]["name"]
-    suffix = "".join(f"_{key.split('.')[-1]}{value}" for key, value in (settings or {}).items())
+    suffix = "".join(f"_{key.split('.')[-1]}{value}" for key, value in _flat(settings or {}))
     folder = study / f"b{local_batch}_w{num_workers}_{strategy}_s{seed}{suffix}"
     folder.mkdir(parents=True)
     paths = RunPaths(folder)
@@ -113,12 +139,13 @@ def _config(
             "decay_norm_and_bias": True, "momentum": 0.9, "nesterov": False,
         },
         "strategy": {
-            "name": "horovod", "op": "average", "compression": "none", "buckets": 1, "fusion_threshold_mb": 64.0,
-            "cycle_time_ms": 1.0, "cache_capacity": 1024,
+            "name": "horovod", "op": "average", "buckets": 1, "fusion_threshold_mb": 64.0, "cycle_time_ms": 1.0,
+            "cache_capacity": 1024,
         },
+        "compression": {"name": "none"},
         "launch": {
             "name": "horovodrun", "hosts": None, "ssh_port": None, "ssh_identity_file": None,
-            "network_interface": None, "start_timeout_seconds": 60, "stall_timeout_seconds": 600,
+            "network_interface": None, "start_timeout_seconds": 60, "stall_timeout_seconds": 600, "slowdown": None,
         },
     }  # fmt: skip
     for key, value in settings.items():
@@ -127,19 +154,53 @@ def _config(
     return config
 
 
+def _flat(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [
+        pair
+        for key, value in settings.items()
+        for pair in (value.items() if isinstance(value, dict) else [(key, value)])
+    ]
+
+
 def _epoch(config: Mapping[str, Any], epoch: int, num_train: int) -> dict[str, Any]:
     batch, workers, seed = config["local_batch"], config["num_workers"], config["seed"]
+    num_steps = math.ceil(num_train / (batch * workers))
     seconds = train_seconds(batch, workers, config["epochs"], seed) / config["epochs"]
+    traffic: dict[str, Any] = {
+        "exchange_seconds": 0.1 * seconds if workers > 1 else None, "wait_seconds": None, "worker_wait_seconds": None,
+        "sent_bytes": 44_000_000 * num_steps if workers > 1 else 0, "received_bytes": None, "servers": None,
+    }  # fmt: skip
+    if config["strategy"]["name"] == "parameter_server":
+        seconds = num_steps * server_step_seconds(workers, config["strategy"]["sharding"])
+        traffic |= _server_traffic(config, num_steps, seconds)
     best = 0.95 - 0.02 * abs(math.log2(batch / 48)) - 0.01 * workers + 0.004 * seed
     accuracy = 0.1 + (best - 0.1) * (1 - math.exp(-1.5 * epoch / config["epochs"] * 3))
-    num_steps = math.ceil(num_train / (batch * workers))
     return vars(
         Epoch(
             epoch=epoch, num_steps=num_steps, train_seconds=seconds, train_loss=2.3 * (1 - accuracy) + 0.02,
             train_accuracy=accuracy, test_loss=2.4 * (1 - accuracy) + 0.1, test_accuracy=accuracy - 0.03,
             images_per_second=num_train / seconds, step_seconds_p50=seconds / num_steps,
-            step_seconds_p95=1.2 * seconds / num_steps, exchange_seconds=0.1 * seconds if workers > 1 else None,
-            wait_seconds=None, sent_bytes=44_000_000 * num_steps if workers > 1 else 0, received_bytes=None,
-            learning_rate=0.1, global_batch=batch * workers, peak_memory_bytes=None,
+            step_seconds_p95=1.2 * seconds / num_steps, learning_rate=0.1, global_batch=batch * workers,
+            peak_memory_bytes=None, **traffic,
         )
     )  # fmt: skip
+
+
+def _server_traffic(config: Mapping[str, Any], num_steps: int, seconds: float) -> dict[str, Any]:
+    """Servers that are busy for their share of the exchange; worker 0 waits 0.1 s a step, the others do not."""
+    workers, sharding = config["num_workers"], config["strategy"]["sharding"]
+    shares = SHARES[sharding](max(1, workers // 2))
+    sent_bytes = 4 * 138_357_544 * num_steps
+    loads = (
+        {
+            "share": share, "received_bytes": round(share * sent_bytes * workers), "sent_bytes": 0,
+            "pushes": [num_steps] * workers, "max_lead": 0, "busy_seconds": 0.5 * workers * share * num_steps,
+            "queue_seconds": 0.25 * share * workers * num_steps,
+        }
+        for share in shares
+    )  # fmt: skip
+    return {
+        "exchange_seconds": max(1, workers * max(shares)) * EXCHANGE_SECONDS * num_steps,
+        "wait_seconds": 0.1 * num_steps / workers, "sent_bytes": sent_bytes, "received_bytes": sent_bytes,
+        "worker_wait_seconds": [0.1 * num_steps, *[0.0] * (workers - 1)], "servers": list(loads),
+    }  # fmt: skip

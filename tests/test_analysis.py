@@ -71,7 +71,7 @@ def test_a_run_that_failed_before_its_start_joins_the_curve_of_the_others(tmp_pa
     RunPaths(failed).metrics.unlink()
     study = bsweep.load(tmp_path / "s")
     cells = analysis.cells(study.runs)
-    assert analysis.levels(cells) == ["strategy", "num_workers", "local_batch"]
+    assert analysis.levels(cells) == ["variant", "num_workers", "local_batch"]
     assert cells["n"].tolist() == [1, 1, 0]
     assert cells["other_statuses"].tolist() == ["", "", "failed"]
     assert analysis.failures(study.runs)[["status", "message"]].values.tolist() == [["failed", "no luck"]]
@@ -228,7 +228,7 @@ def test_hardware_that_follows_from_the_strategy_is_no_key_of_its_own(tmp_path: 
     other = {**META, "cpu": "Other CPU"}
     write_run(tmp_path / "s", local_batch=8, settings={"strategy.name": "local"}, meta=other)
     study = bsweep.load(tmp_path / "s")
-    assert analysis.cell_keys(study.runs) == ["strategy", "num_workers", "local_batch"]
+    assert analysis.cell_keys(study.runs) == ["variant", "num_workers", "local_batch"]
     assert "whose times do not compare: Other CPU, 2 cores; Test CPU, 2 cores" in study.warnings[0]
 
 
@@ -246,7 +246,7 @@ def test_settings_that_differ_are_told_apart_and_those_that_follow_are_not(tmp_p
     write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
     write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), settings=adamw)
     runs = bsweep.load(tmp_path / "s").runs
-    assert analysis.cell_keys(runs) == ["optimizer", "strategy", "num_workers", "local_batch"]
+    assert analysis.cell_keys(runs) == ["optimizer", "variant", "num_workers", "local_batch"]
     assert (analysis.cells(runs)["n"] == 1).all()
 
 

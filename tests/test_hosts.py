@@ -1,92 +1,77 @@
-"""Workers on two hosts: network namespaces with an sshd, a name and an interface of their own, joined by a cable."""
+"""Workers on several hosts, which scripts/hosts.sh emulates, and the rates of those hosts' cables."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
+import shlex
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.running import TINY, bsweep
 
-HOSTS = {"h1": "10.213.7.1", "h2": "10.213.7.2"}
-SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
+SCRIPT = str(Path(__file__).parents[1] / "scripts/hosts.sh")
+TRANSFERRED_BYTES = 10_000_000
 
-
-def sh(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
-
-
-def namespace(host: str) -> str:
-    return f"bsweep-{host}"
+SEND = """
+import socket, sys
+from threading import Thread
+receivers = [socket.create_connection((host, 5001)) for host in sys.argv[2:]]
+for receiver in receivers:
+    receiver.recv(1)
+for receiver in receivers:
+    Thread(target=receiver.sendall, args=(bytes(int(sys.argv[1])),)).start()
+"""
+RECEIVE = """
+import socket, sys, time
+from threading import Thread
+server = socket.create_server(("", 5001))
+print("listening", flush=True)
+def drain(sender):
+    while sender.recv(1 << 20):
+        pass
+senders = [server.accept()[0] for _ in range(int(sys.argv[1]))]
+threads = [Thread(target=drain, args=(sender,)) for sender in senders]
+start = time.monotonic()
+for sender, thread in zip(senders, threads):
+    sender.send(b"!")
+    thread.start()
+for thread in threads:
+    thread.join()
+print(start, time.monotonic())
+"""
 
 
 @pytest.fixture
-def two_hosts(tmp_path: Path) -> Iterator[Path]:
-    """The ssh identity that opens both hosts."""
-    if os.geteuid() or not SSHD or not shutil.which("ip") or not shutil.which("unshare"):
-        pytest.skip("needs root, iproute2 and an sshd")
-    key = tmp_path / "key"
-    sh("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
-    servers = []
-    try:
-        for host in HOSTS:
-            sh("ip", "netns", "add", namespace(host))
-        ends = [end for host in HOSTS for end in ("netns", namespace(host))]
-        sh("ip", "link", "add", "eth0", *ends[:2], "type", "veth", "peer", "name", "eth0", *ends[2:])
-        for host, address in HOSTS.items():
-            sh("ip", "-n", namespace(host), "addr", "add", f"{address}/24", "dev", "eth0")
-            for device in ("lo", "eth0"):
-                sh("ip", "-n", namespace(host), "link", "set", device, "up")
-            etc = Path("/etc/netns", namespace(host))
-            etc.mkdir(parents=True)
-            names = "".join(f"{a} {h}\n" for h, a in HOSTS.items())
-            (etc / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
-            servers.append(start_sshd(host, key, tmp_path))
-        yield key
-    finally:
-        for server in servers:
-            server.terminate()
-            server.wait()
-        for host in HOSTS:
-            subprocess.run(["ip", "netns", "del", namespace(host)], check=False, capture_output=True)
-            shutil.rmtree(Path("/etc/netns", namespace(host)), ignore_errors=True)
+def up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, str]]]:
+    """A function that brings hosts up, and returns the overrides that it tells its user to type."""
+    monkeypatch.setenv("BSWEEP_HOSTS_PREFIX", f"test{os.getpid()}")
+
+    def hosts_up(*arguments: str) -> dict[str, str]:
+        result = subprocess.run([SCRIPT, "up", *arguments], capture_output=True, text=True, check=False)
+        if result.returncode == 77:
+            pytest.skip(result.stderr.strip())
+        assert result.returncode == 0, result.stderr
+        return dict(word.split("=", 1) for word in shlex.split(result.stdout) if "=" in word)
+
+    yield hosts_up
+    subprocess.run([SCRIPT, "down"], check=True, capture_output=True)
 
 
 def on(host: str) -> tuple[str, ...]:
     """What puts a command on a host."""
-    named = ("unshare", "-u", "sh", "-c", f'hostname {host}; exec "$@"', "sh")
-    return ("ip", "netns", "exec", namespace(host), *named)
+    return (SCRIPT, "run", host)
 
 
-def start_sshd(host: str, key: Path, folder: Path) -> subprocess.Popen[bytes]:
-    Path("/run/sshd").mkdir(exist_ok=True)
-    options = {
-        "HostKey": key,
-        "AuthorizedKeysFile": f"{key}.pub",
-        "StrictModes": "no",
-        "PidFile": "none",
-        "UsePAM": "no",
-        "PermitRootLogin": "yes",
-        "ListenAddress": HOSTS[host],
-    }
-    settings = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    return subprocess.Popen(
-        [*on(host), str(SSHD), "-D", "-f", "/dev/null", "-E", str(folder / f"{host}.log"), *settings]
-    )
-
-
-def test_a_run_over_two_hosts(two_hosts: Path, tmp_path: Path) -> None:
+def test_a_run_over_two_hosts(up: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+    overrides = up("2")
     arguments = (
         "local_batch=8",
-        "num_workers=2",
-        "launch.hosts='h1:1,h2:1'",
-        f"launch.ssh_identity_file={two_hosts}",
-        "launch.network_interface=eth0",
+        *(f"{key}={value}" for key, value in overrides.items()),
         *TINY,
         "model=tiny_cnn",
         "epochs=1",
@@ -97,4 +82,40 @@ def test_a_run_over_two_hosts(two_hosts: Path, tmp_path: Path) -> None:
     (summary,) = (tmp_path / "results/s").glob("*/summary.json")
     assert json.loads(summary.read_text())["status"] == "completed"
     assert json.loads((summary.parent / "meta.json").read_text())["hosts"] == "h1:1,h2:1"
-    assert "Accepted publickey" in (tmp_path / "h2.log").read_text(), "the other worker was started over ssh"
+    log = Path(overrides["launch.ssh_identity_file"]).with_name("h2.log").read_text()
+    assert "Accepted publickey" in log, "the other worker was started over ssh"
+
+
+@pytest.mark.parametrize(
+    ("senders", "receivers"),
+    [(("h1",), ("h2",)), (("h1",), ("h2", "h3")), (("h2", "h3"), ("h1",))],
+    ids=["one to one", "sending to two", "receiving from two"],
+)
+def test_a_rate_holds_each_way(
+    up: Callable[..., dict[str, str]], senders: tuple[str, ...], receivers: tuple[str, ...]
+) -> None:
+    up("3", "200mbit")
+    # The fastest of three: other work on the machine makes a transfer slower, and nothing may make it faster.
+    rate = max(transfer(senders, receivers) for _ in range(3))
+    assert 0.5 * 200e6 < rate < 1.1 * 200e6
+
+
+def transfer(senders: tuple[str, ...], receivers: tuple[str, ...]) -> float:
+    """Bits a second, of all that goes from all senders to all receivers at once."""
+    num_bytes = TRANSFERRED_BYTES // (len(senders) * len(receivers))
+    receiving = [
+        subprocess.Popen(
+            [*on(host), sys.executable, "-c", RECEIVE, str(len(senders))], stdout=subprocess.PIPE, text=True
+        )
+        for host in receivers
+    ]
+    for process in receiving:
+        assert process.stdout
+        assert process.stdout.readline() == "listening\n"
+    sending = [
+        subprocess.Popen([*on(host), sys.executable, "-c", SEND, str(num_bytes), *receivers]) for host in senders
+    ]
+    assert [process.wait(60) for process in sending] == [0] * len(senders)
+    # The hosts are one machine, with one clock.
+    times = [[float(word) for word in process.communicate(timeout=60)[0].split()] for process in receiving]
+    return 8 * TRANSFERRED_BYTES / (max(end for _, end in times) - min(start for start, _ in times))

@@ -336,6 +336,17 @@ def test_the_environment_reaches_the_workers_without_secrets() -> None:
         (("run", "lokal_batch=8"), ["lokal_batch: unknown key", "Did you mean 'local_batch'?"]),
         (("run", "local_batch=8", "strategy=horvod"), ["unknown strategy", "'horovod'", "Known: "]),
         (("run", "local_batch=8", "strategy=ddp", "strategy.num_servers=2"), ["only strategy=parameter_server"]),
+        (
+            (
+                "run",
+                "local_batch=8",
+                "strategy=parameter_server",
+                "strategy.sharding=layer",
+                "strategy.num_servers=9",
+                "model=tiny_cnn",
+            ),
+            ["strategy.num_servers=9", "3 layers", "strategy.sharding=memory"],
+        ),
         (("run", "local_batch=8", "model=vgg"), ["unknown model", "resnet18"]),
         (("run", "local_batch=8", "data=digit"), ["unknown data", "Did you mean 'digits'?"]),
         (("run",), ["local_batch=null", "exactly one"]),

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from bsweep import sharding
+from bsweep import optim, sharding
 from bsweep.config import ParameterServerConfig, RunConfig
 from bsweep.torchvision_shim import import_torchvision
-from bsweep.vector import Slice, layout
+from bsweep.vector import Shard, Slice, Vector, layout
 from tests.running import compose
 
 SHARDINGS = get_args(get_type_hints(ParameterServerConfig)["sharding"])
@@ -107,6 +107,38 @@ def test_more_servers_than_layers_is_an_error_with_a_remedy(name: str) -> None:
 def test_a_server_without_a_chunk_is_an_error_with_a_remedy() -> None:
     with pytest.raises(ValueError, match=r"num_servers=64 .*chunk_bytes=4096000: .*smaller"):
         sharding.shards(layout(small_model()), 64, strategy("strategy.sharding=hashed_chunks"))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars"])
+@pytest.mark.parametrize("name", SHARDINGS)
+def test_shards_are_updated_like_their_parts_of_the_whole(name: str, optimizer: str) -> None:
+    """Also those without matrices, or without vectors, where only matrices decay."""
+    if optimizer == "lars" and name in ("memory", "hashed_chunks"):
+        return  # needs whole layers
+    config = compose(
+        "local_batch=8",
+        f"optimizer={optimizer}",
+        "optimizer.weight_decay=0.1",
+        "optimizer.lr=0.1",
+        "optimizer.decay_norm_and_bias=false",
+    )
+    vector = Vector(small_model().double())
+    servers = strategy(f"strategy.sharding={name}", "strategy.chunk_bytes=64")
+    held = sharding.shards(vector.slices, 4, servers)
+    shards = [Shard(slices, torch.float64) for slices in held]
+    vector.gradients.copy_(torch.randn(vector.gradients.shape, dtype=torch.float64))
+    for shard, slices in zip(shards, held, strict=True):
+        shard.parameters.copy_(torch.cat([vector.parameters[p.start : p.stop] for p in slices]))
+        shard.gradients.copy_(torch.cat([vector.gradients[p.start : p.stop] for p in slices]))
+    optimizers = [optim.build(config.optimizer, flat) for flat in (vector, *shards)]
+    before = vector.parameters.clone()
+    for _ in range(3):
+        for each in optimizers:
+            each.step()
+    assert float((vector.parameters - before).abs().max()) > 1e-3, "the weights must have moved"
+    for shard, slices in zip(shards, held, strict=True):
+        expected = torch.cat([vector.parameters[p.start : p.stop] for p in slices])
+        torch.testing.assert_close(shard.parameters, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_a_run_is_checked_without_its_weights() -> None:

@@ -3,7 +3,7 @@
 Each function takes a study and returns a matplotlib `Figure`, whose `caption` it writes from what it draws; nothing
 touches pyplot's global state. Markers and bars are means over seeds and their 95 % t-intervals, small circles the runs;
 a cell measured once has a marker only. Runs that did not complete show as crosses on the lower edge, at their batch
-size.
+size. What is drawn by batch size is drawn by workers where a study has one batch size and several worker counts.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from bsweep import analysis
@@ -32,8 +34,16 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#00
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
 BATCH_LABEL = "Local batch (examples per worker)"
+_AXES = {"local_batch": (BATCH_LABEL, "local batch"), "num_workers": ("Workers", "number of workers")}
+_PARTS_OF_A_STEP: dict[str, dict[str, Any]] = {
+    "compute": {"color": "#0072B2"},
+    "exchange": {"color": "#E69F00"},
+    "wait": {"color": "#E3E3E3", "edgecolor": "#8A8A8A", "hatch": "//////", "linewidth": 0},
+}
 _PUBLISHED: dict[str, Any] = {"color": "#7A7A7A", "marker": "*", "linestyle": (0, (4, 2))}
-_MAX_BATCH_TICKS = 12
+_MAX_TICKS = 12
+_MAX_BARS = 48
+_GRAY = "#7A7A7A"
 _MAX_ROWS = 3  # of panels by epoch, before series stand side by side
 _CUT_AT_MEDIANS = 3  # losses by epoch above this many times the median peak leave the panel
 _REPEATED = (
@@ -73,8 +83,8 @@ _NO_METADATA = {
 class _Curve:
     """One line: `cells` and `runs` are indexed by what runs along its horizontal axis."""
 
-    names: tuple[str, ...]
-    key: tuple[Any, ...]
+    key: dict[str, Any]
+    colored_by: str
     color_label: str
     line_label: str
     look: dict[str, Any]
@@ -84,9 +94,6 @@ class _Curve:
     @property
     def label(self) -> str:
         return ", ".join(filter(None, (self.color_label, self.line_label)))
-
-    def level(self, name: str) -> Any:
-        return self.key[self.names.index(name)]
 
 
 @rc_context(_STYLE)
@@ -109,40 +116,41 @@ def time_by_batch(study: Study) -> Figure:
     which differ, cancel.
     """
     cells, fits = analysis.cells(study.runs), analysis.seconds_fits(study.runs)
-    reference = _reference_batch(study, cells)
+    reference, along = _reference_batch(study, cells), _along(study, cells)
     if reference:
         cells["relative_seconds"] = analysis.relative_seconds(cells, reference)
-    curves = _curves(cells, "local_batch", "num_workers", study.runs)
-    num_panels = 2 if reference else 1
-    figure, axes = _row_of_panels(num_panels, legend_lines=len(curves) + num_panels)
+    curves = _curves(cells, along, "num_workers", study.runs)
+    figure, axes = _row_of_panels(2 if reference else 1)
     handles = []
     for curve in curves:
-        fit = fits.loc[curve.key] if curve.key in fits.index else None
+        key = tuple(curve.key.values())
+        fit = fits.loc[key] if along == "local_batch" and key in fits.index else None
         _draw_points(axes[0], curve, "train_seconds", joined=fit is None)
         if fit is not None:
             batches = np.geomspace(*_extent(curve.cells["train_seconds"].dropna().index), 200)
             seconds = fit["fixed_seconds"] + fit["batch_seconds"] / batches
             axes[0].plot(batches, seconds, **{**curve.look, "marker": ""})
         handles.append(_handle(curve.look, f"{curve.label}{_formula(fit)}"))
-    _batch_axis(axes[0], cells)
+    _log_axis(axes[0], cells, along)
     axes[0].set_ylabel(", ".join(filter(None, ("Training time (s)", epochs_of(study)))))
     _from_zero(axes[0], _completed(study, "train_seconds"))
     if reference:
         for curve in curves:
             axes[1].plot(curve.cells["relative_seconds"].dropna(), **curve.look)
         handles.append(_draw_published_seconds(axes[1], reference))
-        _batch_axis(axes[1], cells, also=_published_cells().index)
+        _log_axis(axes[1], cells, along, also=_published_cells().index)
         axes[1].set_ylabel(f"Training time relative to\nthat of local batch {reference}")
         axes[1].set_ylim(bottom=0)
     failed = _draw_failed([axes[0]], curves)
-    title = "; ".join(filter(None, (_counts(cells), "b: local batch" if len(fits) else "")))
-    figure.legend(handles=[*handles, *failed], title=title, loc="outside lower center", ncols=1)
+    is_fitted = any(":" in str(handle.get_label()) for handle in handles)
+    title = "; ".join(filter(None, (_shown(cells), "b: local batch" if is_fitted else "")))
+    _legends(figure, ([*handles, *failed], title))
     relative = (
         f"Right: relative to the time of local batch {reference}, beside the published times in grey, of 50 epochs."
     )
     return _captioned(
         figure,
-        f"Training time by local batch{', with the least-squares fit time = a + c / b' if len(fits) else ''}.",
+        f"Training time by {_AXES[along][1]}{', with the least-squares fit time = a + c / b' if is_fitted else ''}.",
         _runs_per_point(cells),
         relative if reference else "",
         _CROSSES if failed else "",
@@ -153,9 +161,10 @@ def time_by_batch(study: Study) -> Figure:
 def accuracy_and_loss_by_batch(study: Study) -> Figure:
     """Final accuracy and loss by batch size, in training and on the test set; with the published ones if comparable."""
     cells = analysis.cells(study.runs)
-    curves = _curves(cells, "local_batch", "num_workers", study.runs)
-    parts = [part for part in ("train", "test") if part == "train" or cells[f"{part}_loss"].notna().any()]
-    figure = Figure(figsize=(7.0, 1.0 + 2.2 * len(parts)), layout="constrained")
+    along = _along(study, cells)
+    curves = _curves(cells, along, "num_workers", study.runs)
+    parts = _parts(cells, "loss")
+    figure = Figure(figsize=(7.0, 0.8 + 2.2 * len(parts)), layout="constrained")
     grid = figure.subplots(len(parts), 2, squeeze=False, sharex=True, sharey="col")
     handles = _handles(curves)
     comparable = analysis.comparable(study)
@@ -165,7 +174,8 @@ def accuracy_and_loss_by_batch(study: Study) -> Figure:
             for curve in curves:
                 _draw_points(axes, curve, f"{part}_{metric}", joined=True)
             axes.set(ylabel=f"{_PARTS[part]} {metric}", xlabel="")
-            _batch_axis(axes, cells, also=_published_cells().index if comparable else (), named=part == parts[-1])
+            also = _published_cells().index if comparable else ()
+            _log_axis(axes, cells, along, also, named=part == parts[-1])
         values = pd.concat([_completed(study, f"{part}_{metric}") for part in parts])
         if comparable:
             published = _published_cells()[f"train_{metric}"]
@@ -175,14 +185,13 @@ def accuracy_and_loss_by_batch(study: Study) -> Figure:
     if comparable:
         handles.append(_handle(_PUBLISHED, "published, 4 workers, 50 epochs, n = 1 (training only)"))
     failed = _draw_failed(list(grid.flat), curves)
-    handles += failed
     trained = epochs_of(study)
-    title = ", ".join(filter(None, (f"after {trained}" if trained else "", _counts(cells))))
-    columns = _columns(len(handles), 2 if comparable else 3)
-    figure.legend(handles=handles, title=title, loc="outside lower center", ncols=columns)
+    _legends(
+        figure, ([*handles, *failed], ", ".join(filter(None, (f"after {trained}" * bool(trained), _shown(cells)))))
+    )
     return _captioned(
         figure,
-        f"Accuracy and loss{f' after {trained}' if trained else ''} by local batch, in training"
+        f"Accuracy and loss{f' after {trained}' if trained else ''} by {_AXES[along][1]}, in training"
         f"{' and on the test set' if 'test' in parts else ''}.",
         _runs_per_point(cells),
         "In grey the published training accuracy and loss, after 50 epochs." if comparable else "",
@@ -192,29 +201,128 @@ def accuracy_and_loss_by_batch(study: Study) -> Figure:
 
 @rc_context(_STYLE)
 def throughput_and_speedup(study: Study) -> Figure:
-    """Images per second by batch size, and the speed-up over workers at equal local batch beside the ideal one."""
+    """Images per second by batch size, and the speed-up over workers at equal local batch beside the ideal one.
+
+    With parameter servers, by workers: figure 2 of the parameter-sharding paper.
+    """
     cells = analysis.cells(study.runs)
-    scaling = analysis.scaling(cells)
-    curves = _curves(cells, "local_batch", "num_workers", study.runs)
-    figure, axes = _row_of_panels(1 if scaling.empty else 2, legend_lines=4)
+    along, scaling = _along(study, cells), analysis.scaling(cells)
+    curves = _curves(cells, along, "num_workers", study.runs)
+    figure, axes = _row_of_panels(1 if scaling.empty else 2)
     for curve in curves:
         _draw_points(axes[0], curve, "images_per_second", joined=True)
-    _batch_axis(axes[0], cells)
+    _log_axis(axes[0], cells, along)
     axes[0].set_ylabel("Images per second, all workers")
     _from_zero(axes[0], _completed(study, "images_per_second"))
     failed = _draw_failed([axes[0]], curves)
-    handles = _handles(curves) + failed
-    place: Literal["outside lower center", "outside lower left"]
-    place = "outside lower center" if scaling.empty else "outside lower left"
-    figure.legend(handles=handles, title=_counts(cells), loc=place, ncols=2)
-    if not scaling.empty:
-        _draw_speedup(figure, axes[1], scaling)
+    legend = [*_handles(curves), *failed]
+    if scaling.empty:
+        _legends(figure, (legend, _shown(cells)))
+    elif along == "num_workers":  # the same lines in both panels
+        _legends(figure, ([*legend, *_draw_speedup(axes[1], scaling, curves)], _shown(cells)))
+    else:
+        curves = _curves(scaling, "num_workers", "local_batch")
+        title = "Local batch (per worker)" if curves[0].colored_by == "local_batch" else ""
+        ideal = _draw_speedup(axes[1], scaling, curves)
+        _legends(figure, (legend, _shown(cells)), ([*_handles(curves), *ideal], title))
     return _captioned(
         figure,
-        "Images per second, all workers together, by local batch.",
+        f"Images per second, all workers together, by {_AXES[along][1]}.",
         "" if scaling.empty else "Right: speed-up over workers at equal local batch (weak scaling).",
         _runs_per_point(cells),
         _CROSSES if failed else "",
+    )
+
+
+@rc_context(_STYLE)
+def seconds_per_step(study: Study) -> Figure:
+    """What a training step's time goes into, one bar a cell: computing, exchanging, waiting for slower workers."""
+    times, left_out = _few_enough(analysis.step_times(study))
+    figure, panels = _panels_of_bars(times, 1)
+    for (axes,), rows in panels:
+        places, left = range(len(rows)), np.zeros(len(rows))
+        for part, look in _PARTS_OF_A_STEP.items():
+            widths = rows[f"{part}_seconds"].fillna(0).to_numpy()
+            axes.barh(places, widths, left=left, **look)
+            left += widths
+        total = rows["step_seconds"].to_numpy()
+        axes.barh(places, np.where(rows["compute_seconds"].isna(), total, 0), color="#A9C6D9")
+        for place, seconds in zip(places, total, strict=True):
+            axes.annotate(_number(seconds), (seconds, place), (3, 0), textcoords="offset points", va="center", size=7)
+        axes.margins(x=0.1)
+    axes.set_xlabel("Seconds per training step")
+    is_split = times["compute_seconds"].notna()
+    handles = [Patch(label=part, **look) for part, look in _PARTS_OF_A_STEP.items()] if is_split.any() else []
+    handles += [] if is_split.all() else [Patch(color="#A9C6D9", label="all of it (exchange hidden in the passes)")]
+    _legends(figure, (handles, _shown(times)))
+    return _captioned(
+        figure,
+        "Seconds of a training step: the slowest worker's exchange, a worker's mean wait for others before it, and the "
+        "rest, which is computing.",
+        f"n = {_span(times['n'])} per bar.",
+        left_out,
+    )
+
+
+@rc_context(_STYLE)
+def server_load(study: Study) -> Figure:
+    """How parameter servers share the model, the fullest in dark, and how busy the busiest of them is."""
+    loads, left_out = _few_enough(analysis.server_loads(study))
+    shares = analysis.server_shares(study)
+    figure, panels = _panels_of_bars(loads, 2)
+    for (left_axes, right_axes), rows in panels:
+        for place, key in enumerate(rows.index):
+            held = np.sort(100 * shares.loc[key].dropna().to_numpy())[::-1]
+            starts = np.cumsum(held) - held
+            colors = ["#0072B2", *["#A9C6D9"] * (len(held) - 1)]
+            left_axes.barh([place] * len(held), held, left=starts, color=colors, edgecolor="white", linewidth=0.6)
+        right_axes.barh(range(len(rows)), 100 * rows["busiest_load"], color="#E69F00")
+    left_axes.set(xlabel="Share of the parameters\nby server, the fullest first (%)", xlim=(0, 100))
+    right_axes.set_xlabel("Busy time of the busiest server\n(% of the training time)")
+    right_axes.set_xlim(left=0)
+    return _captioned(
+        figure,
+        "Left: the shares of the parameters that the servers hold, the fullest server's in dark. Right: the part of "
+        "the training time in which the busiest server receives, updates or sends.",
+        f"{_common(loads).capitalize()}." if _common(loads) else "",
+        f"n = {_span(loads['n'])} per bar.",
+        left_out,
+    )
+
+
+@rc_context(_STYLE)
+def sharding_gain(study: Study) -> Figure:
+    """By how much sharding by memory is faster than by layer: published, modelled and measured, by workers."""
+    published, measured = analysis.published_gains()["gain"], analysis.sharding_gains(study)
+    ratio = analysis.fit_ratio(published)
+    figure, (axes,) = _row_of_panels(1)
+    workers = sorted({*published.index, *measured.index.get_level_values("num_workers")})
+    model: dict[str, Any] = {"color": _GRAY, "linestyle": (0, (4, 2))}
+    axes.plot(workers, [100 * analysis.predicted_gain(count, ratio) for count in workers], **model)
+    axes.plot(100 * published, **{**_PUBLISHED, "linestyle": "", "markersize": 8})
+    curves = _curves(measured, "num_workers", "local_batch")
+    for curve in curves:
+        axes.plot(100 * curve.cells["gain"], **curve.look)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(workers, [str(count) for count in workers])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set(xlabel="Workers", ylabel="Memory over layer sharding:\ngain in images per second (%)")
+    labels = [f"measured{', ' * bool(curve.label)}{curve.label}" for curve in curves]
+    _legends(
+        figure,
+        (
+            [
+                _handle({**_PUBLISHED, "linestyle": ""}, "published"),
+                _handle(model, f"model, computing = {ratio:.2f} x exchange"),
+                *(_handle(curve.look, label) for curve, label in zip(curves, labels, strict=True)),
+            ],
+            "",
+        ),
+    )
+    return _captioned(
+        figure,
+        "What sharding VGG-16 by memory gains over sharding it by layer. The model's one constant, the time to compute "
+        "over that of an exchange with evenly loaded servers, is fitted to the published gains.",
     )
 
 
@@ -226,9 +334,22 @@ FIGURES: dict[str, Callable[[Study], Figure]] = {
         time_by_batch,
         accuracy_and_loss_by_batch,
         throughput_and_speedup,
+        seconds_per_step,
+        server_load,
+        sharding_gain,
     )
 }
+_NEEDS: dict[str, Callable[[Study], bool]] = {
+    "seconds_per_step": lambda study: bool(study.epochs["exchange_seconds"].notna().any()),
+    "server_load": lambda study: not study.servers.empty,
+    "sharding_gain": lambda study: not analysis.sharding_gains(study).empty,
+}
 _PARTS = {"train": "Training", "test": "Test"}
+
+
+def figures(study: Study) -> dict[str, Callable[[Study], Figure]]:
+    """Those of `FIGURES` for which a study has the numbers."""
+    return {name: draw for name, draw in FIGURES.items() if name not in _NEEDS or _NEEDS[name](study)}
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -257,11 +378,11 @@ def _by_epoch(study: Study, metric: str) -> Figure:
     """A row of panels for each series, a column each for training and test; many series in two such columns."""
     table = analysis.epoch_curves(study)
     curves = _curves(table, "epoch", "local_batch")
-    parts = [part for part in ("train", "test") if part == "train" or table[f"{part}_{metric}"].notna().any()]
+    parts = _parts(table, metric)
     titles = list(dict.fromkeys(_series_title(curve, table) for curve in curves)) or [""]
     abreast = 1 if len(titles) <= _MAX_ROWS else 2
     num_rows = math.ceil(len(titles) / abreast)
-    size = (7.0 if len(parts) * abreast > 1 else 4.8, min(1.1 + 2.1 * num_rows, 9.0))
+    size = (7.0 if len(parts) * abreast > 1 else 4.8, min(0.8 + 2.1 * num_rows, 9.0))
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(num_rows, len(parts) * abreast, squeeze=False, sharex=True, sharey=True)
     panels = grid.reshape(-1, len(parts))  # a row a series
@@ -287,7 +408,7 @@ def _by_epoch(study: Study, metric: str) -> Figure:
         return _captioned(figure, f"{metric.capitalize()} by epoch: no run has finished an epoch.")
     limits, is_cut = _epoch_limits(table, parts, metric)
     grid[0, 0].set_ylim(limits)
-    _legend_of_batches(figure, curves)
+    _legends(figure, _legend_by_color(curves, table))
     counts = _span(table.loc[table["completed"], "n"])
     repeated = table["n"].max() > 1
     return _captioned(
@@ -301,6 +422,14 @@ def _by_epoch(study: Study, metric: str) -> Figure:
         if is_cut
         else "",
     )
+
+
+def _legend_by_color(curves: Sequence[_Curve], table: pd.DataFrame) -> tuple[list[Line2D], str]:
+    looks = {curve.color_label: {**curve.look, "linestyle": "-"} for curve in curves}
+    handles = [_handle(look, label) for label, look in looks.items()]
+    if not table["completed"].all():
+        handles.append(_handle({"color": "#444444", "marker": "x", "linestyle": ":"}, "incomplete run"))
+    return handles, BATCH_LABEL if curves[0].colored_by == "local_batch" else _common(table, ["local_batch"])
 
 
 _INCOMPLETE = "runs that did not complete, up to a cross at their last epoch on record"
@@ -321,25 +450,25 @@ def _runs_per_point(cells: pd.DataFrame) -> str:
 def _curves(table: pd.DataFrame, along: str, colored_by: str, runs: pd.DataFrame | None = None) -> list[_Curve]:
     """The lines of a table indexed by cells: one for each combination of all index levels but `along`.
 
-    Colour and marker tell the values of `colored_by` apart, dashes the other levels; colour these, if only they vary.
+    Colour and marker tell the values of one level apart, dashes the other levels: of that with the most values, or of
+    `colored_by` where none has more.
     """
     names: list[Any] = [name for name in analysis.levels(table) if name != along]
     if table.empty:
         return []
     groups: dict[Any, pd.DataFrame] = dict(list(table.groupby(level=names)))
     cells_of_runs = {} if runs is None else dict(list(analysis.by_cell(runs).groupby(level=names)))
+    colored_by = max((colored_by, *names), key=lambda name: table.index.get_level_values(name).nunique())
     at = names.index(colored_by)
     values = sorted({key[at] for key in groups})
     others = list(dict.fromkeys(key[:at] + key[at + 1 :] for key in groups))
-    varying = [name for name in names if name == colored_by or table.index.get_level_values(name).nunique() > 1]
+    varying = [name for name in names if name in analysis.varying(table)] or [colored_by]
     curves = []
     for key, cells in groups.items():
-        said = {name: words(name, value) for name, value in zip(names, key, strict=True) if name in varying}
-        color_label, line_label = said.pop(colored_by), ", ".join(reversed(said.values()))
+        named = dict(zip(names, key, strict=True))
+        color_label = str(key[at]) if colored_by == "local_batch" else words(colored_by, key[at])
+        line_label = ", ".join(words(name, named[name]) for name in reversed(varying) if name != colored_by)
         color, line = values.index(key[at]), others.index(key[:at] + key[at + 1 :])
-        if len(values) == 1:
-            color, line = line, color
-            color_label, line_label = ", ".join(filter(None, (color_label, line_label))), ""
         look: dict[str, Any] = {
             "color": COLORS[color % len(COLORS)],
             "marker": MARKERS[(color + color // len(COLORS)) % len(MARKERS)],
@@ -347,7 +476,7 @@ def _curves(table: pd.DataFrame, along: str, colored_by: str, runs: pd.DataFrame
         }
         members = cells_of_runs.get(key, pd.DataFrame())
         drawn = (frame.droplevel(names) if len(frame) else frame for frame in (cells, members))
-        curves.append(_Curve(tuple(names), key, color_label, line_label, look, *drawn))
+        curves.append(_Curve(named, colored_by, color_label, line_label, look, *drawn))
     return curves
 
 
@@ -363,15 +492,16 @@ def words(name: str, value: object) -> str:
         return counted(text, "epoch")
     if name in _LONG_NAMES:
         return f"{_LONG_NAMES[name]}: {text}"
-    if name in ("strategy", "model", "stem", "data", "optimizer", "device", "hardware", "precision", "local_batch"):
+    if name == "variant":
+        return str(value)  # as one types it
+    if name in ("model", "stem", "data", "optimizer", "device", "hardware", "precision"):
         return text
     return f"{name.rpartition('.')[2].replace('_', ' ')} {text}"
 
 
 def _series_title(curve: _Curve, table: pd.DataFrame) -> str:
-    names = [name for name in reversed(curve.names) if name != "local_batch"]
-    shown = [name for name in names if name == "num_workers" or table.index.get_level_values(name).nunique() > 1]
-    return ", ".join(words(name, curve.level(name)) for name in shown)
+    shown = {"num_workers", *analysis.varying(table)} - {curve.colored_by}
+    return ", ".join(words(name, value) for name, value in reversed(curve.key.items()) if name in shown)
 
 
 def _handles(curves: Sequence[_Curve]) -> list[Line2D]:
@@ -383,10 +513,29 @@ def _handles(curves: Sequence[_Curve]) -> list[Line2D]:
     return [_handle(look, label) for label, look in (*colors.items(), *lines.items())]
 
 
-def _counts(cells: pd.DataFrame) -> str:
+def _shown(cells: pd.DataFrame) -> str:
+    """A legend's title: what all cells share, and how often each was measured."""
     counts = _span(n for n in cells["n"] if n)
-    bars = "; bars: 95 % t-interval" if cells["n"].max() > 1 else ""
-    return f"n = {counts} per point{bars}" if counts else ""
+    bars = "; bars: 95 % t-interval" if cells["n"].max() > 1 and "train_seconds_ci95" in cells else ""
+    return ", ".join(filter(None, (_common(cells), f"n = {counts} per point{bars}" if counts else "")))
+
+
+def _common(table: pd.DataFrame, names: Sequence[str] = ("num_workers", "local_batch")) -> str:
+    """Workers and batch where only other settings vary, in words."""
+    varying = analysis.varying(table)
+    shared = [name for name in names if name not in varying] if varying else []
+    return ", ".join(words(name, table.index.get_level_values(name)[0]) for name in shared)
+
+
+def _parts(table: pd.DataFrame, metric: str) -> list[str]:
+    return [part for part in _PARTS if part == "train" or table[f"{part}_{metric}"].notna().any()]
+
+
+def _along(study: Study, cells: pd.DataFrame) -> str:
+    """What runs along the horizontal axis: the batch sizes, unless there is one only and several worker counts."""
+    varying = analysis.varying(cells)
+    by_workers = "num_workers" in varying and "local_batch" not in varying and not analysis.comparable(study)
+    return "num_workers" if by_workers else "local_batch"
 
 
 def _span(numbers: Iterable[int]) -> str:
@@ -430,21 +579,51 @@ def _draw_epochs(axes: Axes, curve: _Curve, metric: str) -> None:
         axes.plot(cells[metric].iloc[-1:], marker="x", markersize=8, markeredgewidth=1.8, color=curve.look["color"])
 
 
-def _draw_speedup(figure: Figure, axes: Axes, scaling: pd.DataFrame) -> None:
-    curves = _curves(scaling, "num_workers", "local_batch")
+def _draw_speedup(axes: Axes, scaling: pd.DataFrame, curves: Sequence[_Curve]) -> list[Line2D]:
+    """Speed-up over workers, and the ideal one, whose entry for the legend it returns."""
     workers = sorted(set(scaling.index.get_level_values("num_workers")))
     bases = sorted(set(scaling["base_workers"]))
-    ideal: dict[str, Any] = {"color": "#7A7A7A", "linestyle": (0, (1, 2)), "linewidth": 1.2}
+    ideal: dict[str, Any] = {"color": _GRAY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
     for base in bases:
         axes.plot([base, workers[-1]], [1, workers[-1] / base], **ideal)
+    lines = dict(list(scaling.groupby(level=list(curves[0].key))))
     for curve in curves:
-        axes.plot(curve.cells["speedup"], **curve.look)
+        if (line := lines.get(tuple(curve.key.values()))) is not None:
+            axes.plot(line.index.get_level_values("num_workers"), line["speedup"], **curve.look)
     axes.set_xticks(workers)
     base_words = f"{' or '.join(map(str, bases))} worker{'s' * (bases != [1])}"
     axes.set(xlabel="Workers", ylabel=f"Speed-up over {base_words}\nat equal local batch", ylim=(0, None))
-    handles = [*_handles(curves), _handle(ideal, "ideal")]
-    columns = 4 if max(len(str(handle.get_label())) for handle in handles) < 8 else 3
-    figure.legend(handles=handles, title="Local batch (per worker)", loc="outside lower right", ncols=columns)
+    return [_handle(ideal, "ideal")]
+
+
+def _few_enough(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """As many cells as a page has room for: those of one batch size, the most measured, and a sentence that says so."""
+    if len(table) <= _MAX_BARS:
+        return table, ""
+    batches = table.index.get_level_values("local_batch")
+    counts = Counter(batches)
+    batch = max(counts, key=lambda batch: (counts[batch], batch))
+    return table[batches == batch].iloc[:_MAX_BARS], f"Shown for local batch {batch}; the table has all."
+
+
+def _panels_of_bars(table: pd.DataFrame, columns: int) -> tuple[Figure, list[tuple[Sequence[Axes], pd.DataFrame]]]:
+    """Room for a horizontal bar for each cell: a row of `columns` panels and the cells in it, for each worker count."""
+    by_workers = [(words("num_workers", count), rows) for count, rows in table.groupby(level="num_workers")]
+    groups = by_workers if len(by_workers) < len(table) else [("", table)]
+    figure = Figure(figsize=(7.0, 0.7 + sum(0.42 + 0.19 * len(rows) for _, rows in groups)), layout="constrained")
+    heights = [1.2 + len(rows) for _, rows in groups]
+    grid = figure.subplots(len(groups), columns, squeeze=False, sharex="col", sharey="row", height_ratios=heights)
+    varying = [name for name in analysis.varying(table) if name != "num_workers" or len(groups) == 1] or ["variant"]
+    for axes, (title, rows) in zip(grid[:, 0], groups, strict=True):
+        keys = (dict(zip(analysis.levels(table), key, strict=True)) for key in rows.index)
+        labels = [", ".join(words(name, key[name]) for name in varying) for key in keys]
+        axes.set_yticks(range(len(rows)), labels)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_title(title, loc="left")
+    for axes in grid.flat:
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+    return figure, [(list(row), rows) for row, (_, rows) in zip(grid, groups, strict=True)]
 
 
 def _draw_failed(panels: Sequence[Axes], curves: Sequence[_Curve]) -> list[Line2D]:
@@ -491,19 +670,19 @@ def _reference_batch(study: Study, cells: pd.DataFrame) -> int | None:
     return max(common) if len(common) > 1 else None
 
 
-def _batch_axis(axes: Axes, cells: pd.DataFrame, also: Iterable[int] = (), named: bool = True) -> None:
+def _log_axis(axes: Axes, cells: pd.DataFrame, along: str, also: Iterable[int] = (), named: bool = True) -> None:
     """A log2 axis with plain integers at the measured sizes, as many as there is room for."""
-    batches = sorted({*cells.index.get_level_values("local_batch"), *also})
-    apart = math.log2(batches[-1] / batches[0]) / _MAX_BATCH_TICKS
-    ticks = batches[:1]
-    for batch in batches[1:]:
-        if math.log2(batch / ticks[-1]) >= apart:
-            ticks.append(batch)
+    sizes = sorted({*cells.index.get_level_values(along), *also})
+    apart = math.log2(sizes[-1] / sizes[0]) / _MAX_TICKS
+    ticks = sizes[:1]
+    for size in sizes[1:]:
+        if math.log2(size / ticks[-1]) >= apart:
+            ticks.append(size)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [str(batch) for batch in ticks])
+    axes.set_xticks(ticks, [str(size) for size in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(batches[0] / 1.3, batches[-1] * 1.3)
-    axes.set_xlabel(BATCH_LABEL if named else "")
+    axes.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
+    axes.set_xlabel(_AXES[along][0] if named else "")
 
 
 def _limits(values: pd.Series[float], metric: str) -> tuple[float, float]:
@@ -538,9 +717,8 @@ def _handle(look: dict[str, Any], label: str) -> Line2D:
     return Line2D([], [], label=label, **look)
 
 
-def _row_of_panels(num_panels: int, legend_lines: int) -> tuple[Figure, Sequence[Axes]]:
-    size = (7.0 if num_panels > 1 else 4.8, 2.9 + 0.17 * legend_lines)
-    figure = Figure(figsize=size, layout="constrained")
+def _row_of_panels(num_panels: int) -> tuple[Figure, Sequence[Axes]]:
+    figure = Figure(figsize=(7.0 if num_panels > 1 else 4.8, 2.8), layout="constrained")
     return figure, figure.subplots(1, num_panels, squeeze=False)[0]
 
 
@@ -554,14 +732,14 @@ def _from_zero(axes: Axes, values: pd.Series[float]) -> None:
     axes.set_ylim(0, min(max(axes.get_ylim()[1], 1.08 * highest), 1.5 * highest))
 
 
-def _legend_of_batches(figure: Figure, curves: Sequence[_Curve]) -> None:
-    looks = {curve.level("local_batch"): {**curve.look, "linestyle": "-"} for curve in curves}
-    handles = [_handle(looks[batch], str(batch)) for batch in sorted(looks)]
-    if not all(curve.cells["completed"].all() for curve in curves):
-        handles.append(_handle({"color": "#444444", "marker": "x", "linestyle": ":"}, "incomplete run"))
-    figure.legend(handles=handles, title=BATCH_LABEL, loc="outside lower center", ncols=_columns(len(handles), 7))
-
-
-def _columns(num_handles: int, most: int) -> int:
-    """Columns of a legend whose rows are about equally long."""
-    return math.ceil(num_handles / math.ceil(num_handles / most))
+def _legends(figure: Figure, *legends: tuple[Sequence[Artist], str]) -> None:
+    """Entries and title of a legend, or of two side by side, below the panels; the figure grows by their rows."""
+    width, rows = figure.get_figwidth() / len(legends), 0
+    for place, (handles, title) in zip(("left", "right") if len(legends) > 1 else ("center",), legends, strict=True):
+        longest = max(len(str(handle.get_label())) for handle in handles)
+        most = max(1, int(15 * width / (longest + 9)))  # by the letters that fit in an inch, and room for a line
+        columns = math.ceil(len(handles) / math.ceil(len(handles) / most))  # so that rows are about equally long
+        rows = max(rows, math.ceil(len(handles) / columns) + bool(title))
+        where: Any = f"outside lower {place}"
+        figure.legend(handles=handles, title=title, loc=where, ncols=columns)
+    figure.set_figheight(figure.get_figheight() + 0.17 * rows)

@@ -9,7 +9,7 @@ import re
 import shlex
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -23,7 +23,8 @@ from bsweep.analysis import Study
 # Cells that differ in these are no alternatives to each other, so that each group of them has its own best.
 _CONTEXT = ("planned_epochs", "model", "stem", "data", "num_train", "device", "hardware")
 _MAX_NAMED_RIVALS = 3
-_FOUR_DECIMALS = ("accuracy", "loss", "r_squared", "speedup", "efficiency", "_ratio")
+_FOUR_DECIMALS = ("accuracy", "loss", "r_squared", "speedup", "efficiency", "_ratio", "gain", "share", "load")
+_WHOLE = ("num_servers", "max_lead")  # means of whole numbers
 _HEADINGS = {
     "num_workers": "workers",
     "local_batch": "local batch",
@@ -49,6 +50,16 @@ _HEADINGS = {
     "num_batches": "batch sizes",
     "step_seconds": "fixed cost of a step (s)",
     "image_seconds": "time per image of one worker (s)",
+    "compute_seconds": "computing (s)",
+    "exchange_seconds": "exchange (s)",
+    "wait_seconds": "waiting (s)",
+    "sent_bytes": "sent by a worker (bytes)",
+    "num_servers": "servers",
+    "busiest_load": "load of the busiest",
+    "queue_seconds": "queue of a push (s)",
+    "max_lead": "largest lead (clocks)",
+    "layer_share": "largest share by layer",
+    "memory_share": "by memory",
 }
 
 
@@ -96,7 +107,7 @@ def headlines(study: Study) -> list[str]:
         none = f"No run of {plots.counted(len(cells), 'cell')} has completed, so there is nothing to compare yet."
         return [*lines, none]
     part = "test" if measured["test_accuracy"].notna().any() else "train"
-    timed = analysis.cells(_without_optimizer_settings(study.runs))
+    timed = analysis.cells(analysis.timing(study.runs))
     pooled = len(timed) < len(cells)
     best = [(where, _best(group, "train_seconds", study, pooled)) for where, group in _groups(timed)]
     best += [(where, _best(group, f"{part}_accuracy", study)) for where, group in _groups(cells)]
@@ -105,12 +116,6 @@ def headlines(study: Study) -> list[str]:
         who = "Each cell was" if measured["n"].max() == 1 else "Some cells were"
         lines.append(f"{who} run once: repeat with other seeds before trusting small differences.")
     return lines
-
-
-def _without_optimizer_settings(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs as far as their time is concerned, which does not depend on learning rates and the like."""
-    settings = [name for name in runs if name in ("lr", "lr_rule") or str(name).startswith("optimizer.")]
-    return runs.drop(columns=settings)
 
 
 def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -164,22 +169,23 @@ def _cell_words(cells: pd.DataFrame, key: Any) -> str:
     extra = [
         plots.words(name, value)
         for name, value in values.items()
-        if name not in ("num_workers", "local_batch", *_CONTEXT) and cells.index.get_level_values(name).nunique() > 1
+        if name not in ("num_workers", "local_batch", *_CONTEXT) and name in analysis.varying(cells)
     ]
     workers = plots.words("num_workers", values["num_workers"])
     return ", ".join([f"local batch {values['local_batch']} on {workers}", *extra])
 
 
 def _write_data(study: Study, folder: Path) -> None:
-    tables = (study.runs, study.epochs, study.provenance)
-    for name, table in zip(("runs.csv", "epochs.csv", "provenance.csv"), tables, strict=True):
-        table.to_csv(folder / name, index=False, lineterminator="\n")
+    for name in ("runs", "epochs", "provenance", "servers", "waits"):
+        table: pd.DataFrame = getattr(study, name)
+        if len(table) or name in ("runs", "epochs"):
+            table.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
 
 
 def _write_figures(study: Study, folder: Path) -> dict[str, str]:
     """Write all figures and return their captions."""
     captions = {}
-    for name, draw in plots.FIGURES.items():
+    for name, draw in plots.figures(study).items():
         figure = draw(study)
         captions[name] = plots.caption(figure)
         for suffix in ("png", "svg", "pdf"):
@@ -198,24 +204,29 @@ def _tables(study: Study) -> Iterator[_Table]:
         values["other_statuses"] = cells["other_statuses"]
     interval = " ± is the half-width of the 95 % t-interval." if cells["n"].max() > 1 else ""
     yield _Table(f"Mean over the n completed runs of each cell.{interval}", _text_table(values))
-    ratios = analysis.batch_ratios(cells)
-    if len(ratios):
-        ratios = ratios.drop(columns="images_per_second_ratio")
-        yield _Table("Ratio to the next smaller local batch, everything else being equal.", _text_table(ratios))
-    scaling = analysis.scaling(cells)
-    if len(scaling):
-        yield _Table(
-            "Speed-up over workers at equal local batch (weak scaling), by images per second.", _text_table(scaling)
-        )
-    fits = analysis.seconds_fits(study.runs)
-    if len(fits):
-        yield _Table("Least-squares fit of training time: a + c / local batch.", _text_table(fits))
+    ratios = analysis.batch_ratios(cells).drop(columns="images_per_second_ratio")
+    steps = analysis.step_times(study)
+    others = {
+        "Ratio to the next smaller local batch, everything else being equal.": ratios,
+        "Speed-up over workers at equal local batch (weak scaling), by images per second.": analysis.scaling(cells),
+        "Least-squares fit of training time: a + c / local batch.": analysis.seconds_fits(study.runs),
+        "A training step: where its time goes, and what a worker sends.": steps[steps["sent_bytes"].fillna(1) > 0],
+        "Parameter servers: how evenly they share model and work.": analysis.server_loads(study),
+        _SHARDING: analysis.sharding_gains(study),
+    }
+    yield from (_Table(caption, _text_table(table)) for caption, table in others.items() if len(table))
+
+
+_SHARDING = (
+    "What sharding VGG-16 by memory gains in images per second over sharding it by layer, as a fraction; predicted by "
+    "the model of the published study with the shares of the fullest servers."
+)
 
 
 def _text_table(table: pd.DataFrame) -> pd.DataFrame:
     """A table for reading: index levels that vary as columns, readable headings, rounded numbers."""
-    names = analysis.levels(table)
-    shown = [name for name in names if name in ("num_workers", "local_batch") or _varies(table, name)]
+    varying = analysis.varying(table)
+    shown = [name for name in analysis.levels(table) if name in ("num_workers", "local_batch") or name in varying]
     measured = table.dropna(axis="columns", how="all")
     flat = measured.reset_index()[[*shown, *measured.columns]]
     text = {_heading(str(name)): [_number(value, str(name)) for value in flat[name]] for name in flat.columns}
@@ -228,15 +239,13 @@ def _heading(name: str) -> str:
     return _HEADINGS.get(name, name.rpartition(".")[2].replace("_", " "))
 
 
-def _varies(table: pd.DataFrame, level: str) -> bool:
-    return table.index.get_level_values(level).nunique() > 1
-
-
 def _number(value: Any, name: str) -> str:
     if not isinstance(value, float):
-        return str(value).replace("_", " ")
+        return str(value) if name == "variant" else str(value).replace("_", " ")
     if pd.isna(value):
         return "-"
+    if value.is_integer() and name in _WHOLE:
+        return f"{value:.0f}"
     if abs(value) < 0.1 and value and not name.endswith(_FOUR_DECIMALS):
         return f"{value:.3g}"
     return f"{value:.{_decimals(value, name)}f}"
@@ -253,6 +262,12 @@ def _with_interval(mean: float, half_width: float, metric: str) -> str:
     return text if math.isnan(half_width) else f"{text} ± {half_width:.{_decimals(float(mean), metric)}f}"
 
 
+def _rows(table: _Table, escape: Callable[[str], str]) -> Iterator[list[str]]:
+    """The heading and the rows of a table, escaped for a format."""
+    for row in (table.cells.columns, *table.cells.to_numpy()):
+        yield [escape(str(cell)) for cell in row]
+
+
 def _are_numbers(table: _Table) -> list[bool]:
     """For each column, whether it holds numbers, which line up on the right."""
     return [all(re.fullmatch(r"-|-?[\d.e+-]+( ± .*)?", text) for text in values) for _, values in table.cells.items()]
@@ -261,9 +276,8 @@ def _are_numbers(table: _Table) -> list[bool]:
 def _markdown(study: Study, tables: Sequence[_Table]) -> str:
     blocks = [f"# {study.name}\n"]
     for table in tables:
-        rules = ["---:" if numbers else ":---" for numbers in _are_numbers(table)]
-        rows = [list(table.cells.columns), rules, *table.cells.to_numpy().tolist()]
-        lines = ("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows)
+        lines = [f"| {' | '.join(row)} |" for row in _rows(table, lambda cell: cell.replace("|", "\\|"))]
+        lines.insert(1, f"| {' | '.join('---:' if numbers else ':---' for numbers in _are_numbers(table))} |")
         blocks.append(table.caption + "\n\n" + "\n".join(lines) + "\n")
     return "\n".join(blocks)
 
@@ -274,17 +288,14 @@ _LATEX = {
 }  # fmt: skip
 
 
-def _tex(text: object) -> str:
-    return "".join(_LATEX.get(character, character) for character in str(text))
+def _tex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
 
 
 def _latex(study: Study, tables: Sequence[_Table]) -> str:
     blocks = ["% Needs \\usepackage{booktabs,graphicx}.\n"]
     for table in tables:
-        head, *body = (
-            " & ".join(_tex(cell) for cell in row) + r" \\"
-            for row in [list(table.cells.columns), *table.cells.to_numpy().tolist()]
-        )
+        head, *body = (" & ".join(row) + r" \\" for row in _rows(table, _tex))
         columns = "".join("r" if numbers else "l" for numbers in _are_numbers(table))
         lines = [
             r"\begin{table}", r"\centering", rf"\caption{{{_tex(study.name)}: {_tex(table.caption)}}}",
@@ -307,7 +318,7 @@ def _page(study: Study, tables: Sequence[_Table], captions: dict[str, str], fold
         *(_html_table(table) for table in tables),
         "" if failures.empty else "<h2>Runs that did not complete</h2>",
         "" if failures.empty else _html_table(_Table("They count in no mean.", _text_table_of(failures))),
-        "<h2>Against the published study</h2>" + _published_words(study),
+        "<h2>Against the published studies</h2>" + _published_words(study),
         "<h2>Provenance</h2>",
         _definitions({"written by": command, "study": study.name} | _provenance(study.provenance)),
         f"<details><summary>Settings that all runs share</summary>{_definitions(_shared(study))}</details>",
@@ -335,16 +346,12 @@ def _figure(study: Study, name: str, caption: str, folder: Path) -> str:
 
 
 def _html_table(table: _Table) -> str:
-    head = "".join(f"<th scope=col>{html.escape(str(column))}</th>" for column in table.cells.columns)
-    rows = (
-        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
-        for row in table.cells.to_numpy().tolist()
-    )
-    caption = html.escape(table.caption)
+    head, *body = _rows(table, html.escape)
+    rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in body)
+    heads = "".join(f"<th scope=col>{cell}</th>" for cell in head)
     kind = "text" if "message" in table.cells else "numbers"
-    return (
-        f"<div class=wide><table class={kind}><caption>{caption}</caption><tr>{head}</tr>{''.join(rows)}</table></div>"
-    )
+    caption = html.escape(table.caption)
+    return f"<div class=wide><table class={kind}><caption>{caption}</caption><tr>{heads}</tr>{rows}</table></div>"
 
 
 def _text_table_of(failures: pd.DataFrame) -> pd.DataFrame:
@@ -357,15 +364,36 @@ def _list(title: str, lines: Sequence[str], kind: str) -> str:
 
 
 def _published_words(study: Study) -> str:
-    if not analysis.comparable(study):
-        words = "Not drawn: it trained ResNet-18 on all 50,000 training images of CIFAR-10, and these runs did not."
-        return f"<p>{words}</p>"
-    words = (
-        "Drawn in grey. Its accuracy and loss are training accuracy and loss. With another number of workers, an "
-        "equal local batch is a different global batch and, by most learning-rate rules, a different rate. "
-        "What else differs: "
+    """What the study may be held against; nothing if it trained something else than both published ones."""
+    words = []
+    if analysis.comparable(study):
+        words.append(
+            "The batch-size study is drawn in grey. Its accuracy and loss are training accuracy and loss. With another "
+            "number of workers, an equal local batch is a different global batch and, by most learning-rate rules, a "
+            f"different rate. What else differs: {'; '.join(analysis.differences(study)) or 'nothing on record'}."
+        )
+    if not analysis.sharding_gains(study).empty:
+        words.append(
+            "The parameter-sharding study (ImageNet on NVIDIA RTX 2080 Ti, 10 Gbit/s Ethernet, a server for two "
+            f"workers) gives the gain of memory over layer sharding only.{_implied(analysis.sharding_fit(study))}"
+        )
+    if not words:
+        words.append(
+            "Not drawn: the published studies trained ResNet-18 on all 50,000 training images of CIFAR-10, and VGG-16 "
+            "on parameter servers sharded by layer and by memory. These runs did neither."
+        )
+    return "".join(f"<p>{html.escape(text)}</p>" for text in words)
+
+
+def _implied(fit: analysis.Line | None) -> str:
+    """The model's two times, as the measured steps imply them."""
+    if fit is None:
+        return ""
+    return (
+        f" By its model a step takes C + max(1, w s) x seconds, with w workers and the share s on the fullest server; "
+        f"the steps measured here imply C = {fit.intercept:.3g} s of computing and x = {fit.slope:.3g} s to bring all "
+        f"parameters through one link, there and back (R² = {fit.r_squared:.3f})."
     )
-    return f"<p>{words}{html.escape('; '.join(analysis.differences(study)) or 'nothing on record')}.</p>"
 
 
 def _definitions(entries: dict[str, str]) -> str:

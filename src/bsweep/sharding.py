@@ -88,7 +88,7 @@ def _equal_parts(slices: Sequence[Slice], num_servers: int) -> Iterator[tuple[in
 
 
 def _hashed(slices: Sequence[Slice], num_servers: int, chunk: int) -> Iterator[tuple[int, Slice]]:
-    """As BytePS spreads tensors (its default, djb2 of a decimal key): over servers by tensor and number of the chunk."""
+    """Over servers by tensor and number of the chunk, as BytePS does by default (djb2 of a decimal key)."""
     for part in slices:
         for number, start in enumerate(range(part.start, part.stop, chunk)):
             key = (part.index << 16) + number

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from bsweep import data, runlog
+from bsweep import data, runlog, sharding
 from bsweep.config import ConfigError, RunConfig, save
 from bsweep.launch import Outcome
 from bsweep.launch import check as check_launch
@@ -41,6 +41,7 @@ def check(config: RunConfig) -> list[str]:
         warnings = check_launch(config)
         _refuse_newer(config.study_dir)
         info = data.prepare(config.data)
+        sharding.check(config, len(info.classes), info.shape[0])
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.examples_per_step > info.num_train:

@@ -28,12 +28,16 @@ EPOCH_COLUMNS = (
 # What a run was told (by its configuration) or found out (by its `start` record and `meta.json`), in short names.
 SETTING_COLUMNS = (
     "planned_epochs", "model", "stem", "data", "num_train", "optimizer", "lr", "lr_rule", "accumulation_steps",
-    "device", "hardware", "precision",
+    "device", "hardware", "precision", "compression",
 )  # fmt: skip
+SERVER_COLUMNS = (
+    "run_id", "server", "share", "received_bytes", "sent_bytes", "pushes", "max_lead", "busy_seconds",
+    "queue_seconds", "load",
+)  # fmt: skip
+WAIT_COLUMNS = ("run_id", "worker", "wait_seconds")
 OTHER_COLUMNS = ("message", "warnings", "is_cifar10", "threads", "start_seconds")
 
 CIFAR10_CLASSES = frozenset(("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"))
-CSV_NAMES = ("runs.csv", "epochs.csv", "provenance.csv")
 
 _SHORT_NAMES = {
     "epochs": "planned_epochs",
@@ -44,12 +48,14 @@ _SHORT_NAMES = {
     "optimizer.lr": "lr",
     "optimizer.lr_rule": "lr_rule",
     "strategy.name": "strategy",
+    "compression.name": "compression",
+    "launch.slowdown": "slowdown",
 }
 # Where a run lies and how it was started; and what the `start` record says better.
 _NO_SETTINGS = (
     "study", "results_dir", "local_batch", "global_batch", "device", "precision", "log_every_steps", "data.download",
 )  # fmt: skip
-_TEXT = ("run_id", "status", "strategy", "message", "warnings", "device", "hardware", "precision")
+_TEXT = ("run_id", "status", "strategy", "slowdown", "message", "warnings", "device", "hardware", "precision")
 _COUNTS = ("num_workers", "local_batch", "global_batch", "seed", "epochs", "epoch")
 _COUNTS_OR_NULL = ("num_steps", "sent_bytes", "received_bytes", "peak_memory_bytes", "planned_epochs", "num_train")
 
@@ -60,6 +66,9 @@ class Study:
 
     `runs` goes on with `SETTING_COLUMNS`, `OTHER_COLUMNS` and every other setting by its dotted name, such as
     `optimizer.momentum`. `provenance` has a row a run: `run_id` and what its `meta.json` says, by dotted names.
+    `servers` has `SERVER_COLUMNS`, a row a run and parameter server, summed over epochs (the largest `max_lead`);
+    `pushes` are all workers', `load` is the busy part of the training time. `waits` has `WAIT_COLUMNS`: the seconds
+    that each worker of a run waited for slower ones.
     """
 
     name: str
@@ -68,6 +77,8 @@ class Study:
     epochs: pd.DataFrame
     warnings: tuple[str, ...]
     provenance: pd.DataFrame
+    servers: pd.DataFrame
+    waits: pd.DataFrame
 
 
 def load(study_dir: str | Path) -> Study:
@@ -86,7 +97,7 @@ def load(study_dir: str | Path) -> Study:
     folders = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and _is_run(path))
     if folders:
         return _from_runs(folder, folders)
-    if all((folder / name).is_file() for name in CSV_NAMES[:2]):
+    if all((folder / name).is_file() for name in ("runs.csv", "epochs.csv")):
         return _from_csv(folder)
     raise ValueError(
         f"{folder}: no runs here, nor the runs.csv and epochs.csv of a report. "
@@ -94,11 +105,28 @@ def load(study_dir: str | Path) -> Study:
     )
 
 
-def study_of(name: str, folder: Path, runs: pd.DataFrame, epochs: pd.DataFrame, provenance: pd.DataFrame) -> Study:
+def study_of(
+    folder: Path,
+    runs: pd.DataFrame,
+    epochs: pd.DataFrame,
+    provenance: pd.DataFrame,
+    servers: pd.DataFrame | None = None,
+    waits: pd.DataFrame | None = None,
+) -> Study:
     """A study of tables, with the types and the order that readers may count on."""
+    runs = _table(runs, (*RUN_COLUMNS, *SETTING_COLUMNS, *OTHER_COLUMNS))
     runs, epochs = _typed(runs), _typed(epochs)
     runs = runs.sort_values(["strategy", "num_workers", "local_batch", "seed", "run_id"], ignore_index=True)
-    return Study(name, folder, runs, epochs, tuple(_warnings(runs, provenance)), provenance)
+    return Study(
+        folder.resolve().name,
+        folder,
+        runs,
+        epochs,
+        tuple(_warnings(runs, provenance)),
+        provenance,
+        pd.DataFrame(columns=[*SERVER_COLUMNS]) if servers is None else servers,
+        pd.DataFrame(columns=[*WAIT_COLUMNS]) if waits is None else waits,
+    )
 
 
 def _is_run(folder: Path) -> bool:
@@ -107,9 +135,8 @@ def _is_run(folder: Path) -> bool:
 
 
 def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
-    rows: list[dict[str, Any]] = []
-    epochs: list[dict[str, Any]] = []
-    provenance: list[dict[str, Any]] = []
+    tables: tuple[list[dict[str, Any]], ...] = ([], [], [], [], [])
+    runs, epochs, provenance, servers, waits = tables
     lost: list[str] = []
     for run_folder in run_folders:
         run = read_run(run_folder, with_steps=False)
@@ -117,20 +144,51 @@ def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
         if row["local_batch"] is None:
             lost.append(run.run_id)
             continue
-        rows.append(row)
-        epochs.extend(_epoch_records(run))
+        runs.append(row)
         provenance.append({"run_id": run.run_id, **_provenance(run.meta)})
-    if not rows:
+        records = _epoch_records(run)
+        servers += _server_rows(records)
+        waits += _wait_rows(records)
+        nested = ("schema", "time", "type", "worker_wait_seconds", "servers")
+        epochs += [{key: value for key, value in record.items() if key not in nested} for record in records]
+    if not runs:
         raise ValueError(f"{folder}: none of its {len(lost)} runs has a readable config.yaml.")
     study = study_of(
-        folder.resolve().name,
         folder,
-        _table(rows, (*RUN_COLUMNS, *SETTING_COLUMNS, *OTHER_COLUMNS)),
-        _table(epochs, EPOCH_COLUMNS).drop(columns=["schema", "time", "type"], errors="ignore"),
+        pd.DataFrame(runs),
+        _table(epochs, EPOCH_COLUMNS),
         pd.DataFrame(provenance),
+        pd.DataFrame(servers, columns=[*SERVER_COLUMNS]),
+        pd.DataFrame(waits, columns=[*WAIT_COLUMNS]),
     )
     left_out = (f"{_some(lost)}: left out, for want of a readable config.yaml.",) if lost else ()
     return replace(study, warnings=left_out + study.warnings)
+
+
+def _server_rows(epochs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What each parameter server of a run did over its epochs."""
+    rows = []
+    for server, loads in enumerate(zip(*(epoch.get("servers") or () for epoch in epochs), strict=True)):
+        sums = ("received_bytes", "sent_bytes", "busy_seconds", "queue_seconds")
+        row = {name: sum(load[name] for load in loads) for name in sums}
+        row |= {
+            "run_id": epochs[0]["run_id"],
+            "server": server,
+            "share": loads[-1]["share"],
+            "pushes": sum(sum(load["pushes"]) for load in loads),
+            "max_lead": max(load["max_lead"] for load in loads),
+            "load": row["busy_seconds"] / sum(epoch["train_seconds"] for epoch in epochs),
+        }
+        rows.append(row)
+    return rows
+
+
+def _wait_rows(epochs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    waits = zip(*(epoch.get("worker_wait_seconds") or () for epoch in epochs), strict=True)
+    return [
+        {"run_id": epochs[0]["run_id"], "worker": worker, "wait_seconds": sum(seconds)}
+        for worker, seconds in enumerate(waits)
+    ]
 
 
 def _table(rows: Sequence[Mapping[str, Any]] | pd.DataFrame, first_columns: Sequence[str]) -> pd.DataFrame:
@@ -140,15 +198,16 @@ def _table(rows: Sequence[Mapping[str, Any]] | pd.DataFrame, first_columns: Sequ
 
 
 def _from_csv(folder: Path) -> Study:
-    runs, epochs = (pd.read_csv(folder / name) for name in CSV_NAMES[:2])
+    runs, epochs = (pd.read_csv(folder / name) for name in ("runs.csv", "epochs.csv"))
     for table, columns, name in ((runs, RUN_COLUMNS, "runs.csv"), (epochs, EPOCH_COLUMNS, "epochs.csv")):
         missing = [column for column in columns if column not in table]
         if missing:
             raise ValueError(f"{folder / name}: lacks the columns {', '.join(missing)}. Write the report again.")
-    path = folder / CSV_NAMES[2]
+    path = folder / "provenance.csv"
     provenance = pd.read_csv(path, dtype=str) if path.is_file() else runs[["run_id"]]
-    runs = _table(runs, (*RUN_COLUMNS, *SETTING_COLUMNS, *OTHER_COLUMNS))
-    return study_of(folder.resolve().name, folder, runs, epochs, provenance)
+    paths = (folder / name for name in ("servers.csv", "waits.csv"))  # of studies that have any
+    servers, waits = (pd.read_csv(path) if path.is_file() else None for path in paths)
+    return study_of(folder, runs, epochs, provenance, servers, waits)
 
 
 def _run_row(run: Run) -> dict[str, Any]:
@@ -226,7 +285,7 @@ def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_setting(key: str) -> bool:
-    return key not in _NO_SETTINGS and not key.startswith("launch.")
+    return key in _SHORT_NAMES or (key not in _NO_SETTINGS and not key.startswith("launch."))
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -234,11 +293,12 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", _text(value) if isinstance(value, list | tuple) else value
+            is_list = isinstance(value, list | tuple)
+            yield f"{prefix}{key}", ", ".join(map(setting_text, value)) if is_list else value
 
 
-def _text(value: Any) -> str:
-    return ", ".join(str(part) for part in value)
+def setting_text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from bsweep.analysis.loading import EPOCH_COLUMNS, OTHER_COLUMNS, RUN_COLUMNS, SETTING_COLUMNS, Study, study_of
-from bsweep.analysis.tables import levels
+from bsweep.analysis.keys import levels
+from bsweep.analysis.loading import EPOCH_COLUMNS, Study, setting_text, study_of
 
 # The model and data of the published study; curves of other ones have nothing to do with its curves.
 _MODEL = "resnet18"
@@ -31,9 +31,8 @@ def published() -> Study:
 
     Images per second are not published: they are derived, `epochs` x 50,000 / `train_seconds`.
     """
-    path = _csv()
+    path = published_csv("batch_size_horovod")
     runs = pd.read_csv(path)
-    runs = runs.reindex(columns=list(dict.fromkeys([*RUN_COLUMNS, *SETTING_COLUMNS, *OTHER_COLUMNS])))
     runs = runs.assign(
         status="completed",
         seed=0,
@@ -41,7 +40,7 @@ def published() -> Study:
         images_per_second=runs["epochs"] * runs["num_train"] / runs["train_seconds"],
         is_cifar10=True,
     )
-    return study_of("published", path.parent, runs, pd.DataFrame(columns=[*EPOCH_COLUMNS]), runs[["run_id"]])
+    return study_of(path.parent, runs, pd.DataFrame(columns=[*EPOCH_COLUMNS]), runs[["run_id"]])
 
 
 def comparable(study: Study) -> bool:
@@ -57,7 +56,7 @@ def differences(study: Study) -> list[str]:
     found = []
     for column, word in _COMPARED.items():
         values, reference = (
-            ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in sorted(set(known)))
+            ", ".join(map(setting_text, sorted(set(known))))
             for known in (_known(runs, column) for runs in (ours, theirs))
         )
         if values != reference:
@@ -79,7 +78,7 @@ def relative_seconds(cells: pd.DataFrame, reference_batch: int) -> pd.Series[flo
     return cells["train_seconds"] / at_reference.groupby(level=series).transform("first")
 
 
-def _csv() -> Path:
+def published_csv(name: str) -> Path:
     here = Path(__file__).resolve()
     candidates = (here.parents[1] / "published", here.parents[3] / "results" / "published")  # wheel, checkout
-    return next(folder for folder in candidates if folder.is_dir()) / "batch_size_horovod.csv"
+    return next(folder for folder in candidates if folder.is_dir()) / f"{name}.csv"

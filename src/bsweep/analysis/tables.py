@@ -17,41 +17,22 @@ from numpy.typing import ArrayLike
 from pandas.api.typing import DataFrameGroupBy
 from scipy.special import stdtrit
 
-from bsweep.analysis.loading import OTHER_COLUMNS, RUN_COLUMNS, SETTING_COLUMNS, Study
+from bsweep.analysis.keys import cell_keys, keyed, levels, timing
+from bsweep.analysis.loading import Study
 
 METRICS = ["train_seconds", "images_per_second", "train_accuracy", "train_loss", "test_accuracy", "test_loss"]
+EXCHANGE = ["exchange_seconds", "wait_seconds", "sent_bytes"]
 CURVES = ["train_loss", "train_accuracy", "test_loss", "test_accuracy"]
-_FOUND_OUT = ("device", "hardware", "precision", "num_train")  # not known of a run that failed before it started
 _MIN_BATCHES_FOR_FIT = 3  # two points lie on every curve of two parameters
 
 
 @dataclass(frozen=True)
-class TimeFit:
-    """`seconds = fixed_seconds + batch_seconds / local_batch`, by least squares.
+class Line:
+    """`y = intercept + slope * x`. `r_squared` is NaN if all y are equal."""
 
-    The first term does not depend on the batch size; the second is the fixed cost of a step times the examples
-    that a worker trains on. `r_squared` is NaN if all times are equal.
-    """
-
-    fixed_seconds: float
-    batch_seconds: float
+    intercept: float
+    slope: float
     r_squared: float
-
-
-def cell_keys(runs: pd.DataFrame) -> list[str]:
-    """The columns that tell cells apart: all settings that differ within the study, then strategy, workers, batch.
-
-    Settings that follow from others, as `optimizer.momentum` from the optimizer, are left out, for these tell the
-    cells apart already; so is hardware that follows from the strategy, say. `entangled` settings, which would tear a
-    curve over batch sizes into points, are left out too; hardware that changes with the batch size or the workers is
-    not, so that no curve ever mixes hardware.
-    """
-    return [*_told_apart(runs)[0], "strategy", "num_workers", "local_batch"]
-
-
-def entangled(runs: pd.DataFrame) -> list[str]:
-    """Learning rate and lesser settings that change along with batch or workers: curves show both effects."""
-    return _told_apart(runs)[1]
 
 
 def cells(runs: pd.DataFrame) -> pd.DataFrame:
@@ -60,23 +41,18 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
     Columns: `global_batch`, `num_runs`, `n` (of them completed), `other_statuses` (of the rest), and of `METRICS` the
     mean and, as `<metric>_ci95`, the half-width of its 95 % t-interval (NaN for one run).
     """
-    keys, keyed = cell_keys(runs), _keyed(runs)
-    grouped = keyed.groupby(keys)
-    completed = keyed[keyed["status"] == "completed"].groupby(keys)
+    keys, known = cell_keys(runs), keyed(runs)
+    grouped = known.groupby(keys)
+    completed = known[known["status"] == "completed"].groupby(keys)
     table = pd.DataFrame({"global_batch": grouped["global_batch"].first(), "num_runs": grouped.size()})
     table["n"] = completed.size().reindex(table.index, fill_value=0)
     table["other_statuses"] = grouped["status"].agg(_other_statuses)
     return table.join(_mean_and_interval(completed, METRICS))
 
 
-def levels(table: pd.DataFrame) -> list[str]:
-    """The names of a table's index: what tells its cells apart."""
-    return [str(name) for name in table.index.names]
-
-
 def by_cell(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs themselves, indexed as `cells`."""
-    return _keyed(runs).set_index(cell_keys(runs))
+    return keyed(runs).set_index(cell_keys(runs))
 
 
 def batch_ratios(cells: pd.DataFrame) -> pd.DataFrame:
@@ -111,37 +87,76 @@ def scaling(cells: pd.DataFrame) -> pd.DataFrame:
     return table[partnered].set_index("num_workers", append=True).reorder_levels(levels(cells))
 
 
-def fit_seconds(local_batch: ArrayLike, seconds: ArrayLike) -> TimeFit:
-    """Fit `TimeFit` to times measured at several batch sizes, both of shape (n,), with at least two sizes."""
-    inverse, times = 1 / np.asarray(local_batch, float), np.asarray(seconds, float)
-    design = np.stack([np.ones_like(inverse), inverse], axis=1)
-    solution, *_ = np.linalg.lstsq(design, times, rcond=None)
-    unexplained = float(np.sum((times - design @ solution) ** 2))
-    total = float(np.sum((times - times.mean()) ** 2))
-    return TimeFit(float(solution[0]), float(solution[1]), 1 - unexplained / total if total else float("nan"))
+def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
+    """The least-squares line through points at two places or more, `x` and `y` of shape (n,)."""
+    places, values = np.asarray(x, float), np.asarray(y, float)
+    slope, intercept = np.polyfit(places, values, 1)
+    unexplained = float(np.sum((values - intercept - slope * places) ** 2))
+    total = float(np.sum((values - values.mean()) ** 2))
+    return Line(float(intercept), float(slope), 1 - unexplained / total if total else float("nan"))
 
 
 def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
-    """The fit of training time to batch size, to every completed run of each series with three sizes or more.
+    """Fit a + c / local batch to the training time of every completed run of each series with three sizes or more.
 
-    Indexed by the series. Columns: those of `TimeFit`; `num_batches`; `step_seconds`, the fixed cost of one forward
-    and backward pass that the fit amounts to; `image_seconds`, what each image adds to it.
+    Indexed by the series. Columns: `fixed_seconds`, a, which does not depend on the batch size; `batch_seconds`, c,
+    the fixed cost of a step times the examples that a worker trains on; `r_squared`; `num_batches`; `step_seconds`,
+    the fixed cost of one forward and backward pass that c amounts to; `image_seconds`, what each image adds to it.
     """
-    keyed = _keyed(runs)
-    completed = keyed[(keyed["status"] == "completed") & keyed["train_seconds"].notna()]
+    known = keyed(runs)
+    completed = known[(known["status"] == "completed") & known["train_seconds"].notna()]
     series = cell_keys(runs)[:-1]
     rows = {}
     for key, group in completed.groupby(series):
         num_batches = group["local_batch"].nunique()
         if num_batches < _MIN_BATCHES_FOR_FIT:
             continue
-        fit = fit_seconds(group["local_batch"], group["train_seconds"])
+        line = fit_line(1 / group["local_batch"], group["train_seconds"])
         images = float((group["epochs"] * group["num_train"] / group["num_workers"]).astype(float).mean())
-        per_image = (fit.batch_seconds / images, fit.fixed_seconds / images)
-        rows[key] = (fit.fixed_seconds, fit.batch_seconds, fit.r_squared, num_batches, *per_image)
+        per_image = (line.slope / images, line.intercept / images)
+        rows[key] = (line.intercept, line.slope, line.r_squared, num_batches, *per_image)
     columns = ["fixed_seconds", "batch_seconds", "r_squared", "num_batches", "step_seconds", "image_seconds"]
     index = pd.MultiIndex.from_tuples(rows, names=series) if rows else pd.MultiIndex.from_arrays([[]] * len(series))
     return pd.DataFrame(list(rows.values()), index=index, columns=columns)
+
+
+def step_times(study: Study) -> pd.DataFrame:
+    """Seconds of a training step by what they went into, one row a cell: means over its completed runs.
+
+    Columns: `n`, `step_seconds`, `compute_seconds` (the rest), `exchange_seconds`, `wait_seconds` (a worker's mean),
+    `sent_bytes` (of a worker); NaN where not measured. Cells that differ in optimizer settings alone count as one.
+    """
+    sums = ["train_seconds", *EXCHANGE]
+    # A sum with an epoch missing is missing.
+    totals = study.epochs.astype(dict.fromkeys(["num_steps", *sums], float)).groupby("run_id").sum(skipna=False)
+    times = totals[sums].div(totals["num_steps"], axis="index")
+    times = times.rename(columns={"train_seconds": "step_seconds"})
+    spent = times["exchange_seconds"] + times["wait_seconds"]
+    times.insert(1, "compute_seconds", (times["step_seconds"] - spent).clip(lower=0))  # the clocks are not the same
+    return _cell_means(study, times)
+
+
+def server_loads(study: Study) -> pd.DataFrame:
+    """How evenly parameter servers share their work, one row a cell: means over its completed runs.
+
+    Columns: `n`, `num_servers`, `largest_share` (of the parameters), `busiest_load` (of the training time),
+    `queue_seconds` (that a push waits for its server), `max_lead` (clocks).
+    """
+    grouped = study.servers.groupby("run_id")
+    loads = pd.DataFrame({
+        "num_servers": grouped.size(),
+        "largest_share": grouped["share"].max(),
+        "busiest_load": grouped["load"].max(),
+        "queue_seconds": grouped["queue_seconds"].sum() / grouped["pushes"].sum(),
+        "max_lead": grouped["max_lead"].max(),
+    })  # fmt: skip
+    return _cell_means(study, loads)
+
+
+def server_shares(study: Study) -> pd.DataFrame:
+    """The part of the parameters on each server, one row a cell, one column a server; NaN for no such server."""
+    shares = study.servers.pivot(index="run_id", columns="server", values="share")
+    return _cell_means(study, shares.astype(float)).drop(columns="n")
 
 
 def epoch_curves(study: Study) -> pd.DataFrame:
@@ -149,10 +164,10 @@ def epoch_curves(study: Study) -> pd.DataFrame:
 
     Runs that did not complete stand in only for cells in which none did; `completed` says which it is.
     """
-    keys, keyed = cell_keys(study.runs), _keyed(study.runs)
-    keyed["completed"] = keyed["status"] == "completed"
-    stands_in = ~keyed.groupby(keys)["completed"].transform("any")
-    shown = keyed.loc[keyed["completed"] | stands_in, ["run_id", "completed", *keys]]
+    keys, known = cell_keys(study.runs), keyed(study.runs)
+    known["completed"] = known["status"] == "completed"
+    stands_in = ~known.groupby(keys)["completed"].transform("any")
+    shown = known.loc[known["completed"] | stands_in, ["run_id", "completed", *keys]]
     grouped = study.epochs[["run_id", "epoch", *CURVES]].merge(shown, on="run_id").groupby([*keys, "epoch"])
     table = pd.DataFrame({"completed": grouped["completed"].first(), "n": grouped.size()})
     return table.join(_mean_and_interval(grouped, CURVES))
@@ -164,51 +179,13 @@ def failures(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.loc[runs["status"] != "completed", columns].reset_index(drop=True)
 
 
-def _told_apart(runs: pd.DataFrame) -> tuple[list[str], list[str]]:
-    keyed = _keyed(runs)
-    kept: list[str] = []
-    mixed: list[str] = []
-    for column in _settings(runs):
-        if keyed[column].nunique() < 2 or _follows(keyed, column, [*kept, "strategy"]):
-            continue
-        lesser = column == "lr" or column not in SETTING_COLUMNS
-        if lesser and _follows(keyed, column, [*kept, "strategy", "num_workers", "local_batch"]):
-            mixed.append(column)
-        else:
-            kept.append(column)
-    return kept, mixed
-
-
-def _follows(keyed: pd.DataFrame, column: str, others: Sequence[str]) -> bool:
-    """Whether the others' values decide the column's."""
-    return bool(keyed.groupby(list(others))[column].nunique().max() <= 1)
-
-
-def _settings(runs: pd.DataFrame) -> list[str]:
-    return [column for column in runs.columns if column not in (*RUN_COLUMNS, *OTHER_COLUMNS)]
-
-
-def _keyed(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs with settings to group by: no nulls in any that is set somewhere.
-
-    What a run never found out, such as its device, is taken to be what all others found.
-    """
-    keyed = runs.copy()
-    for column in _settings(runs):
-        values = runs[column].astype(object).where(runs[column].notna() & (runs[column] != ""))
-        known = values.dropna().unique()
-        if not len(known) or not values.isna().any():
-            continue
-        if column in _FOUND_OUT and len(known) == 1:
-            keyed[column] = values.where(values.notna(), known[0])
-        else:
-            missing = "unknown" if column in _FOUND_OUT else "none"
-            keyed[column] = [missing if pd.isna(value) else setting_text(value) for value in values]
-    return keyed
-
-
-def setting_text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _cell_means(study: Study, by_run: pd.DataFrame) -> pd.DataFrame:
+    """Means over the completed runs of cells that may differ in time, of a table indexed by `run_id`."""
+    runs = timing(study.runs)
+    known = keyed(runs)
+    joined = known.loc[known["status"] == "completed", ["run_id", *cell_keys(runs)]].merge(by_run, on="run_id")
+    grouped = joined.groupby(cell_keys(runs))
+    return pd.DataFrame({"n": grouped.size()}).join(grouped[list(by_run)].mean())
 
 
 def _other_statuses(statuses: pd.Series[str]) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-import torch
 from torch import Tensor
 
 from bsweep.strategies.base import Group
 
 
 class Codec(ABC):
-    """Replaces a sum over workers by a smaller one; may keep what it left out and add it next time."""
+    """Replaces a sum over workers by a smaller one."""
+
+    memory: Tensor | None = None
+    """What of this worker's gradients has not travelled yet, (n,), and joins the next ones (error feedback): what
+    travelled and what waits always sum to all gradients there were. None: what did not travel is lost."""
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 (most codecs need nothing here)
         """Epoch `epoch`, from 1, is about to be trained: the time to change a density."""
@@ -22,34 +25,25 @@ class Codec(ABC):
 
 
 class GatherCodec(Codec):
-    """A codec whose payloads cannot be summed on the way: every worker gets all of them and sums what they say.
+    """A codec whose payloads cannot be summed on the way: every worker gets all of them and sums what they say."""
 
-    With `has_memory`, what a payload leaves out of the gradient is added to the next one (error feedback), so that
-    what travelled and what waits always sum to all gradients there were.
-    """
-
-    has_memory = True
-
-    def __init__(self) -> None:
-        self.memory: Tensor | None = None
+    def __init__(self, memory: Tensor | None) -> None:
+        self.memory = memory
 
     @abstractmethod
     def encode(self, values: Tensor) -> Tensor:
-        """A flat gradient (n,) as uint8 (bytes,), of the same length on all workers."""
+        """`values` (n,) as uint8 (bytes,), of a length that is the same on all workers whatever the values are."""
 
     @abstractmethod
     def add_decoded(self, payload: Tensor, into: Tensor, scale: float = 1.0) -> None:
         """Add `scale` times what `payload` says to `into` (n,)."""
 
     def exchange(self, gradients: Tensor, group: Group) -> None:
-        if self.has_memory:
-            if self.memory is None:
-                self.memory = torch.zeros_like(gradients)
-            gradients.add_(self.memory)
-        payload = self.encode(gradients)
-        if self.has_memory and self.memory is not None:
-            self.memory.copy_(gradients)
+        if self.memory is None:
+            payload = self.encode(gradients)
+        else:
+            payload = self.encode(self.memory.add_(gradients))
             self.add_decoded(payload, self.memory, -1.0)
         gradients.zero_()
-        for received in group.all_gather(payload):
+        for received in group.all_gather(payload):  # by rank, so that all workers get the same bits
             self.add_decoded(received, gradients)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from torch import nn
 
 from bsweep.torchvision_shim import import_torchvision
@@ -12,10 +14,9 @@ def build(dropout: float, *, num_classes: int, in_channels: int) -> nn.Module:
     import_torchvision()
     from torchvision.models import vgg16
 
-    model: nn.Module = vgg16(num_classes=num_classes, dropout=dropout)
+    model: Any = vgg16(num_classes=num_classes, dropout=dropout)
     if in_channels != 3:
-        first = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1)
+        first = model.features[0] = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1)
         nn.init.kaiming_normal_(first.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.zeros_(first.bias)
-        model.features[0] = first
-    return model
+        nn.init.zeros_(model.features[0].bias)
+    return cast(nn.Module, model)

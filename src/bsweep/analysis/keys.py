@@ -1,0 +1,130 @@
+"""What tells the cells of a study apart: the settings that differ in it, those of the exchange as one short name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from bsweep.analysis.loading import OTHER_COLUMNS, RUN_COLUMNS, SETTING_COLUMNS, setting_text
+
+_FOUND_OUT = ("device", "hardware", "precision", "num_train")  # not known of a run that failed before it started
+_EXCHANGE = ("strategy", "compression", "slowdown")  # columns, or the beginnings of their names, in a variant's order
+_UNSAID = ("none", "average", "synchronous")  # go without saying where nothing but the strategy differs
+
+
+def cell_keys(runs: pd.DataFrame) -> list[str]:
+    """The columns that tell cells apart: all settings that differ within the study, then variant, workers, batch.
+
+    Settings that follow from others, as `optimizer.momentum` from the optimizer, are left out, for these tell the
+    cells apart already; so is hardware that follows from the strategy, say. `entangled` settings, which would tear a
+    curve over batch sizes into points, are left out too; hardware that changes with the batch size or the workers is
+    not, so that no curve ever mixes hardware. The variant stands for all settings of the exchange, see `keyed`.
+    """
+    return [*(name for name in _told_apart(_filled(runs))[0] if not _of_exchange(name)), *_ALWAYS]
+
+
+_ALWAYS = ("variant", "num_workers", "local_batch")
+
+
+def entangled(runs: pd.DataFrame) -> list[str]:
+    """Learning rate and lesser settings that change along with batch or workers: curves show both effects."""
+    return _told_apart(_filled(runs))[1]
+
+
+def keyed(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs with settings to group by, no nulls in any that is set somewhere, and their `variant`.
+
+    That is the strategy with those of its settings, and of its codec's, that differ within the study, such as
+    `parameter_server layer` or `horovod topk 0.01`; without the strategy where all runs share it.
+    """
+    filled = _filled(runs)
+    kept, mixed = _told_apart(filled)
+    columns = sorted(
+        (name for name in _settings(runs) if _of_exchange(name) and name not in mixed and filled[name].nunique() > 1),
+        key=lambda name: _EXCHANGE.index(name.partition(".")[0]),
+    )
+    details = [
+        " ".join(filter(None, (_said(name, run[name], name in kept) for name in columns)))
+        for run in runs.to_dict("records")
+    ]
+    is_shared = runs["strategy"].nunique() == 1 and all(details)
+    pairs = zip(runs["strategy"], details, strict=True)
+    return filled.assign(variant=[detail if is_shared else f"{name} {detail}".strip() for name, detail in pairs])
+
+
+def timing(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs as far as their time is concerned, which does not depend on learning rates and the like."""
+    return runs.drop(columns=[name for name in runs if str(name).startswith(("lr", "optimizer."))])
+
+
+def levels(table: pd.DataFrame) -> list[str]:
+    """The names of a table's index: what tells its cells apart."""
+    return [str(name) for name in table.index.names]
+
+
+def varying(table: pd.DataFrame) -> list[str]:
+    """The index levels with more than one value."""
+    return [name for name in levels(table) if table.index.get_level_values(name).nunique() > 1]
+
+
+def _told_apart(filled: pd.DataFrame) -> tuple[list[str], list[str]]:
+    kept: list[str] = []
+    mixed: list[str] = []
+    for column in _settings(filled):
+        if filled[column].nunique() < 2 or _follows(filled, column, [*kept, "strategy"]):
+            continue
+        lesser = column == "lr" or column not in SETTING_COLUMNS
+        if lesser and _follows(filled, column, [*kept, "strategy", "num_workers", "local_batch"]):
+            mixed.append(column)
+        else:
+            kept.append(column)
+    return kept, mixed
+
+
+def _follows(filled: pd.DataFrame, column: str, others: Sequence[str]) -> bool:
+    """Whether the others' values decide the column's."""
+    return bool(filled.groupby(list(others))[column].nunique().max() <= 1)
+
+
+def _of_exchange(column: str) -> bool:
+    return column.partition(".")[0] in _EXCHANGE
+
+
+def _said(column: str, value: object, tells_apart: bool) -> str:
+    """A setting of the exchange as a variant's name has it. Words speak for themselves, numbers but for a density not.
+
+    What follows from the strategy is worth a word, though not a number: `allreduce ring` beside `horovod`.
+    """
+    text, name = setting_text(value).replace(", ", ","), column.rpartition(".")[2]
+    if _is_missing(value) or text in ("none", "False"):
+        return ""
+    if text == "True":
+        return name if tells_apart else ""
+    if text[0].isalpha():
+        return text if tells_apart or text not in _UNSAID else ""
+    return (text if name == "density" else f"{name} {text}") if tells_apart else ""
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or value == "" or value != value  # NaN
+
+
+def _settings(runs: pd.DataFrame) -> list[str]:
+    return [column for column in runs.columns if column not in (*RUN_COLUMNS, *OTHER_COLUMNS)]
+
+
+def _filled(runs: pd.DataFrame) -> pd.DataFrame:
+    """What a run never found out, such as its device, is taken to be what all others found."""
+    filled = runs.copy()
+    for column in _settings(runs):
+        values = runs[column].astype(object).where(runs[column].notna() & (runs[column] != ""))
+        known = values.dropna().unique()
+        if not len(known) or not values.isna().any():
+            continue
+        if column in _FOUND_OUT and len(known) == 1:
+            filled[column] = values.where(values.notna(), known[0])
+        else:
+            missing = "unknown" if column in _FOUND_OUT else "none"
+            filled[column] = [missing if pd.isna(value) else setting_text(value) for value in values]
+    return filled

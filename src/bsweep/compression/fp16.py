@@ -1,0 +1,18 @@
+"""Half precision on the wire: gradients travel and are summed as fp16.
+
+Values and sums beyond 65504 become infinite, those below 3e-8 vanish (Micikevicius et al., arXiv 1710.03740).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from bsweep.compression.base import Codec
+from bsweep.strategies.base import Group
+
+
+class FP16(Codec):
+    def exchange(self, gradients: Tensor, group: Group) -> None:
+        half = gradients.half()
+        group.all_reduce(half)
+        gradients.copy_(half)

@@ -1,0 +1,78 @@
+"""PowerSGD (Vogels et al., arXiv 1905.13727): each weight matrix's gradient as a product of two thin ones.
+
+With M_i (n x m) the memory and gradient of worker i, and Q (m x r) from the step before, the same on all workers:
+P = orthonormal basis of sum_i M_i Q; Q_i = M_i^T P; Q = sum_i Q_i; all workers get P Q^T = P P^T sum_i M_i. Worker i
+keeps M_i - P Q_i^T, its own part of what the sum lost. Payloads are summed on their way: r (n + m) elements, not n m.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bsweep.compression.base import Codec
+from bsweep.config import PowerSGDConfig
+from bsweep.strategies.base import Group
+from bsweep.vector import Slice, Vector
+
+
+class PowerSGD(Codec):
+    """`generator` must be the same on all workers, and they must agree bit for bit on a QR decomposition."""
+
+    memory: Tensor
+
+    def __init__(self, config: PowerSGDConfig, vector: Vector, generator: torch.Generator) -> None:
+        self.memory = torch.zeros_like(vector.gradients)
+        self._matrices = [part for part in vector.slices if _pays(part, config.rank)]
+        self._others = [part for part in vector.slices if not _pays(part, config.rank)]
+        self._rights = [
+            torch.randn(
+                _as_matrix(self.memory, part).shape[1],
+                config.rank,
+                generator=generator,
+                dtype=self.memory.dtype,
+                device=self.memory.device,
+            )
+            for part in self._matrices
+        ]
+
+    def exchange(self, gradients: Tensor, group: Group) -> None:
+        self.memory.add_(gradients)
+        own = [_as_matrix(self.memory, part) for part in self._matrices]
+        others = [self.memory[part.start : part.stop] for part in self._others]
+        products = _sums([matrix @ right for matrix, right in zip(own, self._rights, strict=True)], group)
+        lefts = [torch.linalg.qr(product).Q for product in products]
+        own_rights = [matrix.T @ left for matrix, left in zip(own, lefts, strict=True)]
+        sums = _sums([*own_rights, *others], group)
+        self._rights = sums[: len(own)]
+        for part, left, right in zip(self._matrices, lefts, self._rights, strict=True):
+            torch.mm(left, right.T, out=_as_matrix(gradients, part))
+        for part, total in zip(self._others, sums[len(own) :], strict=True):
+            gradients[part.start : part.stop] = total
+        for matrix, left, right in zip(own, lefts, own_rights, strict=True):
+            matrix.addmm_(left, right.T, alpha=-1)
+        for other in others:
+            other.zero_()
+
+
+def _pays(part: Slice, rank: int) -> bool:
+    """Whether two thin matrices are smaller than this one."""
+    columns = math.prod(part.shape[1:])
+    return part.is_matrix and rank * (part.shape[0] + columns) < part.shape[0] * columns
+
+
+def _as_matrix(vector: Tensor, part: Slice) -> Tensor:
+    """A slice as (first dimension, rest). Its order may not be the tensor's; any will do that all workers share."""
+    return vector[part.start : part.stop].view(part.shape[0], -1)
+
+
+def _sums(tensors: list[Tensor], group: Group) -> list[Tensor]:
+    """Sums over workers, in one message."""
+    if not tensors:
+        return []
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    group.all_reduce(flat)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -1,0 +1,38 @@
+"""QSGD (Alistarh et al., arXiv 1610.02132): stochastic rounding to a few levels of each bucket's norm.
+
+With s = 2**(bits - 1) - 1 levels on each side of 0: Q(v_i) = |v| sign(v_i) xi_i / s, where xi_i is one of the two
+whole numbers around s |v_i| / |v|, chosen so that E[Q(v)] = v. An element costs `bits` bits (no entropy code: its
+length would depend on the values), a bucket its norm.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bsweep.compression.base import GatherCodec
+from bsweep.compression.payload import join, pack, round_randomly, split, unpack
+from bsweep.config import QSGDConfig
+
+
+class QSGD(GatherCodec):
+    def __init__(self, config: QSGDConfig, generator: torch.Generator) -> None:
+        super().__init__(memory=None)
+        self._bits, self._bucket_elements = config.bits, config.bucket_elements
+        self._levels = 2 ** (config.bits - 1) - 1
+        self._generator = generator
+
+    def encode(self, values: Tensor) -> Tensor:
+        buckets = F.pad(values, (0, -len(values) % self._bucket_elements)).view(-1, self._bucket_elements)
+        norms = torch.linalg.vector_norm(buckets, dim=1, keepdim=True)
+        shares = buckets / norms.clamp(min=torch.finfo(values.dtype).tiny)  # an empty bucket has norm 0
+        codes = round_randomly(shares * self._levels, self._levels, self._generator)
+        return join(norms, pack(codes.view(-1)[: len(values)], self._bits))
+
+    def add_decoded(self, payload: Tensor, into: Tensor, scale: float = 1.0) -> None:
+        num_buckets = -(-len(into) // self._bucket_elements)
+        norms, packed = split(payload, num_buckets, into.dtype)
+        levels = unpack(packed, self._bits, len(into)).to(into.dtype).sub_(self._levels)
+        units = norms.div_(self._levels).repeat_interleave(self._bucket_elements)[: len(into)]
+        into.add_(levels.mul_(units), alpha=scale)

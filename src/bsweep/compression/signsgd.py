@@ -1,0 +1,29 @@
+"""signSGD with error feedback (Karimireddy et al., arXiv 1901.09847).
+
+With memory m_t and gradient g_t of a worker, for each layer of d elements: v = m_t + g_t; send (|v|_1 / d) sign(v);
+m_(t+1) = v less what was sent. An element costs a bit, a layer its mean size. sign(0) is 1 here; the memory mends it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bsweep.compression.base import GatherCodec
+from bsweep.compression.payload import Layers, join, pack, split, unpack
+from bsweep.vector import Vector
+
+
+class SignSGD(GatherCodec):
+    def __init__(self, vector: Vector) -> None:
+        super().__init__(torch.zeros_like(vector.gradients))
+        self._layers = Layers(vector)
+
+    def encode(self, values: Tensor) -> Tensor:
+        sizes = self._layers.each(lambda layer: layer.abs().mean(), values)
+        return join(sizes, pack((values >= 0).to(torch.uint8), 1))
+
+    def add_decoded(self, payload: Tensor, into: Tensor, scale: float = 1.0) -> None:
+        sizes, packed = split(payload, len(self._layers), into.dtype)
+        signs = unpack(packed, 1, len(into)).to(into.dtype).mul_(2).sub_(1)
+        into.add_(signs.mul_(self._layers.spread(sizes)), alpha=scale)

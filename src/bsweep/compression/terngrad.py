@@ -1,0 +1,42 @@
+"""TernGrad (Wen et al., arXiv 1705.07878): each element becomes -1, 0 or 1 times its layer's scale.
+
+With s = max |g| of a layer's gradient after clipping at c sigma: T(g_i) = s sign(g_i) b_i with P(b_i = 1) = |g_i| / s,
+so that E[T(g)] is the clipped g. sigma is taken about 0, not about the mean, or a layer of one element, or of equal
+ones, would be clipped to nothing. An element costs 2 bits, a layer its scale; each worker has its own (to share them,
+as in the paper, needs one more exchange).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bsweep.compression.base import GatherCodec
+from bsweep.compression.payload import Layers, join, pack, round_randomly, split, unpack
+from bsweep.config import TernGradConfig
+from bsweep.vector import Vector
+
+
+class TernGrad(GatherCodec):
+    def __init__(self, config: TernGradConfig, vector: Vector, generator: torch.Generator) -> None:
+        super().__init__(memory=None)
+        self._clip_sigmas = config.clip_sigmas
+        self._layers = Layers(vector)
+        self._generator = generator
+
+    def encode(self, values: Tensor) -> Tensor:
+        scales = self._layers.each(self._scale, values)
+        divisors = scales.clamp(min=torch.finfo(values.dtype).tiny)  # a layer without gradient has scale 0
+        codes = round_randomly(values / self._layers.spread(divisors), 1, self._generator)
+        return join(scales, pack(codes, 2))
+
+    def add_decoded(self, payload: Tensor, into: Tensor, scale: float = 1.0) -> None:
+        scales, packed = split(payload, len(self._layers), into.dtype)
+        signs = unpack(packed, 2, len(into)).to(into.dtype).sub_(1)
+        into.add_(signs.mul_(self._layers.spread(scales)), alpha=scale)
+
+    def _scale(self, layer: Tensor) -> Tensor:
+        largest = layer.abs().max()
+        if self._clip_sigmas is None:
+            return largest
+        return torch.minimum(largest, self._clip_sigmas * layer.square().mean().sqrt())

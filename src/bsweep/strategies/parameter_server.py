@@ -1,0 +1,217 @@
+"""Parameter servers (Li et al., OSDI 2014): workers push gradients to servers, which hold the model, and pull it back.
+
+Bytes are those of gradients and parameters that cross between processes, without the 40 bytes of headers a push.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bsweep import sharding
+from bsweep.config import ParameterServerConfig, RunConfig
+from bsweep.place import Place
+from bsweep.runlog import RunPaths
+from bsweep.strategies.base import Meter, Traffic, WorkerLost
+from bsweep.strategies.process_group import TorchStrategy, join
+from bsweep.strategies.server import Server, decode_load, encode_layout, report_size
+from bsweep.strategies.server_links import Inbox, Kind, Request, ToRemoteServer, ToRemoteWorker, ToServer, Within
+from bsweep.vector import Slice, Vector
+
+_GOODBYE_SECONDS = 10
+
+
+def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:
+    """Be a server in a process of its own, until all workers have said goodbye."""
+    torch.set_num_threads(1)
+    join(config, place)
+    inbox: Inbox = queue.SimpleQueue()
+    links = [ToRemoteWorker(worker, inbox) for worker in range(config.num_workers)]
+    Server(config, links, inbox, paths.server_clocks(place.rank - config.num_workers)).run()
+    dist.destroy_process_group()
+
+
+class ParameterServer(TorchStrategy):
+    def __init__(self, config: RunConfig, place: Place, paths: RunPaths) -> None:
+        super().__init__(config, place)
+        assert isinstance(config.strategy, ParameterServerConfig), config.strategy
+        self._config, self._strategy = config, config.strategy
+        self.in_step = self._strategy.consistency == "synchronous"
+        lives_here = self._strategy.colocated and self.rank < config.num_shards
+        self._colocated = _ColocatedServer(config, place, paths) if lives_here else None
+        self._parts: list[_Part] = []
+        self._clock = 0
+        self._wait_seconds = 0.0
+
+    def prepare(self, vector: Vector, optimizer: Optimizer) -> None:
+        shards = sharding.shards(vector.slices, self._config.num_shards, self._strategy)
+        self._parts = [_Part(vector, shard, self._link(server)) for server, shard in enumerate(shards)]
+        if self.rank == 0:
+            for part in self._parts:
+                part.load()
+        super().prepare(vector, optimizer)  # from here on all servers and workers have worker 0's parameters
+
+    def step(self) -> None:
+        self._clock += 1
+        with self.meter.exchange(self._vector.gradients):
+            self._exchange(Request(Kind.PUSH, self._clock, self._optimizer.param_groups[0]["lr"]))
+
+    def agree(self) -> None:
+        """Pull what all workers' pushes have made of the model."""
+        if self.in_step:
+            return
+        with self.meter.exchange(self._vector.parameters):
+            start = time.perf_counter()
+            self._meet()  # all pushes are answered
+            self._wait_seconds += time.perf_counter() - start
+            self._exchange(Request(Kind.PULL))
+        self._meet()  # nobody pushes before all have pulled
+
+    def traffic(self) -> Traffic:
+        """A worker waits while a server holds its answer back; the rest of its exchange is the exchange."""
+        meter, self.meter = self.meter, Meter()
+        own = [meter.sent_bytes, meter.received_bytes, sum(meter.seconds), self._wait_seconds]
+        self._wait_seconds = 0.0
+        every = self.gather(torch.cat([torch.tensor(own, dtype=torch.float64), self._server_reports()]))
+        sent, received, seconds, wait = every[:, : len(own)].T
+        reports = every[0, len(own) :].view(len(self._parts), -1)
+        return Traffic(
+            sent_bytes=int(sent.mean()),
+            received_bytes=int(received.mean()),
+            exchange_seconds=float((seconds - wait).mean()),
+            worker_wait_seconds=tuple(wait.tolist()),
+            servers=tuple(decode_load(part.share, report) for part, report in zip(self._parts, reports, strict=True)),
+        )
+
+    def close(self) -> None:
+        if self._colocated:
+            self._colocated.is_closing.set()
+        for part in self._parts:
+            with suppress(WorkerLost):
+                part.link.say_goodbye()
+        if self._colocated:
+            # Not for ever: if this worker failed, the others may be waiting for its end rather than say goodbye.
+            self._colocated.thread.join(_GOODBYE_SECONDS)
+        super().close()
+
+    def _link(self, server: int) -> ToServer:
+        if not self._strategy.colocated:
+            return ToRemoteServer(self.num_workers + server)
+        if self._colocated and server == self.rank:
+            return self._colocated.link
+        return ToRemoteServer(server)
+
+    def _exchange(self, request: Request) -> None:
+        """Ask all servers at once, each worker another one first, and wait for all of their parameters."""
+        first = self.rank % len(self._parts)
+        for part in self._parts[first:] + self._parts[:first]:
+            part.ask(request)
+        self._wait_seconds += max([part.link.wait() for part in self._parts])
+        for part in self._parts:
+            part.unpack()
+            if part.link.travels:
+                self.meter.sent_bytes += part.num_bytes * (request.kind == Kind.PUSH)
+                self.meter.received_bytes += part.num_bytes
+
+    def _server_reports(self) -> Tensor:
+        """What all servers counted since the last time, as worker 0 hears it; zeros from others."""
+        reports = torch.zeros(len(self._parts), report_size(self.num_workers), dtype=torch.float64)
+        if self.rank == 0:
+            for part, report in zip(self._parts, reports, strict=True):
+                part.link.ask(Request(Kind.STATS), into=report)
+                part.link.wait()
+        return reports.flatten()
+
+    def _meet(self) -> None:
+        self.gather(torch.zeros(1, dtype=torch.float64))
+
+
+class _Part:
+    """One server's shard of the vector, as a worker sees it."""
+
+    def __init__(self, vector: Vector, shard: Sequence[Slice], link: ToServer) -> None:
+        self.link = link
+        self._vector, self._shard = vector, shard
+        self._ranges = sharding.ranges(shard)
+        count = sum(stop - start for start, stop in self._ranges)
+        self.share = count / vector.parameters.numel()
+        self.num_bytes = count * vector.parameters.element_size()
+        self._packed: Tensor | None = None
+        if len(self._ranges) > 1 or vector.parameters.is_cuda:  # else it travels from and to the vector itself
+            pinned = vector.parameters.is_cuda
+            self._packed = torch.empty(count, dtype=vector.parameters.dtype, pin_memory=pinned)
+
+    def load(self) -> None:
+        """Tell the server what it holds, and wait until it does."""
+        layout = encode_layout(self._shard, self._vector.parameters.dtype)
+        self.link.ask(Request(Kind.LAYOUT, num_bytes=len(layout)), layout)
+        self.link.wait()
+        self.link.ask(Request(Kind.LOAD), self._pack(self._vector.parameters))
+        self.link.wait()
+
+    def ask(self, request: Request) -> None:
+        """Ask for the parameters, in return for the gradient if it is a push."""
+        payload = self._pack(self._vector.gradients) if request.kind == Kind.PUSH else None
+        (start, stop), *_ = self._ranges
+        # Packed, the parameters come to where the gradient was: they cannot arrive before it has left.
+        into = self._vector.parameters[start:stop] if self._packed is None else self._packed
+        self.link.ask(request, payload, into)
+
+    def unpack(self) -> None:
+        """Put the parameters that came in their places."""
+        if self._packed is not None:
+            for (start, stop), piece in self._pieces(self._packed):
+                self._vector.parameters[start:stop].copy_(piece, non_blocking=True)
+
+    def _pack(self, flat: Tensor) -> Tensor:
+        if self._packed is None:
+            (start, stop), *_ = self._ranges
+            return flat[start:stop]
+        for (start, stop), piece in self._pieces(self._packed):
+            piece.copy_(flat[start:stop], non_blocking=True)
+        if flat.is_cuda:
+            torch.cuda.synchronize()
+        return self._packed
+
+    def _pieces(self, packed: Tensor) -> list[tuple[tuple[int, int], Tensor]]:
+        pieces = packed.split([stop - start for start, stop in self._ranges])
+        return list(zip(self._ranges, pieces, strict=True))
+
+
+class _ColocatedServer:
+    """A server in a thread of this worker's process; what it and this worker exchange is copied, not sent."""
+
+    def __init__(self, config: RunConfig, place: Place, paths: RunPaths) -> None:
+        self._place, self._paths = place, paths
+        inbox: Inbox = queue.SimpleQueue()
+        self.link = Within(place.rank, inbox)
+        links = [
+            self.link if worker == place.rank else ToRemoteWorker(worker, inbox) for worker in range(config.num_workers)
+        ]
+        self._server = Server(config, links, inbox, paths.server_clocks(place.rank))
+        self.is_closing = threading.Event()
+        self.thread = threading.Thread(target=self._run, name=f"server {place.rank}", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        from bsweep.worker import errors_reported
+
+        try:
+            with errors_reported(self._paths, self._place):
+                self._server.run()
+        except BaseException:
+            if self.is_closing.is_set():  # this worker is ending anyhow, perhaps with an error of its own
+                return
+            # The worker may be deep in a wait for others that wait for this server: nothing else would end it.
+            traceback.print_exc()
+            os._exit(1)

@@ -1,0 +1,231 @@
+"""A parameter server: holds one shard, applies the gradients that workers push, and answers with parameters.
+
+Its memory is its shard's parameters, gradients and optimizer state, and two buffers at most for what it receives.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bsweep import optim
+from bsweep.config import ParameterServerConfig, RunConfig
+from bsweep.strategies.base import ServerLoad, WorkerLost
+from bsweep.strategies.server_links import Arrival, Inbox, Kind, ToWorker
+from bsweep.vector import Shard, Slice
+
+_MAX_BUFFERS = 2
+
+
+@dataclass
+class _Held:
+    """A push that is applied and not answered yet."""
+
+    push: Arrival
+    waited_seconds: float  # for slower workers' pushes of the same step
+    applied_at: float
+
+
+class Server:
+    """Serves until all workers have said goodbye.
+
+    `links` lead to the workers, by rank, whose requests are announced in `inbox`; every push goes on record in the
+    CSV file `clocks`.
+    """
+
+    def __init__(self, config: RunConfig, links: Sequence[ToWorker], inbox: Inbox, clocks: Path) -> None:
+        assert isinstance(config.strategy, ParameterServerConfig), config.strategy
+        self._optimizer_config = config.optimizer
+        self._is_synchronous = config.strategy.consistency == "synchronous"
+        self._bound = float("inf") if config.strategy.staleness is None else config.strategy.staleness
+        self._links, self._inbox = links, inbox
+        self._present = set(range(len(links)))
+        self._clocks = [0] * len(links)
+        self._held: list[_Held] = []
+        self._buffers: list[Tensor] = []
+        self._tally = _Tally(len(links))
+        self._busy_since = time.perf_counter()
+        clocks.parent.mkdir(parents=True, exist_ok=True)
+        self._file = clocks.open("w", newline="", encoding="utf-8")
+        self._record = csv.writer(self._file)
+        self._record.writerow(["time", "worker", "clock", "slowest_clock", "queue_seconds"])
+
+    def run(self) -> None:
+        """Answer requests; only pushes may have to wait for others.
+
+        Raises:
+            WorkerLost: a worker's connection broke, or it left before the others were done.
+        """
+        with self._file:
+            while self._present:
+                self._handle(self._next())
+
+    def _handle(self, arrival: Arrival) -> None:
+        kind, link = arrival.request.kind, self._links[arrival.worker]
+        if kind == Kind.BYE:
+            self._present.remove(arrival.worker)
+        if len(self._present) < len(self._links) and (kind == Kind.PUSH or self._held or len(set(self._clocks)) > 1):
+            raise WorkerLost("a worker left before the others were done")
+        match kind:
+            case Kind.LAYOUT:
+                layout = torch.empty(arrival.request.num_bytes, dtype=torch.uint8)
+                self._receive(link, layout)
+                self._shard = decode_layout(layout)
+                self._optimizer = optim.build(self._optimizer_config, self._shard)
+                link.answer()
+            case Kind.LOAD:
+                self._receive(link, self._shard.parameters)
+                link.answer()
+                self._tally = _Tally(len(self._links))  # what it took to come here is no exchange
+            case Kind.PUSH:
+                self._step(arrival)
+            case Kind.PULL:
+                self._answer(link, 0.0)
+            case Kind.STATS:
+                self._file.flush()
+                link.answer(0.0, self._tally.report())
+                self._tally = _Tally(len(self._links))
+
+    def _step(self, first: Arrival) -> None:
+        """One step of the optimizer: with the sum of all workers' pushes or, where they are not in step, with one."""
+        pushes = self._sum(first)
+        self._finish_answers()  # they read the parameters
+        optim.set_learning_rate(self._optimizer, first.request.learning_rate)
+        self._optimizer.step()
+        applied_at = time.perf_counter()
+        last_at = max(push.arrived_at for push in pushes)
+        for push in pushes:
+            self._clocks[push.worker] = push.request.clock
+            self._held.append(_Held(push, last_at - push.arrived_at, applied_at))
+        self._release(applied_at)
+
+    def _sum(self, first: Arrival) -> list[Arrival]:
+        """Receive pushes and sum them in rank order: a sum does not depend on who was faster.
+
+        The first lands in the shard's gradients, the others in buffers: while one is added, the next two may come.
+        """
+        workers: Sequence[int] = range(len(self._links)) if self._is_synchronous else (first.worker,)
+        pushes, started = {first.worker: first}, set[int]()
+        for turn, worker in enumerate(workers):
+            window = workers[turn : max(turn + 2, _MAX_BUFFERS + 1)]
+            while not started.issuperset(window):
+                for ready in (pushes.keys() & set(window)) - started:
+                    self._links[ready].start_receiving(self._place(workers.index(ready)))
+                    started.add(ready)
+                if not started.issuperset(window):
+                    push = self._next_push()
+                    pushes[push.worker] = push
+            payload = self._links[worker].received()
+            if turn:
+                self._shard.gradients.add_(payload)
+            elif payload is not self._shard.gradients:
+                self._shard.gradients.copy_(payload)
+            self._tally.pushed(pushes[worker], self._links[worker].travels * self._shard.num_bytes)
+        return list(pushes.values())
+
+    def _place(self, turn: int) -> Tensor:
+        if not turn:
+            return self._shard.gradients
+        if not self._buffers:
+            count = min(_MAX_BUFFERS, len(self._links) - 1)
+            self._buffers = [torch.empty_like(self._shard.gradients) for _ in range(count)]
+        return self._buffers[turn % len(self._buffers)]
+
+    def _release(self, now: float) -> None:
+        """Answer the pushes of workers that do not lead the slowest by more than the bound."""
+        slowest = min(self._clocks)
+        ready = [held for held in self._held if held.push.request.clock - slowest <= self._bound]
+        self._held = [held for held in self._held if held.push.request.clock - slowest > self._bound]
+        ready.sort(key=lambda held: not self._links[held.push.worker].travels)  # what takes long begins first
+        for held in ready:
+            push = held.push
+            self._tally.max_lead = max(self._tally.max_lead, push.request.clock - slowest)
+            self._record.writerow([time.time(), push.worker, push.request.clock, slowest, push.queue_seconds])
+            self._answer(self._links[push.worker], held.waited_seconds + now - held.applied_at)
+
+    def _answer(self, link: ToWorker, held_seconds: float) -> None:
+        link.answer(held_seconds, self._shard.parameters)
+        self._tally.sent_bytes += link.travels * self._shard.num_bytes
+
+    def _receive(self, link: ToWorker, into: Tensor) -> None:
+        link.start_receiving(into)
+        payload = link.received()
+        if payload is not into:
+            into.copy_(payload)
+
+    def _next_push(self) -> Arrival:
+        arrival = self._next()
+        if arrival.request.kind == Kind.BYE:
+            raise WorkerLost("a worker left before the others were done")
+        assert arrival.request.kind == Kind.PUSH, arrival
+        return arrival
+
+    def _next(self) -> Arrival:
+        if self._inbox.empty():  # else the next push may come while answers leave
+            self._finish_answers()
+        self._tally.busy_seconds += time.perf_counter() - self._busy_since
+        arrival = self._inbox.get()
+        self._busy_since = time.perf_counter()
+        if isinstance(arrival, BaseException):
+            raise arrival
+        arrival.attended_at = self._busy_since
+        return arrival
+
+    def _finish_answers(self) -> None:
+        for link in self._links:
+            link.sent()
+
+
+class _Tally:
+    """What a server counts until worker 0 asks for it."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.received_bytes = self.sent_bytes = self.max_lead = 0
+        self.busy_seconds = self.queue_seconds = 0.0
+        self.pushes = [0] * num_workers
+
+    def pushed(self, push: Arrival, received_bytes: int) -> None:
+        self.pushes[push.worker] += 1
+        self.queue_seconds += push.queue_seconds
+        self.received_bytes += received_bytes
+
+    def report(self) -> Tensor:
+        """All of it, (report_size,), to be read by `decode_load`."""
+        numbers = [self.received_bytes, self.sent_bytes, self.max_lead, self.busy_seconds, self.queue_seconds]
+        return torch.tensor([*numbers, *self.pushes], dtype=torch.float64)
+
+
+def report_size(num_workers: int) -> int:
+    return len(_Tally(num_workers).report())
+
+
+def decode_load(share: float, report: Tensor) -> ServerLoad:
+    received, sent, max_lead, busy_seconds, queue_seconds, *pushes = report.tolist()
+    return ServerLoad(
+        share=share,
+        received_bytes=int(received),
+        sent_bytes=int(sent),
+        pushes=tuple(int(number) for number in pushes),
+        max_lead=int(max_lead),
+        busy_seconds=busy_seconds,
+        queue_seconds=queue_seconds,
+    )
+
+
+def encode_layout(slices: Sequence[Slice], dtype: torch.dtype) -> Tensor:
+    """What worker 0 tells a server to hold: it knows the model, and a server loads no data to build one."""
+    text = json.dumps({"dtype": str(dtype).removeprefix("torch."), "slices": [asdict(part) for part in slices]})
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def decode_layout(layout: Tensor) -> Shard:
+    fields = json.loads(layout.numpy().tobytes())
+    slices = [Slice(**{**part, "shape": tuple(part["shape"])}) for part in fields["slices"]]
+    return Shard(slices, getattr(torch, fields["dtype"]))

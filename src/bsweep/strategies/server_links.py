@@ -1,0 +1,236 @@
+"""Messages between a worker and a parameter server: over Gloo, or by hand where both live in one process.
+
+A worker asks, and the server answers everything but a goodbye; a worker has one request to a server at a time. They are
+point-to-point messages: the trees of collectives would hide how servers are congested, which is what we measure.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bsweep.strategies.process_group import worker_lost
+
+_REQUEST_HEADER, _REQUEST, _ANSWER_HEADER, _ANSWER = range(1, 5)  # Gloo's tags
+_FOREVER = timedelta(days=1000)  # a worker may evaluate for as long as it likes
+_GOODBYE_TIMEOUT = timedelta(seconds=10)
+
+
+class Kind(IntEnum):
+    LAYOUT = 1  # here is what you hold, as JSON
+    LOAD = 2  # here are its parameters
+    PUSH = 3  # here is its gradient: answer with the parameters when the consistency allows
+    PULL = 4  # give me the parameters
+    STATS = 5  # what have you done since I asked last?
+    BYE = 6
+
+
+@dataclass(frozen=True)
+class Request:
+    """The header of a message: what a worker wants of a server."""
+
+    kind: Kind
+    clock: int = 0  # pushes that the worker has made, this one included
+    learning_rate: float = 0.0
+    num_bytes: int = 0  # of a LAYOUT
+
+    def encoded(self) -> Tensor:
+        return torch.tensor([self.kind, self.clock, self.learning_rate, self.num_bytes], dtype=torch.float64)
+
+    @classmethod
+    def decoded(cls, header: Tensor) -> Request:
+        kind, clock, learning_rate, num_bytes = header.tolist()
+        return cls(Kind(int(kind)), int(clock), learning_rate, int(num_bytes))
+
+
+@dataclass
+class Arrival:
+    """A request where it arrived, with times on the server's clock (`time.perf_counter`)."""
+
+    worker: int
+    request: Request
+    arrived_at: float
+    attended_at: float = 0.0
+
+    @property
+    def queue_seconds(self) -> float:
+        return self.attended_at - self.arrived_at
+
+
+Inbox = queue.SimpleQueue[Arrival | BaseException]
+
+
+class ToServer(ABC):
+    """A worker's end of a link."""
+
+    travels: bool
+
+    @abstractmethod
+    def ask(self, request: Request, payload: Tensor | None = None, into: Tensor | None = None) -> None:
+        """Send a request, and be ready for the answer; `into` may be the memory of `payload`."""
+
+    @abstractmethod
+    def wait(self) -> float:
+        """Wait for the answer: the seconds for which the server held it back."""
+
+    @abstractmethod
+    def say_goodbye(self) -> None:
+        """Send a `BYE`; a server that is gone does not matter."""
+
+
+class ToWorker(ABC):
+    """A server's end of a link."""
+
+    travels: bool
+
+    @abstractmethod
+    def start_receiving(self, into: Tensor) -> None:
+        """Let the payload of the worker's request come."""
+
+    @abstractmethod
+    def received(self) -> Tensor:
+        """Wait for the payload: `into`, or where the worker holds it if it need not travel."""
+
+    @abstractmethod
+    def answer(self, held_seconds: float = 0.0, payload: Tensor | None = None) -> None:
+        """Start to answer the worker's request; `payload` may not change until `sent`."""
+
+    @abstractmethod
+    def sent(self) -> None:
+        """Wait until the answer has left."""
+
+
+class ToRemoteServer(ToServer):
+    travels = True
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._works: list[dist.Work] = []
+        self._held = torch.zeros(1, dtype=torch.float64)
+
+    def ask(self, request: Request, payload: Tensor | None = None, into: Tensor | None = None) -> None:
+        with worker_lost():
+            self._works = [_receive(self._held, self._rank, _ANSWER_HEADER)]
+            if into is not None:
+                self._works.append(_receive(into, self._rank, _ANSWER))
+            self._works.append(_send(request.encoded(), self._rank, _REQUEST_HEADER))
+            if payload is not None:
+                self._works.append(_send(payload, self._rank, _REQUEST))
+
+    def wait(self) -> float:
+        with worker_lost():
+            for work in self._works:
+                work.wait(_FOREVER)
+        self._works = []
+        return self._held.item()
+
+    def say_goodbye(self) -> None:
+        with worker_lost():
+            _send(Request(Kind.BYE).encoded(), self._rank, _REQUEST_HEADER).wait(_GOODBYE_TIMEOUT)
+
+
+class ToRemoteWorker(ToWorker):
+    travels = True
+
+    def __init__(self, worker: int, inbox: Inbox) -> None:
+        self._worker, self._inbox = worker, inbox
+        self._receiving: tuple[Tensor, dist.Work] | None = None
+        self._sending: list[dist.Work] = []
+        threading.Thread(target=self._listen, name=f"listen to worker {worker}", daemon=True).start()
+
+    def start_receiving(self, into: Tensor) -> None:
+        with worker_lost():
+            self._receiving = into, _receive(into, self._worker, _REQUEST)
+
+    def received(self) -> Tensor:
+        assert self._receiving is not None
+        into, work = self._receiving
+        with worker_lost():
+            work.wait()
+        return into
+
+    def answer(self, held_seconds: float = 0.0, payload: Tensor | None = None) -> None:
+        self.sent()
+        with worker_lost():
+            held = torch.tensor([held_seconds], dtype=torch.float64)
+            self._sending = [_send(held, self._worker, _ANSWER_HEADER)]
+            if payload is not None:
+                self._sending.append(_send(payload, self._worker, _ANSWER))
+
+    def sent(self) -> None:
+        with worker_lost():
+            for work in self._sending:
+                work.wait()
+        self._sending = []
+
+    def _listen(self) -> None:
+        """Put every request into the inbox, in a thread of its own: it notes the time also while the server works."""
+        header = Request(Kind.BYE).encoded()
+        try:
+            while True:
+                with worker_lost():
+                    _receive(header, self._worker, _REQUEST_HEADER).wait(_FOREVER)
+                request = Request.decoded(header)
+                self._inbox.put(Arrival(self._worker, request, time.perf_counter()))
+                if request.kind == Kind.BYE:
+                    return
+        except BaseException as error:
+            self._inbox.put(error)
+
+
+class Within(ToServer, ToWorker):
+    """Both ends of the link between a worker and the server in its process: they use each other's tensors."""
+
+    travels = False
+
+    def __init__(self, worker: int, inbox: Inbox) -> None:
+        self._worker, self._inbox = worker, inbox
+        self._payload: Tensor | None = None
+        self._into: Tensor | None = None
+        self._answers: queue.SimpleQueue[float] = queue.SimpleQueue()
+
+    def ask(self, request: Request, payload: Tensor | None = None, into: Tensor | None = None) -> None:
+        self._payload, self._into = payload, into
+        self._inbox.put(Arrival(self._worker, request, time.perf_counter()))
+
+    def wait(self) -> float:
+        return self._answers.get()
+
+    def say_goodbye(self) -> None:
+        self.ask(Request(Kind.BYE))
+
+    def start_receiving(self, into: Tensor) -> None:
+        pass
+
+    def received(self) -> Tensor:
+        assert self._payload is not None
+        return self._payload
+
+    def answer(self, held_seconds: float = 0.0, payload: Tensor | None = None) -> None:
+        if self._into is not None and payload is not None:
+            self._into.copy_(payload)
+        self._answers.put(held_seconds)
+
+    def sent(self) -> None:
+        pass
+
+
+def _send(tensor: Tensor, rank: int, tag: int) -> dist.Work:
+    work = dist.isend(tensor, rank, tag=tag)
+    assert work is not None
+    return work
+
+
+def _receive(tensor: Tensor, rank: int, tag: int) -> dist.Work:
+    work = dist.irecv(tensor, rank, tag=tag)
+    assert work is not None
+    return work
