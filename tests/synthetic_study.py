@@ -167,8 +167,9 @@ def _epoch(config: Mapping[str, Any], epoch: int, num_train: int) -> dict[str, A
     num_steps = math.ceil(num_train / (batch * workers))
     seconds = train_seconds(batch, workers, config["epochs"], seed) / config["epochs"]
     traffic: dict[str, Any] = {
-        "exchange_seconds": 0.1 * seconds if workers > 1 else None, "wait_seconds": None, "worker_wait_seconds": None,
-        "sent_bytes": 44_000_000 * num_steps if workers > 1 else 0, "received_bytes": None, "servers": None,
+        "exchange_seconds": 0.1 * seconds if workers > 1 else None, "servers": None, "received_bytes": None,
+        "wait_seconds": 0.02 * seconds if workers > 1 else None, "worker_wait_seconds": None,
+        "sent_bytes": 44_000_000 * num_steps if workers > 1 else 0,
     }  # fmt: skip
     if config["strategy"]["name"] == "parameter_server":
         seconds = num_steps * server_step_seconds(workers, config["strategy"]["sharding"])

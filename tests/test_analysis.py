@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,8 +17,9 @@ from scipy import stats
 import bsweep
 from bsweep import analysis, report
 from bsweep.analysis.loading import EPOCH_COLUMNS, RUN_COLUMNS
+from bsweep.analysis.sharding import largest_share
 from bsweep.runlog import RunPaths
-from tests.synthetic_study import META, train_seconds, write_run, write_study
+from tests.synthetic_study import META, server, server_step_seconds, train_seconds, write_run, write_study
 
 
 def one_series(table: pd.DataFrame) -> pd.DataFrame:
@@ -284,6 +286,135 @@ def test_relative_time_is_that_of_the_reference_batch() -> None:
     relative = analysis.relative_seconds(analysis.cells(analysis.published().runs), 256)
     assert relative.iloc[0] == pytest.approx(14892 / 2069)
     assert relative.iloc[-1] == 1
+
+
+TOPK = {"name": "topk", "density": 0.01, "warmup_densities": [0.25, 0.1]}
+RING, NATIVE = ({"strategy": {"name": "allreduce", "algorithm": name}} for name in ("ring", "native"))
+
+
+@pytest.mark.parametrize(
+    ("variants", "names"),
+    [
+        ([{}], ["horovod"]),
+        ([{}, RING], ["horovod", "allreduce ring"]),
+        ([{}, NATIVE], ["horovod", "allreduce"]),
+        ([RING, NATIVE], ["ring", "native"]),
+        ([server("layer"), server("memory")], ["layer", "memory"]),
+        (
+            [server("layer"), server("memory"), RING],
+            ["parameter_server layer", "parameter_server memory", "allreduce ring"],
+        ),
+        (
+            [server("layer"), server("layer", consistency="stale_synchronous", staleness=3)],
+            ["synchronous", "stale_synchronous"],  # the staleness follows
+        ),
+        ([server("layer", num_servers=count) for count in (1, 2)], ["num_servers 1", "num_servers 2"]),
+        ([server("layer"), server("layer", colocated=True)], ["parameter_server", "parameter_server colocated"]),
+        ([{}, {"compression": TOPK}], ["horovod", "horovod topk"]),
+        (
+            [{}, {"compression": TOPK}, {"compression": {**TOPK, "density": 0.1}}],
+            ["horovod", "horovod topk 0.01", "horovod topk 0.1"],
+        ),
+        ([{**RING, "compression": TOPK}, {}], ["allreduce ring topk", "horovod"]),
+        ([{}, {"launch.slowdown": [1.0, 1.5]}], ["horovod", "horovod slowdown 1,1.5"]),
+    ],
+)
+def test_variants_are_named_by_what_differs(variants: list[dict[str, Any]], names: list[str], tmp_path: Path) -> None:
+    for settings in variants:
+        write_study(tmp_path / "s", local_batches=(8,), num_workers=(2, 4), epochs=1, settings=settings)
+    raw = bsweep.load(tmp_path / "s")
+    cells = analysis.cells(raw.runs)
+    assert analysis.levels(cells)[-3:] == ["variant", "num_workers", "local_batch"]
+    assert set(cells.index.get_level_values("variant")) == set(names)
+    assert len(cells) == 2 * len(variants)
+    raw.runs.to_csv(tmp_path / "runs.csv", index=False)
+    raw.epochs.to_csv(tmp_path / "epochs.csv", index=False)
+    copy = analysis.cells(bsweep.load(tmp_path).runs)
+    assert_frame_equal(cells, copy, check_dtype=False)
+
+
+def test_servers_that_grow_with_the_workers_keep_one_curve(tmp_path: Path) -> None:
+    for workers in (2, 4, 8):
+        write_run(
+            tmp_path / "s", local_batch=8, num_workers=workers, settings=server("memory", num_servers=workers // 2)
+        )
+    runs = bsweep.load(tmp_path / "s").runs
+    assert len(analysis.scaling(analysis.cells(runs))) == 3
+    assert analysis.entangled(runs) == ["strategy.num_servers"]
+
+
+def test_servers_and_waits_are_summed_over_epochs(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "s", local_batch=50, num_workers=4, epochs=2, settings=server("layer"))
+    write_run(tmp_path / "s", local_batch=50, num_workers=4)
+    study = bsweep.load(tmp_path / "s")
+    steps = 2 * 250
+    assert study.servers["run_id"].tolist() == [folder.name] * 2
+    fullest = study.servers.iloc[0]
+    assert (fullest["server"], fullest["share"], fullest["pushes"], fullest["max_lead"]) == (0, 0.743, 4 * steps, 0)
+    assert fullest["busy_seconds"] == pytest.approx(0.5 * 4 * 0.743 * steps)
+    assert fullest["load"] == pytest.approx(0.5 * 4 * 0.743 / server_step_seconds(4, "layer"))
+    assert study.waits["worker"].tolist() == [0, 1, 2, 3]
+    assert study.waits["wait_seconds"].tolist() == pytest.approx([0.1 * steps, 0, 0, 0])
+    assert not {"servers", "worker_wait_seconds"} & set(study.epochs)
+    loads = analysis.server_loads(study).iloc[0]
+    assert (loads["num_servers"], loads["largest_share"]) == (2, pytest.approx(0.743))
+    assert loads["queue_seconds"] == pytest.approx(0.25)
+    assert analysis.server_shares(study).to_numpy().tolist() == [[0.743, pytest.approx(0.257)]]
+
+
+def test_a_steps_time_is_told_apart(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=50, num_workers=4, settings=server("layer"))
+    write_run(tmp_path / "s", local_batch=50, num_workers=1)
+    times = analysis.step_times(bsweep.load(tmp_path / "s"))
+    step = times.xs(4, level="num_workers").iloc[0]
+    assert step["total_seconds"] == pytest.approx(4 + 4 * 0.743)
+    assert (step["exchange_seconds"], step["wait_seconds"]) == (pytest.approx(4 * 0.743), pytest.approx(0.025))
+    assert step["compute_seconds"] == pytest.approx(4 - 0.025)
+    assert step["sent_bytes"] == 4 * 138_357_544
+    assert np.isnan(times.xs(1, level="num_workers").iloc[0]["compute_seconds"])
+
+
+def test_the_sharding_model_is_within_five_points_of_the_published_gains() -> None:
+    published = analysis.published_gains()["gain"]
+    assert published.to_dict() == {1: 0, 2: 0, 4: pytest.approx(0.2), 8: pytest.approx(0.66)}
+    ratio = analysis.fit_ratio(published)
+    assert 1.43 < ratio < 1.99
+    for workers in (1, 2, 4, 8):
+        assert analysis.predicted_gain(workers, ratio) == pytest.approx(published[workers], abs=0.05)
+    assert analysis.predicted_gain(8, 1.43) == pytest.approx(0.81, abs=0.005)
+    assert analysis.predicted_gain(4, 1.99) == pytest.approx(0.16, abs=0.005)
+
+
+@pytest.mark.parametrize("num_servers", [2, 4, 8])
+def test_layers_leave_three_quarters_of_vgg16_on_one_server(num_servers: int) -> None:
+    assert largest_share("layer", num_servers) == pytest.approx(0.7427, abs=1e-4)
+    assert largest_share("memory", num_servers) == 1 / num_servers
+
+
+def sharding_study(folder: Path, shardings: tuple[str, ...] = ("layer", "memory")) -> analysis.Study:
+    for sharding in shardings:
+        write_study(folder, local_batches=(50,), num_workers=(1, 4, 8), settings=server(sharding))
+    return bsweep.load(folder)
+
+
+def test_measured_sharding_gains_and_the_times_they_imply(tmp_path: Path) -> None:
+    study = sharding_study(tmp_path / "s")
+    gains = analysis.sharding_gains(study).droplevel(["variant", "local_batch"])
+    assert gains["gain"].to_dict() == {1: 0, 4: pytest.approx(0.972 / 6), 8: pytest.approx(3.944 / 6)}
+    assert gains["published_gain"].tolist() == pytest.approx([0, 0.2, 0.66])
+    assert gains["layer_share"].tolist() == [1, 0.743, 0.743]
+    assert gains["predicted_gain"].tolist() == pytest.approx([0, 0.165, 0.669], abs=1e-3)
+    fit = analysis.sharding_fit(study)
+    assert fit is not None
+    assert [fit.intercept, fit.slope, fit.r_squared] == pytest.approx([4, 1, 1])
+
+
+def test_one_sharding_has_no_gain_and_other_studies_no_fit(tmp_path: Path) -> None:
+    assert analysis.sharding_gains(sharding_study(tmp_path / "s", ("layer",))).empty
+    write_run(tmp_path / "plain", local_batch=8)
+    plain = bsweep.load(tmp_path / "plain")
+    assert analysis.sharding_gains(plain).empty
+    assert analysis.sharding_fit(plain) is None
 
 
 def test_importing_bsweep_loads_neither_pandas_nor_matplotlib() -> None:

@@ -298,6 +298,9 @@ class MadeUp(ToWorker):
     def sent(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 def serve_made_up(clocks: Path, parameters: Tensor, slices: Sequence[Slice], orders: Sequence[Sequence[int]]) -> Server:
     """A server that has summed a step of five workers' pushes for each order of their arrival, by plain SGD."""

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 import bsweep
 from bsweep import analysis, plots
-from tests.synthetic_study import train_seconds, write_run, write_study
+from tests.synthetic_study import server, server_step_seconds, train_seconds, write_run, write_study
 
 BATCHES = (8, 16, 32, 64, 128, 256)
 
@@ -187,8 +187,81 @@ def test_odd_studies_are_drawn_too(case: str, tmp_path: Path) -> None:
         assert len(tick_labels(plots.time_by_batch(study).axes[0])) <= 14
     else:
         study = analysis.published()
-    for draw in plots.FIGURES.values():
+    for draw in plots.figures(study).values():
         draw(study).draw_without_rendering()
+
+
+@pytest.fixture(scope="module")
+def sharding(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
+    folder = tmp_path_factory.mktemp("studies") / "sharding"
+    for name in ("layer", "memory"):
+        write_study(folder, local_batches=(50,), num_workers=(1, 4, 8), settings=server(name), epochs=2)
+    ring = {"strategy": {"name": "allreduce", "algorithm": "ring"}, "model": {"name": "vgg16", "dropout": 0.5}}
+    write_study(folder, local_batches=(50,), num_workers=(4,), settings=ring, epochs=2)
+    return bsweep.load(folder)
+
+
+def test_figures_are_those_that_a_study_has_the_numbers_for(sharding: analysis.Study, grid: analysis.Study) -> None:
+    assert list(plots.figures(sharding)) == list(plots.FIGURES)
+    assert set(plots.FIGURES) - set(plots.figures(grid)) == {"server_load", "sharding_gain"}
+    assert "seconds_per_step" not in plots.figures(analysis.published())
+
+
+def test_with_one_batch_size_the_axis_is_the_workers(sharding: analysis.Study) -> None:
+    figure = plots.throughput_and_speedup(sharding)
+    throughput, speedup = figure.axes
+    assert tick_labels(throughput) == tick_labels(speedup) == ["1", "4", "8"]
+    names = ["allreduce ring", "parameter_server layer", "parameter_server memory"]
+    assert legend_texts(figure) == ["local batch 50, n = 1 per point", *names, "ideal"]
+    for place, name in enumerate(("layer", "memory"), 1):
+        x, y = lines(speedup)[f"{plots.COLORS[place]} {plots.MARKERS[place]}"]
+        assert x == [1, 4, 8]
+        assert y == pytest.approx([workers * 5 / server_step_seconds(workers, name) for workers in (1, 4, 8)])
+    by_epoch = plots.loss_by_epoch(sharding)
+    assert by_epoch.axes[0].get_title(loc="left") == "Training, 1 worker (n = 1)"
+    assert legend_texts(by_epoch) == ["local batch 50", *names]
+
+
+def test_bars_split_a_step(sharding: analysis.Study) -> None:
+    figure = plots.seconds_per_step(sharding)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["1 worker", "4 workers", "8 workers"]
+    four = figure.axes[1]
+    assert [label.get_text() for label in four.get_yticklabels()] == [
+        "allreduce ring", "parameter_server layer", "parameter_server memory",
+    ]  # fmt: skip
+    _, compute, exchange, wait = ([bar.get_width() for bar in bars] for bars in four.containers)
+    assert exchange[1:] == pytest.approx([4 * 0.743, 2])
+    assert wait[1:] == pytest.approx([0.025, 0.025])
+    assert compute[1:] == pytest.approx([3.975, 3.975])
+    assert legend_texts(figure) == ["local batch 50", "compute", "exchange", "wait"]
+
+
+def test_server_shares_stand_beside_the_load_of_the_busiest(sharding: analysis.Study) -> None:
+    figure = plots.server_load(sharding)
+    shares, load = figure.axes[4:]  # 8 workers
+    by_layer, by_memory = ([bar.get_width() for bar in bars] for bars in shares.containers)
+    assert by_layer == pytest.approx([74.3, *[25.7 / 3] * 3])
+    assert by_memory == pytest.approx([25] * 4)
+    widths = [bar.get_width() for bar in load.containers[0]]
+    assert widths == pytest.approx([100 * 0.5 * 8 * 0.743 / server_step_seconds(8, "layer"), 100 * 1 / 6])
+
+
+def test_the_gain_of_memory_sharding_is_published_modelled_and_measured(sharding: analysis.Study) -> None:
+    figure = plots.sharding_gain(sharding)
+    drawn = [list(line.get_ydata()) for line in figure.axes[0].lines]  # type: ignore[arg-type]
+    model, published, measured = drawn
+    assert published == pytest.approx([0, 0, 20, 66])
+    assert model == pytest.approx(published, abs=5)
+    assert measured == pytest.approx([0, 16.2, 65.7], abs=0.1)
+    assert legend_texts(figure) == ["", "published", "model: computing = 1.95 x even exchange", "measured"]
+
+
+def test_a_page_has_room_for_the_bars_of_one_batch_size(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=tuple(range(2, 51)), num_workers=(2,), epochs=1)
+    write_run(tmp_path / "s", local_batch=50, num_workers=4, epochs=1)
+    figure = plots.seconds_per_step(bsweep.load(tmp_path / "s"))
+    assert "Shown for local batch 50" in plots.caption(figure)
+    assert figure.get_figheight() < 3
 
 
 def test_learning_rate_rules_are_told_apart_by_colour_or_dashes(tmp_path: Path) -> None:
@@ -196,7 +269,11 @@ def test_learning_rate_rules_are_told_apart_by_colour_or_dashes(tmp_path: Path) 
     write_study(tmp_path / "s", num_workers=(2,))
     write_study(tmp_path / "s", num_workers=(2,), settings=linear)
     texts = legend_texts(plots.accuracy_and_loss_by_batch(bsweep.load(tmp_path / "s")))
-    assert texts[1:3] == ["2 workers, learning rate: linear", "2 workers, learning rate: per worker"]
+    assert texts[:3] == [
+        "after 3 epochs, 2 workers, n = 1 per point",
+        "learning rate: linear",
+        "learning rate: per worker",
+    ]
     write_study(tmp_path / "s", num_workers=(1,))
     write_study(tmp_path / "s", num_workers=(1,), settings=linear)
     study = bsweep.load(tmp_path / "s")
@@ -230,6 +307,6 @@ def test_a_loss_that_exploded_is_cut_and_said(tmp_path: Path) -> None:
 
 
 def test_no_legend_entry_is_left_alone(tmp_path: Path) -> None:
-    study = bsweep.load(write_study(tmp_path / "s", local_batches=(1, 2, 4, 8, 16, 32, 64, 128), num_workers=(1,)))
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=tuple(range(1, 13)), num_workers=(1,)))
     (legend,) = plots.loss_by_epoch(study).legends
-    assert legend._ncols == 4  # type: ignore[attr-defined]
+    assert legend._ncols == 6  # type: ignore[attr-defined]

@@ -7,10 +7,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from pandas.testing import assert_frame_equal
 
 import bsweep
 from bsweep import analysis, plots, report
-from tests.synthetic_study import write_run, write_study
+from tests.synthetic_study import server, write_run, write_study
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_all_files_are_written(page: Path) -> None:
-    figures = {f"{name}.{suffix}" for name in plots.FIGURES for suffix in ("png", "svg", "pdf")}
+    drawn = plots.figures(bsweep.load(page.parent.parent))
+    figures = {f"{name}.{suffix}" for name in drawn for suffix in ("png", "svg", "pdf")}
     data = {"runs.csv", "epochs.csv", "provenance.csv", "table.md", "table.tex", "report.html"}
     assert {path.name for path in page.parent.iterdir()} == figures | data
     assert page.parent.name == "report"
@@ -51,7 +53,7 @@ def test_the_page_is_well_formed_and_refers_to_nothing_outside(page: Path) -> No
     parser.feed(page.read_text())
     parser.close()
     assert parser.open_tags == []
-    assert parser.images == len(plots.FIGURES)
+    assert parser.images == len(plots.figures(bsweep.load(page.parent.parent)))
     assert all(link.startswith("data:image/svg+xml;base64,") or (page.parent / link).is_file() for link in parser.found)
     assert not re.search(r"https?:|url\(|@import", page.read_text())
 
@@ -92,10 +94,11 @@ def test_tables_hold_means_and_are_escaped(page: Path) -> None:
     assert f"| 2 | 64 | 128 | 2 | {seconds} |" in markdown
     assert f"2 & 64 & 128 & 2 & {seconds.replace('±', '$' + chr(92) + 'pm$')} &" in latex
     assert r"\caption{a\_study\_50\%: Mean" in latex
-    assert latex.count(r"\toprule") == latex.count(r"\bottomrule") == latex.count(r"\resizebox{\linewidth}{!}{%") == 4
+    assert latex.count(r"\toprule") == latex.count(r"\bottomrule") == latex.count(r"\resizebox{\linewidth}{!}{%") == 5
     assert r"\begin{tabular}{rrrrrrrrrrl}" in latex
     assert latex.count("{") - latex.count(r"\{") == latex.count("}") - latex.count(r"\}")
     assert "time per image of one worker (s)" in markdown
+    assert "| 2 | 64 | 2 | 0.490 | 0.432 | 0.049 | 0.0098 | 44.00 |" in markdown
     assert "out of memory" in markdown
     for line in latex.splitlines():
         assert not re.search(r"(?<!\\)%(?!$)", line) or line.startswith("%")
@@ -151,6 +154,27 @@ def test_different_data_have_their_own_best(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), settings={"data.name": "digits"})
     lines = report.headlines(bsweep.load(tmp_path / "s"))
     assert [line.split(": ")[0] for line in lines[:4]] == ["digits", "digits", "imagefolder", "imagefolder"]
+
+
+@pytest.mark.usefixtures("one_figure")
+def test_a_sharding_study_is_held_against_the_published_one(tmp_path: Path) -> None:
+    warning = "compression=qsgd cannot win on 8 workers"
+    for name in ("layer", "memory"):
+        for workers in (1, 4, 8):
+            settings = server(name)
+            write_run(tmp_path / "s", local_batch=50, num_workers=workers, settings=settings, events=(warning,))
+    page = report.write(tmp_path / "s")
+    text, markdown = page.read_text(), page.with_name("table.md").read_text()
+    assert text.count(warning) == 1
+    assert "imply C = 4 s of computing and x = 1 s" in text
+    assert "ResNet-18" not in text
+    assert "| 8 | 50 | 0.7430 | 0.2500 | 0.6573 | 0.6600 | 0.6690 |" in markdown
+    assert "| memory | 8 | 50 | 1 | 4 | 0.2500 | 0.1667 | 0.250 | 0 |" in markdown
+    copy = bsweep.load(page.parent)
+    assert_frame_equal(
+        analysis.server_loads(copy), analysis.server_loads(bsweep.load(tmp_path / "s")), check_dtype=False
+    )
+    assert len(copy.waits) == 2 * (1 + 4 + 8)
 
 
 @pytest.mark.usefixtures("one_figure")

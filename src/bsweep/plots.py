@@ -36,10 +36,11 @@ LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
 BATCH_LABEL = "Local batch (examples per worker)"
 _AXES = {"local_batch": (BATCH_LABEL, "local batch"), "num_workers": ("Workers", "number of workers")}
 _PARTS_OF_A_STEP: dict[str, dict[str, Any]] = {
-    "compute": {"color": "#0072B2"},
-    "exchange": {"color": "#E69F00"},
-    "wait": {"color": "#E3E3E3", "edgecolor": "#8A8A8A", "hatch": "//////", "linewidth": 0},
+    "compute": {"facecolor": "#0072B2"},
+    "exchange": {"facecolor": "#E69F00"},
+    "wait": {"facecolor": "#E3E3E3", "edgecolor": "#7A7A7A", "hatch": "//////", "linewidth": 0},
 }
+_PALE = "#A9C6D9"
 _PUBLISHED: dict[str, Any] = {"color": "#7A7A7A", "marker": "*", "linestyle": (0, (4, 2))}
 _MAX_TICKS = 12
 _MAX_BARS = 48
@@ -207,7 +208,8 @@ def throughput_and_speedup(study: Study) -> Figure:
     """
     cells = analysis.cells(study.runs)
     along, scaling = _along(study, cells), analysis.scaling(cells)
-    curves = _curves(cells, along, "num_workers", study.runs)
+    by_batch = along == "local_batch"
+    curves = _curves(cells, along, "num_workers" if by_batch else "variant", study.runs)
     figure, axes = _row_of_panels(1 if scaling.empty else 2)
     for curve in curves:
         _draw_points(axes[0], curve, "images_per_second", joined=True)
@@ -215,16 +217,18 @@ def throughput_and_speedup(study: Study) -> Figure:
     axes[0].set_ylabel("Images per second, all workers")
     _from_zero(axes[0], _completed(study, "images_per_second"))
     failed = _draw_failed([axes[0]], curves)
-    legend = [*_handles(curves), *failed]
-    if scaling.empty:
-        _legends(figure, (legend, _shown(cells)))
-    elif along == "num_workers":  # the same lines in both panels
-        _legends(figure, ([*legend, *_draw_speedup(axes[1], scaling, curves)], _shown(cells)))
-    else:
-        curves = _curves(scaling, "num_workers", "local_batch")
-        title = "Local batch (per worker)" if curves[0].colored_by == "local_batch" else ""
+    legends = [([*_handles(curves), *failed], _shown(cells))]
+    if not scaling.empty:
+        curves = _curves(scaling, "num_workers", "local_batch" if by_batch else "variant", whole=cells)
         ideal = _draw_speedup(axes[1], scaling, curves)
-        _legends(figure, (legend, _shown(cells)), ([*_handles(curves), *ideal], title))
+        said = {handle.get_label() for handle in legends[0][0]}
+        others = [handle for handle in _handles(curves) if handle.get_label() not in said]
+        title = "Local batch (per worker)" if curves[0].colored_by == "local_batch" else ""
+        if others:
+            legends.append(([*others, ideal], title))
+        else:
+            legends[0][0].append(ideal)
+    _legends(figure, *legends)
     return _captioned(
         figure,
         f"Images per second, all workers together, by {_AXES[along][1]}.",
@@ -239,22 +243,22 @@ def seconds_per_step(study: Study) -> Figure:
     """What a training step's time goes into, one bar a cell: computing, exchanging, waiting for slower workers."""
     times, left_out = _few_enough(analysis.step_times(study))
     figure, panels = _panels_of_bars(times, 1)
+    is_split = times["compute_seconds"].notna()
     for (axes,), rows in panels:
         places, left = range(len(rows)), np.zeros(len(rows))
+        total = rows["total_seconds"].to_numpy()
+        axes.barh(places, total, facecolor=_PALE)
         for part, look in _PARTS_OF_A_STEP.items():
-            widths = rows[f"{part}_seconds"].fillna(0).to_numpy()
+            widths = rows[f"{part}_seconds"].where(rows["compute_seconds"].notna(), 0).to_numpy()
             axes.barh(places, widths, left=left, **look)
             left += widths
-        total = rows["step_seconds"].to_numpy()
-        axes.barh(places, np.where(rows["compute_seconds"].isna(), total, 0), color="#A9C6D9")
         for place, seconds in zip(places, total, strict=True):
             axes.annotate(_number(seconds), (seconds, place), (3, 0), textcoords="offset points", va="center", size=7)
         axes.margins(x=0.1)
     axes.set_xlabel("Seconds per training step")
-    is_split = times["compute_seconds"].notna()
-    handles = [Patch(label=part, **look) for part, look in _PARTS_OF_A_STEP.items()] if is_split.any() else []
-    handles += [] if is_split.all() else [Patch(color="#A9C6D9", label="all of it (exchange hidden in the passes)")]
-    _legends(figure, (handles, _shown(times)))
+    handles = [Patch(label=part, **look) for part, look in _PARTS_OF_A_STEP.items() if is_split.any()]
+    handles += [] if is_split.all() else [Patch(facecolor=_PALE, label="parts not measured")]
+    _legends(figure, (handles, _common(times)))
     return _captioned(
         figure,
         "Seconds of a training step: the slowest worker's exchange, a worker's mean wait for others before it, and the "
@@ -274,7 +278,7 @@ def server_load(study: Study) -> Figure:
         for place, key in enumerate(rows.index):
             held = np.sort(100 * shares.loc[key].dropna().to_numpy())[::-1]
             starts = np.cumsum(held) - held
-            colors = ["#0072B2", *["#A9C6D9"] * (len(held) - 1)]
+            colors = ["#0072B2", *[_PALE] * (len(held) - 1)]
             left_axes.barh([place] * len(held), held, left=starts, color=colors, edgecolor="white", linewidth=0.6)
         right_axes.barh(range(len(rows)), 100 * rows["busiest_load"], color="#E69F00")
     left_axes.set(xlabel="Share of the parameters\nby server, the fullest first (%)", xlim=(0, 100))
@@ -307,18 +311,12 @@ def sharding_gain(study: Study) -> Figure:
     axes.set_xticks(workers, [str(count) for count in workers])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set(xlabel="Workers", ylabel="Memory over layer sharding:\ngain in images per second (%)")
-    labels = [f"measured{', ' * bool(curve.label)}{curve.label}" for curve in curves]
-    _legends(
-        figure,
-        (
-            [
-                _handle({**_PUBLISHED, "linestyle": ""}, "published"),
-                _handle(model, f"model, computing = {ratio:.2f} x exchange"),
-                *(_handle(curve.look, label) for curve, label in zip(curves, labels, strict=True)),
-            ],
-            "",
-        ),
-    )
+    handles = [
+        _handle({**_PUBLISHED, "linestyle": ""}, "published"),
+        _handle(model, f"model: computing = {ratio:.2f} x even exchange"),
+        *(_handle(curve.look, f"measured, {curve.label}" if len(curves) > 1 else "measured") for curve in curves),
+    ]
+    _legends(figure, (handles, ""))
     return _captioned(
         figure,
         "What sharding VGG-16 by memory gains over sharding it by layer. The model's one constant, the time to compute "
@@ -447,20 +445,26 @@ def _runs_per_point(cells: pd.DataFrame) -> str:
     return f"n = {counts} per point.{f' {_REPEATED}' if cells['n'].max() > 1 else ''}"
 
 
-def _curves(table: pd.DataFrame, along: str, colored_by: str, runs: pd.DataFrame | None = None) -> list[_Curve]:
+def _curves(
+    table: pd.DataFrame,
+    along: str,
+    colored_by: str,
+    runs: pd.DataFrame | None = None,
+    whole: pd.DataFrame | None = None,
+) -> list[_Curve]:
     """The lines of a table indexed by cells: one for each combination of all index levels but `along`.
 
     Colour and marker tell the values of one level apart, dashes the other levels: of that with the most values, or of
-    `colored_by` where none has more.
+    `colored_by` where none has more. Colours are those of the cells of `whole`, of which `table` may be a part.
     """
     names: list[Any] = [name for name in analysis.levels(table) if name != along]
     if table.empty:
         return []
     groups: dict[Any, pd.DataFrame] = dict(list(table.groupby(level=names)))
     cells_of_runs = {} if runs is None else dict(list(analysis.by_cell(runs).groupby(level=names)))
-    colored_by = max((colored_by, *names), key=lambda name: table.index.get_level_values(name).nunique())
-    at = names.index(colored_by)
-    values = sorted({key[at] for key in groups})
+    levels = {name: sorted(set((table if whole is None else whole).index.get_level_values(name))) for name in names}
+    colored_by = max(sorted(names, key=lambda name: name != colored_by), key=lambda name: len(levels[name]))
+    at, values = names.index(colored_by), levels[colored_by]
     others = list(dict.fromkeys(key[:at] + key[at + 1 :] for key in groups))
     varying = [name for name in names if name in analysis.varying(table)] or [colored_by]
     curves = []
@@ -579,21 +583,19 @@ def _draw_epochs(axes: Axes, curve: _Curve, metric: str) -> None:
         axes.plot(cells[metric].iloc[-1:], marker="x", markersize=8, markeredgewidth=1.8, color=curve.look["color"])
 
 
-def _draw_speedup(axes: Axes, scaling: pd.DataFrame, curves: Sequence[_Curve]) -> list[Line2D]:
+def _draw_speedup(axes: Axes, scaling: pd.DataFrame, curves: Sequence[_Curve]) -> Line2D:
     """Speed-up over workers, and the ideal one, whose entry for the legend it returns."""
     workers = sorted(set(scaling.index.get_level_values("num_workers")))
     bases = sorted(set(scaling["base_workers"]))
     ideal: dict[str, Any] = {"color": _GRAY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
     for base in bases:
         axes.plot([base, workers[-1]], [1, workers[-1] / base], **ideal)
-    lines = dict(list(scaling.groupby(level=list(curves[0].key))))
     for curve in curves:
-        if (line := lines.get(tuple(curve.key.values()))) is not None:
-            axes.plot(line.index.get_level_values("num_workers"), line["speedup"], **curve.look)
+        axes.plot(curve.cells["speedup"], **curve.look)
     axes.set_xticks(workers)
     base_words = f"{' or '.join(map(str, bases))} worker{'s' * (bases != [1])}"
     axes.set(xlabel="Workers", ylabel=f"Speed-up over {base_words}\nat equal local batch", ylim=(0, None))
-    return [_handle(ideal, "ideal")]
+    return _handle(ideal, "ideal")
 
 
 def _few_enough(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -607,19 +609,23 @@ def _few_enough(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 
 def _panels_of_bars(table: pd.DataFrame, columns: int) -> tuple[Figure, list[tuple[Sequence[Axes], pd.DataFrame]]]:
-    """Room for a horizontal bar for each cell: a row of `columns` panels and the cells in it, for each worker count."""
-    by_workers = [(words("num_workers", count), rows) for count, rows in table.groupby(level="num_workers")]
-    groups = by_workers if len(by_workers) < len(table) else [("", table)]
+    """Room for a horizontal bar for each cell: rows of `columns` panels, and the cells in each.
+
+    What shares a panel differs in variant, or else in batch size; without either all cells share one.
+    """
+    varying = analysis.varying(table)
+    compared = next((name for name in ("variant", "local_batch") if name in varying), "num_workers")
+    by = [name for name in ("num_workers", "local_batch") if name in varying and name != compared]
+    groups = [(dict(zip(by, key, strict=True)), rows) for key, rows in table.groupby(level=by)] if by else [({}, table)]
     figure = Figure(figsize=(7.0, 0.7 + sum(0.42 + 0.19 * len(rows) for _, rows in groups)), layout="constrained")
     heights = [1.2 + len(rows) for _, rows in groups]
     grid = figure.subplots(len(groups), columns, squeeze=False, sharex="col", sharey="row", height_ratios=heights)
-    varying = [name for name in analysis.varying(table) if name != "num_workers" or len(groups) == 1] or ["variant"]
-    for axes, (title, rows) in zip(grid[:, 0], groups, strict=True):
+    for axes, (where, rows) in zip(grid[:, 0], groups, strict=True):
         keys = (dict(zip(analysis.levels(table), key, strict=True)) for key in rows.index)
-        labels = [", ".join(words(name, key[name]) for name in varying) for key in keys]
-        axes.set_yticks(range(len(rows)), labels)
+        said = [name for name in varying if name not in by] or [compared]
+        axes.set_yticks(range(len(rows)), [", ".join(words(name, key[name]) for name in said) for key in keys])
         axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_title(title, loc="left")
+        axes.set_title(", ".join(words(name, value) for name, value in where.items()), loc="left")
     for axes in grid.flat:
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)

@@ -53,7 +53,8 @@ _HEADINGS = {
     "compute_seconds": "computing (s)",
     "exchange_seconds": "exchange (s)",
     "wait_seconds": "waiting (s)",
-    "sent_bytes": "sent by a worker (bytes)",
+    "total_seconds": "step (s)",
+    "sent_megabytes": "sent by a worker (MB)",
     "num_servers": "servers",
     "busiest_load": "load of the busiest",
     "queue_seconds": "queue of a push (s)",
@@ -206,11 +207,12 @@ def _tables(study: Study) -> Iterator[_Table]:
     yield _Table(f"Mean over the n completed runs of each cell.{interval}", _text_table(values))
     ratios = analysis.batch_ratios(cells).drop(columns="images_per_second_ratio")
     steps = analysis.step_times(study)
+    steps["sent_megabytes"] = steps.pop("sent_bytes") / 1e6
     others = {
         "Ratio to the next smaller local batch, everything else being equal.": ratios,
         "Speed-up over workers at equal local batch (weak scaling), by images per second.": analysis.scaling(cells),
         "Least-squares fit of training time: a + c / local batch.": analysis.seconds_fits(study.runs),
-        "A training step: where its time goes, and what a worker sends.": steps[steps["sent_bytes"].fillna(1) > 0],
+        "A training step: where its time goes, and what a worker sends.": steps[steps["sent_megabytes"] != 0],
         "Parameter servers: how evenly they share model and work.": analysis.server_loads(study),
         _SHARDING: analysis.sharding_gains(study),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 
@@ -10,7 +11,7 @@ from bsweep.analysis.loading import OTHER_COLUMNS, RUN_COLUMNS, SETTING_COLUMNS,
 
 _FOUND_OUT = ("device", "hardware", "precision", "num_train")  # not known of a run that failed before it started
 _EXCHANGE = ("strategy", "compression", "slowdown")  # columns, or the beginnings of their names, in a variant's order
-_UNSAID = ("none", "average", "synchronous")  # go without saying where nothing but the strategy differs
+_UNSAID = ("average", "native", "synchronous")  # go without saying where a strategy was run with no other
 
 
 def cell_keys(runs: pd.DataFrame) -> list[str]:
@@ -44,10 +45,12 @@ def keyed(runs: pd.DataFrame) -> pd.DataFrame:
         (name for name in _settings(runs) if _of_exchange(name) and name not in mixed and filled[name].nunique() > 1),
         key=lambda name: _EXCHANGE.index(name.partition(".")[0]),
     )
-    details = [
-        " ".join(filter(None, (_said(name, run[name], name in kept) for name in columns)))
-        for run in runs.to_dict("records")
-    ]
+    strategies = filled.groupby("strategy")
+    details = [""] * len(runs)
+    for name in columns:
+        tells_apart = (strategies[name].transform("nunique") > 1) & (name in kept)
+        said = map(partial(_said, name), runs[name], tells_apart)
+        details = [f"{detail} {word}".strip() for detail, word in zip(details, said, strict=True)]
     is_shared = runs["strategy"].nunique() == 1 and all(details)
     pairs = zip(runs["strategy"], details, strict=True)
     return filled.assign(variant=[detail if is_shared else f"{name} {detail}".strip() for name, detail in pairs])

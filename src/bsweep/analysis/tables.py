@@ -123,16 +123,16 @@ def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
 def step_times(study: Study) -> pd.DataFrame:
     """Seconds of a training step by what they went into, one row a cell: means over its completed runs.
 
-    Columns: `n`, `step_seconds`, `compute_seconds` (the rest), `exchange_seconds`, `wait_seconds` (a worker's mean),
+    Columns: `n`, `total_seconds`, `compute_seconds` (the rest), `exchange_seconds`, `wait_seconds` (a worker's mean),
     `sent_bytes` (of a worker); NaN where not measured. Cells that differ in optimizer settings alone count as one.
     """
     sums = ["train_seconds", *EXCHANGE]
     # A sum with an epoch missing is missing.
     totals = study.epochs.astype(dict.fromkeys(["num_steps", *sums], float)).groupby("run_id").sum(skipna=False)
     times = totals[sums].div(totals["num_steps"], axis="index")
-    times = times.rename(columns={"train_seconds": "step_seconds"})
+    times = times.rename(columns={"train_seconds": "total_seconds"})
     spent = times["exchange_seconds"] + times["wait_seconds"]
-    times.insert(1, "compute_seconds", (times["step_seconds"] - spent).clip(lower=0))  # the clocks are not the same
+    times.insert(1, "compute_seconds", (times["total_seconds"] - spent).clip(lower=0))  # the clocks are not the same
     return _cell_means(study, times)
 
 

@@ -66,6 +66,8 @@ class Server:
         with self._file:
             while self._present:
                 self._handle(self._next())
+        for link in self._links:
+            link.close()
 
     def _handle(self, arrival: Arrival) -> None:
         kind, link = arrival.request.kind, self._links[arrival.worker]

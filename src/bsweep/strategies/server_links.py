@@ -108,6 +108,10 @@ class ToWorker(ABC):
     def sent(self) -> None:
         """Wait until the answer has left."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Leave nothing running, after the worker's `BYE`."""
+
 
 class ToRemoteServer(ToServer):
     travels = True
@@ -145,7 +149,8 @@ class ToRemoteWorker(ToWorker):
         self._worker, self._inbox = worker, inbox
         self._receiving: tuple[Tensor, dist.Work] | None = None
         self._sending: list[dist.Work] = []
-        threading.Thread(target=self._listen, name=f"listen to worker {worker}", daemon=True).start()
+        self._thread = threading.Thread(target=self._listen, name=f"listen to worker {worker}", daemon=True)
+        self._thread.start()
 
     def start_receiving(self, into: Tensor) -> None:
         with worker_lost():
@@ -171,6 +176,9 @@ class ToRemoteWorker(ToWorker):
             for work in self._sending:
                 work.wait()
         self._sending = []
+
+    def close(self) -> None:
+        self._thread.join()  # a thread that still drops its last `Work` when Python ends would abort the process
 
     def _listen(self) -> None:
         """Put every request into the inbox, in a thread of its own: it notes the time also while the server works."""
@@ -221,6 +229,9 @@ class Within(ToServer, ToWorker):
         self._answers.put(held_seconds)
 
     def sent(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
