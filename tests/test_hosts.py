@@ -67,8 +67,10 @@ def on(host: str) -> tuple[str, ...]:
     return (SCRIPT, "run", host)
 
 
-def test_a_run_over_two_hosts(up: Callable[..., dict[str, str]], tmp_path: Path) -> None:
-    overrides = up("2")
+@pytest.mark.parametrize("strategy", ["horovod", "parameter_server"])
+def test_a_run_over_hosts(up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str) -> None:
+    """Two workers on three hosts: the third is a spare slot, or the parameter server's."""
+    overrides = {**up("3"), "num_workers": "2", "strategy": strategy}
     arguments = (
         "local_batch=8",
         *(f"{key}={value}" for key, value in overrides.items()),
@@ -81,7 +83,7 @@ def test_a_run_over_two_hosts(up: Callable[..., dict[str, str]], tmp_path: Path)
     assert result.returncode == 0, result.stderr
     (summary,) = (tmp_path / "results/s").glob("*/summary.json")
     assert json.loads(summary.read_text())["status"] == "completed"
-    assert json.loads((summary.parent / "meta.json").read_text())["hosts"] == "h1:1,h2:1"
+    assert json.loads((summary.parent / "meta.json").read_text())["hosts"] == "h1:1,h2:1,h3:1"
     log = Path(overrides["launch.ssh_identity_file"]).with_name("h2.log").read_text()
     assert "Accepted publickey" in log, "the other worker was started over ssh"
 

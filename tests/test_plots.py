@@ -140,7 +140,7 @@ def test_one_worker_count_has_no_speedup_panel(tmp_path: Path) -> None:
 def test_repeats_get_bars_bands_and_their_number(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,), seeds=3))
     by_batch = plots.accuracy_and_loss_by_batch(study)
-    assert legend_texts(by_batch)[0] == "after 3 epochs, n = 3 per point; bars: 95 % t-interval"
+    assert legend_texts(by_batch)[0] == "after 3 epochs, 1 worker, n = 3 per point; bars: 95 % t-interval"
     half = analysis.cells(study.runs)["train_accuracy_ci95"].to_numpy()
     bars = by_batch.axes[0].containers[0].lines[2][0].get_segments()  # type: ignore[attr-defined]
     np.testing.assert_allclose([(bar[1, 1] - bar[0, 1]) / 2 for bar in bars], half)

@@ -377,6 +377,7 @@ def _by_epoch(study: Study, metric: str) -> Figure:
     table = analysis.epoch_curves(study)
     curves = _curves(table, "epoch", "local_batch")
     parts = _parts(table, metric)
+    curves.sort(key=lambda curve: [value for name, value in curve.key.items() if name != curve.colored_by])
     titles = list(dict.fromkeys(_series_title(curve, table) for curve in curves)) or [""]
     abreast = 1 if len(titles) <= _MAX_ROWS else 2
     num_rows = math.ceil(len(titles) / abreast)
@@ -466,12 +467,15 @@ def _curves(
     colored_by = max(sorted(names, key=lambda name: name != colored_by), key=lambda name: len(levels[name]))
     at, values = names.index(colored_by), levels[colored_by]
     others = list(dict.fromkeys(key[:at] + key[at + 1 :] for key in groups))
-    varying = [name for name in names if name in analysis.varying(table)] or [colored_by]
+    varying = [name for name in names if name in analysis.varying(table)]
+    alone = "local_batch" if colored_by == "local_batch" else "variant"  # what to call the only line there is
     curves = []
     for key, cells in groups.items():
         named = dict(zip(names, key, strict=True))
-        color_label = str(key[at]) if colored_by == "local_batch" else words(colored_by, key[at])
-        line_label = ", ".join(words(name, named[name]) for name in reversed(varying) if name != colored_by)
+        said = {name: words(name, named[name]) for name in varying or [alone]}
+        if colored_by == "local_batch":
+            said[colored_by] = str(key[at])  # below a title that says what it is
+        color_label, line_label = said.pop(colored_by, ""), ", ".join(reversed(said.values()))
         color, line = values.index(key[at]), others.index(key[:at] + key[at + 1 :])
         look: dict[str, Any] = {
             "color": COLORS[color % len(COLORS)],

@@ -26,8 +26,10 @@ def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths) -> lis
 
     Its `--output-filename` is not used: it fails for a lone worker, of which 0.28.1 takes log10(0).
     """
+    # Horovod 0.28.1 starts a process on every slot of -H, whatever -np says.
+    nodes = processes.nodes(launch.hosts, config.num_workers) if launch.hosts else []
     options = {
-        "-H": launch.hosts,
+        "-H": ",".join(f"{host}:{slots}" for host, slots in nodes) or None,
         "--ssh-port": launch.ssh_port,
         "--ssh-identity-file": launch.ssh_identity_file,
         "--network-interfaces": launch.network_interface,

@@ -90,6 +90,16 @@ def launch(
     return _failure(config, paths, console.read_text(errors="replace"), first_failed)
 
 
+def nodes(hosts: str, num_processes: int) -> list[tuple[str, int]]:
+    """Hosts and how many processes run on each: those of `h1:4,h2:4` are filled in their order."""
+    taken: list[tuple[str, int]] = []
+    for host, slots in (entry.split(":") for entry in hosts.split(",")):
+        num_local = min(int(slots), num_processes - sum(number for _, number in taken))
+        if num_local:
+            taken.append((host, num_local))
+    return taken
+
+
 def worker_command(paths: RunPaths, rank_variable: str) -> list[str]:
     """What starts a worker or a server: its output goes to the folder of its rank, which a variable holds."""
     folder = shlex.quote(str(paths.logs.resolve())) + f'/rank."${rank_variable}"'

@@ -29,11 +29,7 @@ def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths) -> list
     num_processes = config.num_workers + config.num_server_processes
     if not launch.hosts:
         return [[torchrun, "--standalone", f"--nproc-per-node={num_processes}", *worker]]
-    nodes: list[tuple[str, int]] = []
-    for host, slots in (host.split(":") for host in launch.hosts.split(",")):
-        num_local = min(int(slots), num_processes - sum(number for _, number in nodes))
-        if num_local:
-            nodes.append((host, num_local))
+    nodes = processes.nodes(launch.hosts, num_processes)
     port = random.SystemRandom().randrange(20_000, 30_000)  # below the range that systems give to clients
     return [
         _on_host(
