@@ -215,8 +215,8 @@ def test_a_codec_that_cannot_win_is_said_so_on_record(tmp_path: Path) -> None:
     assert result.returncode == 0 and "compression=topk cannot win on 2 workers" in result.stderr
     (paths,) = runs(tmp_path)
     assert any("cannot win" in warning for warning in summary(paths)["warnings"])
-    epoch = next(record for record in read_records(paths.metrics)[0] if record["type"] == "epoch")
-    vector_bytes = 4 * read_records(paths.metrics)[0][0]["num_parameters"]
+    records = {record["type"]: record for record in read_records(paths.metrics)[0]}
+    epoch, vector_bytes = records["epoch"], 4 * records["start"]["num_parameters"]
     assert epoch["sent_bytes"] == 6 * 2 * vector_bytes, "an index and a value for each element, to one other"
 
 

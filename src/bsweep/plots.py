@@ -9,6 +9,7 @@ size. What is drawn by batch size is drawn by workers where a study has one batc
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -122,16 +123,9 @@ def time_by_batch(study: Study) -> Figure:
         cells["relative_seconds"] = analysis.relative_seconds(cells, reference)
     curves = _curves(cells, along, "num_workers", study.runs)
     figure, axes = _row_of_panels(2 if reference else 1)
-    handles = []
-    for curve in curves:
-        key = tuple(curve.key.values())
-        fit = fits.loc[key] if along == "local_batch" and key in fits.index else None
-        _draw_points(axes[0], curve, "train_seconds", joined=fit is None)
-        if fit is not None:
-            batches = np.geomspace(*_extent(curve.cells["train_seconds"].dropna().index), 200)
-            seconds = fit["fixed_seconds"] + fit["batch_seconds"] / batches
-            axes[0].plot(batches, seconds, **{**curve.look, "marker": ""})
-        handles.append(_handle(curve.look, f"{curve.label}{_formula(fit)}"))
+    is_fitted = along == "local_batch" and not fits.empty
+    handles = [_draw_fitted(axes[0], curve, fits if is_fitted else fits[:0]) for curve in curves]
+    handles = handles if is_fitted else _handles(curves)
     _log_axis(axes[0], cells, along)
     axes[0].set_ylabel(", ".join(filter(None, ("Training time (s)", epochs_of(study)))))
     _from_zero(axes[0], _completed(study, "train_seconds"))
@@ -143,7 +137,6 @@ def time_by_batch(study: Study) -> Figure:
         axes[1].set_ylabel(f"Training time relative to\nthat of local batch {reference}")
         axes[1].set_ylim(bottom=0)
     failed = _draw_failed([axes[0]], curves)
-    is_fitted = any(":" in str(handle.get_label()) for handle in handles)
     title = "; ".join(filter(None, (_shown(cells), "b: local batch" if is_fitted else "")))
     _legends(figure, ([*handles, *failed], title))
     relative = (
@@ -307,10 +300,8 @@ def sharding_gain(study: Study) -> Figure:
     curves = _curves(measured, "num_workers", "local_batch")
     for curve in curves:
         axes.plot(100 * curve.cells["gain"], **curve.look)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(workers, [str(count) for count in workers])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set(xlabel="Workers", ylabel="Memory over layer sharding:\ngain in images per second (%)")
+    _log_axis(axes, measured, "num_workers", also=published.index)
+    axes.set_ylabel("Memory over layer sharding:\ngain in images per second (%)")
     handles = [
         _handle({**_PUBLISHED, "linestyle": ""}, "published"),
         _handle(model, f"model: computing = {ratio:.2f} x even exchange"),
@@ -338,8 +329,8 @@ FIGURES: dict[str, Callable[[Study], Figure]] = {
     )
 }
 _NEEDS: dict[str, Callable[[Study], bool]] = {
-    "seconds_per_step": lambda study: bool(study.epochs["exchange_seconds"].notna().any()),
-    "server_load": lambda study: not study.servers.empty,
+    "seconds_per_step": lambda study: bool((analysis.step_times(study)["exchange_seconds"] > 0).any()),
+    "server_load": lambda study: not analysis.server_loads(study).empty,
     "sharding_gain": lambda study: not analysis.sharding_gains(study).empty,
 }
 _PARTS = {"train": "Training", "test": "Test"}
@@ -387,14 +378,8 @@ def _by_epoch(study: Study, metric: str) -> Figure:
     panels = grid.reshape(-1, len(parts))  # a row a series
     for row, title in enumerate(titles):
         shown = [curve for curve in curves if _series_title(curve, table) == title]
-        counts = _span(n for curve in shown for n in curve.cells.loc[curve.cells["completed"], "n"])
         for axes, part in zip(panels[row], parts, strict=True):
-            for curve in shown:
-                _draw_epochs(axes, curve, f"{part}_{metric}")
-            heading = f"{_PARTS[part]}{title and ', '}{title}{counts and f' (n = {counts})'}"
-            unbroken = heading.replace(" = ", "\0")  # `n = 1` stays in one line
-            axes.set_title(textwrap.fill(unbroken, 48 // abreast).replace("\0", " = "), loc="left")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+            _draw_epoch_panel(axes, shown, part, metric, title, 48 // abreast)
             if row >= len(titles) - abreast:
                 axes.set_xlabel("Epoch")
                 axes.tick_params(labelbottom=True)
@@ -423,8 +408,21 @@ def _by_epoch(study: Study, metric: str) -> Figure:
     )
 
 
+def _draw_epoch_panel(
+    axes: Axes, curves: Sequence[_Curve], part: str, metric: str, series: str, title_width: int
+) -> None:
+    for curve in curves:
+        _draw_epochs(axes, curve, f"{part}_{metric}")
+    counts = _span(n for curve in curves for n in curve.cells.loc[curve.cells["completed"], "n"])
+    title = f"{_PARTS[part]}{series and ', '}{series}{counts and f' (n = {counts})'}"
+    unbroken = re.sub(r"(?<!,) (?!\(n)", "\0", title)  # lines end after a comma, or before `(n = 1)`
+    axes.set_title(textwrap.fill(unbroken, title_width).replace("\0", " "), loc="left")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+
+
 def _legend_by_color(curves: Sequence[_Curve], table: pd.DataFrame) -> tuple[list[Line2D], str]:
-    looks = {curve.color_label: {**curve.look, "linestyle": "-"} for curve in curves}
+    by_color = sorted(curves, key=lambda curve: curve.key[curve.colored_by])
+    looks = {curve.color_label or curve.line_label: {**curve.look, "linestyle": "-"} for curve in by_color}
     handles = [_handle(look, label) for label, look in looks.items()]
     if not table["completed"].all():
         handles.append(_handle({"color": "#444444", "marker": "x", "linestyle": ":"}, "incomplete run"))
@@ -570,6 +568,17 @@ def _draw_points(axes: Axes, curve: _Curve, metric: str, joined: bool) -> None:
     dots = repeated.loc[repeated["status"] == "completed", metric] if len(repeated) else repeated
     if len(dots):
         axes.plot(dots, linestyle="", marker="o", markersize=3, markerfacecolor="white", color=curve.look["color"])
+
+
+def _draw_fitted(axes: Axes, curve: _Curve, fits: pd.DataFrame) -> Line2D:
+    """Training times, with the line of their fit if there is one; their entry for the legend, with its formula."""
+    key = tuple(curve.key.values())
+    fit = fits.loc[key] if key in fits.index else None
+    _draw_points(axes, curve, "train_seconds", joined=fit is None)
+    if fit is not None:
+        batches = np.geomspace(*_extent(curve.cells["train_seconds"].dropna().index), 200)
+        axes.plot(batches, fit["fixed_seconds"] + fit["batch_seconds"] / batches, **{**curve.look, "marker": ""})
+    return _handle(curve.look, f"{curve.label}{_formula(fit)}")
 
 
 def _draw_epochs(axes: Axes, curve: _Curve, metric: str) -> None:
@@ -744,12 +753,14 @@ def _from_zero(axes: Axes, values: pd.Series[float]) -> None:
 
 def _legends(figure: Figure, *legends: tuple[Sequence[Artist], str]) -> None:
     """Entries and title of a legend, or of two side by side, below the panels; the figure grows by their rows."""
-    width, rows = figure.get_figwidth() / len(legends), 0
+    letters = 15 * figure.get_figwidth() / len(legends)
+    most_rows = 0
     for place, (handles, title) in zip(("left", "right") if len(legends) > 1 else ("center",), legends, strict=True):
-        longest = max(len(str(handle.get_label())) for handle in handles)
-        most = max(1, int(15 * width / (longest + 9)))  # by the letters that fit in an inch, and room for a line
-        columns = math.ceil(len(handles) / math.ceil(len(handles) / most))  # so that rows are about equally long
-        rows = max(rows, math.ceil(len(handles) / columns) + bool(title))
+        lengths = [9 + len(str(handle.get_label())) for handle in handles]  # with the line before it
+        rows = 1
+        while rows < len(handles) and sum(max(lengths[i : i + rows]) for i in range(0, len(handles), rows)) > letters:
+            rows += 1
         where: Any = f"outside lower {place}"
-        figure.legend(handles=handles, title=title, loc=where, ncols=columns)
-    figure.set_figheight(figure.get_figheight() + 0.17 * rows)
+        figure.legend(handles=handles, title=title, loc=where, ncols=math.ceil(len(handles) / rows))
+        most_rows = max(most_rows, rows + bool(title))
+    figure.set_figheight(figure.get_figheight() + 0.17 * most_rows)

@@ -28,7 +28,7 @@ from bsweep.strategies.server import Server, decode_load, encode_layout, report_
 from bsweep.strategies.server_links import Inbox, Kind, Request, ToRemoteServer, ToRemoteWorker, ToServer, Within
 from bsweep.vector import Slice, Vector
 
-_GOODBYE_SECONDS = 10
+_GOODBYE_SECONDS = 5
 
 
 def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:

@@ -6,7 +6,10 @@ point-to-point messages: the trees of collectives would hide how servers are con
 
 from __future__ import annotations
 
+import atexit
+import os
 import queue
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -151,6 +154,7 @@ class ToRemoteWorker(ToWorker):
         self._sending: list[dist.Work] = []
         self._thread = threading.Thread(target=self._listen, name=f"listen to worker {worker}", daemon=True)
         self._thread.start()
+        atexit.register(self._end_process)
 
     def start_receiving(self, into: Tensor) -> None:
         with worker_lost():
@@ -178,7 +182,13 @@ class ToRemoteWorker(ToWorker):
         self._sending = []
 
     def close(self) -> None:
-        self._thread.join()  # a thread that still drops its last `Work` when Python ends would abort the process
+        self._thread.join()
+
+    def _end_process(self) -> None:
+        """End it at once if this listens still: a thread that returns from torch while Python ends aborts it."""
+        if self._thread.is_alive():
+            sys.stdout.flush()
+            os._exit(1 if hasattr(sys, "last_type") else 0)  # 1 after an error, which Python has printed by now
 
     def _listen(self) -> None:
         """Put every request into the inbox, in a thread of its own: it notes the time also while the server works."""
