@@ -9,24 +9,28 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bsweep.cli import conf_dir
 from tests.running import TINY, bsweep
 
 SHRUNK = (*TINY, "model=tiny_cnn", "num_workers=2", "epochs=1", "optimizer.warmup_epochs=0", "log_every_steps=5")
+SHRUNK_AXES = ("local_batch", "num_workers")
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml")))
 def test_every_experiment_runs_shrunk_and_reports(experiment: str, tmp_path: Path) -> None:
-    arguments = ("-m", f"experiment={experiment}", "local_batch=8,16", *SHRUNK)
+    text = yaml.safe_load((conf_dir() / "experiment" / f"{experiment}.yaml").read_text())
+    axes = text.get("hydra", {}).get("sweeper", {}).get("params", {})
+    first = [f"{axis}={values.split(',')[0]}" for axis, values in axes.items() if values and axis not in SHRUNK_AXES]
+    arguments = ("-m", f"experiment={experiment}", "local_batch=8,16", *first, *SHRUNK)
     result = bsweep("run", "--report", *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    study = tmp_path / "results" / experiment
-    statuses = [json.loads(path.read_text())["status"] for path in study.glob("*/summary.json")]
+    page = tmp_path / result.stdout.strip().splitlines()[-1]
+    statuses = [json.loads(path.read_text())["status"] for path in page.parents[1].glob("*/summary.json")]
     assert statuses == ["completed", "completed"]
-    page = Path(result.stdout.strip().splitlines()[-1])
-    assert (tmp_path / page).name == "report.html" and (tmp_path / page).exists()
+    assert page.name == "report.html" and page.exists()
 
 
 def test_an_installed_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:

@@ -234,7 +234,9 @@ def test_workers_notice_a_killed_server(tmp_path: Path) -> None:
     wait_for(lambda: record.exists() and record.stat().st_size > 10_000)
     killed_at = time.time()
     os.kill(processes[3].pid, signal.SIGKILL)
-    assert finish(processes) == [1, 1, 1, -signal.SIGKILL]
+    codes = finish(processes)
+    assert codes[:2] == [1, 1] and codes[3] == -signal.SIGKILL
+    assert codes[2] in (0, 1), "the other server has ended too: workers said goodbye, or left within a step"
     for rank in (0, 1):
         assert float((tmp_path / "killed" / f"lost{rank}").read_text()) - killed_at < 5
         assert error(tmp_path / "killed", rank)["is_consequence"]

@@ -30,6 +30,10 @@ class Sweeper(BasicSweeper):
         cli.STATUSES.extend(statuses)
         return statuses
 
+    def _parse_config(self) -> list[str]:
+        """The axes of an experiment; one that it inherits is not swept where it is null."""
+        return [f"{axis}={values}" for axis, values in self.params.items() if values is not None]
+
 
 def _status(job: Any) -> str:
     if job.status == JobStatus.COMPLETED:
