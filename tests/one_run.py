@@ -1,57 +1,94 @@
-"""A process of a contract test: train as a worker does, and save what the test compares.
+"""A process of the contract tests: trains as a worker does, one job after another, and saves what the tests compare.
 
-`horovodrun -np 2 python -m tests.one_run OUT key=value ...`; without horovodrun it is a lone worker.
+`horovodrun -np 2 python -m tests.one_run FOLDER`, or torchrun's equal; without either it is a lone worker. Job number k
+is FOLDER/k.json, a list of overrides; each rank answers with FOLDER/k.rank.pt; a job of `null` is the last.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import socket
 import sys
+import time
 from pathlib import Path
 
 import torch
 
 from bsweep import data, strategies, worker
 from bsweep.data import augment
-from bsweep.place import Place
+from bsweep.place import Place, inside_horovodrun
 from bsweep.runlog import RunPaths, read_records
 from bsweep.vector import Vector
 from tests.running import compose
 
+_PLAIN_STEP, _PLAIN_CROP = worker.train_step, augment.crop_and_flip
 
-def main(out: Path, *overrides: str) -> None:
+
+def main(folder: Path) -> None:
+    sent_early = _count_early_sends()
+    for number in itertools.count():
+        overrides = json.loads(_awaited(folder / f"{number}.json"))
+        if overrides is None:
+            return
+        _meet_anew(folder / f"{number}.port")
+        answer = run(folder / f"{number}.run", overrides)
+        if answer:
+            answer["sent_early"] = [sent_early.pop(0) for _ in tuple(sent_early)]
+        unfinished = folder / f"{number}.{Place.from_environment().rank}.tmp"
+        torch.save(answer, unfinished)
+        unfinished.rename(unfinished.with_suffix(".pt"))
+
+
+def run(folder: Path, overrides: list[str]) -> dict[str, object] | None:
+    """What this worker saw and ended with; None of a parameter server."""
     config = compose(*overrides)
     place = Place.from_environment(config.num_server_processes)
     seen: list[tuple[list[int], list[torch.Tensor]]] = []
-    plain_step, plain_crop = worker.train_step, augment.crop_and_flip
 
     def spying_crop(images: torch.Tensor, indices: torch.Tensor, **how: object) -> torch.Tensor:
-        crops: torch.Tensor = plain_crop(images, indices, **how)  # type: ignore[arg-type]
+        crops: torch.Tensor = _PLAIN_CROP(images, indices, **how)  # type: ignore[arg-type]
         seen[-1][0].extend(indices.tolist())
         seen[-1][1].extend(crops.clone())
         return crops
 
     def spying_step(job: worker.Job, batch: torch.Tensor, epoch: int) -> torch.Tensor:
         seen.append(([], []))
-        return plain_step(job, batch, epoch)
+        return _PLAIN_STEP(job, batch, epoch)
 
-    sent_early = _count_early_sends()
     worker.train_step, augment.crop_and_flip = spying_step, spying_crop
-    folder = out / "run"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     if place.is_server:
         strategies.serve(config, place, RunPaths(folder))
-        return
+        return None
     torch.manual_seed(config.seed)
     job = worker.train(config, RunPaths(folder), place)
-    result = {
+    return {
         "parameters": _flat(job.vector),
         "seen": seen,
         "moved": _moved(job),
         "epochs": [r for r in read_records(RunPaths(folder).metrics)[0] if r["type"] == "epoch"],
         "buffers": [buffer.clone() for buffer in job.model.buffers()],
-        "sent_early": sent_early,
     }
-    torch.save(result, out / f"rank{place.rank}.pt")
+
+
+def _awaited(path: Path) -> str:
+    while not path.exists():
+        time.sleep(0.01)
+    return path.read_text()
+
+
+def _meet_anew(port_file: Path) -> None:
+    """Give torch.distributed another store for each job: what is left in the last one's would mislead it."""
+    if inside_horovodrun() or "RANK" not in os.environ:
+        return
+    if os.environ["RANK"] == "0":
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port_file.with_suffix(".tmp").write_text(str(free.getsockname()[1]))
+        port_file.with_suffix(".tmp").rename(port_file)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=_awaited(port_file), TORCHELASTIC_USE_AGENT_STORE="False")
 
 
 def _count_early_sends() -> list[int]:
@@ -86,4 +123,4 @@ def _flat(vector: Vector) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    main(Path(sys.argv[1]))

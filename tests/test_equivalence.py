@@ -7,10 +7,13 @@ step uneven. Every test also checks that the weights moved, so that it cannot pa
 from __future__ import annotations
 
 import functools
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +27,63 @@ CONTRACT = (*TINY, "model=tiny_cnn", "precision=fp64", "epochs=2", "optimizer.lr
 ROOT = Path(__file__).parents[1]
 
 
+class Processes:
+    """Real processes, started once by one of the launchers, that train job after job; see `tests.one_run`."""
+
+    def __init__(self, launcher: str, num_processes: int) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="bsweep-contract-"))
+        self.num_processes, self.num_jobs = num_processes, 0
+        worker = ["-m", "tests.one_run", str(self.folder)]
+        command = {
+            "alone": [sys.executable],
+            "horovodrun": [tool("horovodrun"), "-np", str(num_processes), "--gloo", sys.executable],
+            "torchrun": [tool("torchrun"), "--standalone", f"--nproc-per-node={num_processes}"],
+        }[launcher]
+        self.output = (self.folder / "output").open("w+")
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen([*command, *worker], cwd=ROOT, env=env, stdout=self.output, stderr=self.output)
+
+    def run(self, overrides: list[str] | None) -> list[dict[str, Any]]:
+        """Each process's answer to a job; None ends them."""
+        number, self.num_jobs = self.num_jobs, self.num_jobs + 1
+        unfinished = self.folder / f"{number}.tmp"
+        unfinished.write_text(json.dumps(overrides))
+        unfinished.rename(self.folder / f"{number}.json")
+        if overrides is None:
+            assert self.process.wait(60) == 0
+            return []
+        answers = [self.folder / f"{number}.{rank}.pt" for rank in range(self.num_processes)]
+        end = time.monotonic() + 120
+        while not all(answer.exists() for answer in answers):
+            failed = self.process.poll() is not None or time.monotonic() > end
+            assert not failed, f"{overrides}:\n{(self.folder / 'output').read_text()}"
+            time.sleep(0.02)
+        return [torch.load(answer) for answer in answers]
+
+
+_STARTED: dict[tuple[str, int], Processes] = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _end_processes() -> Iterator[None]:
+    yield
+    for processes in _STARTED.values():
+        if processes.process.poll() is None:
+            processes.run(None)
+
+
 @functools.cache
 def trained(num_workers: int, *overrides: str) -> list[dict[str, Any]]:
     """What each worker of a real run saw and ended with."""
-    out = Path(tempfile.mkdtemp(prefix="bsweep-contract-"))
     given = ("local_batch=8", *overrides) if not any("_batch=" in o for o in overrides) else overrides
-    config = compose(f"num_workers={num_workers}", *CONTRACT, *given)
-    command = [sys.executable, "-m", "tests.one_run", str(out), f"num_workers={num_workers}", *CONTRACT, *given]
-    if config.launch.name == "torchrun":
-        num_processes = num_workers + config.num_server_processes
-        command = [tool("torchrun"), "--standalone", f"--nproc-per-node={num_processes}", *command[1:]]
-    elif num_workers > 1:
-        command = [tool("horovodrun"), "-np", str(num_workers), "--gloo", *command]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return [torch.load(out / f"rank{rank}.pt") for rank in range(num_workers)]
+    words = [f"num_workers={num_workers}", *CONTRACT, *given]
+    config = compose(*words)
+    num_processes = num_workers + config.num_server_processes
+    launcher = "alone" if num_processes == 1 and config.launch.name == "horovodrun" else config.launch.name
+    key = (launcher, num_processes)
+    if key not in _STARTED:
+        _STARTED[key] = Processes(*key)
+    return _STARTED[key].run(words)[:num_workers]
 
 
 def oracle(global_batch: int, *overrides: str) -> dict[str, Any]:
