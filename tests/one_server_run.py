@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bsweep import optim
 from bsweep.config import RunConfig, read, save
+from bsweep.errors import errors_reported
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
 from bsweep.strategies import WorkerLost
@@ -25,7 +26,6 @@ from bsweep.strategies.parameter_server import ParameterServer, serve
 from bsweep.strategies.server import Server
 from bsweep.strategies.server_links import Arrival
 from bsweep.vector import Vector
-from bsweep.worker import errors_reported
 
 
 @dataclasses.dataclass(frozen=True)

@@ -547,6 +547,11 @@ def _server_contradictions(c: RunConfig, s: ParameterServerConfig) -> Iterator[s
             f"strategy.num_servers={c.num_shards} with strategy.colocated=true and num_workers={c.num_workers}: a "
             "colocated server lives with a worker. Use at most one for each worker."
         )
+    if c.optimizer.name == "lamb" and c.num_shards > 1:
+        yield (
+            f"optimizer=lamb clips by the norm of the whole gradient, which no one of {c.num_shards} servers has: use "
+            "strategy.num_servers=1, or another optimizer."
+        )
     if c.optimizer.name in ("lars", "lamb") and s.sharding in ("memory", "hashed_chunks"):
         yield (
             f"optimizer={c.optimizer.name} needs the norms of whole layers, which strategy.sharding={s.sharding} cuts: "

@@ -20,9 +20,10 @@ from bsweep import data, models, optim, runlog, strategies
 from bsweep.clock import StepClock
 from bsweep.config import RunConfig, read
 from bsweep.data import augment, plan
+from bsweep.errors import errors_reported
 from bsweep.place import Place, num_cores
-from bsweep.runlog import RunLog, RunPaths, Status
-from bsweep.strategies import Strategy, WorkerLost
+from bsweep.runlog import RunLog, RunPaths
+from bsweep.strategies import Strategy
 from bsweep.vector import Vector
 
 
@@ -401,39 +402,6 @@ def _peak_memory_bytes(device: torch.device) -> int | None:
         found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
         return int(found[1]) * 1024 if found else None
     return None
-
-
-@contextmanager
-def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
-    """Leave what ended this worker in `error.json` beside its output, for the launcher to quote."""
-    try:
-        yield
-    except BaseException as error:
-        folder = paths.rank_logs(place.rank)
-        folder.mkdir(parents=True, exist_ok=True)
-        runlog.write_json(
-            folder / "error.json",
-            {
-                "status": status_of(error),
-                "message": f"{type(error).__name__}: {error}",
-                "is_consequence": isinstance(error, WorkerLost),
-                "time": time.time(),
-            },
-        )
-        raise
-
-
-def status_of(error: BaseException) -> Status:
-    """What an error makes of its run; only some of the ways in which memory ends have an exception of their own."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    text = str(error).lower()
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
-        return "out_of_memory"
-    return "failed"
-
-
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
 
 
 def main() -> None:

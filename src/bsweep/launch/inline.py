@@ -13,6 +13,7 @@ from bsweep.runlog import RunPaths
 
 def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
     from bsweep import worker  # torch is imported only where a worker runs
+    from bsweep.errors import status_of
     from bsweep.place import Place
 
     try:
@@ -21,7 +22,7 @@ def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> O
         pass
     except Exception as error:
         traceback.print_exc()
-        return Outcome(worker.status_of(error), f"{type(error).__name__}: {error}")
+        return Outcome(status_of(error), f"{type(error).__name__}: {error}")
     ended = recorded(paths)
     assert ended, "training returned without its last record"
     return ended

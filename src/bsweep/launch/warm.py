@@ -21,6 +21,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from bsweep import worker
 from bsweep.config import RunConfig
+from bsweep.errors import status_of
 from bsweep.launch.outcome import Outcome, recorded
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
@@ -96,7 +97,7 @@ def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) ->
     except Exception as error:
         traceback.print_exc()
         message = f"rank {hvd.rank()} failed: {type(error).__name__}: {error}"
-        return _Failure(Outcome(worker.status_of(error), message), isinstance(error, WorkerLost))
+        return _Failure(Outcome(status_of(error), message), isinstance(error, WorkerLost))
     return None
 
 

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from bsweep import sharding
 from bsweep.config import ParameterServerConfig, RunConfig
+from bsweep.errors import errors_reported
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
 from bsweep.strategies.base import Meter, Traffic, WorkerLost
@@ -204,8 +205,6 @@ class _ColocatedServer:
         self.thread.start()
 
     def _run(self) -> None:
-        from bsweep.worker import errors_reported
-
         try:
             with errors_reported(self._paths, self._place):
                 self._server.run()

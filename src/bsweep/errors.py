@@ -1,0 +1,47 @@
+"""What ended a process, left where its launcher finds it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from bsweep import runlog
+from bsweep.place import Place
+from bsweep.runlog import RunPaths, Status
+from bsweep.strategies.base import WorkerLost
+
+
+@contextmanager
+def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
+    """Leave what ended this worker in `error.json` beside its output, for the launcher to quote."""
+    try:
+        yield
+    except BaseException as error:
+        folder = paths.rank_logs(place.rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        runlog.write_json(
+            folder / "error.json",
+            {
+                "status": status_of(error),
+                "message": f"{type(error).__name__}: {error}",
+                "is_consequence": isinstance(error, WorkerLost),
+                "time": time.time(),
+            },
+        )
+        raise
+
+
+def status_of(error: BaseException) -> Status:
+    """What an error makes of its run; only some of the ways in which memory ends have an exception of their own."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    text = str(error).lower()
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
+        return "out_of_memory"
+    return "failed"
+
+
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
