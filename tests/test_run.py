@@ -160,7 +160,8 @@ def test_warm_and_launched_runs_reach_the_same_numbers(tmp_path: Path) -> None:
     ("strategy", "killed", "culprit"),
     [
         ("horovod", 1, "rank 1 was ended by SIGKILL"),
-        ("allreduce", 1, "rank 1 was ended by SIGKILL"),
+        ("ddp", 1, "rank 1 was ended by SIGKILL"),
+        ("local_sgd", 1, "rank 1 was ended by SIGKILL"),
         ("parameter_server", 2, "rank 2 (server 0) was ended by SIGKILL"),
     ],
 )
@@ -237,6 +238,7 @@ def test_a_stopped_worker_is_a_timeout_and_what_was_logged_is_kept(tmp_path: Pat
     assert process.returncode == 1, stderr
     end = summary(paths)
     assert end["status"] == "timeout" and "launch.stall_timeout_seconds=4" in end["message"]
+    assert "the first to fall silent was rank" in end["message"]
     assert any(record["type"] == "step" for record in read_records(paths.metrics)[0])
     assert not any(worker.is_running() for worker in workers)
 

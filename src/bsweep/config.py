@@ -323,8 +323,10 @@ class RunConfig(_Section):
     def payload_share(self) -> float | None:
         """Bytes of a codec's payload over those of the fp32 gradient; None where payloads are summed on their way."""
         match self.compression:
-            case TopKConfig(density=density) | DGCConfig(density=density):
-                return 2 * density  # a value and its index
+            case TopKConfig() | DGCConfig() as codec:
+                warmup = codec.warmup_densities[: self.epochs]
+                mean = (sum(warmup) + codec.density * (self.epochs - len(warmup))) / self.epochs
+                return 2 * mean  # a value and its index
             case QSGDConfig(bits=bits):
                 return bits / 32
             case TernGradConfig():
@@ -522,6 +524,13 @@ def _strategy_contradictions(c: RunConfig) -> Iterator[str]:
         )
     if c.precision == "fp64" and c.compression.name == "fp16":
         yield "precision=fp64 is exact, compression=fp16 is not: use one of them."
+    if isinstance(c.strategy, DDPConfig) and c.strategy.hook in ("fp16", "bf16") and c.precision == "fp64":
+        yield f"precision=fp64 is exact, strategy.hook={c.strategy.hook} is not: use one of them."
+    if c.strategy.name == "ddp" and c.launch.slowdown:
+        yield (
+            "launch.slowdown with strategy=ddp: its exchange hides in the backward pass, so that computing cannot be "
+            "stretched alone. Use strategy=allreduce."
+        )
     if isinstance(c.strategy, HorovodConfig) and c.compression.name != "none":
         if c.strategy.op == "adasum":
             yield f"strategy.op=adasum is no sum, compression={c.compression.name} needs one: use strategy.op=average."

@@ -14,11 +14,17 @@ from bsweep.runlog import RunPaths, Status
 from bsweep.strategies.base import WorkerLost
 
 
+class Diverged(ArithmeticError):
+    """The training loss or a parameter is no finite number any more: it is on record, and a result like any other."""
+
+
 @contextmanager
 def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
     """Leave what ended this worker in `error.json` beside its output, for the launcher to quote."""
     try:
         yield
+    except Diverged:
+        raise
     except BaseException as error:
         folder = paths.rank_logs(place.rank)
         folder.mkdir(parents=True, exist_ok=True)
@@ -38,10 +44,12 @@ def status_of(error: BaseException) -> Status:
     """What an error makes of its run; only some of the ways in which memory ends have an exception of their own."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    return "out_of_memory" if is_out_of_memory(error) else "failed"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
-        return "out_of_memory"
-    return "failed"
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in text for words in _OUT_OF_MEMORY)
 
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")

@@ -30,7 +30,8 @@ class Place:
             int(env.get(name, default)) for name, default in zip(names, (0, 1, 0, 1), strict=True)
         )
         num_workers = size - num_servers
-        return cls(rank, num_workers, local_rank, min(local_size, num_workers))
+        first_here = rank - local_rank
+        return cls(rank, num_workers, local_rank, max(1, min(local_size, num_workers - first_here)))
 
 
 _HOROVODRUN = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")

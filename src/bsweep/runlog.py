@@ -54,6 +54,9 @@ class RunPaths:
         """Folder of a process's `stdout`, `stderr` and, where it failed, `error.json`. Servers follow the workers."""
         return self.logs / f"rank.{rank}"
 
+    def alive(self, rank: int) -> Path:
+        return self.rank_logs(rank) / "alive"
+
     def server_clocks(self, server: int) -> Path:
         """Every push that a parameter server took: worker, clock, and the slowest worker's when it was answered."""
         return self.folder / f"server.{server}.csv"
@@ -102,7 +105,8 @@ class Epoch:
     `train_seconds` counts training steps only. `train_loss` and `train_accuracy` are means over the epoch's
     training examples, taken while training; `test_*` over the whole test set. `exchange_seconds` is the part of the
     training time in which the slowest worker's data travelled, `wait_seconds` the mean time a worker waited for it,
-    `worker_wait_seconds` each worker's; `sent_bytes` is the mean over workers. `servers` says what each parameter
+    `worker_wait_seconds` each worker's; `sent_bytes` is the mean over workers, `exchange_steps`
+    counts messages that had to follow one another. `servers` says what each parameter
     server did, see `bsweep.strategies.base.ServerLoad`.
     """
 
@@ -121,6 +125,7 @@ class Epoch:
     worker_wait_seconds: tuple[float, ...] | None
     sent_bytes: int | None
     received_bytes: int | None
+    exchange_steps: int | None
     servers: tuple[Mapping[str, Any], ...] | None
     learning_rate: float
     global_batch: int
@@ -162,25 +167,32 @@ class Run:
     warnings: tuple[str, ...] = field(default=())
 
 
+class SignOfLife:
+    """A file of each worker whose modification time says when it last did something."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._shown_at = path, float("-inf")
+
+    def show(self) -> None:
+        """To be called at every step; it touches the file once a second at most."""
+        if time.monotonic() - self._shown_at > 1:
+            self._shown_at = time.monotonic()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch()
+
+
 class RunLog:
-    """Appends records to a run's `metrics.jsonl`; its modification time is the run's sign of life."""
+    """Appends records to a run's `metrics.jsonl`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         _cut_torn_tail(path)
         self._file = path.open("a", encoding="utf-8")
-        self._beat_at = time.monotonic()
 
     def write(self, record: Record) -> None:
         line = {"schema": SCHEMA, "time": time.time(), **asdict(record)}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
-
-    def heartbeat(self) -> None:
-        """Show that the run lives, once a second at most, when there is nothing to record yet."""
-        if time.monotonic() - self._beat_at > 1:
-            self._beat_at = time.monotonic()
-            os.utime(self._path)
 
     def close(self) -> None:
         self._file.close()

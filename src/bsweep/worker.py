@@ -20,15 +20,11 @@ from bsweep import data, models, optim, runlog, strategies
 from bsweep.clock import StepClock
 from bsweep.config import RunConfig, read
 from bsweep.data import augment, plan
-from bsweep.errors import errors_reported
+from bsweep.errors import Diverged, errors_reported
 from bsweep.place import Place, num_cores
-from bsweep.runlog import RunLog, RunPaths
+from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.strategies import Strategy
 from bsweep.vector import Vector
-
-
-class Diverged(ArithmeticError):
-    """The training loss or a parameter is no finite number any more."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +43,7 @@ class Job:
     strategy: Strategy
     learning_rate: Callable[[float], float]
     slowdown: float
+    alive: SignOfLife
     log: RunLog | None  # on rank 0
     on_step: Callable[[], None]
 
@@ -55,8 +52,7 @@ class Job:
             self.log.write(record)
 
     def heartbeat(self) -> None:
-        if self.log:
-            self.log.heartbeat()
+        self.alive.show()
         self.on_step()
 
     def inputs(self, images: Tensor) -> Tensor:
@@ -100,16 +96,21 @@ def train(
     with RunLog(paths.metrics) if place.rank == 0 else nullcontext() as log:
         job = _prepare(config, place, paths, device, log, on_step)
         try:
-            _warm_up(job)
-            job.record(_start_record(job, launched_at))
-            for epoch in range(1, config.epochs + 1):
-                job.record(train_epoch(job, epoch))
-                if not bool(job.vector.parameters.sum().isfinite()):  # the same on every worker
-                    _diverge(job, f"parameters became infinite or NaN in epoch {epoch}")
-            job.record(runlog.End(status="completed", message=""))
+            with errors_reported(paths, place):  # before others hear of it, and end this process
+                _train_epochs(job, launched_at)
         finally:
             job.strategy.close()
     return job
+
+
+def _train_epochs(job: Job, launched_at: float | None) -> None:
+    _warm_up(job)
+    job.record(_start_record(job, launched_at))
+    for epoch in range(1, job.config.epochs + 1):
+        job.record(train_epoch(job, epoch))
+        if not bool(job.vector.parameters.sum().isfinite()):  # the same on every worker
+            _diverge(job, f"parameters became infinite or NaN in epoch {epoch}")
+    job.record(runlog.End(status="completed", message=""))
 
 
 def _prepare(
@@ -145,6 +146,7 @@ def _prepare(
         strategy=strategy,
         learning_rate=optim.schedule(config),
         slowdown=config.launch.slowdown[place.rank] if config.launch.slowdown else 1.0,
+        alive=SignOfLife(paths.alive(place.rank)),
         log=log,
         on_step=on_step,
     )
@@ -239,10 +241,11 @@ def train_step(job: Job, batch: Tensor, epoch: int) -> Tensor:
         labels = dataset.train_labels[indices]
         if number == max(1, len(passes)):
             job.strategy.before_last_pass()
-        with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
-            logits = job.training_model(job.inputs(images))
-        loss = cross_entropy(logits, labels)
-        (loss * (bool(passes) * job.strategy.loss_scale / len(batch))).backward()
+        with job.strategy.passes():
+            with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
+                logits = job.training_model(job.inputs(images))
+            loss = cross_entropy(logits, labels)
+            (loss * (bool(passes) * job.strategy.loss_scale / len(batch))).backward()
         if passes:
             totals += _score(loss, logits, labels)
     _slow_down(job, started)
@@ -410,7 +413,7 @@ def main() -> None:
     config = read(paths.config)
     place = Place.from_environment(config.num_server_processes)
     meta = runlog.read_json(paths.meta) or {}
-    with errors_reported(paths, place), suppress(Diverged):  # it is on record, and a result like any other
+    with suppress(Diverged), errors_reported(paths, place):
         if place.is_server:
             strategies.serve(config, place, paths)
         else:

@@ -6,7 +6,15 @@ import importlib.util
 import os
 from collections.abc import Callable
 
-from bsweep.config import HorovodConfig, HorovodrunConfig, InlineConfig, RunConfig, TorchrunConfig
+from bsweep.config import (
+    DGCConfig,
+    HorovodConfig,
+    HorovodrunConfig,
+    InlineConfig,
+    RunConfig,
+    TopKConfig,
+    TorchrunConfig,
+)
 from bsweep.launch import horovodrun, inline, processes, torchrun
 from bsweep.launch.outcome import Outcome
 from bsweep.place import Place, inside_horovodrun, num_gpus
@@ -56,7 +64,13 @@ def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> O
 
 def _theory(config: RunConfig) -> list[str]:
     """Whether a codec can win at all: every worker gets every payload, while a ring sends twice the vector."""
-    share, workers = config.payload_share, config.num_workers
+    codec, share, workers = config.compression, config.payload_share, config.num_workers
+    if isinstance(codec, TopKConfig | DGCConfig) and len(codec.warmup_densities) >= config.epochs:
+        unreached = (
+            f"compression.density={codec.density:g} is never reached: the warm-up has {len(codec.warmup_densities)} "
+            f"densities, and epochs={config.epochs}"
+        )
+        return [unreached]
     if share is None or workers == 1 or share < 2 / workers:
         return []
     sent = (

@@ -18,7 +18,7 @@ from bsweep.runlog import RunPaths
 
 def launch(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
     """See `bsweep.launch.launch`."""
-    return processes.launch(config, paths, on_poll, [command(config, launch, paths)], first_failed)
+    return processes.launch(config, paths, on_poll, [command(config, launch, paths)], failures)
 
 
 def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths) -> list[str]:
@@ -51,7 +51,7 @@ def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths) -> lis
     ]
 
 
-def first_failed(console: str) -> tuple[int, int] | None:
+def failures(console: str) -> list[tuple[int, int]]:
     """The rank that failed first by horovodrun's word, and its exit code."""
     found = re.search(r"The first process to do so was:\s*Process name: (\d+)\s*Exit code: (-?\d+)", console)
-    return (int(found[1]), int(found[2])) if found else None
+    return [(int(found[1]), int(found[2]))] if found else []

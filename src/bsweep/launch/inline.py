@@ -13,12 +13,12 @@ from bsweep.runlog import RunPaths
 
 def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
     from bsweep import worker  # torch is imported only where a worker runs
-    from bsweep.errors import status_of
+    from bsweep.errors import Diverged, status_of
     from bsweep.place import Place
 
     try:
         worker.train(config, paths, Place(), launched_at=time.time(), on_step=on_poll)
-    except worker.Diverged:
+    except Diverged:
         pass
     except Exception as error:
         traceback.print_exc()

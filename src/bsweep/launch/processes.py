@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
@@ -24,7 +26,7 @@ _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10  # for the other hosts' processes to notice that one host's have failed
 _QUOTED_LINES = 15
 _SECRET_NAME = re.compile(
-    r"TOKEN(?!IZER)|SECRET|PASS|PWD.|.PWD$|CREDENTIAL|PRIVATE|COOKIE|WEBHOOK|KEY$|_PAT$|AUTH(?!_SOCK|ORITY)",
+    r"TOKEN(?!IZER)|SECRET|CONNECTION_STRING|PASS|PWD.|.PWD$|CREDENTIAL|PRIVATE|COOKIE|WEBHOOK|KEY$|_PAT$|AUTH(?!_SOCK|ORITY)",
     re.IGNORECASE,
 )
 _SECRET_VALUE = re.compile(r"://[^/\s@]*:[^/\s@]+@|-----BEGIN")
@@ -41,8 +43,10 @@ def check(config: RunConfig, launch: ProcessesConfig) -> list[str]:
             f"num_workers={workers}, but this machine has {gpus} GPU{'s' * (gpus > 1)}, and NCCL takes one worker a "
             f"GPU: use num_workers={gpus}, name further hosts in launch.hosts, or set device=cpu."
         )
-    if (not gpus or config.device == "cpu") and workers > cores:
-        return [f"{workers} workers share {cores} cores: their times say little about workers with cores of their own"]
+    processes = workers + config.num_server_processes
+    if (not gpus or config.device == "cpu") and processes > cores:
+        kinds = f"{workers} workers" + f" and {processes - workers} servers" * (processes > workers)
+        return [f"{kinds} share {cores} cores: their times say little about workers with cores of their own"]
     return []
 
 
@@ -51,7 +55,7 @@ def launch(
     paths: RunPaths,
     on_poll: Callable[[], None],
     commands: Sequence[Sequence[str]],
-    first_failed: Callable[[str], tuple[int, int] | None],
+    failures: Callable[[str], list[tuple[int, int]]],
 ) -> Outcome:
     """Run a point's processes to their end.
 
@@ -60,34 +64,38 @@ def launch(
         paths: Its folder, which is prepared.
         on_poll: Called a few times a second.
         commands: What starts the processes, one command for each host where there are several.
-        first_failed: Finds in the commands' output which rank failed first, and its exit code.
+        failures: Finds in the commands' output which ranks failed, the first one first, and their exit codes.
     """
     assert isinstance(config.launch, ProcessesConfig), config.launch
     for rank in range(config.num_workers + config.num_server_processes):
         paths.rank_logs(rank).mkdir(parents=True, exist_ok=True)
     console = paths.logs / "launcher.log"
-    with console.open("wb") as output, ExitStack() as stack:
-        processes = []
-        for command in commands:
-            processes.append(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=environment(os.environ, config.launch),
-                    start_new_session=True,  # a Ctrl-C is for the parent, which then ends the workers in order
-                    preexec_fn=_end_with_parent,
-                )
-            )
-            stack.callback(_end_tree, processes[-1])
-        timeout = _wait(processes, config.launch, paths, on_poll)
+    processes: list[subprocess.Popen[bytes]] = []
+    with console.open("wb") as output:
+        try:
+            env = environment(os.environ, config.launch)
+            processes.extend(_start(command, env, output) for command in commands)
+            timeout = _wait(processes, config, paths, on_poll)
+        finally:
+            _end(processes)
     ended = recorded(paths)
     if ended and (ended.status == "diverged" or not any(process.returncode for process in processes)):
         return ended
     if timeout:
         return Outcome("timeout", f"{timeout}\n{_last_lines_of_all(config, paths)}")
-    return _failure(config, paths, console.read_text(errors="replace"), first_failed)
+    return _failure(config, paths, failures(console.read_text(errors="replace")), console)
+
+
+def _start(command: Sequence[str], env: Mapping[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=env,
+        start_new_session=True,  # a Ctrl-C is for the parent, which then ends the workers in order
+        preexec_fn=_end_with_parent,
+    )
 
 
 def nodes(hosts: str, num_processes: int) -> list[tuple[str, int]]:
@@ -121,9 +129,11 @@ def environment(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str,
 
 
 def _wait(
-    processes: Sequence[subprocess.Popen[bytes]], launch: ProcessesConfig, paths: RunPaths, on_poll: Callable[[], None]
+    processes: Sequence[subprocess.Popen[bytes]], config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]
 ) -> str | None:
-    """Wait for the end; what took too long, if something did. The record file's time is the sign of life."""
+    """Wait for the end; what took too long, if something did. Files' times are the signs of life."""
+    launch = config.launch
+    assert isinstance(launch, ProcessesConfig), launch
     launched = seen = paths.metrics.stat().st_mtime
     seen_at = time.monotonic()
     failed_at: float | None = None
@@ -138,48 +148,65 @@ def _wait(
             failed_at = failed_at or time.monotonic()
             if time.monotonic() - failed_at > _GRACE_SECONDS:
                 return None
-        beat = paths.metrics.stat().st_mtime
+        beats = _signs_of_life(config, paths)
+        beat = max(paths.metrics.stat().st_mtime, *beats.values())
         if beat != seen:
             seen, seen_at = beat, time.monotonic()
         silent = time.monotonic() - seen_at
         if seen == launched and silent > launch.start_timeout_seconds:
             return f"the workers were not ready after launch.start_timeout_seconds={launch.start_timeout_seconds}"
         if seen != launched and silent > launch.stall_timeout_seconds:
-            return f"no sign of life for launch.stall_timeout_seconds={launch.stall_timeout_seconds}"
+            first = min(beats, key=lambda rank: beats[rank])
+            return (
+                f"no sign of life for launch.stall_timeout_seconds={launch.stall_timeout_seconds}; the first to fall "
+                f"silent was rank {first}"
+            )
 
 
-def _end_tree(process: subprocess.Popen[bytes]) -> None:
-    """End a command and all it started; it needs a moment to end workers on other hosts."""
-    try:
-        tree = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        tree = []
-    if process.poll() is None:
-        process.terminate()
+def _signs_of_life(config: RunConfig, paths: RunPaths) -> dict[int, float]:
+    """When each worker last showed one; 0 before its first."""
+    times = {}
+    for rank in range(config.num_workers):
+        times[rank] = 0.0
+        with suppress(OSError):
+            times[rank] = paths.alive(rank).stat().st_mtime
+    return times
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End commands and all that they started; all at once, for each needs a moment to end what runs on other hosts."""
+    trees: list[psutil.Process] = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            trees += psutil.Process(process.pid).children(recursive=True)
+        if process.poll() is None:
+            process.terminate()
+    for process in processes:
         try:
-            process.wait(10)  # horovodrun gives its workers 5 s, ssh tells the other host
+            process.wait(10)  # horovodrun gives its workers 5 s
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    for child in tree:
+    for child in trees:
         with suppress(psutil.NoSuchProcess):
             child.kill()
-    psutil.wait_procs(tree, timeout=5)
+    psutil.wait_procs(trees, timeout=5)
 
 
-def _failure(
-    config: RunConfig, paths: RunPaths, text: str, first_failed: Callable[[str], tuple[int, int] | None]
-) -> Outcome:
-    """Which process failed first and why: by its own word, else by the starting command's."""
-    error = first_error(paths, config.num_workers + config.num_server_processes)
-    if error:
+def _failure(config: RunConfig, paths: RunPaths, failures: Sequence[tuple[int, int]], console: Path) -> Outcome:
+    """Which process failed first and why: one that was killed, else by its own word, else by the command's."""
+    num_processes = config.num_workers + config.num_server_processes
+    silent = [(r, code) for r, code in failures if not (paths.rank_logs(r) / "error.json").exists()]
+    killed = [(rank, code) for rank, code in silent if _signal(code) not in (None, signal.SIGTERM)]
+    error = first_error(paths, num_processes)
+    if error and not killed:
         rank, outcome = error
         message = f"{_who(config, rank)} failed: {outcome.message}\n{_last_lines(paths, rank)}"
         return Outcome(outcome.status, message.strip())
-    failed = first_failed(text)
-    if not failed:
-        return Outcome("failed", "the workers could not be started:\n" + "\n".join(text.splitlines()[-_QUOTED_LINES:]))
-    rank, code = failed
+    if not failures:
+        lines = console.read_text(errors="replace").splitlines()[-_QUOTED_LINES:]
+        return Outcome("failed", "the workers could not be started:\n" + "\n".join(lines))
+    rank, code = (killed or silent or failures)[0]
     return Outcome("failed", f"{_who(config, rank)} {_cause(code)}\n{_last_lines(paths, rank)}".strip())
 
 
@@ -188,12 +215,17 @@ def _who(config: RunConfig, rank: int) -> str:
 
 
 def _cause(code: int) -> str:
-    number = -code if code < 0 else code - 128
-    if number in set(signal.Signals):
-        name = signal.Signals(number).name
-        hint = " (killed from outside, perhaps by the kernel for lack of memory)" if name == "SIGKILL" else ""
-        return f"was ended by {name}{hint}"
+    number = _signal(code)
+    if number:
+        hint = " (killed from outside, perhaps by the kernel for lack of memory)" if number == signal.SIGKILL else ""
+        return f"was ended by {number.name}{hint}"
     return f"ended with exit code {code}"
+
+
+def _signal(code: int) -> signal.Signals | None:
+    """The signal that ended a process, by its exit code or by that of a shell around it."""
+    number = -code if code < 0 else code - 128
+    return signal.Signals(number) if number in set(signal.Signals) else None
 
 
 def _last_lines(paths: RunPaths, rank: int) -> str:

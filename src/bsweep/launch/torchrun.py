@@ -19,7 +19,7 @@ from bsweep.runlog import RunPaths
 
 def launch(config: RunConfig, launch: TorchrunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
     """See `bsweep.launch.launch`."""
-    return processes.launch(config, paths, on_poll, commands(config, launch, paths), first_failed)
+    return processes.launch(config, paths, on_poll, commands(config, launch, paths), failures)
 
 
 def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths) -> list[list[str]]:
@@ -40,7 +40,7 @@ def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths) -> list
                 f"--nnodes={len(nodes)}",
                 f"--node-rank={number}",
                 f"--nproc-per-node={num_local}",
-                f"--master-addr={nodes[0][0]}",
+                f"--master-addr={_as_others_say(nodes[0][0])}",
                 f"--master-port={port}",
                 *worker,
             ],
@@ -51,7 +51,7 @@ def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths) -> list
 
 def _on_host(host: str, launch: TorchrunConfig, command: list[str]) -> list[str]:
     """The command itself on this host, else over ssh, with a terminal there: it ends with the connection."""
-    if host in ("localhost", "127.0.0.1", socket.gethostname()):
+    if _as_others_say(host) == socket.gethostname():
         return command
     options = ["-tt", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"]
     options += ["-p", str(launch.ssh_port)] if launch.ssh_port else []
@@ -61,7 +61,16 @@ def _on_host(host: str, launch: TorchrunConfig, command: list[str]) -> list[str]
     return ["ssh", *options, host, there]
 
 
-def first_failed(console: str) -> tuple[int, int] | None:
-    """The rank that failed first by torchrun's word, and its exit code."""
-    found = re.search(r"Root Cause.*?rank\s*:\s*(\d+) .*?exitcode\s*:\s*(-?\d+)", console, re.DOTALL)
-    return (int(found[1]), int(found[2])) if found else None
+def _as_others_say(host: str) -> str:
+    """A host's name as it is known on the others."""
+    return socket.gethostname() if host in ("localhost", "127.0.0.1") else host
+
+
+def failures(console: str) -> list[tuple[int, int]]:
+    """Ranks that failed by the torchruns' words, their root causes first, and exit codes.
+
+    torchrun's clock has whole seconds, and several hosts each name a first one of their own.
+    """
+    found = re.findall(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)", console, re.DOTALL)
+    causes = re.findall(r"Root Cause.*?rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)", console, re.DOTALL)
+    return list(dict.fromkeys((int(rank), int(code)) for rank, code in [*causes, *found]))

@@ -21,7 +21,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from bsweep import worker
 from bsweep.config import RunConfig
-from bsweep.errors import status_of
+from bsweep.errors import Diverged, status_of
 from bsweep.launch.outcome import Outcome, recorded
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
@@ -92,7 +92,7 @@ class _Failure:
 def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> _Failure | None:
     try:
         worker.train(config, paths, Place.from_environment(), launched_at=time.time(), on_step=on_step)
-    except worker.Diverged:
+    except Diverged:
         return None  # on all ranks alike, and on record
     except Exception as error:
         traceback.print_exc()

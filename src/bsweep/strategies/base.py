@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,12 +41,14 @@ class ServerLoad:
 class Traffic:
     """What the exchanges of an epoch cost; None is not measured.
 
-    Bytes are means over workers. `exchange_seconds`: while data travelled and nobody waited. `worker_wait_seconds`:
+    Bytes are means over workers. `exchange_steps`: messages that had to follow one another.
+    `exchange_seconds`: while data travelled and nobody waited. `worker_wait_seconds`:
     before that, for slower workers, by worker.
     """
 
     sent_bytes: int | None
     received_bytes: int | None
+    exchange_steps: int | None
     exchange_seconds: float | None
     worker_wait_seconds: tuple[float, ...] | None
     servers: tuple[ServerLoad, ...] | None = None
@@ -71,6 +73,7 @@ class Meter:
 
     sent_bytes: int = 0
     received_bytes: int = 0
+    num_steps: int = 0
     seconds: list[float] = field(default_factory=list)  # one for each exchange, waiting for others included
 
     @contextmanager
@@ -114,6 +117,10 @@ class Strategy(ABC):
     def before_last_pass(self) -> None:  # noqa: B027
         """The coming forward and backward pass completes this step's gradient: it may travel as it becomes ready."""
 
+    def passes(self) -> AbstractContextManager[None]:
+        """Around forward and backward passes, for an exchange within them that may break off."""
+        return nullcontext()
+
     @abstractmethod
     def step(self) -> None:
         """Take this worker's gradient and leave all workers with the updated model, or on the way to it."""
@@ -135,13 +142,13 @@ class Strategy(ABC):
         All workers leave an exchange together, and the last to arrive waits for nobody: its time is the exchange.
         """
         meter, self.meter = self.meter, Meter()
-        own = torch.tensor([meter.sent_bytes, meter.received_bytes, *meter.seconds], dtype=torch.float64)
-        every = self.gather(own)
-        seconds = every[:, 2:]
+        counts = [meter.sent_bytes, meter.received_bytes, meter.num_steps]
+        every = self.gather(torch.tensor([*counts, *meter.seconds], dtype=torch.float64))
+        seconds = every[:, len(counts) :]
         exchange = seconds.min(dim=0).values.sum()  # 0 where there was none
         sent, received = (int(number) for number in every[:, :2].mean(dim=0))
         waits = seconds.sum(dim=1) - exchange
-        return Traffic(sent, received, float(exchange), tuple(waits.tolist()))
+        return Traffic(sent, received, int(every[:, 2].max()), float(exchange), tuple(waits.tolist()))
 
     def close(self) -> None:  # noqa: B027
         """Give back what `prepare` took."""

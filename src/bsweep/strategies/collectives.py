@@ -27,9 +27,10 @@ class Wire:
     def reset(self) -> None:
         self.sent_bytes = self.received_bytes = self.num_steps = 0
 
-    def count_bytes(self, count: int) -> None:
-        self.sent_bytes += count
-        self.received_bytes += count
+    def count(self, num_bytes: int, num_steps: int) -> None:
+        self.sent_bytes += num_bytes
+        self.received_bytes += num_bytes
+        self.num_steps += num_steps
 
     def exchange(self, send: Tensor, to: int, receive: Tensor, source: int) -> None:
         """Send and receive at once."""
@@ -57,8 +58,8 @@ class Wire:
 def native(vector: Tensor, wire: Wire) -> None:
     """Gloo's or NCCL's own; counted as the ring that Gloo's is and NCCL's usually is."""
     dist.all_reduce(vector, group=wire.group)
-    wire.count_bytes(2 * (wire.num_workers - 1) * vector.numel() * vector.element_size() // wire.num_workers)
-    wire.num_steps += 2 * (wire.num_workers - 1)
+    num_steps = 2 * (wire.num_workers - 1)
+    wire.count(num_steps * vector.numel() * vector.element_size() // wire.num_workers, num_steps)
 
 
 def ring(vector: Tensor, wire: Wire) -> None:

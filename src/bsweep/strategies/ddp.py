@@ -5,6 +5,7 @@ Its exchange hides in the backward pass: what it took, and who waited for whom, 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -38,6 +39,9 @@ class DDP(TorchStrategy):
     def before_last_pass(self) -> None:
         self._module.require_backward_grad_sync = True
 
+    def passes(self) -> AbstractContextManager[None]:
+        return worker_lost()
+
     def step(self) -> None:
         self._module.require_backward_grad_sync = False
         self._count_step()
@@ -46,8 +50,8 @@ class DDP(TorchStrategy):
     def traffic(self) -> Traffic:
         meter, self.meter = self.meter, Meter()
         if self._config.hook == "powersgd" and self.num_workers > 1:
-            return Traffic(None, None, None, None)
-        return Traffic(meter.sent_bytes, meter.received_bytes, None, None)
+            return Traffic(None, None, None, None, None)
+        return Traffic(meter.sent_bytes, meter.received_bytes, None, None, None)
 
     def _hook(self) -> tuple[Any, Any]:
         match self._config.hook:
@@ -65,5 +69,5 @@ class DDP(TorchStrategy):
     def _count_step(self) -> None:
         element_bytes = 2 if self._config.hook in ("fp16", "bf16") else self._vector.gradients.element_size()
         size = self._vector.gradients.numel() * element_bytes
-        self._wire.count_bytes(2 * (self.num_workers - 1) * size // self.num_workers)
+        self._wire.count(2 * (self.num_workers - 1) * size // self.num_workers, 0)
         self._count()

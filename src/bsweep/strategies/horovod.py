@@ -114,6 +114,7 @@ class Horovod(Strategy):
         with _worker_lost():
             every: Tensor = self._hvd.allgather(wire.unsqueeze(0), name=f"gather.{payload.numel()}.{payload.dtype}")
         num_bytes = (self.num_workers - 1) * payload.numel() * payload.element_size()
+        self.meter.num_steps += self.num_workers - 1
         self.meter.sent_bytes += num_bytes
         self.meter.received_bytes += num_bytes
         return list(every.to(payload.device))
@@ -156,7 +157,9 @@ class Horovod(Strategy):
         with _worker_lost():
             handle: int = self._hvd.allreduce_async_(wire, op=self._operation, name=name)
         # Each worker sends (p - 1) / p of the vector in the reduce-scatter and again in the all-gather.
-        num_bytes = 2 * (self.num_workers - 1) * wire.numel() * wire.element_size() // self.num_workers
+        num_steps = 2 * (self.num_workers - 1)
+        num_bytes = num_steps * wire.numel() * wire.element_size() // self.num_workers
+        self.meter.num_steps += num_steps
         self.meter.sent_bytes += num_bytes
         self.meter.received_bytes += num_bytes
         return handle, wire

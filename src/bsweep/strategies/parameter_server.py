@@ -48,6 +48,8 @@ class ParameterServer(TorchStrategy):
         assert isinstance(config.strategy, ParameterServerConfig), config.strategy
         self._config, self._strategy = config, config.strategy
         self.in_step = self._strategy.consistency == "synchronous"
+        if not self.in_step:  # each push is a step of its own: a worker's whole mean gradient at its share of the rate
+            self.loss_scale = float(self.num_workers)
         lives_here = self._strategy.colocated and self.rank < config.num_shards
         self._colocated = _ColocatedServer(config, place, paths) if lives_here else None
         self._parts: list[_Part] = []
@@ -65,7 +67,7 @@ class ParameterServer(TorchStrategy):
     def step(self) -> None:
         self._clock += 1
         with self.meter.exchange(self._vector.gradients):
-            self._exchange(Request(Kind.PUSH, self._clock, self._optimizer.param_groups[0]["lr"]))
+            self._exchange(Request(Kind.PUSH, self._clock, self._optimizer.param_groups[0]["lr"] / self.loss_scale))
 
     def agree(self) -> None:
         """Pull what all workers' pushes have made of the model."""
@@ -76,7 +78,7 @@ class ParameterServer(TorchStrategy):
             self._meet()  # all pushes are answered
             self._wait_seconds += time.perf_counter() - start
             self._exchange(Request(Kind.PULL))
-        self._meet()  # nobody pushes before all have pulled
+            self._meet()  # nobody pushes before all have pulled
 
     def traffic(self) -> Traffic:
         """A worker waits while a server holds its answer back; the rest of its exchange is the exchange."""
@@ -89,6 +91,7 @@ class ParameterServer(TorchStrategy):
         return Traffic(
             sent_bytes=int(sent.mean()),
             received_bytes=int(received.mean()),
+            exchange_steps=None,
             exchange_seconds=float((seconds - wait).mean()),
             worker_wait_seconds=tuple(wait.tolist()),
             servers=tuple(decode_load(part.share, report) for part, report in zip(self._parts, reports, strict=True)),

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bsweep.config import Algorithm, ProcessesConfig, RunConfig
+from bsweep.errors import is_out_of_memory
 from bsweep.place import Place
 from bsweep.strategies.base import Strategy, WorkerLost
 from bsweep.strategies.collectives import ALGORITHMS, Wire
@@ -48,13 +49,14 @@ class TorchStrategy(Strategy):
         every = [torch.empty_like(payload) for _ in range(self.num_workers)]
         with worker_lost():
             dist.all_gather(every, payload, group=self.workers)
-        self._wire.count_bytes((self.num_workers - 1) * payload.numel() * payload.element_size())
+        self._wire.count((self.num_workers - 1) * payload.numel() * payload.element_size(), self.num_workers - 1)
         self._count()
         return every
 
     def _count(self) -> None:
         self.meter.sent_bytes += self._wire.sent_bytes
         self.meter.received_bytes += self._wire.received_bytes
+        self.meter.num_steps += self._wire.num_steps
         self._wire.reset()
 
     def close(self) -> None:
@@ -64,14 +66,13 @@ class TorchStrategy(Strategy):
 def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     """The group of the workers, in which they have their ranks; parameter servers join the world around it only."""
     assert isinstance(config.launch, ProcessesConfig), config.launch
-    # Longer than the launcher's patience, which names who stalls; this is for a lost launcher.
-    timeout = timedelta(seconds=max(config.launch.start_timeout_seconds, 2 * config.launch.stall_timeout_seconds))
+    # The launcher ends a run that shows no sign of life; a worker out of step may be waited for as long as it lives.
+    timeout = timedelta(days=1000)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    with worker_lost():
-        dist.init_process_group(backend, timeout=timeout)
-        world: dist.ProcessGroup | None = dist.group.WORLD
-        if config.num_server_processes:
-            world = dist.new_group(list(range(place.num_workers)), timeout=timeout)
+    dist.init_process_group(backend, timeout=timeout)
+    world: dist.ProcessGroup | None = dist.group.WORLD
+    if config.num_server_processes:
+        world = dist.new_group(list(range(place.num_workers)), timeout=timeout)
     assert world is not None
     return world
 
@@ -81,7 +82,7 @@ def worker_lost() -> Iterator[None]:
     """What torch.distributed raises when a connection breaks, as `WorkerLost`."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         raise WorkerLost(f"the exchange broke off, another worker has probably ended: {error}") from error

@@ -119,6 +119,7 @@ class Server:
             window = workers[turn : max(turn + 2, _MAX_BUFFERS + 1)]
             while not started.issuperset(window):
                 for ready in (pushes.keys() & set(window)) - started:
+                    pushes[ready].attended_at = time.perf_counter()
                     self._links[ready].start_receiving(self._place(workers.index(ready)))
                     started.add(ready)
                 if not started.issuperset(window):

@@ -20,4 +20,6 @@ class Single(Strategy):
         return values.unsqueeze(0)
 
     def traffic(self) -> Traffic:
-        return Traffic(sent_bytes=0, received_bytes=0, exchange_seconds=0.0, worker_wait_seconds=(0.0,))
+        return Traffic(
+            sent_bytes=0, received_bytes=0, exchange_steps=0, exchange_seconds=0.0, worker_wait_seconds=(0.0,)
+        )
