@@ -188,7 +188,7 @@ def test_no_push_is_lost_out_of_step(runs_out_of_step: Path, name: str) -> None:
     for epoch in range(1, case.epochs + 1):
         for step in range((epoch - 1) * case.steps, epoch * case.steps):
             for worker in range(3):
-                expected = expected - learning_rate(config, step) * gradient(make_vector(), case, worker, step)
+                expected = expected - learning_rate(config, step) / 3 * gradient(make_vector(), case, worker, step)
         for result in workers:
             assert torch.equal(result["parameters"][epoch], workers[0]["parameters"][epoch])
             torch.testing.assert_close(result["parameters"][epoch], expected, rtol=1e-12, atol=1e-13)
