@@ -34,7 +34,8 @@ class Wire:
 
     def exchange(self, send: Tensor, to: int, receive: Tensor, source: int) -> None:
         """Send and receive at once."""
-        operations = [dist.P2POp(dist.isend, send, to, self.group), dist.P2POp(dist.irecv, receive, source, self.group)]
+        # The receive first: on a slow link, a peer hears that it may send only after what was sent before.
+        operations = [dist.P2POp(dist.irecv, receive, source, self.group), dist.P2POp(dist.isend, send, to, self.group)]
         operations = [o for o in operations if o.tensor.numel()]  # a small vector may have empty parts
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()
