@@ -44,6 +44,20 @@ for thread in threads:
     thread.join()
 print(start, time.monotonic())
 """
+EXCHANGE = """
+import time, torch, torch.distributed as dist
+from bsweep.strategies.collectives import Wire
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+mine, theirs = (torch.zeros(10_000_000, dtype=torch.uint8) for _ in range(2))
+wire = Wire(dist.group.WORLD, rank, 2)
+dist.barrier()
+start = time.monotonic()
+wire.exchange(mine, 1 - rank, theirs, 1 - rank)
+if not rank:
+    print(time.monotonic() - start)
+dist.barrier()
+"""
 
 
 @pytest.fixture
@@ -100,6 +114,24 @@ def test_a_rate_holds_each_way(
     # The fastest of three: other work on the machine makes a transfer slower, and nothing may make it faster.
     rate = max(transfer(senders, receivers) for _ in range(3))
     assert 0.5 * 200e6 < rate < 1.1 * 200e6
+
+
+def test_an_exchange_between_two_uses_both_ways_of_a_cable(up: Callable[..., dict[str, str]]) -> None:
+    up("2", "100mbit")
+    where = {"MASTER_ADDR": "h1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "eth0"}
+    processes = [
+        subprocess.Popen(
+            [*on(f"h{rank + 1}"), sys.executable, "-c", EXCHANGE],
+            env={**os.environ, **where, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    output, _ = processes[0].communicate(timeout=60)
+    assert processes[1].wait(60) == 0
+    one_way = 8 * TRANSFERRED_BYTES / 100e6
+    assert float(output) < 1.5 * one_way, "taking turns, it would be twice as long"
 
 
 def transfer(senders: tuple[str, ...], receivers: tuple[str, ...]) -> float:
