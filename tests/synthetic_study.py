@@ -167,7 +167,8 @@ def _epoch(config: Mapping[str, Any], epoch: int, num_train: int) -> dict[str, A
     num_steps = math.ceil(num_train / (batch * workers))
     seconds = train_seconds(batch, workers, config["epochs"], seed) / config["epochs"]
     traffic: dict[str, Any] = {
-        "exchange_seconds": 0.1 * seconds if workers > 1 else None, "servers": None, "received_bytes": None,
+        "exchange_seconds": 0.1 * seconds if workers > 1 else None, "exchange_steps": None,
+        "servers": None, "received_bytes": None,
         "wait_seconds": 0.02 * seconds if workers > 1 else None, "worker_wait_seconds": None,
         "sent_bytes": 44_000_000 * num_steps if workers > 1 else 0,
     }  # fmt: skip

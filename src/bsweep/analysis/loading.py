@@ -57,7 +57,9 @@ _NO_SETTINGS = (
 )  # fmt: skip
 _TEXT = ("run_id", "status", "strategy", "slowdown", "message", "warnings", "device", "hardware", "precision")
 _COUNTS = ("num_workers", "local_batch", "global_batch", "seed", "epochs", "epoch")
-_COUNTS_OR_NULL = ("num_steps", "sent_bytes", "received_bytes", "peak_memory_bytes", "planned_epochs", "num_train")
+_COUNTS_OR_NULL = (
+    "num_steps", "sent_bytes", "received_bytes", "exchange_steps", "peak_memory_bytes", "planned_epochs", "num_train",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
