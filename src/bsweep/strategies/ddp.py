@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -18,9 +19,15 @@ from bsweep.strategies.base import Meter, Traffic
 from bsweep.strategies.process_group import TorchStrategy, worker_lost
 
 
+# torch 2.13: where DDP's reducer drops the last reference to a group, it joins Gloo's threads with Python's lock held,
+# which one of them may be waiting for. So another reference stays.
+_KEPT: list[dist.ProcessGroup] = []
+
+
 class DDP(TorchStrategy):
     def __init__(self, config: RunConfig, strategy: DDPConfig, place: Place) -> None:
         super().__init__(config, place)
+        _KEPT.append(self.workers)
         self._config = strategy
         self.loss_scale = float(self.num_workers)  # DDP averages where others sum
 
