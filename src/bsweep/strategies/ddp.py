@@ -18,7 +18,6 @@ from bsweep.place import Place
 from bsweep.strategies.base import Meter, Traffic
 from bsweep.strategies.process_group import TorchStrategy, worker_lost
 
-
 # torch 2.13: where DDP's reducer drops the last reference to a group, it joins Gloo's threads with Python's lock held,
 # which one of them may be waiting for. So another reference stays.
 _KEPT: list[dist.ProcessGroup] = []
