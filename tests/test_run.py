@@ -349,6 +349,7 @@ def test_the_environment_reaches_the_workers_without_secrets() -> None:
             ),
             ["strategy.num_servers=9", "3 layers", "strategy.sharding=memory"],
         ),
+        (("run", "local_batch=8", "strategy=ddp", "strategy.hook=bf16", "device=cpu"), ["strategy.hook=bf16", "fp16"]),
         (("run", "local_batch=8", "model=vgg"), ["unknown model", "resnet18"]),
         (("run", "local_batch=8", "data=digit"), ["unknown data", "Did you mean 'digits'?"]),
         (("run",), ["local_batch=null", "exactly one"]),

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 
 from bsweep.config import (
+    DDPConfig,
     DGCConfig,
     HorovodConfig,
     HorovodrunConfig,
@@ -44,6 +45,8 @@ def check(config: RunConfig) -> list[str]:
         _check_horovod(config)
     if config.device == "cuda" and not num_gpus() and not getattr(config.launch, "hosts", None):
         raise ValueError("device=cuda, but this machine shows no GPU: use device=auto or device=cpu.")
+    if isinstance(config.strategy, DDPConfig) and config.strategy.hook == "bf16" and not _on_gpus(config):
+        raise ValueError("strategy.hook=bf16 needs GPUs, with NCCL: use strategy.hook=fp16 or none on CPUs.")
     match config.launch:
         case InlineConfig():
             return []
@@ -60,6 +63,11 @@ def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> O
             return horovodrun.launch(config, config.launch, paths, on_poll)
         case TorchrunConfig():
             return torchrun.launch(config, config.launch, paths, on_poll)
+
+
+def _on_gpus(config: RunConfig) -> bool:
+    """Whether workers train on GPUs, as far as can be seen from here: other hosts' are not."""
+    return config.device != "cpu" and bool(num_gpus() or getattr(config.launch, "hosts", None))
 
 
 def _theory(config: RunConfig) -> list[str]:
