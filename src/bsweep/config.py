@@ -192,6 +192,23 @@ class LocalSGDConfig(_Section):
 
 
 @dataclass(frozen=True)
+class DiLoCoConfig(_Section):
+    name: Literal["diloco"]
+    sync_every: Count
+    outer_lr: Positive
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)]
+    outer_nesterov: bool
+    weighting: Literal["uniform", "examples", "fednova"]
+    weights: tuple[NonNegative, ...] | None
+    algorithm: Algorithm | Literal["horovod"]
+    overlap: bool
+    max_rounds: Count | None
+    max_seconds: Positive | None
+    on_loss: Literal["fail", "stop", "continue"]
+    loss_timeout_seconds: Positive
+
+
+@dataclass(frozen=True)
 class NoCompressionConfig(_Section):
     name: Literal["none"]
 
@@ -241,6 +258,60 @@ class PowerSGDConfig(_Section):
 
 
 @dataclass(frozen=True)
+class AllocationConfig(_Section):
+    """What all allocations share; see `conf/allocation/`. The policy fills in the lists that are null."""
+
+    local_batches: tuple[Count, ...] | None
+    local_steps: tuple[Count, ...] | None
+
+
+@dataclass(frozen=True)
+class UniformConfig(AllocationConfig):
+    name: Literal["uniform"]
+
+
+@dataclass(frozen=True)
+class ByFlopsConfig(AllocationConfig):
+    name: Literal["batch_by_flops", "steps_by_flops"]
+    probe: str | None
+    devices: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class ByMemoryConfig(AllocationConfig):
+    name: Literal["batch_by_memory"]
+    probe: str | None
+
+
+@dataclass(frozen=True)
+class BySpeedConfig(AllocationConfig):
+    """What the allocations share that can follow a worker's speed while it drifts."""
+
+    name: Literal["steps_by_speed"]
+    probe: str | None
+    adapt_every: Count | None
+    max_drift: Positive
+
+
+@dataclass(frozen=True)
+class HybridConfig(AllocationConfig):
+    name: Literal["hybrid"]
+    probe: str | None
+    adapt_every: Count | None
+    max_drift: Positive
+    knee: Density
+
+
+@dataclass(frozen=True)
+class NetworkAwareConfig(AllocationConfig):
+    name: Literal["network_aware"]
+    probe: str | None
+    adapt_every: Count | None
+    max_drift: Positive
+    max_exchange_share: Annotated[float, Field(gt=0, lt=1)]
+
+
+@dataclass(frozen=True)
 class LaunchConfig(_Section):
     """What all launchers share; see `conf/launch/`."""
 
@@ -278,7 +349,7 @@ AnyData = Annotated[Cifar10Config | ImageFolderConfig | DigitsConfig | Synthetic
 AnyModel = Annotated[ResNet18Config | VGG16Config | TinyCNNConfig, Field(discriminator="name")]
 AnyOptimizer = Annotated[SGDConfig | AdamWConfig | LARSConfig | LAMBConfig, Field(discriminator="name")]
 AnyStrategy = Annotated[
-    SingleConfig | HorovodConfig | DDPConfig | AllReduceConfig | ParameterServerConfig | LocalSGDConfig,
+    SingleConfig | HorovodConfig | DDPConfig | AllReduceConfig | ParameterServerConfig | LocalSGDConfig | DiLoCoConfig,
     Field(discriminator="name"),
 ]
 AnyCompression = Annotated[
@@ -290,6 +361,10 @@ AnyCompression = Annotated[
     | TernGradConfig
     | SignSGDConfig
     | PowerSGDConfig,
+    Field(discriminator="name"),
+]
+AnyAllocation = Annotated[
+    UniformConfig | ByFlopsConfig | ByMemoryConfig | BySpeedConfig | HybridConfig | NetworkAwareConfig,
     Field(discriminator="name"),
 ]
 AnyLaunch = Annotated[InlineConfig | HorovodrunConfig | TorchrunConfig, Field(discriminator="name")]
@@ -317,7 +392,19 @@ class RunConfig(_Section):
     optimizer: AnyOptimizer
     strategy: AnyStrategy
     compression: AnyCompression
+    allocation: AnyAllocation
     launch: AnyLaunch
+
+    @property
+    def local_batches(self) -> tuple[int, ...]:
+        """Examples of one forward pass, by worker."""
+        return self.allocation.local_batches or (self._even_batch,) * self.num_workers
+
+    @property
+    def local_steps(self) -> tuple[int, ...]:
+        """Optimizer steps between two synchronisations, by worker; 1 where each step is one."""
+        every = self.strategy.sync_every if isinstance(self.strategy, DiLoCoConfig) else 1
+        return self.allocation.local_steps or (every,) * self.num_workers
 
     @property
     def payload_share(self) -> float | None:
@@ -351,12 +438,18 @@ class RunConfig(_Section):
     @property
     def examples_per_step(self) -> int:
         """Examples of one optimizer step over all workers and accumulation steps: the global batch."""
-        return self.global_batch or (self.local_batch or 0) * self.num_workers * self.accumulation_steps
+        if self.allocation.local_batches:
+            return sum(self.allocation.local_batches) * self.accumulation_steps
+        return self.global_batch or self._even_batch * self.num_workers * self.accumulation_steps
 
     @property
     def examples_per_pass(self) -> int:
-        """Examples of one forward pass on one worker: the local batch."""
-        return self.examples_per_step // (self.num_workers * self.accumulation_steps)
+        """Examples of one forward pass on one worker, before an allocation makes them uneven: the local batch."""
+        return self._even_batch
+
+    @property
+    def _even_batch(self) -> int:
+        return self.local_batch or (self.global_batch or 0) // (self.num_workers * self.accumulation_steps)
 
     @property
     def study_dir(self) -> Path:
@@ -382,6 +475,8 @@ _CHANGES_NO_NUMBER = {
     "data.download",
     "launch.ssh_port",
     "launch.ssh_identity_file",
+    "allocation.probe",
+    "allocation.devices",
     "launch.start_timeout_seconds",
     "launch.stall_timeout_seconds",
 }
@@ -411,7 +506,8 @@ def variants_with(key: str) -> list[str]:
     group, _, name = key.partition(".")
     hint = typing.get_type_hints(RunConfig).get(group)
     variants = typing.get_args(hint) if isinstance(hint, types.UnionType) else ()
-    return [typing.get_args(typing.get_type_hints(v)["name"])[0] for v in variants if name in _names(v)]
+    named = (typing.get_args(typing.get_type_hints(v)["name"]) for v in variants if name in _names(v))
+    return [option for options in named for option in options]
 
 
 def _names(schema: type) -> set[str]:
@@ -507,6 +603,7 @@ def _launch_contradictions(c: RunConfig) -> Iterator[str]:
 _STARTERS = {
     "horovod": ("horovodrun", "inline"),
     **dict.fromkeys(("ddp", "allreduce", "parameter_server", "local_sgd"), ("torchrun",)),
+    "diloco": ("torchrun", "horovodrun"),
 }
 
 
@@ -516,11 +613,11 @@ def _strategy_contradictions(c: RunConfig) -> Iterator[str]:
             f"strategy=single exchanges nothing, but num_workers={c.num_workers}: "
             "use strategy=horovod or num_workers=1."
         )
-    if c.compression.name != "none" and c.strategy.name not in ("horovod", "allreduce"):
+    if c.compression.name != "none" and c.strategy.name not in ("horovod", "allreduce", "diloco"):
         own = " strategy.hook is DDP's own compression." if c.strategy.name == "ddp" else ""
         yield (
-            f"compression={c.compression.name} with strategy={c.strategy.name}: only horovod and allreduce take a "
-            f"codec.{own} Use compression=none or another strategy."
+            f"compression={c.compression.name} with strategy={c.strategy.name}: only horovod, allreduce "
+            f"and diloco take a codec.{own} Use compression=none or another strategy."
         )
     if c.precision == "fp64" and c.compression.name == "fp16":
         yield "precision=fp64 is exact, compression=fp16 is not: use one of them."
@@ -588,7 +685,7 @@ def _explain(problem: Any) -> str:
     return f"{key}={_show(value)}: {problem['msg'][0].lower()}{problem['msg'][1:]}."
 
 
-_GROUPS = ("data", "model", "optimizer", "strategy", "compression", "launch")
+_GROUPS = ("data", "model", "optimizer", "strategy", "compression", "allocation", "launch")
 
 
 def _show(value: object) -> str:

@@ -135,6 +135,30 @@ class Epoch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Round:
+    """Local steps of several workers and the synchronisation after them.
+
+    Tuples have an entry for each of `workers`, the ranks that took part. Each worker computes, is idle until the last
+    one arrives, and exchanges: `began_seconds` says when it began, on rank 0's clock since its first round began.
+    `train_loss` is the mean over all `num_examples` of the round.
+    """
+
+    epoch: int
+    round: int  # of the run, from 1
+    workers: tuple[int, ...]
+    local_batches: tuple[int, ...]  # examples of one optimizer step
+    local_steps: tuple[int, ...]
+    began_seconds: tuple[float, ...]
+    compute_seconds: tuple[float, ...]
+    idle_seconds: tuple[float, ...]
+    exchange_seconds: tuple[float, ...]
+    train_loss: float | None
+    num_examples: int
+
+    type: str = "round"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Event:
     """Something a reader of the numbers should know: `event` is its kind, such as `warning`."""
 
@@ -152,7 +176,7 @@ class End:
     type: str = "end"
 
 
-Record = Start | Step | Epoch | Event | End
+Record = Start | Step | Round | Epoch | Event | End
 
 
 @dataclass(frozen=True)

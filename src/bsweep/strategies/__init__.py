@@ -5,6 +5,7 @@ from __future__ import annotations
 from bsweep.config import (
     AllReduceConfig,
     DDPConfig,
+    DiLoCoConfig,
     HorovodConfig,
     LocalSGDConfig,
     ParameterServerConfig,
@@ -44,6 +45,8 @@ def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:
             from bsweep.strategies.local_sgd import LocalSGD
 
             return LocalSGD(config, strategy, place)
+        case DiLoCoConfig():
+            raise NotImplementedError
 
 
 def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:
