@@ -10,11 +10,16 @@ import torch
 
 
 class StepClock:
-    def __init__(self, device: torch.device) -> None:
+    """Goes on from the `seconds` of earlier steps, a list that it extends."""
+
+    def __init__(self, device: torch.device, seconds: list[float]) -> None:
         self._on_gpu = device.type == "cuda"
-        self._seconds: list[float] = []
+        self._seconds = seconds
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._rate_from = 0
+        self._rate_from = len(seconds)
+
+    def __len__(self) -> int:
+        return len(self._seconds) + len(self._events)
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -18,12 +18,16 @@ class Diverged(ArithmeticError):
     """The training loss or a parameter is no finite number any more: it is on record, and a result like any other."""
 
 
+class Stopped(RuntimeError):
+    """The run ended before its time, on record and in a state that a later run goes on from."""
+
+
 @contextmanager
 def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
     """Leave what ended this worker in `error.json` beside its output, for the launcher to quote."""
     try:
         yield
-    except Diverged:
+    except (Diverged, Stopped):
         raise
     except BaseException as error:
         folder = paths.rank_logs(place.rank)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from bsweep.config import RunConfig
 
@@ -45,6 +45,15 @@ class RunPaths:
     @property
     def summary(self) -> Path:
         return self.folder / "summary.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """What all workers know alike of a run that is to be taken up again; written last, atomically."""
+        return self.folder / "checkpoint" / "run.pt"
+
+    def rank_checkpoint(self, rank: int) -> Path:
+        """What one worker alone knows: the state of its optimizer, its random numbers, its sums."""
+        return self.folder / "checkpoint" / f"rank.{rank}.pt"
 
     @property
     def logs(self) -> Path:
@@ -206,20 +215,23 @@ class SignOfLife:
 
 
 class RunLog:
-    """Appends records to a run's `metrics.jsonl`."""
+    """Appends records to a run's `metrics.jsonl`, which it opens for its first record: one process at a time writes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        _cut_torn_tail(path)
-        self._file = path.open("a", encoding="utf-8")
+        self._file: TextIO | None = None
 
     def write(self, record: Record) -> None:
+        if self._file is None:
+            _cut_torn_tail(self._path)
+            self._file = self._path.open("a", encoding="utf-8")
         line = {"schema": SCHEMA, "time": time.time(), **asdict(record)}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        if self._file:
+            self._file.close()
 
     def __enter__(self) -> RunLog:
         return self

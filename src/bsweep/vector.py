@@ -36,7 +36,7 @@ class Slice:
 class Flat:
     """Slices that follow one another in a tensor of parameters and in another of gradients, matrices first.
 
-    `tensors` are views of the parameters, one for each slice, whose `grad` is a view of the gradients.
+    `tensors` are views of the parameters, whose `grad` is a view of the gradients; most often one for each slice.
     """
 
     tensors: tuple[nn.Parameter, ...]
@@ -51,6 +51,12 @@ class Flat:
     @property
     def num_bytes(self) -> int:
         return self.gradients.numel() * self.gradients.element_size()
+
+    def parts(self, count: int) -> list[tuple[int, int]]:
+        """Borders (start, stop) of `count` equal parts; sizes differ by one element at most."""
+        size = self.gradients.numel()
+        borders = [size * i // count for i in range(count + 1)]
+        return list(itertools.pairwise(borders))
 
 
 class Vector(Flat):
@@ -72,11 +78,19 @@ class Vector(Flat):
     def zero_gradients(self) -> None:
         self.gradients.zero_()
 
-    def parts(self, count: int) -> list[tuple[int, int]]:
-        """Borders (start, stop) of `count` equal parts; sizes differ by one element at most."""
-        size = self.gradients.numel()
-        borders = [size * i // count for i in range(count + 1)]
-        return list(itertools.pairwise(borders))
+
+class Anchor(Flat):
+    """A copy of a vector's parameters, from which models move away; `tensors` are its own.
+
+    Its gradients are the vector's own memory, which is free between two steps, or memory of their own.
+    """
+
+    def __init__(self, vector: Flat, own_gradients: bool) -> None:
+        self.slices, self.num_matrix_elements = vector.slices, vector.num_matrix_elements
+        self.parameters = vector.parameters.clone()
+        self.gradients = torch.zeros_like(vector.gradients) if own_gradients else vector.gradients
+        self.tensors = (nn.Parameter(self.parameters),)
+        self.tensors[0].grad = self.gradients
 
 
 class Shard(Flat):

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from bsweep import data, models, optim, runlog, strategies
+from bsweep import checkpoint, data, models, optim, runlog, strategies
+from bsweep.checkpoint import Cursor
 from bsweep.clock import StepClock
 from bsweep.config import RunConfig, read
 from bsweep.data import augment, plan
-from bsweep.errors import Diverged, errors_reported
+from bsweep.errors import Diverged, Stopped, errors_reported
 from bsweep.place import Place, num_cores
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.strategies import Strategy
@@ -32,6 +33,7 @@ class Job:
     """All that the loop needs: what to train, on what, and this worker's place among the others."""
 
     config: RunConfig
+    paths: RunPaths
     place: Place
     device: torch.device
     precision: str
@@ -44,12 +46,14 @@ class Job:
     learning_rate: Callable[[float], float]
     slowdown: float
     alive: SignOfLife
-    log: RunLog | None  # on rank 0
+    log: RunLog
     on_step: Callable[[], None]
 
-    def record(self, record: runlog.Record) -> None:
-        if self.log:
-            self.log.write(record)
+    def record(self, *records: runlog.Record) -> None:
+        """One worker writes: the first of those that still take part."""
+        if self.place.rank == self.strategy.members[0]:
+            for record in records:
+                self.log.write(record)
 
     def heartbeat(self) -> None:
         self.alive.show()
@@ -72,8 +76,7 @@ class Job:
 
     def sums(self, values: Tensor) -> list[float]:
         """Sums over workers of a few numbers."""
-        mean = self.strategy.mean(values.to("cpu", torch.float64))
-        return (mean * self.place.num_workers).tolist()
+        return self.strategy.gather(values.to("cpu", torch.float64)).sum(dim=0).tolist()
 
 
 def train(
@@ -93,7 +96,7 @@ def train(
     torch.set_num_threads(max(1, num_cores() // place.local_workers))
     device = choose_device(config, place)
     _reset_peak_memory(device)
-    with RunLog(paths.metrics) if place.rank == 0 else nullcontext() as log:
+    with RunLog(paths.metrics) as log:
         job = _prepare(config, place, paths, device, log, on_step)
         try:
             with errors_reported(paths, place):  # before others hear of it, and end this process
@@ -106,10 +109,12 @@ def train(
 def _train_epochs(job: Job, launched_at: float | None) -> None:
     _warm_up(job)
     job.record(_start_record(job, launched_at))
-    for epoch in range(1, job.config.epochs + 1):
-        job.record(train_epoch(job, epoch))
+    cursor = checkpoint.load(job.paths, job.strategy, job.model, job.optimizer) or Cursor.of(job.device)
+    while cursor.epoch <= job.config.epochs and not job.strategy.is_finished:
+        job.record(train_epoch(job, cursor))
         if not bool(job.vector.parameters.sum().isfinite()):  # the same on every worker
-            _diverge(job, f"parameters became infinite or NaN in epoch {epoch}")
+            _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
+        cursor.begin_epoch()
     job.record(runlog.End(status="completed", message=""))
 
 
@@ -118,7 +123,7 @@ def _prepare(
     place: Place,
     paths: RunPaths,
     device: torch.device,
-    log: RunLog | None,
+    log: RunLog,
     on_step: Callable[[], None],
 ) -> Job:
     strategy = strategies.build(config, place, paths)
@@ -135,6 +140,7 @@ def _prepare(
     strategy.prepare(vector, optimizer)
     return Job(
         config=config,
+        paths=paths,
         place=place,
         device=device,
         precision=precision,
@@ -165,40 +171,28 @@ def _warm_up(job: Job) -> None:
         buffer.copy_(before)
 
 
-def train_epoch(job: Job, epoch: int) -> runlog.Epoch:
-    """One pass over the training examples, then the evaluation."""
-    config, num_train = job.config, len(job.dataset.train_labels)
-    order = plan.epoch_order(num_train, seed=config.seed, epoch=epoch).to(job.device)
-    num_steps = plan.num_steps(num_train, config.examples_per_step)
-    totals = torch.zeros(3, dtype=torch.float64, device=job.device)  # loss, correct, examples of this worker
-    recent = torch.zeros_like(totals)
-    clock = StepClock(job.device)
+def train_epoch(job: Job, cursor: Cursor) -> runlog.Epoch:
+    """What is left of a pass over the training examples, then the evaluation."""
+    config, strategy, num_train = job.config, job.strategy, len(job.dataset.train_labels)
+    order = plan.epoch_order(num_train, seed=config.seed, epoch=cursor.epoch).to(job.device)
+    clock = StepClock(job.device, cursor.step_seconds)
     job.training_model.train()
-    job.strategy.begin_epoch(epoch)
-    for step in range(num_steps):
-        with clock.step():
-            batch = plan.step_indices(order, step * config.examples_per_step, config.examples_per_step)
-            rate = job.learning_rate(epoch - 1 + (step + 0.5) / num_steps)
-            optim.set_learning_rate(job.optimizer, rate)
-            recent += train_step(job, batch, epoch)
-            if step + 1 == num_steps:
-                job.strategy.agree()
-        job.heartbeat()
-        if (step + 1) % config.log_every_steps == 0 or step + 1 == num_steps:
-            _log_step(job, epoch, step + 1, num_steps, recent, rate, clock)
-            totals += recent
-            recent.zero_()
+    strategy.begin_epoch(cursor.epoch)
+    while cursor.position < num_train and not strategy.is_finished:
+        batch = plan.step_indices(order, cursor.position, plan.round_size(strategy.shares))
+        _train_round(job, cursor, batch, clock)
+    totals = cursor.totals + cursor.recent
     loss, correct, examples = job.sums(totals)
     if _finite(loss) is None:
-        _diverge(job, f"the training loss became {loss / examples} in epoch {epoch}")
+        _diverge(job, f"the training loss became {loss / examples} in epoch {cursor.epoch}")
     seconds = clock.seconds()
-    traffic = asdict(job.strategy.traffic())
+    traffic = asdict(strategy.traffic())
     waits = traffic["worker_wait_seconds"]
     peak_memory_bytes = _peak_memory_bytes(job.device)
     test_loss, test_accuracy = evaluate(job)
     return runlog.Epoch(
-        epoch=epoch,
-        num_steps=num_steps,
+        epoch=cursor.epoch,
+        num_steps=len(seconds),
         train_seconds=sum(seconds),
         train_loss=loss / examples,
         train_accuracy=correct / examples,
@@ -207,7 +201,7 @@ def train_epoch(job: Job, epoch: int) -> runlog.Epoch:
         images_per_second=examples / sum(seconds),
         step_seconds_p50=_quantile(seconds, 0.5),
         step_seconds_p95=_quantile(seconds, 0.95),
-        learning_rate=rate,
+        learning_rate=job.optimizer.param_groups[0]["lr"],
         global_batch=config.examples_per_step,
         peak_memory_bytes=peak_memory_bytes,
         wait_seconds=sum(waits) / len(waits) if waits else None,
@@ -215,19 +209,56 @@ def train_epoch(job: Job, epoch: int) -> runlog.Epoch:
     )
 
 
-def train_step(job: Job, batch: Tensor, epoch: int) -> Tensor:
-    """One optimizer step on the global batch `batch` (example numbers); this worker computes its part of it.
+def _train_round(job: Job, cursor: Cursor, batch: Tensor, clock: StepClock) -> None:
+    """This worker's steps on its part of `batch`, and what the strategy does after them; often a round is one step."""
+    strategy, num_train = job.strategy, len(job.dataset.train_labels)
+    parts = plan.local_steps(batch, job.place.rank, strategy.shares)
+    sums = torch.zeros_like(cursor.totals)
+    strategy.begin_round()
+    for number, part in enumerate(parts, 1):
+        with clock.step():
+            trained = cursor.position + (number - 0.5) / len(parts) * len(batch)
+            optim.set_learning_rate(job.optimizer, job.learning_rate(cursor.epoch - 1 + trained / num_train))
+            sums_of_step = train_step(job, batch, part, cursor.epoch)
+            sums += sums_of_step
+            cursor.recent += sums_of_step
+            if number == len(parts):
+                cursor.position += len(batch)
+                strategy.end_round(cursor.epoch, sums)
+                if cursor.position == num_train or strategy.is_finished:
+                    strategy.agree()
+        cursor.num_steps += 1
+        job.heartbeat()
+        is_last = number == len(parts) and (cursor.position == num_train or strategy.is_finished)
+        if len(clock) % job.config.log_every_steps == 0 or is_last:
+            _log_step(job, cursor, clock)
+    _record_rounds(job)
+    if strategy.stop_reason:
+        checkpoint.save(job.paths, cursor, strategy, job.model, job.optimizer)
+        job.record(runlog.End(status="interrupted", message=f"{strategy.stop_reason}; start it again to go on"))
+        raise Stopped(strategy.stop_reason)
+
+
+def _record_rounds(job: Job) -> None:
+    records, job.strategy.records = job.strategy.records, []
+    job.record(*records)
+    for record in records:
+        if isinstance(record, runlog.Round) and record.train_loss is None:
+            _diverge(job, f"the training loss became infinite or NaN in round {record.round}")
+
+
+def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int) -> Tensor:
+    """One optimizer step of this worker on the examples `part`, of all workers' `batch`, numbers of examples.
 
     Returns:
-        Sum of losses, correct answers and examples of this worker's part, float64 (3,) on the device.
+        Sum of losses, correct answers and examples of its part, float64 (3,) on the device.
     """
     config, dataset = job.config, job.dataset
-    part = plan.worker_part(batch, job.place.rank, job.place.num_workers)
     parts = (plan.worker_part(part, i, config.accumulation_steps) for i in range(config.accumulation_steps))
     passes = [indices for indices in parts if len(indices)]
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.vector.zero_gradients()
-    started = time.perf_counter()
+    started = _busy_seconds(job.device)
     # A worker that has no example of a tail computes one that counts nothing: some exchanges travel within a pass.
     for number, indices in enumerate(passes or [batch[:1]], 1):
         images = augment.crop_and_flip(
@@ -245,7 +276,7 @@ def train_step(job: Job, batch: Tensor, epoch: int) -> Tensor:
             with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
                 logits = job.training_model(job.inputs(images))
             loss = cross_entropy(logits, labels)
-            (loss * (bool(passes) * job.strategy.loss_scale / len(batch))).backward()
+            (loss * (bool(passes) / job.strategy.loss_divisor(len(part), len(batch)))).backward()
         if passes:
             totals += _score(loss, logits, labels)
     _slow_down(job, started)
@@ -258,7 +289,8 @@ def evaluate(job: Job) -> tuple[float | None, float | None]:
     if job.config.average_batchnorm:
         average_batchnorm(job)
     images, labels = job.dataset.test_images, job.dataset.test_labels
-    mine = plan.worker_part(torch.arange(len(labels)), job.place.rank, job.place.num_workers)
+    members = job.strategy.members
+    mine = plan.worker_part(torch.arange(len(labels)), members.index(job.place.rank), len(members))
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.model.eval()
     with torch.inference_mode(), job.autocast():
@@ -296,28 +328,38 @@ def _score(loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([loss.detach().double(), correct.double(), examples.double()])
 
 
+def _busy_seconds(device: torch.device) -> float:
+    """A clock of this thread's computing: on a CPU it stands while other processes have the core."""
+    if device.type == "cpu":
+        return time.thread_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def _slow_down(job: Job, started: float) -> None:
     """Stretch what this worker computed since `started`; asleep, it leaves its core to the others."""
     if job.slowdown > 1:
-        if job.device.type == "cuda":
-            torch.cuda.synchronize()
-        time.sleep((job.slowdown - 1) * (time.perf_counter() - started))
+        time.sleep((job.slowdown - 1) * (_busy_seconds(job.device) - started))
 
 
-def _log_step(job: Job, epoch: int, step: int, num_steps: int, recent: Tensor, rate: float, clock: StepClock) -> None:
+def _log_step(job: Job, cursor: Cursor, clock: StepClock) -> None:
     # Workers that are not in step are not made to wait for one another: this one speaks for all.
-    loss, _, examples = job.sums(recent) if job.strategy.in_step else (recent * job.place.num_workers).tolist()
+    strategy, share = job.strategy, job.strategy.shares[job.place.rank].num_examples
+    others = plan.round_size(strategy.shares) / share
+    loss, _, examples = job.sums(cursor.recent) if strategy.in_step else (cursor.recent * others).tolist()
+    cursor.totals += cursor.recent
+    cursor.recent.zero_()
     job.record(
         runlog.Step(
-            epoch=epoch,
-            step=(epoch - 1) * num_steps + step,
+            epoch=cursor.epoch,
+            step=cursor.num_steps,
             train_loss=_finite(loss / examples) if examples else None,
-            learning_rate=rate,
+            learning_rate=job.optimizer.param_groups[0]["lr"],
             images_per_second=clock.rate(examples),
         )
     )
-    if _finite(loss) is None and job.strategy.in_step:
-        _diverge(job, f"the training loss became {loss / examples} in epoch {epoch}, by step {step} of {num_steps}")
+    if _finite(loss) is None and strategy.in_step:
+        _diverge(job, f"the training loss became {loss / examples} in epoch {cursor.epoch}, by step {len(clock)}")
 
 
 def _diverge(job: Job, message: str) -> NoReturn:
@@ -413,7 +455,7 @@ def main() -> None:
     config = read(paths.config)
     place = Place.from_environment(config.num_server_processes)
     meta = runlog.read_json(paths.meta) or {}
-    with suppress(Diverged), errors_reported(paths, place):
+    with suppress(Diverged, Stopped), errors_reported(paths, place):
         if place.is_server:
             strategies.serve(config, place, paths)
         else:

@@ -24,11 +24,11 @@ from bsweep.config import (
     TernGradConfig,
     TopKConfig,
 )
-from bsweep.vector import Vector
+from bsweep.vector import Flat
 
 
 def build(
-    config: AnyCompression, vector: Vector, optimizer: Optimizer, *, seed: int, rank: int, num_workers: int
+    config: AnyCompression, vector: Flat, optimizer: Optimizer, *, seed: int, rank: int, num_workers: int
 ) -> Codec | None:
     """The codec of one worker's gradients; None where they travel as they are, or not at all.
 
@@ -55,6 +55,6 @@ def build(
             return PowerSGD(config, vector, _generator(vector, seed))
 
 
-def _generator(vector: Vector, *key: int) -> torch.Generator:
+def _generator(vector: Flat, *key: int) -> torch.Generator:
     """Its own random numbers, so that a run repeats whatever else draws some; whole numbers hash alike everywhere."""
     return torch.Generator(vector.gradients.device).manual_seed(hash(key))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bsweep.vector import Vector
+from bsweep.vector import Flat
 
 
 def join(numbers: Tensor, rest: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def round_randomly(values: Tensor, limit: int, generator: torch.Generator) -> Te
 class Layers:
     """Turns elements into one number a layer, and back."""
 
-    def __init__(self, vector: Vector) -> None:
+    def __init__(self, vector: Flat) -> None:
         self._sizes = [part.stop - part.start for part in vector.slices]
         self._repeats = torch.tensor(self._sizes, device=vector.gradients.device)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from bsweep.compression.base import Codec
 from bsweep.config import PowerSGDConfig
 from bsweep.strategies.base import Group
-from bsweep.vector import Slice, Vector
+from bsweep.vector import Flat, Slice
 
 
 class PowerSGD(Codec):
@@ -23,7 +23,7 @@ class PowerSGD(Codec):
 
     memory: Tensor
 
-    def __init__(self, config: PowerSGDConfig, vector: Vector, generator: torch.Generator) -> None:
+    def __init__(self, config: PowerSGDConfig, vector: Flat, generator: torch.Generator) -> None:
         self.memory = torch.zeros_like(vector.gradients)
         self._matrices = [part for part in vector.slices if _pays(part, config.rank)]
         self._others = [part for part in vector.slices if not _pays(part, config.rank)]

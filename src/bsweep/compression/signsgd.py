@@ -11,11 +11,11 @@ from torch import Tensor
 
 from bsweep.compression.base import GatherCodec
 from bsweep.compression.payload import Layers, join, pack, split, unpack
-from bsweep.vector import Vector
+from bsweep.vector import Flat
 
 
 class SignSGD(GatherCodec):
-    def __init__(self, vector: Vector) -> None:
+    def __init__(self, vector: Flat) -> None:
         super().__init__(torch.zeros_like(vector.gradients))
         self._layers = Layers(vector)
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from bsweep.compression.base import GatherCodec
 from bsweep.compression.payload import Layers, join, pack, round_randomly, split, unpack
 from bsweep.config import TernGradConfig
-from bsweep.vector import Vector
+from bsweep.vector import Flat
 
 
 class TernGrad(GatherCodec):
-    def __init__(self, config: TernGradConfig, vector: Vector, generator: torch.Generator) -> None:
+    def __init__(self, config: TernGradConfig, vector: Flat, generator: torch.Generator) -> None:
         super().__init__(memory=None)
         self._clip_sigmas = config.clip_sigmas
         self._layers = Layers(vector)

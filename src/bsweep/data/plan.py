@@ -1,4 +1,4 @@
-"""The batch plan: which examples form a step, and which of them a worker takes.
+"""The batch plan: which examples form a step, or a round of local steps, and which of them a worker takes.
 
 Pure: an epoch's order depends on the seed and the epoch alone, and a step is the next slice of it. So the number of
 workers cannot change what a step trains on, every example comes once an epoch, the last one included, and the batch
@@ -6,6 +6,9 @@ size may change at any step.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,20 +21,47 @@ def epoch_order(num_examples: int, *, seed: int, epoch: int) -> Tensor:
     return random_bits(torch.arange(num_examples), "order", seed, epoch).argsort()
 
 
-def num_steps(num_examples: int, global_batch: int) -> int:
-    """Steps of an epoch; the last may have fewer than `global_batch` examples."""
-    return -(-num_examples // global_batch)
-
-
 def step_indices(order: Tensor, start: int, global_batch: int) -> Tensor:
     """The examples of the step that begins at position `start` of the order: `global_batch`, or what is left."""
     return order[start : start + global_batch]
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one worker takes of a round."""
+
+    step_batch: int  # examples of one optimizer step
+    num_steps: int  # optimizer steps between two synchronisations: 1 where each step is one; 0 of a lost worker
+
+    @property
+    def num_examples(self) -> int:
+        return self.step_batch * self.num_steps
+
+
+def round_size(shares: Sequence[Share]) -> int:
+    """Examples that all workers take together before they synchronise: a global batch, where each step does."""
+    return sum(share.num_examples for share in shares)
+
+
+def local_steps(batch: Tensor, rank: int, shares: Sequence[Share]) -> list[Tensor]:
+    """A worker's part of a round's examples, by optimizer steps; one step at least, which may be empty.
+
+    Of fewer examples than the round's, every worker takes a part in proportion, in as few steps as its batch allows.
+    """
+    part = _part(batch, rank, [share.num_examples for share in shares])
+    num_steps = max(1, -(-len(part) // shares[rank].step_batch))
+    return [worker_part(part, step, num_steps) for step in range(num_steps)]
+
+
 def worker_part(indices: Tensor, rank: int, num_workers: int) -> Tensor:
     """Part `rank` of `num_workers` contiguous parts whose sizes differ by at most one; empty where there are too few.
 
-    It shares a step among workers, and a worker's part among its accumulation steps.
+    It shares examples among equals: workers, steps, accumulation steps.
     """
-    n = len(indices)
-    return indices[n * rank // num_workers : n * (rank + 1) // num_workers]
+    return _part(indices, rank, [1] * num_workers)
+
+
+def _part(indices: Tensor, number: int, weights: Sequence[int]) -> Tensor:
+    """Part `number` of contiguous parts in proportion to `weights`."""
+    before, total, n = sum(weights[:number]), sum(weights), len(indices)
+    return indices[n * before // total : n * (before + weights[number]) // total]

@@ -47,7 +47,7 @@ def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths) -> lis
         str(config.num_workers),
         "--gloo",
         *given,
-        *processes.worker_command(paths, "HOROVOD_RANK"),
+        *processes.worker_command(config, paths, "HOROVOD_RANK"),
     ]
 
 

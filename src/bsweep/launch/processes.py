@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import psutil
 
-from bsweep.config import ProcessesConfig, RunConfig
+from bsweep.config import DiLoCoConfig, ProcessesConfig, RunConfig
 from bsweep.launch.outcome import Outcome, first_error, recorded
 from bsweep.place import Place, num_cores, num_gpus
 from bsweep.runlog import RunPaths
@@ -79,11 +79,13 @@ def launch(
         finally:
             _end(processes)
     ended = recorded(paths)
-    if ended and (ended.status == "diverged" or not any(process.returncode for process in processes)):
+    failed = any(process.returncode for process in processes)
+    if ended and (ended.status == "diverged" or outlives_workers(config) or not failed):
         return ended
     if timeout:
         return Outcome("timeout", f"{timeout}\n{_last_lines_of_all(config, paths)}")
-    return _failure(config, paths, failures(console.read_text(errors="replace")), console)
+    found = failures(console.read_text(errors="replace")) or _hidden_failures(config, paths)
+    return _failure(config, paths, found, console)
 
 
 def _start(command: Sequence[str], env: Mapping[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:
@@ -108,11 +110,27 @@ def nodes(hosts: str, num_processes: int) -> list[tuple[str, int]]:
     return taken
 
 
-def worker_command(paths: RunPaths, rank_variable: str) -> list[str]:
-    """What starts a worker or a server: its output goes to the folder of its rank, which a variable holds."""
+def outlives_workers(config: RunConfig) -> bool:
+    """Whether the others have something left to do when a worker is lost."""
+    return isinstance(config.strategy, DiLoCoConfig) and config.strategy.on_loss != "fail"
+
+
+def worker_command(config: RunConfig, paths: RunPaths, rank_variable: str) -> list[str]:
+    """What starts a worker or a server: its output goes to the folder of its rank, which a variable holds.
+
+    What starts processes ends all of them with the first that fails: where the others have something left to do, it is
+    not told.
+    """
     folder = shlex.quote(str(paths.logs.resolve())) + f'/rank."${rank_variable}"'
     worker = shlex.join([sys.executable, "-u", "-m", "bsweep.worker", str(paths.folder.resolve())])
-    return ["sh", "-c", f"exec {worker} >{folder}/stdout 2>{folder}/stderr"]
+    run = f"{worker} >{folder}/stdout 2>{folder}/stderr"
+    return ["sh", "-c", f"{run}; echo $? >{folder}/exit_code" if outlives_workers(config) else f"exec {run}"]
+
+
+def _hidden_failures(config: RunConfig, paths: RunPaths) -> list[tuple[int, int]]:
+    codes = ((rank, paths.rank_logs(rank) / "exit_code") for rank in range(config.num_workers))
+    known = [(rank, int(path.read_text())) for rank, path in codes if path.exists() and path.read_text().strip()]
+    return [(rank, code) for rank, code in known if code]
 
 
 def environment(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
@@ -144,10 +162,13 @@ def _wait(
         codes = [process.poll() for process in processes]
         if None not in codes:
             return None
-        if any(codes):
+        # The first command keeps the workers' meeting point: they do not outlive it.
+        if codes[0] if outlives_workers(config) else any(codes):
             failed_at = failed_at or time.monotonic()
-            if time.monotonic() - failed_at > _GRACE_SECONDS:
-                return None
+        elif any(codes) and recorded(paths):
+            failed_at = failed_at or time.monotonic()  # what is left waits for the host that was lost
+        if failed_at and time.monotonic() - failed_at > _GRACE_SECONDS:
+            return None
         beats = _signs_of_life(config, paths)
         beat = max(paths.metrics.stat().st_mtime, *beats.values())
         if beat != seen:

@@ -25,7 +25,7 @@ def launch(config: RunConfig, launch: TorchrunConfig, paths: RunPaths, on_poll: 
 def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths) -> list[list[str]]:
     """A torchrun for each host. Ranks fill the hosts' slots in their order: all workers, then all servers."""
     torchrun = str(Path(sys.executable).with_name("torchrun"))
-    worker = ["--no-python", *processes.worker_command(paths, "RANK")]
+    worker = ["--no-python", *processes.worker_command(config, paths, "RANK")]
     num_processes = config.num_workers + config.num_server_processes
     if not launch.hosts:
         return [[torchrun, "--standalone", f"--nproc-per-node={num_processes}", *worker]]

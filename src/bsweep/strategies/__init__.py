@@ -24,11 +24,11 @@ def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:
     """The strategy of a run, for one worker; each imports what it needs, for Horovod may not be installed."""
     match config.strategy:
         case SingleConfig():
-            return Single()
+            return Single(config, place)
         case HorovodConfig() as strategy:
             from bsweep.strategies.horovod import Horovod
 
-            return Horovod(config, strategy)
+            return Horovod(config, strategy, place)
         case DDPConfig() as strategy:
             from bsweep.strategies.ddp import DDP
 
@@ -36,7 +36,7 @@ def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:
         case AllReduceConfig() as strategy:
             from bsweep.strategies.allreduce import AllReduce
 
-            return AllReduce(config, strategy, place)
+            return AllReduce(config, strategy.algorithm, place)
         case ParameterServerConfig():
             from bsweep.strategies.parameter_server import ParameterServer
 
@@ -45,8 +45,10 @@ def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:
             from bsweep.strategies.local_sgd import LocalSGD
 
             return LocalSGD(config, strategy, place)
-        case DiLoCoConfig():
-            raise NotImplementedError
+        case DiLoCoConfig() as strategy:
+            from bsweep.strategies.diloco import DiLoCo
+
+            return DiLoCo(config, strategy, place)
 
 
 def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:

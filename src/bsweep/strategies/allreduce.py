@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
 from torch.optim import Optimizer
 
-from bsweep import compression
-from bsweep.config import AllReduceConfig, RunConfig
+from bsweep.config import Algorithm, RunConfig
 from bsweep.place import Place
+from bsweep.strategies.collectives import Wire
 from bsweep.strategies.process_group import TorchStrategy
-from bsweep.vector import Vector
+from bsweep.strategies.summing import Summing
+from bsweep.vector import Flat
 
 
-class AllReduce(TorchStrategy):
-    def __init__(self, config: RunConfig, strategy: AllReduceConfig, place: Place) -> None:
-        super().__init__(config, place, strategy.algorithm)
-        self._config = config
+class AllReduce(TorchStrategy, Summing):
+    def __init__(self, config: RunConfig, algorithm: Algorithm, place: Place) -> None:
+        super().__init__(config, place)
+        self._place = place
+        self.choose(algorithm)
 
-    def prepare(self, vector: Vector, optimizer: Optimizer) -> None:
+    def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         super().prepare(vector, optimizer)
-        self._codec = compression.build(
-            self._config.compression,
-            vector,
-            optimizer,
-            seed=self._config.seed,
-            rank=self.rank,
-            num_workers=self.num_workers,
-        )
+        self.build_codec()
 
-    def begin_epoch(self, epoch: int) -> None:
-        if self._codec:
-            self._codec.begin_epoch(epoch)
+    def sum_gradients(self) -> None:
+        self.all_reduce(self._vector.gradients)
 
-    def step(self) -> None:
-        gradients = self._vector.gradients
-        if self.num_workers > 1:
-            with self.meter.exchange(gradients):
-                if self._codec:
-                    self._codec.exchange(gradients, self)
-                else:
-                    self.all_reduce(gradients)
-        self._optimizer.step()
+    def regroup(self, members: Sequence[int], timeout: timedelta) -> None:
+        """Go on among `members` alone, which all call this together; what a codec's memory holds is lost."""
+        self.workers = dist.new_group(list(members), timeout=timeout, use_local_synchronization=True)
+        self.num_workers = len(members)
+        self._wire = Wire(self.workers, members.index(self._place.rank), self.num_workers)
+        self.rank = self._wire.rank
+        self.build_codec()

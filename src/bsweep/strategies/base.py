@@ -7,13 +7,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bsweep.vector import Vector
+from bsweep.config import RunConfig
+from bsweep.data.plan import Share
+from bsweep.place import Place
+from bsweep.runlog import Record
+from bsweep.vector import Flat
 
 
 class WorkerLost(RuntimeError):
@@ -100,11 +104,27 @@ class Strategy(ABC):
     loss_scale = 1.0
     """What to multiply losses by, for an exchange that does not sum."""
 
-    def __init__(self) -> None:
+    is_finished = False
+    """The run ends here, whatever epochs are left."""
+
+    stop_reason: str | None = None
+    """Why to stop after this round, in a state that a later run goes on from."""
+
+    def __init__(self, config: RunConfig, place: Place) -> None:
         self.meter = Meter()
+        self.records: list[Record] = []
+        """What is to be told of rounds; the loop writes and empties it."""
+        self.rank, self.num_workers = place.rank, place.num_workers
+        self.members = tuple(range(place.num_workers))
+        """The ranks that still take part."""
+        self.shares = tuple(
+            Share(local_batch * config.accumulation_steps, num_steps)
+            for local_batch, num_steps in zip(config.local_batches, config.local_steps, strict=True)
+        )
+        """What each worker takes of the coming round; strategies may change it from round to round."""
 
     @abstractmethod
-    def prepare(self, vector: Vector, optimizer: Optimizer) -> None:
+    def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         """Make all workers start from the same parameters."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -120,6 +140,19 @@ class Strategy(ABC):
     def passes(self) -> AbstractContextManager[None]:
         """Around forward and backward passes, for an exchange within them that may break off."""
         return nullcontext()
+
+    def loss_divisor(self, num_own: int, num_all: int) -> float:
+        """What to divide a sum of losses by, in a round of `num_all` examples: for a step on `num_own` of them."""
+        return num_all / self.loss_scale
+
+    def begin_round(self) -> None:  # noqa: B027
+        """This worker's coming `shares[rank].num_steps` steps are a round."""
+
+    def end_round(self, epoch: int, sums: Tensor) -> None:  # noqa: B027
+        """A round is over: synchronise, where steps do not.
+
+        `sums`: of losses, correct answers and examples of this worker's part of it, float64 (3,).
+        """
 
     @abstractmethod
     def step(self) -> None:
@@ -149,6 +182,13 @@ class Strategy(ABC):
         sent, received = (int(number) for number in every[:, :2].mean(dim=0))
         waits = seconds.sum(dim=1) - exchange
         return Traffic(sent, received, int(every[:, 2].max()), float(exchange), tuple(waits.tolist()))
+
+    def state(self) -> dict[str, Any]:
+        """What all workers know alike, of a run that is to be taken up again."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Take up what `state` gave, after `prepare`."""
 
     def close(self) -> None:  # noqa: B027
         """Give back what `prepare` took."""

@@ -17,7 +17,7 @@ from bsweep.config import Algorithm
 
 
 class Wire:
-    """One worker's messages to others, counted in bytes and in steps that must follow one another."""
+    """One worker's messages to others in a group, counted in bytes and in steps that must follow one another."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, num_workers: int) -> None:
         self.group, self.rank, self.num_workers = group, rank, num_workers
@@ -35,7 +35,10 @@ class Wire:
     def exchange(self, send: Tensor, to: int, receive: Tensor, source: int) -> None:
         """Send and receive at once."""
         # The receive first: on a slow link, a peer hears that it may send only after what was sent before.
-        operations = [dist.P2POp(dist.irecv, receive, source, self.group), dist.P2POp(dist.isend, send, to, self.group)]
+        operations = [
+            dist.P2POp(dist.irecv, receive, group=self.group, group_peer=source),
+            dist.P2POp(dist.isend, send, group=self.group, group_peer=to),
+        ]
         operations = [o for o in operations if o.tensor.numel()]  # a small vector may have empty parts
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()

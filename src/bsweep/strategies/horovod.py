@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bsweep import compression
 from bsweep.config import HorovodConfig, RunConfig
-from bsweep.strategies.base import Strategy, WorkerLost
-from bsweep.vector import Vector
+from bsweep.place import Place
+from bsweep.strategies.base import WorkerLost
+from bsweep.strategies.summing import Summing
+from bsweep.vector import Flat
 
 # Horovod's knobs by their keys in the configuration: the variable that its core reads when it starts, the unit of the
 # variable in that of the key, and Horovod's own default in the key's unit.
@@ -39,34 +40,26 @@ def environment(config: HorovodConfig) -> dict[str, str]:
     return changed
 
 
-class Horovod(Strategy):
-    def __init__(self, config: RunConfig, strategy: HorovodConfig) -> None:
-        super().__init__()
+class Horovod(Summing):
+    def __init__(self, config: RunConfig, strategy: HorovodConfig, place: Place) -> None:
+        super().__init__(config, place)
         os.environ.update(environment(strategy))
         import horovod.torch as hvd
 
         hvd.init()
         self._hvd = hvd
-        self._config, self._num_buckets = config, strategy.buckets
-        self.rank, self.num_workers = hvd.rank(), hvd.size()
+        self._num_buckets = strategy.buckets
         self._operation = hvd.Adasum if strategy.op == "adasum" else hvd.Sum
         if strategy.op == "adasum":
             self.loss_scale = float(self.num_workers)  # it combines local means, not shares of the global one
 
-    def prepare(self, vector: Vector, optimizer: Optimizer) -> None:
+    def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer
         self._buckets = [
             _Bucket(index, start, stop) for index, (start, stop) in enumerate(vector.parts(self._num_buckets))
         ]
         self._hooks = []
-        self._codec = compression.build(
-            self._config.compression,
-            vector,
-            optimizer,
-            seed=self._config.seed,
-            rank=self.rank,
-            num_workers=self.num_workers,
-        )
+        self.build_codec()
         if self.num_workers == 1:
             return
         # A Horovod without NCCL copies GPU tensors to the host without waiting for the copy: it gets host tensors.
@@ -82,24 +75,11 @@ class Horovod(Strategy):
                 for bucket in touched:
                     bucket.num_tensors += 1
 
-    def begin_epoch(self, epoch: int) -> None:
-        if self._codec:
-            self._codec.begin_epoch(epoch)
-
     def before_last_pass(self) -> None:
         for bucket in self._buckets:
             bucket.num_missing = bucket.num_tensors
 
-    def step(self) -> None:
-        if self.num_workers > 1:
-            with self.meter.exchange(self._vector.gradients), _worker_lost():
-                if self._codec:
-                    self._codec.exchange(self._vector.gradients, self)
-                else:
-                    self._exchange_buckets()
-        self._optimizer.step()
-
-    def _exchange_buckets(self) -> None:
+    def sum_gradients(self) -> None:
         for bucket in self._buckets:
             self._send(bucket)
         for bucket in self._buckets:

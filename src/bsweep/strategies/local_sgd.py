@@ -15,7 +15,8 @@ class LocalSGD(TorchStrategy):
     in_step = False
 
     def __init__(self, config: RunConfig, strategy: LocalSGDConfig, place: Place) -> None:
-        super().__init__(config, place, strategy.algorithm)
+        super().__init__(config, place)
+        self.choose(strategy.algorithm)
         self._config = strategy
         self._num_steps = self._averaged_at = 0
         self.loss_scale = float(self.num_workers)

@@ -27,7 +27,7 @@ from bsweep.strategies.base import Meter, Traffic, WorkerLost
 from bsweep.strategies.process_group import TorchStrategy, join
 from bsweep.strategies.server import Server, decode_load, encode_layout, report_size
 from bsweep.strategies.server_links import Inbox, Kind, Request, ToRemoteServer, ToRemoteWorker, ToServer, Within
-from bsweep.vector import Slice, Vector
+from bsweep.vector import Flat, Slice
 
 _GOODBYE_SECONDS = 5
 
@@ -56,7 +56,7 @@ class ParameterServer(TorchStrategy):
         self._clock = 0
         self._wait_seconds = 0.0
 
-    def prepare(self, vector: Vector, optimizer: Optimizer) -> None:
+    def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         shards = sharding.shards(vector.slices, self._config.num_shards, self._strategy)
         self._parts = [_Part(vector, shard, self._link(server)) for server, shard in enumerate(shards)]
         if self.rank == 0:
@@ -143,7 +143,7 @@ class ParameterServer(TorchStrategy):
 class _Part:
     """One server's shard of the vector, as a worker sees it."""
 
-    def __init__(self, vector: Vector, shard: Sequence[Slice], link: ToServer) -> None:
+    def __init__(self, vector: Flat, shard: Sequence[Slice], link: ToServer) -> None:
         self.link = link
         self._vector, self._shard = vector, shard
         self._ranges = sharding.ranges(shard)

@@ -16,20 +16,23 @@ from bsweep.errors import is_out_of_memory
 from bsweep.place import Place
 from bsweep.strategies.base import Strategy, WorkerLost
 from bsweep.strategies.collectives import ALGORITHMS, Wire
-from bsweep.vector import Vector
+from bsweep.vector import Flat
 
 
 class TorchStrategy(Strategy):
     """Joins the workers' process group; the sums and copies in it are those that codecs may ask for."""
 
-    def __init__(self, config: RunConfig, place: Place, algorithm: Algorithm = "native") -> None:
-        super().__init__()
-        self.rank, self.num_workers = place.rank, place.num_workers
+    def __init__(self, config: RunConfig, place: Place) -> None:
+        super().__init__(config, place)
         self.workers = join(config, place)
         self._wire = Wire(self.workers, self.rank, self.num_workers)
+        self.choose("native")
+
+    def choose(self, algorithm: Algorithm) -> None:
+        """How to sum from now on."""
         self._all_reduce = ALGORITHMS[algorithm]
 
-    def prepare(self, vector: Vector, optimizer: Optimizer) -> None:
+    def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer
         with worker_lost():
             dist.broadcast(vector.parameters, src=0, group=self.workers)

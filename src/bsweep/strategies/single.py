@@ -6,11 +6,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bsweep.strategies.base import Strategy, Traffic
-from bsweep.vector import Vector
+from bsweep.vector import Flat
 
 
 class Single(Strategy):
-    def prepare(self, vector: Vector, optimizer: Optimizer) -> None:
+    def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
 
     def step(self) -> None:

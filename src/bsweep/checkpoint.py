@@ -1,0 +1,82 @@
+"""A run that stopped before its time, and goes on later: where the loop was, and what each worker knew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bsweep.runlog import RunPaths
+from bsweep.strategies import Strategy
+
+
+@dataclass
+class Cursor:
+    """Where this worker is in its run: what is to be known of the loop."""
+
+    totals: Tensor  # of the epoch: sums of losses, correct answers and examples of this worker, float64 (3,)
+    recent: Tensor  # the same since the last log record
+    epoch: int = 1
+    position: int = 0  # of the epoch's examples, in their order: those before it are trained
+    num_steps: int = 0  # of the run
+    step_seconds: list[float] = field(default_factory=list)  # of the epoch
+
+    @classmethod
+    def of(cls, device: torch.device) -> Cursor:
+        totals = torch.zeros(3, dtype=torch.float64, device=device)
+        return cls(totals, totals.clone())
+
+    def begin_epoch(self) -> None:
+        self.totals.zero_()
+        self.recent.zero_()
+        self.epoch, self.position, self.step_seconds = self.epoch + 1, 0, []
+
+
+def save(paths: RunPaths, cursor: Cursor, strategy: Strategy, model: nn.Module, optimizer: Optimizer) -> None:
+    """All workers that are left call this together; the run can be taken up once the first of them has returned."""
+    own = {
+        "optimizer": optimizer.state_dict(),
+        "buffers": [buffer.cpu() for buffer in model.buffers()],
+        "random": torch.get_rng_state(),
+        "totals": cursor.totals + cursor.recent,
+        "step_seconds": cursor.step_seconds,
+    }
+    _write(own, paths.rank_checkpoint(strategy.rank))
+    strategy.gather(torch.zeros(1, dtype=torch.float64))  # all have written theirs
+    if strategy.rank == strategy.members[0]:
+        shared = {"epoch": cursor.epoch, "position": cursor.position, "num_steps": cursor.num_steps}
+        _write({**shared, "strategy": strategy.state()}, paths.checkpoint)
+
+
+def load(paths: RunPaths, strategy: Strategy, model: nn.Module, optimizer: Optimizer) -> Cursor | None:
+    """Where to go on, everything being put back; None where nothing was saved.
+
+    A worker that was lost begins with a fresh optimizer, and its sums of the epoch are lost.
+    """
+    if not paths.checkpoint.exists():
+        return None
+    shared = torch.load(paths.checkpoint)
+    strategy.load_state(shared["strategy"])
+    cursor = Cursor.of(next(model.parameters()).device)
+    cursor.epoch, cursor.position, cursor.num_steps = shared["epoch"], shared["position"], shared["num_steps"]
+    path = paths.rank_checkpoint(strategy.rank)
+    if path.exists():
+        own = torch.load(path, map_location=cursor.totals.device)
+        optimizer.load_state_dict(own["optimizer"])
+        for buffer, saved in zip(model.buffers(), own["buffers"], strict=True):
+            buffer.copy_(saved)
+        torch.set_rng_state(own["random"].cpu())
+        cursor.totals.copy_(own["totals"])
+        cursor.step_seconds = own["step_seconds"]
+    return cursor
+
+
+def _write(state: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    torch.save(state, unfinished)
+    unfinished.replace(path)

@@ -1,0 +1,292 @@
+"""DiLoCo (Douillard et al., arXiv 2311.08105): many local steps on each worker, then an outer step on what they moved.
+
+The outer gradient is the weighted mean of (anchor - parameters) over workers: a vector like any other, so that it is
+summed by an exchange that exists already, through its codec if it has one. The outer optimizer, the same on every
+worker, moves the anchor, and all go on from there. With one plain SGD step a round, an outer rate of 1 and no outer
+momentum this is synchronous SGD; with more steps it is local SGD.
+
+Beside plain training a worker holds the anchor and the outer momentum; the outer gradient lies where gradients do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from bsweep import allocation
+from bsweep.config import DiLoCoConfig, HorovodConfig, RunConfig
+from bsweep.data.plan import Share
+from bsweep.place import Place
+from bsweep.runlog import Event, Round
+from bsweep.strategies import clocks
+from bsweep.strategies.base import Meter, Strategy, Traffic, WorkerLost
+from bsweep.strategies.roll_call import RollCall
+from bsweep.strategies.summing import Summing
+from bsweep.vector import Anchor, Flat
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """What workers brought to a synchronisation, a row each; times in seconds on the first worker's clock."""
+
+    members: tuple[int, ...]
+    sums: Tensor  # (members, 3): losses, correct answers, examples
+    num_steps: Tensor  # (members,), as all that follow
+    began: Tensor
+    arrived: Tensor
+    released: Tensor  # when it went on
+
+    def without(self, lost: Sequence[int]) -> Arrivals:
+        rows = [row for row, member in enumerate(self.members) if member not in lost]
+        values = {f.name: getattr(self, f.name)[rows] for f in dataclasses.fields(self)[1:]}
+        return Arrivals(tuple(self.members[row] for row in rows), **values)
+
+
+class DiLoCo(Strategy):
+    in_step = False
+
+    def __init__(self, config: RunConfig, strategy: DiLoCoConfig, place: Place) -> None:
+        super().__init__(config, place)
+        self._config, self._strategy = config, strategy
+        self._exchange = _exchange(config, strategy, place)
+        self._roll_call: RollCall | None = None
+        if strategy.on_loss != "fail" and place.num_workers > 1:
+            self._roll_call = RollCall(place.rank, place.num_workers, strategy.loss_timeout_seconds)
+        self._has_lost = False  # somebody since the last exchange
+        self._offsets = [0.0] * place.num_workers  # of the workers' clocks
+        self._round = self._num_steps = 0
+        self._train_seconds = 0.0
+        self._origin: float | None = None  # of the run's times, on the first worker's clock
+        self._waits = torch.zeros(place.num_workers, dtype=torch.float64)  # of this epoch
+        self._exchange_seconds = 0.0  # of this epoch
+        self._least_steps = min(share.num_steps for share in self.shares)
+        self._compute_seconds: list[Tensor] = []  # of a step by worker, for each round since the last allocation
+
+    def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
+        s = self._strategy
+        self._vector, self._optimizer = vector, optimizer
+        self._anchor = Anchor(vector, own_gradients=s.overlap)
+        self._outer_optimizer = SGD(
+            self._anchor.tensors,
+            lr=s.outer_lr,
+            momentum=s.outer_momentum,
+            nesterov=s.outer_nesterov and s.outer_momentum > 0,
+            fused=True,
+        )
+        self._exchange.prepare(self._anchor, self._outer_optimizer)  # from here on all have the first one's anchor
+        vector.parameters.copy_(self._anchor.parameters)
+        if self._roll_call:
+            self._regroup()  # into a group whose operations end after a while
+
+    def begin_epoch(self, epoch: int) -> None:
+        self._exchange.begin_epoch(epoch)
+        before = self._offsets[self.members[0]]
+        for member, offset in zip(self.members, clocks.offsets(self.gather).tolist(), strict=True):
+            self._offsets[member] = before + offset
+
+    def loss_divisor(self, num_own: int, num_all: int) -> float:
+        return max(1, num_own)  # each worker's own mean
+
+    def begin_round(self) -> None:
+        self._began = time.monotonic()
+
+    def step(self) -> None:
+        self._optimizer.step()
+        self._num_steps += 1
+
+    def end_round(self, epoch: int, sums: Tensor) -> None:
+        own = torch.cat([sums.cpu(), torch.tensor([self._num_steps], dtype=torch.float64)])
+        self._num_steps = 0
+        self._round += 1
+        arrivals = self._sum(self._meet(own))
+        self._outer_optimizer.step()
+        self._vector.parameters.copy_(self._anchor.parameters)
+        self._close_round(epoch, arrivals)
+
+    def gather(self, values: Tensor) -> Tensor:
+        if self._roll_call is None:
+            return self._exchange.gather(values)
+        every = self._roll_call.gather(values)
+        for member in set(self.members) - set(self._roll_call.members):
+            self._lose(member)
+        return every
+
+    def traffic(self) -> Traffic:
+        meter, self._exchange.meter = self._exchange.meter, Meter()
+        counts = torch.tensor([meter.sent_bytes, meter.received_bytes, meter.num_steps], dtype=torch.float64)
+        sent, received, num_steps = (int(count) for count in self.gather(counts).mean(dim=0))
+        traffic = Traffic(sent, received, num_steps, self._exchange_seconds, tuple(self._waits.tolist()))
+        self._exchange_seconds = 0.0
+        self._waits = torch.zeros_like(self._waits)
+        return traffic
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "anchor": self._anchor.parameters,
+            "outer_optimizer": self._outer_optimizer.state_dict(),
+            "round": self._round,
+            "train_seconds": self._train_seconds,
+            "num_steps": [share.num_steps for share in self.shares],
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._anchor.parameters.copy_(state["anchor"])
+        self._vector.parameters.copy_(state["anchor"])
+        self._outer_optimizer.load_state_dict(state["outer_optimizer"])
+        self._round, self._train_seconds = state["round"], state["train_seconds"]
+        self._take_steps(state["num_steps"])
+
+    def close(self) -> None:
+        if self._roll_call:
+            self._roll_call.close()
+        if len(self.members) == self.num_workers:  # else it would wait for the lost
+            self._exchange.close()
+
+    def _meet(self, own: Tensor) -> Arrivals:
+        every = self.gather(torch.cat([own, torch.tensor([self._began, time.monotonic()], dtype=torch.float64)]))
+        arrived_at = self._on_first_clock(every[:, 5])
+        return Arrivals(
+            self.members, every[:, :3], every[:, 3], self._on_first_clock(every[:, 4]), arrived_at, arrived_at
+        )
+
+    def _on_first_clock(self, times: Tensor) -> Tensor:
+        return times - torch.tensor([self._offsets[member] for member in self.members], dtype=torch.float64)
+
+    def _sum(self, arrivals: Arrivals) -> Arrivals:
+        """Make the anchor's gradient the outer gradient; whose it is of, and when they went on.
+
+        Where a worker is lost on the way, the others sum again without it: the parameters are as they were.
+        """
+        while True:
+            weight = float(self._weights(arrivals)[arrivals.members.index(self.rank)])
+            torch.sub(self._anchor.parameters, self._vector.parameters, out=self._anchor.gradients).mul_(weight)
+            problem: WorkerLost | None = None
+            try:
+                if self._has_lost:
+                    self._regroup()
+                self._exchange.exchange()
+            except WorkerLost as error:
+                if self._roll_call is None:
+                    raise
+                problem = error
+            every = self.gather(torch.tensor([problem is None, time.monotonic()], dtype=torch.float64))
+            arrivals = arrivals.without([member for member in arrivals.members if member not in self.members])
+            if bool(every[:, 0].all()):
+                return dataclasses.replace(arrivals, released=self._on_first_clock(every[:, 1]))
+            if not self._has_lost:
+                raise problem or WorkerLost("the exchange broke off on another worker, though all are there")
+
+    def _weights(self, arrivals: Arrivals) -> Tensor:
+        """How much each worker's move counts, float64 (members,).
+
+        FedNova (Wang et al., arXiv 2007.07481) undoes that who takes more steps pulls the mean towards its own data.
+        """
+        num_examples, num_steps = arrivals.sums[:, 2], arrivals.num_steps
+        if self._strategy.weights:
+            weights = torch.tensor([self._strategy.weights[member] for member in arrivals.members], dtype=torch.float64)
+        elif self._strategy.weighting == "uniform":
+            weights = torch.ones_like(num_steps)
+        else:
+            weights = num_examples
+        weights = weights / weights.sum()
+        if self._strategy.weighting == "fednova" and not self._strategy.weights:
+            weights = weights * (weights * num_steps).sum() / num_steps
+        return weights
+
+    def _close_round(self, epoch: int, arrivals: Arrivals) -> None:
+        began, arrived, released = arrivals.began, arrivals.arrived, arrivals.released
+        if self._origin is None:
+            self._origin = float(began.min()) - self._train_seconds
+        idle = arrived.max() - arrived
+        exchange = released - arrived.max()
+        self._train_seconds += float(released.max() - began.min())
+        self._waits[list(arrivals.members)] += idle
+        self._exchange_seconds += float(exchange.mean())
+        loss, _, num_examples = arrivals.sums.sum(dim=0).tolist()
+        self.records.append(
+            Round(
+                epoch=epoch,
+                round=self._round,
+                workers=arrivals.members,
+                local_batches=tuple(self.shares[member].step_batch for member in arrivals.members),
+                local_steps=tuple(int(number) for number in arrivals.num_steps),
+                began_seconds=tuple((began - self._origin).tolist()),
+                compute_seconds=tuple((arrived - began).tolist()),
+                idle_seconds=tuple(idle.tolist()),
+                exchange_seconds=tuple(exchange.tolist()),
+                train_loss=loss / num_examples if abs(loss) < float("inf") else None,
+                num_examples=int(num_examples),
+            )
+        )
+        self.is_finished = self._round == self._strategy.max_rounds or (
+            self._strategy.max_seconds is not None and self._train_seconds >= self._strategy.max_seconds
+        )
+        self._adapt((arrived - began) / arrivals.num_steps)
+
+    def _adapt(self, step_seconds: Tensor) -> None:
+        """Give each worker steps by its speed of late, where speeds have drifted."""
+        every, max_drift = (getattr(self._config.allocation, key, None) for key in ("adapt_every", "max_drift"))
+        if not every or max_drift is None:
+            return
+        self._compute_seconds.append(step_seconds)
+        if self._round % every:
+            return
+        measured = torch.stack(self._compute_seconds).mean(dim=0).tolist()
+        self._compute_seconds = []
+        before = [self.shares[member].num_steps for member in self.members]
+        if not allocation.drifted([1 / number for number in before], measured, max_drift):
+            return
+        after = allocation.by_seconds(measured, self._least_steps)
+        self._take_steps([after[self.members.index(m)] if m in self.members else 0 for m in range(len(self.shares))])
+        seconds = ", ".join(f"{value:.3g}" for value in measured)
+        self.records.append(
+            Event(
+                event="reallocated",
+                message=f"after round {self._round} steps take {seconds} s: local steps {before} become {list(after)}",
+            )
+        )
+
+    def _take_steps(self, num_steps: Sequence[int]) -> None:
+        self.shares = tuple(Share(s.step_batch, n) for s, n in zip(self.shares, num_steps, strict=True))
+
+    def _lose(self, lost: int) -> None:
+        self.members = tuple(member for member in self.members if member != lost)
+        self._has_lost = True
+        self._compute_seconds = []
+        goes_on = self._strategy.on_loss == "continue"
+        message = (
+            f"rank {lost} was lost in round {self._round}: no sign of life for "
+            f"strategy.loss_timeout_seconds={self._strategy.loss_timeout_seconds:g}; "
+            + (f"{len(self.members)} workers go on" if goes_on else "stopped after the round")
+        )
+        self.records.append(Event(event="worker_lost", message=message))
+        if goes_on:
+            self._take_steps([s.num_steps if rank in self.members else 0 for rank, s in enumerate(self.shares)])
+        else:
+            self.stop_reason = message
+
+    def _regroup(self) -> None:
+        from bsweep.strategies.allreduce import AllReduce
+
+        assert isinstance(self._exchange, AllReduce), "a configuration with Horovod cannot lose workers"
+        self._exchange.regroup(self.members, timedelta(seconds=self._strategy.loss_timeout_seconds))
+        self._has_lost = False
+
+
+def _exchange(config: RunConfig, strategy: DiLoCoConfig, place: Place) -> Summing:
+    if strategy.algorithm == "horovod":
+        from bsweep.strategies.horovod import KNOBS, Horovod
+
+        knobs: dict[str, Any] = {key: default for key, (_, _, default) in KNOBS.items()}
+        return Horovod(config, HorovodConfig(name="horovod", op="average", buckets=1, **knobs), place)
+    from bsweep.strategies.allreduce import AllReduce
+
+    return AllReduce(config, strategy.algorithm, place)

@@ -1,0 +1,97 @@
+"""Who still takes part: a gather that goes on without workers that have died.
+
+It goes over the store of torch.distributed, which torchrun's own process keeps, so that it outlives any worker. Every
+worker shows a sign of life there from a thread, whatever its steps take. Who waits for one without such a sign for
+`timeout_seconds` leaves it out; the first word about who took part in a gather is everyone's.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from bsweep.strategies.base import WorkerLost
+
+_BEATS_A_TIMEOUT = 10
+_POLL_SECONDS = 0.002
+
+
+class RollCall:
+    def __init__(self, rank: int, num_workers: int, timeout_seconds: float) -> None:
+        self.members = tuple(range(num_workers))
+        self._rank, self._timeout_seconds = rank, timeout_seconds
+        self._store = _default_store()
+        self._number = 0
+        self._ended = threading.Event()
+        own_connection = self._store.clone()  # type: ignore[attr-defined]
+        threading.Thread(target=self._show_life, args=(own_connection,), daemon=True).start()
+
+    def gather(self, values: Tensor) -> Tensor:
+        """A float64 CPU tensor (n,) of every worker that is still there, (members, n) by rank.
+
+        Raises:
+            WorkerLost: the others have given this worker up, or the store is gone.
+        """
+        self._number += 1
+        try:
+            self._store.set(self._key(self._rank), values.numpy().tobytes().hex())
+            self._await_decision()
+            self.members = tuple(json.loads(self._store.get(self._key("members"))))
+            if self._rank not in self.members:
+                raise WorkerLost(f"the other workers went on without rank {self._rank}, which was silent for too long")
+            every = [self._store.get(self._key(member)) for member in self.members]
+            if self._number > 2:
+                self._store.delete_key(self._key(self._rank, self._number - 2))  # read by all
+        except dist.DistError as error:
+            raise WorkerLost(f"the store of torch.distributed is gone: {error}") from error
+        return torch.stack([torch.frombuffer(bytearray.fromhex(one.decode()), dtype=torch.float64) for one in every])
+
+    def close(self) -> None:
+        self._ended.set()
+
+    def _await_decision(self) -> None:
+        beats: dict[int, tuple[bytes, float]] = {}  # of those who are missing: their last sign, when it was new
+        look_at = 0.0
+        # Not by the store's own wait, which writes a warning for each time that runs out.
+        while not self._store.check([self._key("members")]):
+            if time.monotonic() > look_at:
+                missing = [member for member in self.members if not self._store.check([self._key(member)])]
+                if missing == [member for member in missing if self._is_silent(member, beats)]:
+                    here = [member for member in self.members if member not in missing]
+                    self._store.compare_set(self._key("members"), "", json.dumps(here))  # the first word counts
+                look_at = time.monotonic() + self._timeout_seconds / _BEATS_A_TIMEOUT
+            time.sleep(_POLL_SECONDS)
+
+    def _is_silent(self, member: int, beats: dict[int, tuple[bytes, float]]) -> bool:
+        key = f"roll_call/beat/{member}"
+        beat = self._store.get(key) if self._store.check([key]) else b""
+        if member not in beats or beats[member][0] != beat:
+            beats[member] = beat, time.monotonic()
+        return time.monotonic() - beats[member][1] > self._timeout_seconds
+
+    def _show_life(self, store: TCPStore) -> None:
+        """With a connection of its own: another's is busy while it waits."""
+        number = 0
+        while not self._ended.wait(self._timeout_seconds / _BEATS_A_TIMEOUT):
+            number += 1
+            try:
+                store.set(f"roll_call/beat/{self._rank}", str(number))
+            except dist.DistError:
+                return
+
+    def _key(self, of: int | str, number: int | None = None) -> str:
+        return f"roll_call/{number or self._number}/{of}"
+
+
+def _default_store() -> TCPStore:
+    store = dist.distributed_c10d._get_default_store()
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    assert isinstance(store, TCPStore), store
+    return store

@@ -1,0 +1,72 @@
+"""Strategies whose exchange is one sum of the gradient vector over workers, with or without a codec."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bsweep import compression
+from bsweep.compression.base import Codec
+from bsweep.config import RunConfig
+from bsweep.place import Place
+from bsweep.strategies.base import Strategy
+from bsweep.vector import Flat
+
+
+class Summing(Strategy):
+    """What is prepared need not be a model: DiLoCo sums what models moved, and steps by itself."""
+
+    _codec: Codec | None
+    _vector: Flat
+    _optimizer: Optimizer
+
+    def __init__(self, config: RunConfig, place: Place) -> None:
+        super().__init__(config, place)
+        self._config = config
+
+    def build_codec(self) -> None:
+        """To be called once vector, optimizer, rank and number of workers are known."""
+        self._codec = compression.build(
+            self._config.compression,
+            self._vector,
+            self._optimizer,
+            seed=self._config.seed,
+            rank=self.rank,
+            num_workers=self.num_workers,
+        )
+
+    def begin_epoch(self, epoch: int) -> None:
+        if self._codec:
+            self._codec.begin_epoch(epoch)
+
+    def step(self) -> None:
+        self.exchange()
+        self._optimizer.step()
+
+    def exchange(self) -> None:
+        """Replace the gradients by their sum over workers.
+
+        Raises:
+            WorkerLost: another worker ended; the gradients are neither one nor the other.
+        """
+        if self.num_workers == 1:
+            return
+        with self.meter.exchange(self._vector.gradients):
+            if self._codec:
+                self._codec.exchange(self._vector.gradients, self)
+            else:
+                self.sum_gradients()
+
+    @abstractmethod
+    def sum_gradients(self) -> None:
+        """The sum itself, without a codec."""
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensor) -> None:
+        """See `Group`."""
+
+    @abstractmethod
+    def all_gather(self, payload: Tensor) -> list[Tensor]:
+        """See `Group`."""
