@@ -11,8 +11,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from bsweep.cli import conf_dir
-from bsweep.config import RunConfig, parse
+from bsweep.config import RunConfig, conf_dir, parse
 
 TINY = ("data=synthetic", "data.num_train=90", "data.num_test=20", "data.shape=[3,8,8]", "data.crop_padding=1")
 """A data set whose last step is uneven for most batches."""

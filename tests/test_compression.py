@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from bsweep import compression
-from bsweep.cli import conf_dir
 from bsweep.compression.base import Codec
 from bsweep.compression.dgc import DGC
 from bsweep.compression.payload import pack, unpack
 from bsweep.compression.topk import largest
-from bsweep.config import AnyCompression
+from bsweep.config import AnyCompression, conf_dir
 from bsweep.vector import Vector
 
 T = TypeVar("T")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bsweep.cli import conf_dir
-from bsweep.config import ConfigError, HorovodConfig, RunConfig, read, save
+from bsweep.config import ConfigError, HorovodConfig, RunConfig, conf_dir, read, save
 from tests.running import compose
 
 GROUPS = ("data", "model", "optimizer", "strategy", "compression", "launch")

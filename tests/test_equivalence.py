@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep.cli import conf_dir
+from bsweep.config import conf_dir
 from tests.running import TINY, compose, tool
 
 NUM_TRAIN = 91  # the last step of an epoch, 19 of 24, has uneven parts for two workers and for three

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bsweep.cli import conf_dir
+from bsweep.config import conf_dir
 from tests.running import TINY, bsweep
 
 SHRUNK = (*TINY, "model=tiny_cnn", "num_workers=2", "epochs=1", "optimizer.warmup_epochs=0", "log_every_steps=5")
@@ -42,7 +42,7 @@ def test_an_installed_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
     (built,) = tmp_path.glob("bsweep-*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(built)], check=True, capture_output=True)
     env = {**os.environ, "PYTHONPATH": str(site)}
-    where = "import bsweep, bsweep.cli; print(bsweep.__file__, bsweep.cli.conf_dir())"
+    where = "import bsweep, bsweep.config; print(bsweep.__file__, bsweep.config.conf_dir())"
     found = subprocess.run(
         [sys.executable, "-c", where], cwd=elsewhere, env=env, capture_output=True, text=True, check=True
     )

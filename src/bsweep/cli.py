@@ -14,8 +14,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from bsweep import launch, study
-from bsweep.config import ConfigError, RunConfig, did_you_mean, parse, unknown_key
+from bsweep import allocation, launch, study
+from bsweep.config import ConfigError, RunConfig, conf_dir, did_you_mean, parse, unknown_key
 from bsweep.place import inside_horovodrun
 from bsweep.progress import Progress
 
@@ -143,20 +143,23 @@ def plan(composed: Sequence[DictConfig]) -> list[int]:
 
 
 def to_config(composed: DictConfig) -> RunConfig:
-    """The point that Hydra composed, resolved and checked."""
+    """The point that Hydra composed, checked, and with what its allocation gives each worker."""
+    return allocation.resolve(parse(_values(composed)))
+
+
+def _values(composed: DictConfig) -> dict[str, Any]:
+    """The keys that Hydra composed, without its own.
+
+    Raises:
+        ConfigError: one has no value.
+    """
     own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
     try:
         container: Any = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         key = str(error.full_key)
         raise ConfigError(f"{key}: no value given. Give {key}=...") from None
-    return parse(container)
-
-
-def conf_dir() -> Path:
-    """The configuration folder: inside an installed package, or beside `src/` in a checkout."""
-    installed = Path(__file__).parent / "conf"
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "conf"
+    return dict(container)
 
 
 def explain(error: Exception) -> str:

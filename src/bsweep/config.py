@@ -316,6 +316,7 @@ class LaunchConfig(_Section):
     """What all launchers share; see `conf/launch/`."""
 
     slowdown: tuple[Annotated[float, Field(ge=1, allow_inf_nan=False)], ...] | None
+    memory_limit_mb: tuple[Positive, ...] | None
 
 
 @dataclass(frozen=True)
@@ -495,10 +496,21 @@ def parse(composed: Mapping[str, Any]) -> RunConfig:
         config = _ADAPTER.validate_json(json.dumps(dict(composed)), strict=True)
     except ValidationError as error:
         raise ConfigError(*(_explain(problem) for problem in error.errors())) from None
+    refuse_contradictions(config)
+    return config
+
+
+def refuse_contradictions(config: RunConfig) -> None:
+    """ConfigError that lists which values of a configuration contradict each other, if any do."""
     problems = list(_contradictions(config))
     if problems:
         raise ConfigError(*problems)
-    return config
+
+
+def conf_dir() -> Path:
+    """The configuration folder: inside an installed package, or beside `src/` in a checkout."""
+    installed = Path(__file__).parent / "conf"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "conf"
 
 
 def variants_with(key: str) -> list[str]:
@@ -550,15 +562,9 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
             f"local_batch={_show(c.local_batch)} and global_batch={_show(c.global_batch)}: give exactly one, for "
             "example local_batch=64, and set the other to null where an experiment gives it."
         )
-    parts = c.num_workers * c.accumulation_steps
-    if c.global_batch is not None and c.global_batch % parts:
-        yield (
-            f"global_batch={c.global_batch} cannot be divided by num_workers={c.num_workers} x "
-            f"accumulation_steps={c.accumulation_steps}: choose a multiple of {parts}, such as "
-            f"{max(1, round(c.global_batch / parts)) * parts}."
-        )
     yield from _launch_contradictions(c)
     yield from _strategy_contradictions(c)
+    yield from _allocation_contradictions(c)
     if isinstance(c.optimizer, SGDConfig | LARSConfig) and c.optimizer.nesterov and not c.optimizer.momentum:
         yield "optimizer.nesterov=true needs momentum: set optimizer.momentum=0.9 or optimizer.nesterov=false."
     if c.optimizer.schedule == "multistep" and not c.optimizer.milestones:
@@ -568,9 +574,10 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
             f"optimizer.warmup_epochs={c.optimizer.warmup_epochs:g} is longer than epochs={c.epochs}: "
             "the learning rate would never reach its base value."
         )
-    if isinstance(c.model, ResNet18Config) and c.examples_per_step and c.examples_per_pass == 1:
+    if isinstance(c.model, ResNet18Config) and 1 in c.local_batches:
+        batch = "local_batch" if set(c.local_batches) == {1} else f"local batches {_show(c.local_batches)}: local_batch"
         yield (
-            "local_batch=1 with model=resnet18: BatchNorm needs more than one example for its statistics. "
+            f"{batch}=1 with model=resnet18: BatchNorm needs more than one example for its statistics. "
             "Use local_batch=2 or more."
         )
 
@@ -596,6 +603,11 @@ def _launch_contradictions(c: RunConfig) -> Iterator[str]:
         yield (
             f"launch.slowdown={_show(c.launch.slowdown)} has {len(c.launch.slowdown)} factors for "
             f"num_workers={c.num_workers}: give one for each worker, 1 for an undisturbed one."
+        )
+    if c.launch.memory_limit_mb is not None and len(c.launch.memory_limit_mb) != c.num_workers:
+        yield (
+            f"launch.memory_limit_mb={_show(c.launch.memory_limit_mb)} has {len(c.launch.memory_limit_mb)} limits for "
+            f"num_workers={c.num_workers}: give one for each worker."
         )
 
 
@@ -638,6 +650,75 @@ def _strategy_contradictions(c: RunConfig) -> Iterator[str]:
             )
     if isinstance(c.strategy, ParameterServerConfig):
         yield from _server_contradictions(c, c.strategy)
+    if isinstance(c.strategy, DiLoCoConfig):
+        yield from _diloco_contradictions(c, c.strategy)
+
+
+def _diloco_contradictions(c: RunConfig, s: DiLoCoConfig) -> Iterator[str]:
+    wanted = "horovodrun" if s.algorithm == "horovod" else "torchrun"
+    if c.launch.name != wanted and c.launch.name in _STARTERS["diloco"]:
+        yield (
+            f"strategy.algorithm={s.algorithm} with launch={c.launch.name}: {wanted} starts its processes. Type "
+            f"launch={wanted} strategy.algorithm={s.algorithm}."
+        )
+    if s.algorithm == "horovod" and s.on_loss != "fail":
+        yield (
+            f"strategy.on_loss={s.on_loss} with strategy.algorithm=horovod: horovodrun ends all workers with the "
+            "first. Use strategy.on_loss=fail, or strategy.algorithm=native launch=torchrun."
+        )
+    if s.weights is not None and len(s.weights) != c.num_workers:
+        yield (
+            f"strategy.weights={_show(s.weights)} has {len(s.weights)} weights for num_workers={c.num_workers}: give "
+            "one for each worker."
+        )
+    if s.weights is not None and abs(sum(s.weights) - 1) > 1e-6:
+        yield f"strategy.weights={_show(s.weights)} sum to {sum(s.weights):.9g}: give weights that sum to 1."
+
+
+def _allocation_contradictions(c: RunConfig) -> Iterator[str]:
+    a = c.allocation
+    for key, values in (("local_batches", a.local_batches), ("local_steps", a.local_steps)):
+        if values is not None and len(values) != c.num_workers:
+            yield (
+                f"allocation.{key}={_show(values)} has {len(values)} numbers for num_workers={c.num_workers}: give one "
+                "for each worker."
+            )
+    if c.strategy.name != "diloco" and (a.name in _STEP_POLICIES or a.local_steps is not None):
+        what = f"allocation={a.name}" if a.name in _STEP_POLICIES else f"allocation.local_steps={_show(a.local_steps)}"
+        yield (
+            f"{what} with strategy={c.strategy.name}: every step is a synchronisation, so that there are no local "
+            "steps to share. Use strategy=diloco, or allocation=batch_by_flops or batch_by_memory."
+        )
+    yield from _batch_contradictions(c)
+
+
+def _batch_contradictions(c: RunConfig) -> Iterator[str]:
+    if c.global_batch is None:
+        return
+    uneven = c.allocation.local_batches is not None or c.allocation.name in _BATCH_POLICIES
+    parts = c.accumulation_steps * (1 if uneven else c.num_workers)
+    if c.global_batch % parts:
+        workers = "" if uneven else f"num_workers={c.num_workers} x "
+        yield (
+            f"global_batch={c.global_batch} cannot be divided by {workers}accumulation_steps={c.accumulation_steps}: "
+            f"choose a multiple of {parts}, such as {max(1, round(c.global_batch / parts)) * parts}."
+        )
+    elif c.global_batch < c.num_workers * c.accumulation_steps:
+        yield (
+            f"global_batch={c.global_batch} is too small for num_workers={c.num_workers} x "
+            f"accumulation_steps={c.accumulation_steps}: every worker needs an example for each forward pass."
+        )
+    elif c.examples_per_step != c.global_batch:
+        yield (
+            f"allocation.local_batches={_show(c.allocation.local_batches)} x accumulation_steps={c.accumulation_steps} "
+            f"sum to {c.examples_per_step}, but global_batch={c.global_batch}: give "
+            f"global_batch={c.examples_per_step}, or other batches."
+        )
+
+
+# Policies by what they share among the workers; see `bsweep.allocation`.
+_STEP_POLICIES = ("steps_by_flops", "steps_by_speed", "hybrid", "network_aware")
+_BATCH_POLICIES = ("batch_by_flops", "batch_by_memory", "hybrid")
 
 
 def _server_contradictions(c: RunConfig, s: ParameterServerConfig) -> Iterator[str]:
