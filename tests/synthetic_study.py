@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from bsweep.config import RunConfig
-from bsweep.runlog import SCHEMA, Epoch, Event, RunPaths, Start, Status, write_summary
+from bsweep.runlog import SCHEMA, Epoch, Event, Round, RunPaths, Start, Status, write_summary
 
 NUM_TRAIN = 50_000
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -58,6 +59,71 @@ def server(sharding: str, **others: Any) -> dict[str, Any]:
     return {"strategy": strategy, "model": {"name": "vgg16", "dropout": 0.5}}
 
 
+# Seconds of a local step at batch 4, by worker, which idle as the published baseline does; what of it no batch changes.
+NODE_STEP_SECONDS = (0.0294, 0.0305, 0.0159, 0.0256)
+FIXED_SHARE = 0.7
+ROUND_EXCHANGE_SECONDS = 0.5
+Lists = tuple[tuple[int, ...] | None, tuple[int, ...] | None]
+ALLOCATIONS: dict[str, Lists] = {  # local batches and local steps
+    "uniform": (None, None),
+    "batch_by_flops": ((4, 4, 6, 5), None),
+    "batch_by_memory": ((8, 8, 32, 16), None),
+    "steps_by_flops": (None, (100, 104, 145, 117)),
+    "steps_by_speed": (None, (104, 100, 192, 119)),
+    "hybrid": ((4, 4, 16, 8), (104, 100, 101, 92)),
+    "network_aware": (None, (208, 200, 384, 238)),
+}
+
+
+def diloco(allocation: str, lists: Lists | None = None, **others: Any) -> dict[str, Any]:
+    """Settings of a DiLoCo run with `ALLOCATIONS` or other `lists`; `others` as in `strategy`."""
+    strategy = {
+        "name": "diloco", "sync_every": 100, "outer_lr": 0.7, "outer_momentum": 0.9, "outer_nesterov": True,
+        "weighting": "examples", "weights": None, "algorithm": "native", "overlap": False, "max_rounds": None,
+        "max_seconds": None, "on_loss": "fail", "loss_timeout_seconds": 30.0, **others,
+    }  # fmt: skip
+    batches, steps = lists or ALLOCATIONS[allocation]
+    details: dict[str, dict[str, Any]] = {
+        "uniform": {},
+        "batch_by_flops": {"devices": None},
+        "batch_by_memory": {},
+        "steps_by_flops": {"devices": None},
+        "steps_by_speed": {"adapt_every": None, "max_drift": 0.1},
+        "hybrid": {"adapt_every": None, "max_drift": 0.1, "knee": 0.9},
+        "network_aware": {"adapt_every": None, "max_drift": 0.1, "max_exchange_share": 0.1},
+    }
+    filled_in = {"local_batches": batches, "local_steps": steps, "name": allocation, **details[allocation]}
+    return {"strategy": strategy, "allocation": filled_in | ({} if allocation == "uniform" else {"probe": None})}
+
+
+def round_seconds(batches: tuple[int, ...], steps: tuple[int, ...], seed: int = 0) -> list[float]:
+    """Seconds that each worker computes in a round, longer by 1 % a seed."""
+    per_step = zip(steps, NODE_STEP_SECONDS, batches, strict=True)
+    return [
+        count * seconds * (FIXED_SHARE + (1 - FIXED_SHARE) * batch / 4) * (1 + 0.01 * seed)
+        for count, seconds, batch in per_step
+    ]
+
+
+def _round(config: Mapping[str, Any], epoch: int, number: int) -> dict[str, Any]:
+    """One of many equal rounds, whose loss falls with the examples trained on."""
+    workers = range(config["num_workers"])
+    batches = config["allocation"]["local_batches"] or (config["local_batch"],) * len(workers)
+    steps = config["allocation"]["local_steps"] or (config["strategy"]["sync_every"],) * len(workers)
+    compute = round_seconds(tuple(batches), tuple(steps), config["seed"])
+    examples = sum(batch * count for batch, count in zip(batches, steps, strict=True))
+    began = (number - 1) * (max(compute) + ROUND_EXCHANGE_SECONDS)
+    return vars(
+        Round(
+            epoch=epoch, round=number, workers=tuple(workers), local_batches=tuple(batches), local_steps=tuple(steps),
+            began_seconds=(began,) * len(workers), compute_seconds=tuple(compute),
+            idle_seconds=tuple(max(compute) - seconds for seconds in compute),
+            exchange_seconds=(ROUND_EXCHANGE_SECONDS,) * len(workers), num_examples=examples,
+            train_loss=3 + 4 / (1 + number * examples / 5_000) + 0.02 * config["seed"],
+        )
+    )  # fmt: skip
+
+
 def write_run(
     study: Path,
     *,
@@ -72,11 +138,16 @@ def write_run(
     settings: Mapping[str, Any] | None = None,
     meta: Mapping[str, Any] = META,
     num_train: int = NUM_TRAIN,
+    num_rounds: int = 0,
 ) -> Path:
-    """Write one run folder. `status=None` leaves the summary out; `settings` overrides keys by dotted name."""
+    """Write one run folder. `status=None` leaves the summary out; `settings` overrides keys by dotted name.
+
+    `num_rounds` is of each epoch, see `diloco`.
+    """
     config = _config(study.name, local_batch, num_workers, seed, epochs, settings or {})
     strategy = config["strategy"]["name"]
     suffix = "".join(f"_{key.split('.')[-1]}{value}" for key, value in _flat(settings or {}))
+    suffix = f"_{config['allocation']['name']}_{zlib.crc32(suffix.encode()):08x}" if len(suffix) > 200 else suffix
     folder = study / f"b{local_batch}_w{num_workers}_{strategy}_s{seed}{suffix}"
     folder.mkdir(parents=True)
     paths = RunPaths(folder)
@@ -91,9 +162,10 @@ def write_run(
     done = epochs if num_epochs_done is None else num_epochs_done
     records = [start, *(Event(event="warning", message=text) for text in events)]
     lines = [_epoch(config, epoch, num_train) for epoch in range(1, done + 1)]
+    rounds = [_round(config, number // num_rounds + 1, number + 1) for number in range(done * num_rounds)]
     if status == "diverged" and lines:
         lines[-1].update(train_loss=None, test_loss=None, train_accuracy=0.1, test_accuracy=0.1)
-    written = [*(vars(record) for record in records), *lines]
+    written = [*(vars(record) for record in records), *rounds, *lines]
     paths.metrics.write_text(
         "".join(json.dumps({"schema": SCHEMA, "time": 0.0, **record}) + "\n" for record in written)
     )
@@ -143,6 +215,7 @@ def _config(
             "cache_capacity": 1024,
         },
         "compression": {"name": "none"},
+        "allocation": {"local_batches": None, "local_steps": None, "name": "uniform"},
         "launch": {
             "name": "horovodrun", "hosts": None, "ssh_port": None, "ssh_identity_file": None,
             "network_interface": None, "start_timeout_seconds": 60, "stall_timeout_seconds": 600, "slowdown": None,

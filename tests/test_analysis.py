@@ -19,7 +19,7 @@ from bsweep import analysis, report
 from bsweep.analysis.loading import EPOCH_COLUMNS, RUN_COLUMNS
 from bsweep.analysis.sharding import largest_share
 from bsweep.runlog import RunPaths
-from tests.synthetic_study import META, server, server_step_seconds, train_seconds, write_run, write_study
+from tests.synthetic_study import META, diloco, server, server_step_seconds, train_seconds, write_run, write_study
 
 
 def one_series(table: pd.DataFrame) -> pd.DataFrame:
@@ -316,6 +316,14 @@ RING, NATIVE = ({"strategy": {"name": "allreduce", "algorithm": name}} for name 
             ["horovod", "horovod topk 0.01", "horovod topk 0.1"],
         ),
         ([{**RING, "compression": TOPK}, {}], ["allreduce ring topk", "horovod"]),
+        ([diloco("uniform")], ["diloco"]),
+        ([{}, diloco("uniform")], ["horovod", "diloco"]),
+        ([diloco("uniform"), diloco("steps_by_speed"), diloco("hybrid")], ["uniform", "steps_by_speed", "hybrid"]),
+        ([{}, diloco("uniform"), diloco("hybrid")], ["horovod", "diloco uniform", "diloco hybrid"]),
+        (
+            [diloco("uniform"), diloco("uniform", (None, (100, 90)))],
+            ["diloco", "diloco local_steps 100,90"],
+        ),
         ([{}, {"launch.slowdown": [1.0, 1.5]}], ["horovod", "horovod slowdown 1,1.5"]),
     ],
 )

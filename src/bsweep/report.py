@@ -177,7 +177,7 @@ def _cell_words(cells: pd.DataFrame, key: Any) -> str:
 
 
 def _write_data(study: Study, folder: Path) -> None:
-    for name in ("runs", "epochs", "provenance", "servers", "waits"):
+    for name in ("runs", "epochs", "provenance", "servers", "waits", "rounds"):
         table: pd.DataFrame = getattr(study, name)
         if len(table) or name in ("runs", "epochs"):
             table.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")

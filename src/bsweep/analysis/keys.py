@@ -10,8 +10,15 @@ import pandas as pd
 from bsweep.analysis.loading import OTHER_COLUMNS, RUN_COLUMNS, SETTING_COLUMNS, setting_text
 
 _FOUND_OUT = ("device", "hardware", "precision", "num_train")  # not known of a run that failed before it started
-_EXCHANGE = ("strategy", "compression", "slowdown")  # columns, or the beginnings of their names, in a variant's order
-_UNSAID = ("average", "native", "synchronous")  # go without saying where a strategy was run with no other
+_EXCHANGE = (
+    "strategy",
+    "compression",
+    "allocation",
+    "slowdown",
+)  # columns, or the beginnings of their names, in a variant's order
+ALLOCATION_LISTS = ("allocation.local_batches", "allocation.local_steps")
+# Go without saying where a strategy was run with no other.
+_UNSAID = ("average", "native", "synchronous", "examples", "fail", "uniform")
 
 
 def cell_keys(runs: pd.DataFrame) -> list[str]:
@@ -36,10 +43,10 @@ def entangled(runs: pd.DataFrame) -> list[str]:
 def keyed(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs with settings to group by, no nulls in any that is set somewhere, and their `variant`.
 
-    That is the strategy with those of its settings, and of its codec's, that differ within the study, such as
-    `parameter_server layer` or `horovod topk 0.01`; without the strategy where all runs share it.
+    That is the strategy with those of its settings, of its codec's and of the allocation's, that differ within the
+    study, such as `parameter_server layer` or `horovod topk 0.01`; without the strategy where all runs share it.
     """
-    filled = _filled(runs)
+    asked, filled = chosen(runs), _filled(runs)
     kept, mixed = _told_apart(filled)
     columns = sorted(
         (name for name in _settings(runs) if _of_exchange(name) and name not in mixed and filled[name].nunique() > 1),
@@ -49,11 +56,24 @@ def keyed(runs: pd.DataFrame) -> pd.DataFrame:
     details = [""] * len(runs)
     for name in columns:
         tells_apart = (strategies[name].transform("nunique") > 1) & (name in kept)
-        said = map(partial(_said, name), runs[name], tells_apart)
+        said = map(partial(_said, name), asked[name], tells_apart)
         details = [f"{detail} {word}".strip() for detail, word in zip(details, said, strict=True)]
     is_shared = runs["strategy"].nunique() == 1 and all(details)
     pairs = zip(runs["strategy"], details, strict=True)
     return filled.assign(variant=[detail if is_shared else f"{name} {detail}".strip() for name, detail in pairs])
+
+
+def chosen(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs as they were asked for: an allocation's lists only where the user gave them.
+
+    What a policy fills in may differ from probe to probe, and its name says all that was chosen.
+    """
+    if "allocation" not in runs or runs["allocation"].isna().all():
+        return runs
+    allocation = runs["allocation"].where(runs["allocation"].notna() & (runs["allocation"] != ""), "uniform")
+    lists = [name for name in ALLOCATION_LISTS if name in runs]
+    given = {name: runs[name].astype(object).where(allocation == "uniform") for name in lists}
+    return runs.assign(allocation=allocation, **given)
 
 
 def timing(runs: pd.DataFrame) -> pd.DataFrame:
@@ -119,6 +139,7 @@ def _settings(runs: pd.DataFrame) -> list[str]:
 
 def _filled(runs: pd.DataFrame) -> pd.DataFrame:
     """What a run never found out, such as its device, is taken to be what all others found."""
+    runs = chosen(runs)
     filled = runs.copy()
     for column in _settings(runs):
         values = runs[column].astype(object).where(runs[column].notna() & (runs[column] != ""))

@@ -1,4 +1,4 @@
-"""A study's folder as tables: `runs` with one row a run, `epochs` with one row a run and epoch."""
+"""A study's folder as tables: `runs` with one row a run, `epochs` with one row a run and epoch, and so on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -28,13 +28,17 @@ EPOCH_COLUMNS = (
 # What a run was told (by its configuration) or found out (by its `start` record and `meta.json`), in short names.
 SETTING_COLUMNS = (
     "planned_epochs", "model", "stem", "data", "num_train", "optimizer", "lr", "lr_rule", "accumulation_steps",
-    "device", "hardware", "precision", "compression",
+    "device", "hardware", "precision", "compression", "allocation",
 )  # fmt: skip
 SERVER_COLUMNS = (
     "run_id", "server", "share", "received_bytes", "sent_bytes", "pushes", "max_lead", "busy_seconds",
     "queue_seconds", "load",
 )  # fmt: skip
 WAIT_COLUMNS = ("run_id", "worker", "wait_seconds")
+ROUND_COLUMNS = (
+    "run_id", "epoch", "round", "worker", "local_batch", "local_steps", "began_seconds", "compute_seconds",
+    "idle_seconds", "exchange_seconds", "train_loss", "num_examples",
+)  # fmt: skip
 OTHER_COLUMNS = ("message", "warnings", "is_cifar10", "threads", "start_seconds")
 
 CIFAR10_CLASSES = frozenset(("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"))
@@ -49,14 +53,19 @@ _SHORT_NAMES = {
     "optimizer.lr_rule": "lr_rule",
     "strategy.name": "strategy",
     "compression.name": "compression",
+    "allocation.name": "allocation",
     "launch.slowdown": "slowdown",
 }
 # Where a run lies and how it was started; and what the `start` record says better.
 _NO_SETTINGS = (
     "study", "results_dir", "local_batch", "global_batch", "device", "precision", "log_every_steps", "data.download",
+    "allocation.probe", "allocation.devices",
 )  # fmt: skip
 _TEXT = ("run_id", "status", "strategy", "slowdown", "message", "warnings", "device", "hardware", "precision")
-_COUNTS = ("num_workers", "local_batch", "global_batch", "seed", "epochs", "epoch")
+_COUNTS = (
+    "num_workers", "local_batch", "global_batch", "seed", "epochs", "epoch", "round", "worker", "local_steps",
+    "num_examples",
+)  # fmt: skip
 _COUNTS_OR_NULL = (
     "num_steps", "sent_bytes", "received_bytes", "exchange_steps", "peak_memory_bytes", "planned_epochs", "num_train",
 )  # fmt: skip
@@ -70,7 +79,8 @@ class Study:
     `optimizer.momentum`. `provenance` has a row a run: `run_id` and what its `meta.json` says, by dotted names.
     `servers` has `SERVER_COLUMNS`, a row a run and parameter server, summed over epochs (the largest `max_lead`);
     `pushes` are all workers', `load` is the busy part of the training time. `waits` has `WAIT_COLUMNS`: the seconds
-    that each worker of a run waited for slower ones.
+    that each worker of a run waited for slower ones. `rounds` has `ROUND_COLUMNS`, a row a run, round and worker, with
+    the seconds that `bsweep.runlog.Round` tells apart; `train_loss` and `num_examples` are the whole round's.
     """
 
     name: str
@@ -81,6 +91,7 @@ class Study:
     provenance: pd.DataFrame
     servers: pd.DataFrame
     waits: pd.DataFrame
+    rounds: pd.DataFrame
 
 
 def load(study_dir: str | Path) -> Study:
@@ -114,6 +125,7 @@ def study_of(
     provenance: pd.DataFrame,
     servers: pd.DataFrame | None = None,
     waits: pd.DataFrame | None = None,
+    rounds: pd.DataFrame | None = None,
 ) -> Study:
     """A study of tables, with the types and the order that readers may count on."""
     runs = _table(runs, (*RUN_COLUMNS, *SETTING_COLUMNS, *OTHER_COLUMNS))
@@ -128,6 +140,7 @@ def study_of(
         provenance,
         pd.DataFrame(columns=[*SERVER_COLUMNS]) if servers is None else servers,
         pd.DataFrame(columns=[*WAIT_COLUMNS]) if waits is None else waits,
+        _typed(pd.DataFrame(columns=[*ROUND_COLUMNS]) if rounds is None else rounds),
     )
 
 
@@ -137,8 +150,8 @@ def _is_run(folder: Path) -> bool:
 
 
 def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
-    tables: tuple[list[dict[str, Any]], ...] = ([], [], [], [], [])
-    runs, epochs, provenance, servers, waits = tables
+    tables: tuple[list[dict[str, Any]], ...] = ([], [], [], [], [], [])
+    runs, epochs, provenance, servers, waits, rounds = tables
     lost: list[str] = []
     for run_folder in run_folders:
         run = read_run(run_folder, with_steps=False)
@@ -151,6 +164,7 @@ def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
         records = _epoch_records(run)
         servers += _server_rows(records)
         waits += _wait_rows(records)
+        rounds += _round_rows(run)
         nested = ("schema", "time", "type", "worker_wait_seconds", "servers")
         epochs += [{key: value for key, value in record.items() if key not in nested} for record in records]
     if not runs:
@@ -162,6 +176,7 @@ def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
         pd.DataFrame(provenance),
         pd.DataFrame(servers, columns=[*SERVER_COLUMNS]),
         pd.DataFrame(waits, columns=[*WAIT_COLUMNS]),
+        pd.DataFrame(rounds, columns=[*ROUND_COLUMNS]),
     )
     left_out = (f"{_some(lost)}: left out, for want of a readable config.yaml.",) if lost else ()
     return replace(study, warnings=left_out + study.warnings)
@@ -207,9 +222,10 @@ def _from_csv(folder: Path) -> Study:
             raise ValueError(f"{folder / name}: lacks the columns {', '.join(missing)}. Write the report again.")
     path = folder / "provenance.csv"
     provenance = pd.read_csv(path, dtype=str) if path.is_file() else runs[["run_id"]]
-    paths = (folder / name for name in ("servers.csv", "waits.csv"))  # of studies that have any
-    servers, waits = (pd.read_csv(path) if path.is_file() else None for path in paths)
-    return study_of(folder, runs, epochs, provenance, servers, waits)
+    paths = (folder / name for name in ("servers.csv", "waits.csv", "rounds.csv"))  # of studies that have any
+    return study_of(
+        folder, runs, epochs, provenance, *(pd.read_csv(path) if path.is_file() else None for path in paths)
+    )
 
 
 def _run_row(run: Run) -> dict[str, Any]:
@@ -255,15 +271,47 @@ def _saved_config(folder: Path) -> tuple[Mapping[str, Any], list[str]]:
 
 
 def _epoch_records(run: Run) -> list[dict[str, Any]]:
-    """The epochs of a run; where it was taken up again, the later record of an epoch stands for it."""
+    return _numbered_records(run, "epoch")
+
+
+def _numbered_records(run: Run, kind: Literal["epoch", "round"]) -> list[dict[str, Any]]:
+    """The epochs or rounds of a run; where it was taken up again, the later record of one stands for it."""
     kept: list[dict[str, Any]] = []
     for record in run.records:
-        if record["type"] == "epoch":
-            while kept and kept[-1]["epoch"] >= record["epoch"]:
+        if record["type"] == kind:
+            while kept and kept[-1][kind] >= record[kind]:
                 kept.pop()
             kept.append(record)
             record["run_id"] = run.run_id
     return kept
+
+
+_BY_WORKER = {
+    "worker": "workers",
+    "local_batch": "local_batches",
+    **{name: name for name in ("local_steps", "began_seconds", "compute_seconds", "idle_seconds", "exchange_seconds")},
+}
+
+
+def _round_rows(run: Run) -> list[dict[str, Any]]:
+    """The rounds of a run by worker, on one clock: that of a run taken up again goes on where the last round ended."""
+    rows: list[dict[str, Any]] = []
+    offset, began, ended = 0.0, float("-inf"), 0.0
+    for record in _numbered_records(run, "round"):
+        if offset + min(record["began_seconds"]) <= began:
+            offset = ended
+        whole = {name: record[name] for name in ("run_id", "epoch", "round", "train_loss", "num_examples")}
+        values = zip(*(record[name] for name in _BY_WORKER.values()), strict=True)
+        workers = [whole | dict(zip(_BY_WORKER, of_worker, strict=True)) for of_worker in values]
+        for row in workers:
+            row["began_seconds"] += offset
+        began = min(row["began_seconds"] for row in workers)
+        ended = max(sum(row[name] for name in _SPENT) for row in workers)
+        rows += workers
+    return rows
+
+
+_SPENT = ("began_seconds", "compute_seconds", "idle_seconds", "exchange_seconds")  # come to a round's end
 
 
 def _hardware(meta: Mapping[str, Any]) -> str:
@@ -313,7 +361,7 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
             table[column] = table[column].astype("int64")
         elif column in _COUNTS_OR_NULL:
             table[column] = pd.to_numeric(table[column]).astype("Int64")
-        elif column in RUN_COLUMNS or column in EPOCH_COLUMNS or column in ("lr", "start_seconds"):
+        elif column in (*RUN_COLUMNS, *EPOCH_COLUMNS, *ROUND_COLUMNS) or column in ("lr", "start_seconds"):
             table[column] = pd.to_numeric(table[column]).astype(float)
     return table
 

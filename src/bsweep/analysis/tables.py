@@ -47,7 +47,7 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame({"global_batch": grouped["global_batch"].first(), "num_runs": grouped.size()})
     table["n"] = completed.size().reindex(table.index, fill_value=0)
     table["other_statuses"] = grouped["status"].agg(_other_statuses)
-    return table.join(_mean_and_interval(completed, METRICS))
+    return table.join(mean_and_interval(completed, METRICS))
 
 
 def by_cell(runs: pd.DataFrame) -> pd.DataFrame:
@@ -133,7 +133,7 @@ def step_times(study: Study) -> pd.DataFrame:
     times = times.rename(columns={"train_seconds": "total_seconds"})
     spent = times["exchange_seconds"] + times["wait_seconds"]
     times.insert(1, "compute_seconds", (times["total_seconds"] - spent).clip(lower=0))  # the clocks are not the same
-    return _cell_means(study, times)
+    return cell_means(study, times)
 
 
 def server_loads(study: Study) -> pd.DataFrame:
@@ -150,13 +150,13 @@ def server_loads(study: Study) -> pd.DataFrame:
         "queue_seconds": grouped["queue_seconds"].sum() / grouped["pushes"].sum(),
         "max_lead": grouped["max_lead"].max(),
     })  # fmt: skip
-    return _cell_means(study, loads)
+    return cell_means(study, loads)
 
 
 def server_shares(study: Study) -> pd.DataFrame:
     """The part of the parameters on each server, one row a cell, one column a server; NaN for no such server."""
     shares = study.servers.pivot(index="run_id", columns="server", values="share")
-    return _cell_means(study, shares.astype(float)).drop(columns="n")
+    return cell_means(study, shares.astype(float)).drop(columns="n")
 
 
 def epoch_curves(study: Study) -> pd.DataFrame:
@@ -170,7 +170,7 @@ def epoch_curves(study: Study) -> pd.DataFrame:
     shown = known.loc[known["completed"] | stands_in, ["run_id", "completed", *keys]]
     grouped = study.epochs[["run_id", "epoch", *CURVES]].merge(shown, on="run_id").groupby([*keys, "epoch"])
     table = pd.DataFrame({"completed": grouped["completed"].first(), "n": grouped.size()})
-    return table.join(_mean_and_interval(grouped, CURVES))
+    return table.join(mean_and_interval(grouped, CURVES))
 
 
 def failures(runs: pd.DataFrame) -> pd.DataFrame:
@@ -179,7 +179,7 @@ def failures(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.loc[runs["status"] != "completed", columns].reset_index(drop=True)
 
 
-def _cell_means(study: Study, by_run: pd.DataFrame) -> pd.DataFrame:
+def cell_means(study: Study, by_run: pd.DataFrame) -> pd.DataFrame:
     """Means over the completed runs of cells that may differ in time, of a table indexed by `run_id`."""
     runs = timing(study.runs)
     known = keyed(runs)
@@ -193,7 +193,7 @@ def _other_statuses(statuses: pd.Series[str]) -> str:
     return ", ".join(status if count == 1 else f"{count} {status}" for status, count in sorted(counts.items()))
 
 
-def _mean_and_interval(grouped: DataFrameGroupBy[Any, Any], metrics: Sequence[str]) -> pd.DataFrame:
+def mean_and_interval(grouped: DataFrameGroupBy[Any, Any], metrics: Sequence[str]) -> pd.DataFrame:
     """Mean, and half-width of the 95 % interval by Student's t with n - 1 degrees of freedom."""
     values = grouped[list(metrics)]
     half_width: pd.DataFrame = values.sem() * stdtrit(values.count() - 1, 0.975)

@@ -1,0 +1,206 @@
+"""How long uneven workers wait for each other between synchronisations, and what loss they reach in the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from bsweep.analysis.keys import ALLOCATION_LISTS, cell_keys, chosen, keyed, levels, timing
+from bsweep.analysis.loading import Study
+from bsweep.analysis.tables import mean_and_interval
+
+# In the order of a table: the baseline, the published methods A, B and C, then those that measure.
+POLICIES = (
+    "uniform", "batch_by_flops", "batch_by_memory", "steps_by_flops", "steps_by_speed", "hybrid", "network_aware",
+)  # fmt: skip
+NODE = "node {}: idle_seconds"  # name of a column of `idle_table`; nodes count from 1, as the paper's
+
+
+def round_times(study: Study) -> pd.DataFrame:
+    """The rounds as wholes, indexed by `run_id` and `round`.
+
+    Columns: `train_loss`, `num_examples`; `seconds` from its first worker's begin to its last one's end or, where an
+    exchange overlaps the next round, to that; `elapsed_seconds`, these up to its end, without evaluations between
+    rounds; `worker_seconds`, `idle_seconds` and `exchange_seconds`, summed over workers.
+    """
+    spent = ["began_seconds", "compute_seconds", "idle_seconds", "exchange_seconds"]
+    grouped = study.rounds.assign(ended_seconds=study.rounds[spent].sum(axis=1)).groupby(["run_id", "round"])
+    table = grouped[["train_loss", "num_examples"]].first()
+    began, ended = grouped["began_seconds"].min(), grouped["ended_seconds"].max()
+    next_began = began.groupby(level="run_id").shift(-1)
+    table["seconds"] = np.fmin(ended, next_began) - began
+    table["elapsed_seconds"] = table["seconds"].groupby(level="run_id").cumsum()
+    table["worker_seconds"] = table["seconds"] * grouped.size()
+    return table.join(grouped[["idle_seconds", "exchange_seconds"]].sum())
+
+
+def idle_table(study: Study) -> pd.DataFrame:
+    """Idle seconds by node, table 3 of the paper of uneven GPUs: means over the completed runs of each cell.
+
+    Columns: `n`; `rounds` of a run; a column `NODE` for each worker and `idle_seconds`, their total with
+    `idle_seconds_ci95`, summed over `shown_rounds`: those of the baseline, to which runs with more or fewer rounds are
+    scaled; `change` of the total against the baseline, as a fraction, from runs of equal seed where there are any, with
+    `change_ci95`; `idle_seconds_per_round`; `idle_share` and `exchange_share` of the workers' time;
+    `examples_per_second`. The baseline is the allocation `uniform` without lists, everything else being equal; without
+    it nothing is scaled, and `change` is NaN. Cells that differ in optimizer settings alone count as one.
+    """
+    runs = _by_run(study)
+    keys = cell_keys(timing(study.runs))
+    shown = runs["baseline_rounds"].fillna(runs["rounds"])
+    nodes = [str(name) for name in runs if str(name).startswith("node ")]
+    idle = [*nodes, "idle_seconds"]
+    runs[idle] = runs[idle].mul(shown / runs["rounds"], axis="index")
+    runs = runs.assign(shown_rounds=shown)
+    grouped = runs.groupby(keys)
+    means = grouped[["rounds", "shown_rounds", *nodes]].mean()
+    table = pd.DataFrame({"n": grouped.size()}).join(means).join(mean_and_interval(grouped, ["idle_seconds"]))
+    changes = {key: _change(cell, runs) for key, cell in grouped}
+    table[["change", "change_ci95"]] = pd.DataFrame.from_dict(changes, orient="index").to_numpy(float).reshape(-1, 2)
+    others = ["idle_seconds_per_round", "idle_share", "exchange_share", "examples_per_second"]
+    return _in_order(table.join(grouped[others].mean()), grouped["policy"].first())
+
+
+def loss_by_time(study: Study) -> pd.DataFrame:
+    """Training loss by elapsed training time, indexed by `cell_keys` and `elapsed_seconds`; means as in `cells`.
+
+    As many points as rounds, over the time that all seeds have; a run's loss is interpolated between its rounds' ends.
+    """
+    keys = cell_keys(study.runs)
+    points = []
+    for key, curves in _loss_curves(study):
+        first = max(curve["elapsed_seconds"].iloc[0] for curve in curves)
+        last = min(curve["elapsed_seconds"].iloc[-1] for curve in curves)
+        times = np.linspace(first, last, min(len(curve) for curve in curves))
+        cell = dict(zip(keys, key, strict=True))
+        points += [
+            {**cell, "elapsed_seconds": time, "train_loss": loss}
+            for curve in curves
+            for time, loss in zip(times, _loss_at(curve, times), strict=True)
+        ]
+    grouped = pd.DataFrame(points, columns=[*keys, "elapsed_seconds", "train_loss"]).groupby([*keys, "elapsed_seconds"])
+    return pd.DataFrame({"n": grouped.size()}).join(mean_and_interval(grouped, ["train_loss"]))
+
+
+def equal_time_losses(study: Study) -> pd.DataFrame:
+    """Training loss of each cell when the shortest run of those that differ in the variant alone ended.
+
+    Indexed by `cell_keys`. Columns: `n`; `elapsed_seconds` then; `num_examples` trained on until then; `train_loss`
+    with its interval, interpolated between rounds, NaN where none had ended.
+    """
+    keys = cell_keys(study.runs)
+    curves = dict(_loss_curves(study))
+    context = {key: tuple(part for name, part in zip(keys, key, strict=True) if name != "variant") for key in curves}
+    shortest: dict[Any, float] = {}
+    for key, of_cell in curves.items():
+        ended = min(curve["elapsed_seconds"].iloc[-1] for curve in of_cell)
+        shortest[context[key]] = min(ended, shortest.get(context[key], ended))
+    rows = []
+    for key, of_cell in curves.items():
+        seconds = shortest[context[key]]
+        for curve in of_cell:
+            row = {**dict(zip(keys, key, strict=True)), "policy": curve["policy"].iloc[0], "elapsed_seconds": seconds}
+            row["train_loss"] = float(_loss_at(curve, [seconds])[0])
+            examples = curve["num_examples"].cumsum()
+            row["num_examples"] = float(np.interp(seconds, [0, *curve["elapsed_seconds"]], [0, *examples]))
+            rows.append(row)
+    table = pd.DataFrame(rows, columns=[*keys, "policy", "elapsed_seconds", "train_loss", "num_examples"])
+    grouped = table.groupby(keys)
+    means = pd.DataFrame({"n": grouped.size()}).join(grouped[["elapsed_seconds", "num_examples"]].mean())
+    return _in_order(means.join(mean_and_interval(grouped, ["train_loss"])), grouped["policy"].first())
+
+
+def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
+    """A few rounds of the first seed of each cell, indexed as `idle_table`: `ROUND_COLUMNS`, begun from zero on.
+
+    They are the second round, for the first may warm up, and those after it.
+    """
+    runs = _by_run(study)
+    keys = cell_keys(timing(study.runs))
+    first = runs.sort_values("seed", kind="stable").groupby(keys).head(1)
+    rounds = study.rounds.merge(first[["run_id", "policy", "rounds", *keys]].rename(columns=_APART), on="run_id")
+    after_first = rounds[(rounds["round"] > 1) | (rounds["rounds"] == 1)]
+    shown = after_first[after_first["round"] < after_first.groupby("run_id")["round"].transform("min") + num_rounds]
+    began = shown["began_seconds"] - shown.groupby("run_id")["began_seconds"].transform("min")
+    table = shown.assign(began_seconds=began).set_index([_APART.get(name, name) for name in keys])
+    table.index.names = keys
+    return _in_order(table.drop(columns=["policy", "rounds"]), table["policy"])
+
+
+_APART = {"local_batch": "cell_batch"}  # rounds have a batch of their own
+
+
+def _by_run(study: Study) -> pd.DataFrame:
+    """One row a completed run with rounds: what its cell is, what it came to, and who its baseline is."""
+    told = timing(study.runs)
+    alike = told.drop(columns=[name for name in told if str(name).partition(".")[0] == "allocation"])
+    asked = chosen(told)
+    lists = [name for name in ALLOCATION_LISTS if name in asked]
+    known = keyed(told).assign(
+        everything_else=keyed(alike).groupby(cell_keys(alike)).ngroup(),
+        policy=asked["allocation"],
+        is_baseline=(asked["allocation"] == "uniform") & asked[lists].isna().all(axis="columns"),
+    )
+    times = round_times(study)
+    sums = times.drop(columns=["train_loss", "elapsed_seconds"]).groupby(level="run_id").sum()
+    by_run = pd.DataFrame({
+        "rounds": times.groupby(level="run_id").size(),
+        "idle_seconds": sums["idle_seconds"],
+        "idle_share": sums["idle_seconds"] / sums["worker_seconds"],
+        "exchange_share": sums["exchange_seconds"] / sums["worker_seconds"],
+        "examples_per_second": sums["num_examples"] / sums["seconds"],
+    })  # fmt: skip
+    by_run["idle_seconds_per_round"] = by_run["idle_seconds"] / by_run["rounds"]
+    of_nodes = study.rounds.pivot_table(index="run_id", columns="worker", values="idle_seconds", aggfunc="sum")
+    by_run = by_run.join(of_nodes.rename(columns=lambda worker: NODE.format(worker + 1)))
+    columns = ["run_id", "seed", "everything_else", "policy", "is_baseline", *cell_keys(told)]
+    runs = known.loc[known["status"] == "completed", columns].merge(by_run, on="run_id")
+    of_baseline = runs["rounds"].where(runs["is_baseline"]).groupby(runs["everything_else"])
+    return runs.assign(baseline_rounds=of_baseline.transform("mean"))
+
+
+def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
+    """A cell's idle seconds over its baseline's, less one, and half the width of its interval: by seed if any match."""
+    baseline = runs[runs["is_baseline"] & runs["everything_else"].isin(cell["everything_else"])]
+    if baseline.empty or cell["is_baseline"].all():
+        return float("nan"), float("nan")
+    ours, theirs = (table.groupby("seed")["idle_seconds"].mean() for table in (cell, baseline))
+    paired = pd.DataFrame({"ours": ours, "theirs": theirs}).dropna()
+    if paired.empty:
+        return _over(ours.mean() - theirs.mean(), theirs.mean()), float("nan")
+    differences = (paired["ours"] - paired["theirs"]).rename("difference").to_frame()
+    interval = mean_and_interval(differences.groupby(lambda _: 0), ["difference"]).iloc[0]
+    base = paired["theirs"].mean()
+    return _over(interval["difference"], base), _over(interval["difference_ci95"], base)
+
+
+def _over(part: float, whole: float) -> float:
+    return float(part / whole) if whole else float("nan")
+
+
+def _loss_curves(study: Study) -> Iterator[tuple[Any, list[pd.DataFrame]]]:
+    """Of each cell the completed runs' rounds that have a loss, one table a run, indexed by round."""
+    keys, times = cell_keys(study.runs), round_times(study)
+    known = keyed(study.runs).assign(policy=chosen(study.runs)["allocation"])
+    completed = known.loc[known["status"] == "completed", ["run_id", "policy", *keys]]
+    joined = times[times["train_loss"].notna()].reset_index().merge(completed, on="run_id")
+    for key, cell in joined.groupby(keys):
+        yield key, [curve.set_index("round") for _, curve in cell.groupby("run_id")]
+
+
+def _loss_at(curve: pd.DataFrame, seconds: ArrayLike) -> Any:
+    return np.interp(np.asarray(seconds, float), curve["elapsed_seconds"], curve["train_loss"], left=np.nan)
+
+
+def _in_order(table: pd.DataFrame, policies: pd.Series[str]) -> pd.DataFrame:
+    """The cells with the policies of each variant side by side, in the order of `POLICIES`."""
+    if table.empty:
+        return table
+    keys = levels(table)
+    ranks = policies.map(lambda policy: POLICIES.index(policy) if policy in POLICIES else len(POLICIES))
+    others = [name for name in keys if name != "variant"]
+    places = table.index.to_frame(index=False).assign(rank=ranks.to_numpy())
+    return table.iloc[places.sort_values([*others, "rank", "variant"], kind="stable").index]
