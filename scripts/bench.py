@@ -82,7 +82,7 @@ def plain_loop(job: worker.Job) -> Callable[[], object]:
     """What one writes first: contiguous fp32, the optimizer tensor by tensor, inputs ready as floats."""
     from bsweep import models
 
-    model = models.build(job.config.model, num_classes=10, in_channels=3).to(job.device)
+    model = models.build(job.config.model, num_classes=10, shape=(3, 32, 32)).to(job.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     images = torch.randn(64, 3, 32, 32, device=job.device)
     labels = torch.randint(10, (64,), device=job.device)
@@ -97,7 +97,7 @@ def plain_loop(job: worker.Job) -> Callable[[], object]:
 
 def core_of(job: worker.Job, batch: torch.Tensor) -> Callable[[], object]:
     """Forward, backward and optimizer of the job's own model on inputs that are ready."""
-    images = job.inputs(job.dataset.train_images[batch.to(job.device)])
+    images = job.inputs(job.dataset.train_inputs[batch.to(job.device)])
     labels = job.dataset.train_labels[batch.to(job.device)]
 
     def step() -> None:
@@ -113,7 +113,7 @@ def core_of(job: worker.Job, batch: torch.Tensor) -> Callable[[], object]:
 def data_seconds(job: worker.Job, batch: torch.Tensor) -> float:
     def path() -> None:
         indices = batch.to(job.device)
-        crops = augment.crop_and_flip(job.dataset.train_images, indices, seed=0, epoch=1, padding=4, flip=True)
+        crops = augment.crop_and_flip(job.dataset.train_inputs, indices, seed=0, epoch=1, padding=4, flip=True)
         job.inputs(crops)
 
     return alternating({"data": path}, rounds=50)["data"]
@@ -249,7 +249,7 @@ def bench_memory() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     config = compose("local_batch=64", "strategy=single", "data=synthetic", "data.num_train=50000")
     job = prepare(config)
-    images = job.dataset.train_images.numel() + job.dataset.test_images.numel()
+    images = job.dataset.train_inputs.numel() + job.dataset.test_inputs.numel()
     state = 3 * job.vector.num_bytes  # parameters, gradients, momentum
     order = plan.epoch_order(len(job.dataset.train_labels), seed=0, epoch=1)
     for step in range(3):

@@ -111,8 +111,8 @@ def _moved(job: worker.Job) -> float:
     from bsweep import models
 
     torch.manual_seed(job.config.seed)
-    shape = data.prepare(job.config.data).shape
-    model = models.build(job.config.model, num_classes=len(job.dataset.classes), in_channels=shape[0])
+    info = data.prepare(job.config.data)
+    model = models.build(job.config.model, num_classes=info.num_classes, shape=info.shape)
     initial = Vector(model.double().to(memory_format=worker.memory_format(job.config))).parameters  # type: ignore[call-overload]
     return float((job.vector.parameters.double() - initial).abs().max())
 
