@@ -26,7 +26,7 @@ from bsweep import worker  # noqa: E402
 from bsweep.config import RunConfig  # noqa: E402
 from bsweep.data import augment, plan  # noqa: E402
 from bsweep.place import Place  # noqa: E402
-from bsweep.runlog import RunPaths, read_records  # noqa: E402
+from bsweep.runlog import RunLog, RunPaths, read_records  # noqa: E402
 from tests.running import compose, tool  # noqa: E402
 
 MEGABYTE = 2**20
@@ -59,7 +59,9 @@ def bench_step() -> None:
     batch = plan.step_indices(order, 0, 64)
     plain = plain_loop(job)
     core = core_of(job, batch)
-    seconds = alternating({"plain": plain, "step": lambda: worker.train_step(job, batch, 1), "core": core}, rounds=7)
+    seconds = alternating(
+        {"plain": plain, "step": lambda: worker.train_step(job, batch, batch, 1), "core": core}, rounds=7
+    )
     ratio = seconds["plain"] / seconds["step"]
     added = seconds["step"] - seconds["core"]
     print(
@@ -75,14 +77,14 @@ def bench_step() -> None:
 def prepare(config: RunConfig) -> worker.Job:
     torch.set_num_threads(os.cpu_count() or 1)
     device = worker.choose_device(config, Place())
-    return worker._prepare(config, Place(), RunPaths(Path("nowhere")), device, None, lambda: None)
+    return worker._prepare(config, Place(), RunPaths(Path("nowhere")), device, RunLog(Path("nowhere")), lambda: None)
 
 
 def plain_loop(job: worker.Job) -> Callable[[], object]:
     """What one writes first: contiguous fp32, the optimizer tensor by tensor, inputs ready as floats."""
     from bsweep import models
 
-    model = models.build(job.config.model, num_classes=10, in_channels=3).to(job.device)
+    model = models.build(job.config.model, num_classes=10, shape=(3, 32, 32)).to(job.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     images = torch.randn(64, 3, 32, 32, device=job.device)
     labels = torch.randint(10, (64,), device=job.device)
@@ -97,7 +99,7 @@ def plain_loop(job: worker.Job) -> Callable[[], object]:
 
 def core_of(job: worker.Job, batch: torch.Tensor) -> Callable[[], object]:
     """Forward, backward and optimizer of the job's own model on inputs that are ready."""
-    images = job.inputs(job.dataset.train_images[batch.to(job.device)])
+    images = job.inputs(job.dataset.train_inputs[batch.to(job.device)])
     labels = job.dataset.train_labels[batch.to(job.device)]
 
     def step() -> None:
@@ -113,7 +115,7 @@ def core_of(job: worker.Job, batch: torch.Tensor) -> Callable[[], object]:
 def data_seconds(job: worker.Job, batch: torch.Tensor) -> float:
     def path() -> None:
         indices = batch.to(job.device)
-        crops = augment.crop_and_flip(job.dataset.train_images, indices, seed=0, epoch=1, padding=4, flip=True)
+        crops = augment.crop_and_flip(job.dataset.train_inputs, indices, seed=0, epoch=1, padding=4, flip=True)
         job.inputs(crops)
 
     return alternating({"data": path}, rounds=50)["data"]
@@ -141,7 +143,9 @@ def bench_exchange_worker() -> None:
     store = hvd.broadcast_object(tempfile.mktemp(), root_rank=0)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=place.rank, world_size=place.num_workers)
     config = compose("local_batch=8", f"num_workers={place.num_workers}", "data=synthetic")
-    job = worker._prepare(config, place, RunPaths(Path("nowhere")), torch.device("cpu"), None, lambda: None)
+    job = worker._prepare(
+        config, place, RunPaths(Path("nowhere")), torch.device("cpu"), RunLog(Path("nowhere")), lambda: None
+    )
     job.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     gloo_vector = job.vector.gradients.clone()
 
@@ -249,11 +253,12 @@ def bench_memory() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     config = compose("local_batch=64", "strategy=single", "data=synthetic", "data.num_train=50000")
     job = prepare(config)
-    images = job.dataset.train_images.numel() + job.dataset.test_images.numel()
+    images = job.dataset.train_inputs.numel() + job.dataset.test_inputs.numel()
     state = 3 * job.vector.num_bytes  # parameters, gradients, momentum
     order = plan.epoch_order(len(job.dataset.train_labels), seed=0, epoch=1)
     for step in range(3):
-        worker.train_step(job, plan.step_indices(order, step * 64, 64), 1)
+        batch = plan.step_indices(order, step * 64, 64)
+        worker.train_step(job, batch, batch, 1)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     print(
         f"memory above the interpreter's {before / MEGABYTE:.0f} MB: {peak / MEGABYTE:.0f} MB, of which data "

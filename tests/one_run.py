@@ -53,9 +53,9 @@ def run(folder: Path, overrides: list[str]) -> dict[str, object] | None:
         seen[-1][1].extend(crops.clone())
         return crops
 
-    def spying_step(job: worker.Job, batch: torch.Tensor, epoch: int) -> torch.Tensor:
+    def spying_step(job: worker.Job, batch: torch.Tensor, part: torch.Tensor, epoch: int) -> torch.Tensor:
         seen.append(([], []))
-        return _PLAIN_STEP(job, batch, epoch)
+        return _PLAIN_STEP(job, batch, part, epoch)
 
     worker.train_step, augment.crop_and_flip = spying_step, spying_crop
     folder.mkdir(exist_ok=True)
@@ -102,7 +102,7 @@ def _count_early_sends() -> list[int]:
         counts.append(sum(bucket.handle is not None for bucket in self._buckets))
         plain_step(self)
 
-    Horovod.step = spying_step  # type: ignore[method-assign]
+    Horovod.step = spying_step  # type: ignore[method-assign, assignment]
     return counts
 
 
@@ -111,8 +111,8 @@ def _moved(job: worker.Job) -> float:
     from bsweep import models
 
     torch.manual_seed(job.config.seed)
-    shape = data.prepare(job.config.data).shape
-    model = models.build(job.config.model, num_classes=len(job.dataset.classes), in_channels=shape[0])
+    info = data.prepare(job.config.data)
+    model = models.build(job.config.model, num_classes=info.num_classes, shape=info.shape)
     initial = Vector(model.double().to(memory_format=worker.memory_format(job.config))).parameters  # type: ignore[call-overload]
     return float((job.vector.parameters.double() - initial).abs().max())
 

@@ -156,8 +156,8 @@ def write_run(
     paths.meta.write_text(json.dumps(meta))
     start = Start(
         run_id=folder.name, config=config, local_batch=local_batch, global_batch=global_batch, num_train=num_train,
-        num_test=10_000, classes=CIFAR10, num_parameters=11_181_642, device="cpu", precision="fp32", threads=2,
-        start_seconds=1.5,
+        num_test=10_000, classes=CIFAR10, num_parameters=11_181_642, tokens_per_example=None, device="cpu",
+        precision="fp32", threads=2, start_seconds=1.5,
     )  # fmt: skip
     done = epochs if num_epochs_done is None else num_epochs_done
     records = [start, *(Event(event="warning", message=text) for text in events)]
@@ -254,7 +254,7 @@ def _epoch(config: Mapping[str, Any], epoch: int, num_train: int) -> dict[str, A
         Epoch(
             epoch=epoch, num_steps=num_steps, train_seconds=seconds, train_loss=2.3 * (1 - accuracy) + 0.02,
             train_accuracy=accuracy, test_loss=2.4 * (1 - accuracy) + 0.1, test_accuracy=accuracy - 0.03,
-            images_per_second=num_train / seconds, step_seconds_p50=seconds / num_steps,
+            images_per_second=num_train / seconds, tokens_per_second=None, step_seconds_p50=seconds / num_steps,
             step_seconds_p95=1.2 * seconds / num_steps, learning_rate=0.1, global_batch=batch * workers,
             peak_memory_bytes=None, **traffic,
         )

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep.data.plan import epoch_order, num_steps, step_indices, worker_part
+from bsweep.data.plan import epoch_order, step_indices, worker_part
 
 SIZES = [(n, batch) for n in (1, 2, 7, 64, 97, 1000) for batch in (1, 3, 8, 64, 1000)]
 
 
 def steps(num_examples: int, global_batch: int, *, seed: int = 0, epoch: int = 1) -> list[Tensor]:
     order = epoch_order(num_examples, seed=seed, epoch=epoch)
-    starts = range(0, num_steps(num_examples, global_batch) * global_batch, global_batch)
+    starts = range(0, num_examples, global_batch)
     return [step_indices(order, start, global_batch) for start in starts]
 
 

@@ -61,8 +61,8 @@ def check_contract(config: AnyData) -> Dataset:
     """What the training loop counts on, for any data set."""
     info, dataset = data.prepare(config), data.load(config, CPU)
     for images, labels in (
-        (dataset.train_images, dataset.train_labels),
-        (dataset.test_images, dataset.test_labels),
+        (dataset.train_inputs, dataset.train_labels),
+        (dataset.test_inputs, dataset.test_labels),
     ):
         assert images.dtype == torch.uint8
         assert images.is_contiguous()
@@ -72,10 +72,12 @@ def check_contract(config: AnyData) -> Dataset:
         assert 0 <= int(labels.min()) <= int(labels.max()) < len(info.classes)
     assert (len(dataset.train_labels), len(dataset.test_labels)) == (info.num_train, info.num_test)
     assert dataset.classes == info.classes
+    assert dataset.num_classes == info.num_classes == len(info.classes)
+    assert dataset.mean is not None and dataset.std is not None
     assert dataset.mean.dtype == dataset.std.dtype == torch.float32
     assert dataset.mean.shape == dataset.std.shape == (info.shape[0],)
     again = data.load(config, CPU)
-    assert torch.equal(dataset.train_images, again.train_images)
+    assert torch.equal(dataset.train_inputs, again.train_inputs)
     assert torch.equal(dataset.train_labels, again.train_labels)
     return dataset
 
@@ -84,7 +86,7 @@ def check_contract(config: AnyData) -> Dataset:
 
 
 def test_every_configured_data_set_has_its_loader() -> None:
-    assert set(data.DATASETS) == {"cifar10", "digits", "imagefolder", "synthetic"}
+    assert set(data.DATASETS) == {"cifar10", "digits", "imagefolder", "synthetic", "text"}
 
 
 def test_channel_statistics_are_those_of_floats() -> None:
@@ -113,16 +115,16 @@ def test_a_subset_is_balanced(size: int) -> None:
 def test_a_class_with_too_few_examples_gives_all() -> None:
     labels = torch.tensor([0] * 10 + [1] * 2 + [2] * 10)
     images = torch.arange(22, dtype=torch.uint8).view(22, 1, 1, 1)
-    dataset = Dataset(images, labels, images, labels, ("a", "b", "c"), torch.zeros(1), torch.ones(1))
+    dataset = Dataset(images, labels, images, labels, ("a", "b", "c"), 3)
     subset = balanced_subset(dataset, 11)
     assert sorted(torch.bincount(subset.train_labels).tolist()) == [2, 4, 5]
-    assert torch.equal(labels[subset.train_images.flatten().long()], subset.train_labels)
+    assert torch.equal(labels[subset.train_inputs.flatten().long()], subset.train_labels)
 
 
 def test_a_smaller_subset_is_part_of_a_larger() -> None:
     dataset = data.load(DIGITS, CPU)
     small, large = (
-        {image.numpy().tobytes() for image in balanced_subset(dataset, size).train_images} for size in (50, 70)
+        {image.numpy().tobytes() for image in balanced_subset(dataset, size).train_inputs} for size in (50, 70)
     )
     assert small < large
 
@@ -146,16 +148,16 @@ def test_digits_are_scikit_learns() -> None:
 
 def test_digits_split_is_stratified() -> None:
     dataset = check_contract(DIGITS)
-    assert data.prepare(DIGITS) == data.DataInfo(1437, 360, (3, 32, 32), tuple("0123456789"))
+    assert data.prepare(DIGITS) == data.DataInfo(1437, 360, (3, 32, 32), tuple("0123456789"), 10)
     train, test = (torch.bincount(labels) for labels in (dataset.train_labels, dataset.test_labels))
     assert ((test - (train + test) / 5).abs() < 1).all()
-    assert dataset.train_images.max() == 255
+    assert dataset.train_inputs.max() == 255
 
 
 def test_digits_of_their_own_size_are_not_resampled() -> None:
     dataset = check_contract(but(DIGITS, side=8))
     greys, labels = digits.read_digits()
-    shown = sorted(image[0].numpy().tobytes() for image in torch.cat([dataset.train_images, dataset.test_images]))
+    shown = sorted(image[0].numpy().tobytes() for image in torch.cat([dataset.train_inputs, dataset.test_inputs]))
     assert shown == sorted(grey.numpy().tobytes() for grey in (greys * 255 / 16).round().to(torch.uint8))
     assert len(labels) == 1797
 
@@ -171,9 +173,9 @@ def test_digits_without_scikit_learn_say_how_to_get_it(monkeypatch: pytest.Monke
 
 def test_synthetic_images_have_their_shape_and_can_be_learned() -> None:
     dataset = check_contract(SYNTHETIC)
-    assert data.prepare(SYNTHETIC) == data.DataInfo(300, 50, (3, 16, 12), tuple("0123456"))
-    prototypes = torch.stack([dataset.train_images[dataset.train_labels == c].float().mean(0) for c in range(7)])
-    distance = torch.cdist(dataset.test_images.float().flatten(1), prototypes.flatten(1))
+    assert data.prepare(SYNTHETIC) == data.DataInfo(300, 50, (3, 16, 12), tuple("0123456"), 7)
+    prototypes = torch.stack([dataset.train_inputs[dataset.train_labels == c].float().mean(0) for c in range(7)])
+    distance = torch.cdist(dataset.test_inputs.float().flatten(1), prototypes.flatten(1))
     assert torch.equal(distance.argmin(1), dataset.test_labels)
 
 
@@ -213,9 +215,9 @@ def test_an_image_folder_holds_its_images(folder: Path) -> None:
     dataset = check_contract(image_folder(folder))
     assert dataset.classes == ("cat", "dog")
     assert dataset.train_labels.tolist() == [0] * 4 + [1] * 4
-    assert dataset.train_images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 100, 101, 102, 103]
-    assert dataset.test_images[:, 2, 7, 7].tolist() == [50, 150]
-    assert dataset.mean[0].item() == pytest.approx(51.5 / 255)
+    assert dataset.train_inputs[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 100, 101, 102, 103]
+    assert dataset.test_inputs[:, 2, 7, 7].tolist() == [50, 150]
+    assert dataset.mean is not None and dataset.mean[0].item() == pytest.approx(51.5 / 255)
 
 
 def test_images_are_converted_resized_and_cropped(folder: Path) -> None:
@@ -230,7 +232,7 @@ def test_images_are_converted_resized_and_cropped(folder: Path) -> None:
     (train / ".hidden").write_text("no image")
     dataset = check_contract(image_folder(folder))
     names = ["0", "1", "2", "3", "deep", "palette", "sixteen", "transparent", "wide"]
-    means = dict(zip(names, dataset.train_images.double().mean(dim=(1, 2, 3)).tolist(), strict=False))
+    means = dict(zip(names, dataset.train_inputs.double().mean(dim=(1, 2, 3)).tolist(), strict=False))
     assert means["deep"] == pytest.approx(200, abs=1)
     assert means["sixteen"] == 200
     assert means["transparent"] == 9
@@ -241,7 +243,7 @@ def test_the_exact_size_is_left_alone(folder: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(folder / "train" / "cat" / "0.png")
     dataset = data.load(image_folder(folder), CPU)
-    assert np.array_equal(dataset.train_images[0].numpy(), pixels.transpose(2, 0, 1))
+    assert np.array_equal(dataset.train_inputs[0].numpy(), pixels.transpose(2, 0, 1))
 
 
 def test_images_are_decoded_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,13 +271,13 @@ def test_whatever_changes_the_images_decodes_them_again(
         path.rename(folder / "train" / "dog" / "00.png")
     after = data.load(image_folder(folder, side), CPU)
     assert "decoding" in capsys.readouterr().err
-    same = torch.equal(before.train_images, after.train_images) if side == 8 else False
+    same = torch.equal(before.train_inputs, after.train_inputs) if side == 8 else False
     assert not same or not torch.equal(before.train_labels, after.train_labels)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "emptied", "text"])
 def test_a_damaged_cache_is_made_anew_and_said(folder: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
-    before = data.load(image_folder(folder), CPU).train_images.clone()
+    before = data.load(image_folder(folder), CPU).train_inputs.clone()
     path = cache_file()
     content = path.read_bytes()
     path.write_bytes(
@@ -286,7 +288,7 @@ def test_a_damaged_cache_is_made_anew_and_said(folder: Path, damage: str, capsys
             "text": b"<html>no tensor</html>" * 20,
         }[damage]
     )
-    assert torch.equal(data.load(image_folder(folder), CPU).train_images, before)
+    assert torch.equal(data.load(image_folder(folder), CPU).train_inputs, before)
     assert f"{path} is damaged" in capsys.readouterr().err
     data.load(image_folder(folder), CPU)
     assert capsys.readouterr().err == ""
@@ -301,7 +303,7 @@ def test_classes_are_guarded_by_the_checksum_too(folder: Path) -> None:
 
 def _load_in_process(root: str, results: Any) -> None:
     dataset = data.load(image_folder(Path(root)), CPU)
-    results.put(int(dataset.train_images.long().sum()))
+    results.put(int(dataset.train_inputs.long().sum()))
 
 
 def test_processes_that_load_at_once_decode_once(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -456,8 +458,8 @@ def test_cifar10_is_downloaded_once(served: Served, tmp_path: Path) -> None:
     dataset = check_contract(cifar10(tmp_path / "root"))
     assert data.prepare(cifar10(tmp_path / "root")).num_train == 100
     expected = np.concatenate([served.pixels[f"data_batch_{i}"] for i in range(1, 6)]).reshape(-1, 3, 32, 32)
-    assert np.array_equal(dataset.train_images.numpy(), expected)
-    assert np.array_equal(dataset.test_images.numpy(), served.pixels["test_batch"].reshape(-1, 3, 32, 32))
+    assert np.array_equal(dataset.train_inputs.numpy(), expected)
+    assert np.array_equal(dataset.test_inputs.numpy(), served.pixels["test_batch"].reshape(-1, 3, 32, 32))
     assert dataset.train_labels.tolist() == [i % 10 for i in range(20)] * 5
     assert dataset.classes[3] == "class3"
     assert sum("GET" in request for request in served.requests) <= 2  # torchvision's look for redirects, then the file

@@ -101,6 +101,14 @@ def oracle(global_batch: int, *overrides: str) -> dict[str, Any]:
 
 STRATEGIES = sorted(path.stem for path in (conf_dir() / "strategy").glob("*.yaml") if path.stem != "single")
 
+# With one plain step a round, DiLoCo is synchronous SGD.
+SYNCHRONOUS_DILOCO = (
+    "optimizer=sgd",
+    "optimizer.momentum=0",
+    "strategy.sync_every=1",
+    "strategy.outer_lr=1",
+    "strategy.outer_momentum=0",
+)
 # Synchronous and exact ways to run a strategy: its defaults, unless something else is said here.
 VARIANTS: dict[str, list[tuple[int, tuple[str, ...]]]] = {
     "horovod": [
@@ -124,6 +132,21 @@ VARIANTS: dict[str, list[tuple[int, tuple[str, ...]]]] = {
         (3, ("strategy.num_servers=2", "strategy.sharding=memory", "strategy.colocated=true")),
     ],
     "local_sgd": [(3, ("strategy.sync_every=1",)), (2, ("strategy.sync_every=3", "strategy.warmup_steps=100"))],
+    "diloco": [
+        (2, SYNCHRONOUS_DILOCO),
+        (3, (*SYNCHRONOUS_DILOCO, "strategy.algorithm=ring")),
+        (2, (*SYNCHRONOUS_DILOCO, "strategy.algorithm=horovod", "launch=horovodrun")),
+        (2, (*SYNCHRONOUS_DILOCO, "compression=topk", "compression.density=1")),
+        (3, (*SYNCHRONOUS_DILOCO, "strategy.on_loss=continue")),
+    ],
+}
+# Local batches of three workers that share a global batch of 24.
+UNEVEN = {
+    "horovod": ("strategy.buckets=2",),
+    "ddp": (),
+    "allreduce": (),
+    "parameter_server": ("strategy.num_servers=2",),
+    "diloco": SYNCHRONOUS_DILOCO,
 }
 
 
@@ -140,8 +163,19 @@ def test_workers_reach_the_weights_of_one_worker_with_the_global_batch(
     strategy: str, num_workers: int, overrides: tuple[str, ...]
 ) -> None:
     workers = trained(num_workers, f"strategy={strategy}", "global_batch=24", *overrides)
-    expected = oracle(24)
+    expected = oracle(24, *(o for o in overrides if o.startswith("optimizer.")))
     assert expected["moved"] > 0.01
+    for worker in workers:
+        torch.testing.assert_close(worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("strategy", UNEVEN)
+def test_uneven_local_batches_reach_the_same_weights(strategy: str) -> None:
+    overrides = ("global_batch=24", "allocation.local_batches=[5,12,7]", *UNEVEN[strategy])
+    workers = trained(3, f"strategy={strategy}", *overrides)
+    expected = oracle(24, *(o for o in overrides if o.startswith("optimizer.")))
+    assert expected["moved"] > 0.01
+    assert [len(indices) for indices, _ in workers[1]["seen"]] == [12, 12, 12, 10] * 2, "its part, of a tail too"
     for worker in workers:
         torch.testing.assert_close(worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11)
 
@@ -152,7 +186,8 @@ def test_a_tail_smaller_than_the_worker_count_is_trained_too(strategy: str) -> N
     overrides = next((o for n, o in VARIANTS.get(strategy, []) if n == 2 and "topk" not in str(o)), ())
     if strategy == "local_sgd":
         overrides = ("strategy.sync_every=1",)
-    workers, expected = trained(2, f"strategy={strategy}", *overrides, *more), oracle(24, *more[:1])
+    workers = trained(2, f"strategy={strategy}", *overrides, *more)
+    expected = oracle(24, *more[:1], *(o for o in overrides if o.startswith("optimizer.")))
     for worker in workers:
         torch.testing.assert_close(worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11)
 

@@ -146,6 +146,6 @@ def test_a_run_is_checked_without_its_weights() -> None:
         servers = ("strategy=parameter_server", "strategy.sharding=layer", f"strategy.num_servers={num_servers}")
         return compose("local_batch=8", "model=tiny_cnn", *servers)
 
-    sharding.check(run(2), num_classes=10, in_channels=3)
+    sharding.check(run(2), num_classes=10, shape=(3, 32, 32))
     with pytest.raises(ValueError, match="layers with parameters"):
-        sharding.check(run(100), num_classes=10, in_channels=3)
+        sharding.check(run(100), num_classes=10, shape=(3, 32, 32))

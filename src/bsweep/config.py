@@ -48,37 +48,52 @@ class DataConfig(_Section):
     """What all data sets share; see `conf/data/`."""
 
     subset: Count | None
+
+
+@dataclass(frozen=True)
+class ImageConfig(DataConfig):
+    """What all data sets of images share."""
+
     crop_padding: Natural
     flip: bool
 
 
 @dataclass(frozen=True)
-class Cifar10Config(DataConfig):
+class Cifar10Config(ImageConfig):
     name: Literal["cifar10"]
     root: str
     download: bool
 
 
 @dataclass(frozen=True)
-class ImageFolderConfig(DataConfig):
+class ImageFolderConfig(ImageConfig):
     name: Literal["imagefolder"]
     root: str
     side: Count
 
 
 @dataclass(frozen=True)
-class DigitsConfig(DataConfig):
+class DigitsConfig(ImageConfig):
     name: Literal["digits"]
     side: Annotated[int, Field(ge=8)]
 
 
 @dataclass(frozen=True)
-class SyntheticConfig(DataConfig):
+class SyntheticConfig(ImageConfig):
     name: Literal["synthetic"]
     shape: tuple[Count, Count, Count]
     num_classes: Annotated[int, Field(ge=2)]
     num_train: Count
     num_test: Count
+
+
+@dataclass(frozen=True)
+class TextConfig(DataConfig):
+    name: Literal["text"]
+    path: str
+    sequence_length: Count
+    tokenizer: str | None
+    test_share: Annotated[float, Field(gt=0, lt=1)]
 
 
 @dataclass(frozen=True)
@@ -97,6 +112,16 @@ class VGG16Config(_Section):
 class TinyCNNConfig(_Section):
     name: Literal["tiny_cnn"]
     width: Count
+
+
+@dataclass(frozen=True)
+class LlamaConfig(_Section):
+    name: Literal["llama_150m", "llama_tiny"]
+    hidden_size: Count
+    intermediate_size: Count
+    num_layers: Count
+    num_heads: Count
+    vocabulary_size: Count | None
 
 
 @dataclass(frozen=True)
@@ -346,8 +371,10 @@ class TorchrunConfig(ProcessesConfig):
     name: Literal["torchrun"]
 
 
-AnyData = Annotated[Cifar10Config | ImageFolderConfig | DigitsConfig | SyntheticConfig, Field(discriminator="name")]
-AnyModel = Annotated[ResNet18Config | VGG16Config | TinyCNNConfig, Field(discriminator="name")]
+AnyData = Annotated[
+    Cifar10Config | ImageFolderConfig | DigitsConfig | SyntheticConfig | TextConfig, Field(discriminator="name")
+]
+AnyModel = Annotated[ResNet18Config | VGG16Config | TinyCNNConfig | LlamaConfig, Field(discriminator="name")]
 AnyOptimizer = Annotated[SGDConfig | AdamWConfig | LARSConfig | LAMBConfig, Field(discriminator="name")]
 AnyStrategy = Annotated[
     SingleConfig | HorovodConfig | DDPConfig | AllReduceConfig | ParameterServerConfig | LocalSGDConfig | DiLoCoConfig,
@@ -562,6 +589,7 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
             f"local_batch={_show(c.local_batch)} and global_batch={_show(c.global_batch)}: give exactly one, for "
             "example local_batch=64, and set the other to null where an experiment gives it."
         )
+    yield from _model_contradictions(c)
     yield from _launch_contradictions(c)
     yield from _strategy_contradictions(c)
     yield from _allocation_contradictions(c)
@@ -574,12 +602,32 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
             f"optimizer.warmup_epochs={c.optimizer.warmup_epochs:g} is longer than epochs={c.epochs}: "
             "the learning rate would never reach its base value."
         )
+
+
+def _model_contradictions(c: RunConfig) -> Iterator[str]:
     if isinstance(c.model, ResNet18Config) and 1 in c.local_batches:
         batch = "local_batch" if set(c.local_batches) == {1} else f"local batches {_show(c.local_batches)}: local_batch"
         yield (
             f"{batch}=1 with model=resnet18: BatchNorm needs more than one example for its statistics. "
             "Use local_batch=2 or more."
         )
+    is_text = isinstance(c.data, TextConfig)
+    if is_text and not isinstance(c.model, LlamaConfig):
+        yield (
+            f"model={c.model.name} learns from images, data=text has none: use model=llama_tiny or llama_150m, or "
+            "data=digits."
+        )
+    if isinstance(c.model, LlamaConfig):
+        if not is_text:
+            yield (
+                f"model={c.model.name} learns from text, data={c.data.name} are images: use data=text data.path=FILE, "
+                "or model=resnet18."
+            )
+        if c.model.hidden_size % (2 * c.model.num_heads):
+            yield (
+                f"model.hidden_size={c.model.hidden_size} with model.num_heads={c.model.num_heads}: rotary embeddings "
+                "need heads of equal, even size. Use a hidden size that twice the number of heads divides."
+            )
 
 
 def _launch_contradictions(c: RunConfig) -> Iterator[str]:
@@ -665,6 +713,11 @@ def _diloco_contradictions(c: RunConfig, s: DiLoCoConfig) -> Iterator[str]:
         yield (
             f"strategy.on_loss={s.on_loss} with strategy.algorithm=horovod: horovodrun ends all workers with the "
             "first. Use strategy.on_loss=fail, or strategy.algorithm=native launch=torchrun."
+        )
+    if s.overlap and s.on_loss != "fail":
+        yield (
+            f"strategy.overlap=true with strategy.on_loss={s.on_loss}: what travels while a worker is lost cannot be "
+            "repeated. Use strategy.on_loss=fail, or strategy.overlap=false."
         )
     if s.weights is not None and len(s.weights) != c.num_workers:
         yield (

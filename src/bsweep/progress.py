@@ -18,7 +18,7 @@ _REFRESH_SECONDS = 0.2
 
 
 class Progress:
-    """Points done, the current run's epoch, images per second and the time that is probably left."""
+    """Points done, the current run's epoch, images or tokens per second and the time that is probably left."""
 
     def __init__(self, num_points: int, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
@@ -33,6 +33,7 @@ class Progress:
     def begin(self, config: RunConfig, paths: RunPaths, warnings: list[str]) -> None:
         self._config, self._paths = config, paths
         self._offset, self._num_train = 0, 0
+        self._tokens_per_example: int | None = None
         self._latest: dict[str, Any] = {"epoch": 0}
         self._began_at = time.monotonic()
         self._polled_at = 0.0
@@ -55,12 +56,13 @@ class Progress:
         for record in self._new_records():
             if record["type"] == "start":
                 self._num_train, self._trained_at = record["num_train"], time.monotonic()
+                self._tokens_per_example = record["tokens_per_example"]
             elif record["type"] in ("step", "epoch"):
                 self._latest = record
             if record["type"] == "epoch":
                 self._say(
                     f"  epoch {record['epoch']}/{self._config.epochs}: {record['train_seconds']:.1f} s, "
-                    f"{record['images_per_second']:.0f} images/s, train loss {_number(record['train_loss'])}, "
+                    f"{self._rate(record['images_per_second'])}, train loss {_number(record['train_loss'])}, "
                     f"test accuracy {_number(record['test_accuracy'])}{self._eta()}"
                 )
         if self._console.is_terminal:
@@ -91,9 +93,14 @@ class Progress:
         epoch = min(self._config.epochs, int(self._epochs_done()) + 1)
         return (
             f"point {self._num_done}/{self._num_points}  {self._describe()}  epoch {epoch}/{self._config.epochs}"
-            + (f"  {rate:.0f} images/s" if rate else "  starting")
+            + (f"  {self._rate(rate)}" if rate else "  starting")
             + self._eta()
         )
+
+    def _rate(self, examples_per_second: float) -> str:
+        if self._tokens_per_example:
+            return f"{examples_per_second * self._tokens_per_example:.0f} tokens/s"
+        return f"{examples_per_second:.0f} images/s"
 
     def _epochs_done(self) -> float:
         """Epochs trained, the current one's part included."""

@@ -83,6 +83,7 @@ class Start:
     num_test: int
     classes: tuple[str, ...]
     num_parameters: int
+    tokens_per_example: int | None
     device: str
     precision: str
     threads: int
@@ -112,7 +113,8 @@ class Epoch:
     """One finished epoch. Times in seconds, rates per second, `None` for what was not measured.
 
     `train_seconds` counts training steps only. `train_loss` and `train_accuracy` are means over the epoch's
-    training examples, taken while training; `test_*` over the whole test set. `exchange_seconds` is the part of the
+    training examples (of a text over their tokens), taken while training; `test_*` over the whole test set.
+    `images_per_second` counts examples, of a text its sequences. `exchange_seconds` is the part of the
     training time in which the slowest worker's data travelled, `wait_seconds` the mean time a worker waited for it,
     `worker_wait_seconds` each worker's; `sent_bytes` is the mean over workers, `exchange_steps`
     counts messages that had to follow one another. `servers` says what each parameter
@@ -127,6 +129,7 @@ class Epoch:
     test_loss: float | None
     test_accuracy: float | None
     images_per_second: float
+    tokens_per_second: float | None
     step_seconds_p50: float
     step_seconds_p95: float
     exchange_seconds: float | None

@@ -15,11 +15,11 @@ from bsweep.vector import Slice, layout
 _ELEMENT_BYTES = 4  # `chunk_bytes` counts fp32, whatever travels
 
 
-def check(config: RunConfig, num_classes: int, in_channels: int) -> None:
+def check(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
     """`shards` of a run's model, for its ValueError only; the model is not filled with numbers."""
     if isinstance(config.strategy, ParameterServerConfig):
         with torch.device("meta"):
-            model = models.build(config.model, num_classes=num_classes, in_channels=in_channels)
+            model = models.build(config.model, num_classes=num_classes, shape=shape)
         shards(layout(model), config.num_shards, config.strategy)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from bsweep import data, runlog, sharding
+from bsweep import data, models, runlog, sharding
 from bsweep.config import ConfigError, RunConfig, save
 from bsweep.launch import Outcome
 from bsweep.launch import check as check_launch
@@ -41,7 +41,8 @@ def check(config: RunConfig) -> list[str]:
         warnings = check_launch(config)
         _refuse_newer(config.study_dir)
         info = data.prepare(config.data)
-        sharding.check(config, len(info.classes), info.shape[0])
+        models.check(config.model, info.num_classes)
+        sharding.check(config, info.num_classes, info.shape)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.examples_per_step > info.num_train:
@@ -154,7 +155,7 @@ def _command() -> str:
     return f"{prefix}{sys.argv[0]} {shlex.join(sys.argv[1:])}"
 
 
-_PACKAGES = ("bsweep", "torch", "torchvision", "horovod", "hydra-core", "timm", "numpy")
+_PACKAGES = ("bsweep", "torch", "torchvision", "horovod", "hydra-core", "timm", "tokenizers", "numpy")
 
 
 def version(package: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 import time
@@ -19,7 +20,7 @@ from torch.optim import Optimizer
 from bsweep import checkpoint, data, models, optim, runlog, strategies
 from bsweep.checkpoint import Cursor
 from bsweep.clock import StepClock
-from bsweep.config import RunConfig, read
+from bsweep.config import ImageConfig, RunConfig, read
 from bsweep.data import augment, plan
 from bsweep.errors import Diverged, Stopped, errors_reported
 from bsweep.place import Place, num_cores
@@ -59,15 +60,36 @@ class Job:
         self.alive.show()
         self.on_step()
 
-    def inputs(self, images: Tensor) -> Tensor:
-        """uint8 images as normalised model inputs in the model's memory format."""
+    def inputs(self, examples: Tensor) -> Tensor:
+        """Inputs of the model: uint8 images normalised, in the model's memory format; tokens as int64."""
+        if self.dataset.mean is None or self.dataset.std is None:
+            return examples.long()
         return augment.normalize(
-            images,
+            examples,
             self.dataset.mean,
             self.dataset.std,
             dtype=self.vector.parameters.dtype,
             memory_format=memory_format(self.config),
         )
+
+    def training_inputs(self, indices: Tensor, epoch: int) -> Tensor:
+        """Inputs of the model for training examples: images cropped and flipped at random, text as it is."""
+        if not isinstance(self.config.data, ImageConfig):
+            return self.inputs(self.dataset.train_inputs[indices])
+        images = augment.crop_and_flip(
+            self.dataset.train_inputs,
+            indices,
+            seed=self.config.seed,
+            epoch=epoch,
+            padding=self.config.data.crop_padding,
+            flip=self.config.data.flip,
+        )
+        return self.inputs(images)
+
+    @property
+    def labels_per_example(self) -> int:
+        """Losses that an example counts for: of each token, or of the image."""
+        return self.dataset.tokens_per_example or 1
 
     def autocast(self) -> AbstractContextManager[None]:
         if self.precision != "bf16":
@@ -112,6 +134,7 @@ def _train_epochs(job: Job, launched_at: float | None) -> None:
     cursor = checkpoint.load(job.paths, job.strategy, job.model, job.optimizer) or Cursor.of(job.device)
     while cursor.epoch <= job.config.epochs and not job.strategy.is_finished:
         job.record(train_epoch(job, cursor))
+        _record_rounds(job)  # of workers that were lost meanwhile
         if not bool(job.vector.parameters.sum().isfinite()):  # the same on every worker
             _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
         cursor.begin_epoch()
@@ -128,9 +151,11 @@ def _prepare(
 ) -> Job:
     strategy = strategies.build(config, place, paths)
     dataset = data.load(config.data, device)
+    _refuse_unequal(dataset, strategy, place)
     torch.manual_seed(config.seed)  # the same initial weights on every worker
     precision = choose_precision(config, device)
-    model = models.build(config.model, num_classes=len(dataset.classes), in_channels=dataset.train_images.shape[1]).to(
+    shape = tuple(dataset.train_inputs.shape[1:])
+    model = models.build(config.model, num_classes=dataset.num_classes, shape=shape).to(
         device, dtype=torch.float64 if precision == "fp64" else torch.float32
     )
     model = model.to(memory_format=memory_format(config))  # type: ignore[call-overload]
@@ -158,14 +183,32 @@ def _prepare(
     )
 
 
+def _refuse_unequal(dataset: data.Dataset, strategy: Strategy, place: Place) -> None:
+    """ValueError on all workers if one has other data: hosts may have files of their own under the same path."""
+    if place.num_workers == 1:
+        return
+    labels = dataset.train_labels
+    digest = hashlib.sha256(labels[:: max(1, len(labels) // 1000)].cpu().numpy().tobytes()).digest()
+    checksum = int.from_bytes(digest[:6], "little")  # exact in float64
+    every = strategy.gather(torch.tensor([dataset.num_classes, len(labels), checksum], dtype=torch.float64))
+    others = [rank for rank in range(place.num_workers) if not torch.equal(every[rank], every[0])]
+    if others:
+        (classes, examples, _), (other_classes, other_examples, _) = every[0].tolist(), every[others[0]].tolist()
+        raise ValueError(
+            f"rank {others[0]} has other data than rank 0: a vocabulary (or classes) of {other_classes:.0f} and "
+            f"{other_examples:.0f} training examples, rank 0 has {classes:.0f} and {examples:.0f}, and labels may "
+            "differ. Give all hosts the same files."
+        )
+
+
 def _warm_up(job: Job) -> None:
     """A forward and a backward pass that nothing remembers: kernels are loaded and chosen before the clock starts."""
     indices = torch.arange(min(job.config.examples_per_pass, len(job.dataset.train_labels)), device=job.device)
     statistics = [buffer.clone() for buffer in job.model.buffers()]
     job.model.train()
     with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
-        logits = job.model(job.inputs(job.dataset.train_images[indices]))
-    cross_entropy(logits, job.dataset.train_labels[indices]).backward()
+        logits = job.model(job.inputs(job.dataset.train_inputs[indices]))
+    cross_entropy(logits, job.dataset.train_labels[indices].long()).backward()
     job.vector.zero_gradients()
     for buffer, before in zip(job.model.buffers(), statistics, strict=True):
         buffer.copy_(before)
@@ -182,9 +225,9 @@ def train_epoch(job: Job, cursor: Cursor) -> runlog.Epoch:
         batch = plan.step_indices(order, cursor.position, plan.round_size(strategy.shares))
         _train_round(job, cursor, batch, clock)
     totals = cursor.totals + cursor.recent
-    loss, correct, examples = job.sums(totals)
+    loss, correct, labels = job.sums(totals)
     if _finite(loss) is None:
-        _diverge(job, f"the training loss became {loss / examples} in epoch {cursor.epoch}")
+        _diverge(job, f"the training loss became {loss / labels} in epoch {cursor.epoch}")
     seconds = clock.seconds()
     traffic = asdict(strategy.traffic())
     waits = traffic["worker_wait_seconds"]
@@ -194,11 +237,12 @@ def train_epoch(job: Job, cursor: Cursor) -> runlog.Epoch:
         epoch=cursor.epoch,
         num_steps=len(seconds),
         train_seconds=sum(seconds),
-        train_loss=loss / examples,
-        train_accuracy=correct / examples,
+        train_loss=loss / labels,
+        train_accuracy=correct / labels,
         test_loss=test_loss,
         test_accuracy=test_accuracy,
-        images_per_second=examples / sum(seconds),
+        images_per_second=labels / job.labels_per_example / sum(seconds),
+        tokens_per_second=labels / sum(seconds) if job.dataset.tokens_per_example else None,
         step_seconds_p50=_quantile(seconds, 0.5),
         step_seconds_p95=_quantile(seconds, 0.95),
         learning_rate=job.optimizer.param_groups[0]["lr"],
@@ -224,7 +268,7 @@ def _train_round(job: Job, cursor: Cursor, batch: Tensor, clock: StepClock) -> N
             cursor.recent += sums_of_step
             if number == len(parts):
                 cursor.position += len(batch)
-                strategy.end_round(cursor.epoch, sums)
+                strategy.end_round(cursor.epoch, sums, sum(map(len, parts)))
                 if cursor.position == num_train or strategy.is_finished:
                     strategy.agree()
         cursor.num_steps += 1
@@ -251,7 +295,7 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int) -> Tensor:
     """One optimizer step of this worker on the examples `part`, of all workers' `batch`, numbers of examples.
 
     Returns:
-        Sum of losses, correct answers and examples of its part, float64 (3,) on the device.
+        Sum of losses, correct answers and labels of its part, float64 (3,) on the device.
     """
     config, dataset = job.config, job.dataset
     parts = (plan.worker_part(part, i, config.accumulation_steps) for i in range(config.accumulation_steps))
@@ -261,22 +305,15 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int) -> Tensor:
     started = _busy_seconds(job.device)
     # A worker that has no example of a tail computes one that counts nothing: some exchanges travel within a pass.
     for number, indices in enumerate(passes or [batch[:1]], 1):
-        images = augment.crop_and_flip(
-            dataset.train_images,
-            indices,
-            seed=config.seed,
-            epoch=epoch,
-            padding=config.data.crop_padding,
-            flip=config.data.flip,
-        )
-        labels = dataset.train_labels[indices]
+        inputs, labels = job.training_inputs(indices, epoch), dataset.train_labels[indices].long()
         if number == max(1, len(passes)):
             job.strategy.before_last_pass()
         with job.strategy.passes():
             with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
-                logits = job.training_model(job.inputs(images))
+                logits = job.training_model(inputs)
             loss = cross_entropy(logits, labels)
-            (loss * (bool(passes) / job.strategy.loss_divisor(len(part), len(batch)))).backward()
+            num_labels = job.strategy.loss_divisor(len(part), len(batch)) * job.labels_per_example
+            (loss * (bool(passes) / num_labels)).backward()
         if passes:
             totals += _score(loss, logits, labels)
     _slow_down(job, started)
@@ -288,21 +325,25 @@ def evaluate(job: Job) -> tuple[float | None, float | None]:
     """Mean loss and accuracy over the whole test set, each example counted once by one worker."""
     if job.config.average_batchnorm:
         average_batchnorm(job)
-    images, labels = job.dataset.test_images, job.dataset.test_labels
-    members = job.strategy.members
-    mine = plan.worker_part(torch.arange(len(labels)), members.index(job.place.rank), len(members))
+    dataset, members = job.dataset, job.strategy.members
+    mine = plan.worker_part(torch.arange(len(dataset.test_labels)), members.index(job.place.rank), len(members))
+    tokens = dataset.tokens_per_example
+    at_once = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.model.eval()
     with torch.inference_mode(), job.autocast():
-        for indices in mine.to(job.device).split(_EVALUATION_BATCH):
-            logits = job.model(job.inputs(images[indices]))
-            totals += _score(cross_entropy(logits, labels[indices]), logits, labels[indices])
+        for indices in mine.to(job.device).split(at_once):
+            labels = dataset.test_labels[indices].long()
+            logits = job.model(job.inputs(dataset.test_inputs[indices]))
+            totals += _score(cross_entropy(logits, labels), logits, labels)
             job.heartbeat()
-    loss, correct, examples = job.sums(totals)
-    return _finite(loss / examples), correct / examples
+    loss, correct, num_labels = job.sums(totals)
+    return _finite(loss / num_labels), correct / num_labels
 
 
-_EVALUATION_BATCH = 500  # images; bounds the activations' memory
+# Of one forward pass, to bound the memory of activations and of logits.
+_EVALUATION_IMAGES = 500
+_EVALUATION_TOKENS = 4096
 
 
 def average_batchnorm(job: Job) -> None:
@@ -316,16 +357,16 @@ def average_batchnorm(job: Job) -> None:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of losses, in fp32 at least."""
+    """Sum of losses, in fp32 at least: of logits (B, C) and labels (B,), or (B, T, C) and (B, T)."""
     if logits.dtype == torch.bfloat16:
         logits = logits.float()
-    return F.cross_entropy(logits, labels, reduction="sum")
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
 
 
 def _score(loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    correct = (logits.detach().argmax(dim=1) == labels).sum()
-    examples = torch.full_like(correct, len(labels))  # filled on the device: a copy would make the host wait
-    return torch.stack([loss.detach().double(), correct.double(), examples.double()])
+    correct = (logits.detach().argmax(dim=-1) == labels).sum()
+    num_labels = torch.full_like(correct, labels.numel())  # filled on the device: a copy would make the host wait
+    return torch.stack([loss.detach().double(), correct.double(), num_labels.double()])
 
 
 def _busy_seconds(device: torch.device) -> float:
@@ -346,20 +387,20 @@ def _log_step(job: Job, cursor: Cursor, clock: StepClock) -> None:
     # Workers that are not in step are not made to wait for one another: this one speaks for all.
     strategy, share = job.strategy, job.strategy.shares[job.place.rank].num_examples
     others = plan.round_size(strategy.shares) / share
-    loss, _, examples = job.sums(cursor.recent) if strategy.in_step else (cursor.recent * others).tolist()
+    loss, _, labels = job.sums(cursor.recent) if strategy.in_step else (cursor.recent * others).tolist()
     cursor.totals += cursor.recent
     cursor.recent.zero_()
     job.record(
         runlog.Step(
             epoch=cursor.epoch,
             step=cursor.num_steps,
-            train_loss=_finite(loss / examples) if examples else None,
+            train_loss=_finite(loss / labels) if labels else None,
             learning_rate=job.optimizer.param_groups[0]["lr"],
-            images_per_second=clock.rate(examples),
+            images_per_second=clock.rate(labels / job.labels_per_example),
         )
     )
     if _finite(loss) is None and strategy.in_step:
-        _diverge(job, f"the training loss became {loss / examples} in epoch {cursor.epoch}, by step {len(clock)}")
+        _diverge(job, f"the training loss became {loss / labels} in epoch {cursor.epoch}, by step {len(clock)}")
 
 
 def _diverge(job: Job, message: str) -> NoReturn:
@@ -414,6 +455,7 @@ def _start_record(job: Job, launched_at: float | None) -> runlog.Start:
         num_train=len(dataset.train_labels),
         num_test=len(dataset.test_labels),
         classes=dataset.classes,
+        tokens_per_example=dataset.tokens_per_example,
         num_parameters=job.vector.parameters.numel(),
         device=device,
         precision=job.precision,

@@ -61,6 +61,7 @@ _NO_SETTINGS = (
     "study", "results_dir", "local_batch", "global_batch", "device", "precision", "log_every_steps", "data.download",
     "allocation.probe", "allocation.devices",
 )  # fmt: skip
+_PATHS = ("data.root", "data.path", "data.tokenizer")
 _TEXT = ("run_id", "status", "strategy", "slowdown", "message", "warnings", "device", "hardware", "precision")
 _COUNTS = (
     "num_workers", "local_batch", "global_batch", "seed", "epochs", "epoch", "round", "worker", "local_steps",
@@ -237,8 +238,9 @@ def _run_row(run: Run) -> dict[str, Any]:
         config, problem = _saved_config(run.folder)
         warnings += problem
     settings = {_SHORT_NAMES.get(key, key): value for key, value in _flatten(config) if _is_setting(key)}
-    if "data.root" in settings:
-        settings["data.root"] = Path(settings["data.root"]).name  # which data, not where on which machine
+    for key in _PATHS:
+        if settings.get(key):
+            settings[key] = Path(settings[key]).name  # which data, not where on which machine
     summary = run.summary or {
         "status": "unfinished",
         "local_batch": start.get("local_batch", config.get("local_batch")),
@@ -328,9 +330,9 @@ def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
     command = flat.get("command") or ""
     with contextlib.suppress(ValueError):  # an unbalanced quote
         for word in shlex.split(command):
-            name, _, root = word.partition("=")
-            if name == "data.root" and root:
-                flat["command"] = command.replace(root, Path(root).name)
+            name, _, path = word.partition("=")
+            if name in _PATHS and path:
+                flat["command"] = flat["command"].replace(path, Path(path).name)
     return flat
 
 
@@ -361,7 +363,7 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
             table[column] = table[column].astype("int64")
         elif column in _COUNTS_OR_NULL:
             table[column] = pd.to_numeric(table[column]).astype("Int64")
-        elif column in (*RUN_COLUMNS, *EPOCH_COLUMNS, *ROUND_COLUMNS) or column in ("lr", "start_seconds"):
+        elif column in (*RUN_COLUMNS, *EPOCH_COLUMNS, *ROUND_COLUMNS, "lr", "start_seconds", "tokens_per_second"):
             table[column] = pd.to_numeric(table[column]).astype(float)
     return table
 

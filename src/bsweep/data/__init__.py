@@ -1,4 +1,4 @@
-"""Data sets as uint8 tensors in memory. A new one is a file here, a YAML in `conf/data`, and a line in `DATASETS`."""
+"""Data sets as tensors in memory. A new one is a file here, a YAML in `conf/data`, and a line in `DATASETS`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bsweep.config import AnyData
-from bsweep.data import cifar10, digits, imagefolder, synthetic
+from bsweep.data import cifar10, digits, imagefolder, synthetic, text
 from bsweep.data.dataset import Dataset, balanced_subset
 
 __all__ = ["DATASETS", "DataInfo", "Dataset", "load", "prepare"]
@@ -21,6 +21,7 @@ DATASETS: dict[str, Callable[[Any], Dataset]] = {
     "digits": digits.load,
     "imagefolder": imagefolder.load,
     "synthetic": synthetic.load,
+    "text": text.load,
 }
 
 
@@ -30,8 +31,9 @@ class DataInfo:
 
     num_train: int  # after `subset`
     num_test: int
-    shape: tuple[int, int, int]  # channels, height, width
+    shape: tuple[int, ...]  # of an example: channels, height, width; or tokens
     classes: tuple[str, ...]
+    num_classes: int
 
 
 def prepare(config: AnyData) -> DataInfo:
@@ -53,8 +55,13 @@ def _prepared(config: AnyData) -> DataInfo | ValueError:
         dataset = load(config, torch.device("cpu"))
     except ValueError as error:
         return error
-    channels, height, width = dataset.train_images.shape[1:]
-    return DataInfo(len(dataset.train_labels), len(dataset.test_labels), (channels, height, width), dataset.classes)
+    return DataInfo(
+        num_train=len(dataset.train_labels),
+        num_test=len(dataset.test_labels),
+        shape=tuple(dataset.train_inputs.shape[1:]),
+        classes=dataset.classes,
+        num_classes=dataset.num_classes,
+    )
 
 
 def load(config: AnyData, device: torch.device) -> Dataset:

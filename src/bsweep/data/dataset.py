@@ -17,15 +17,24 @@ _CHUNK = 256  # images counted at once
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test examples; all tensors are contiguous and on one device."""
+    """Training and test examples; all tensors are contiguous and on one device.
 
-    train_images: Tensor  # uint8 (N, C, H, W)
-    train_labels: Tensor  # int64 (N,)
-    test_images: Tensor  # uint8 (M, C, H, W)
-    test_labels: Tensor  # int64 (M,)
-    classes: tuple[str, ...]
-    mean: Tensor  # float32 (C,): of all training images in [0, 1], also where a subset of them is trained on
-    std: Tensor  # float32 (C,)
+    An example is an image and its class, or T tokens of a text and, for each, the one that follows it.
+    """
+
+    train_inputs: Tensor  # images uint8 (N, C, H, W), or tokens uint8 or int32 (N, T)
+    train_labels: Tensor  # classes int64 (N,), or tokens uint8 or int32 (N, T)
+    test_inputs: Tensor  # (M, ...)
+    test_labels: Tensor  # (M, ...)
+    classes: tuple[str, ...]  # their names; none of a text
+    num_classes: int  # what a label is one of: the classes, or a text's vocabulary
+    mean: Tensor | None = None  # float32 (C,): of all training images in [0, 1], also where a subset is trained on
+    std: Tensor | None = None  # float32 (C,)
+
+    @property
+    def tokens_per_example(self) -> int | None:
+        """T of a text, None of images."""
+        return self.train_labels.shape[1] if self.train_labels.dim() == 2 else None
 
     def to(self, device: torch.device) -> Dataset:
         tensors: dict[str, Any] = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)}
@@ -35,7 +44,7 @@ class Dataset:
 def from_images(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: Sequence[str]) -> Dataset:
     """A data set of (images, labels) pairs, with the statistics of its training images."""
     mean, std = channel_statistics(train[0])
-    return Dataset(*train, *test, tuple(classes), mean, std)
+    return Dataset(*train, *test, tuple(classes), len(classes), mean, std)
 
 
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,14 +65,20 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 
 def balanced_subset(dataset: Dataset, size: int) -> Dataset:
     """The data set with `size` of its training examples, the same at each call, and as many of each class as of the
-    others, give or take one; a class that has too few gives all it has. Smaller subsets are parts of larger ones.
+    others, give or take one; a class that has too few gives all it has. A text has no classes to balance. Smaller
+    subsets are parts of larger ones.
     """
-    labels = dataset.train_labels
-    # In a fixed random order: each class's examples numbered 0, 1, ..., then all number 0s, all number 1s, ...
-    shuffled = random_bits(torch.arange(len(labels)), "subset").argsort()
-    by_class = shuffled[labels[shuffled].argsort(stable=True)]
+    order = random_bits(torch.arange(len(dataset.train_labels)), "subset").argsort()
+    if dataset.tokens_per_example is None:
+        order = order[_round_robin(dataset.train_labels[order])]
+    chosen = order[:size].sort().values
+    return replace(dataset, train_inputs=dataset.train_inputs[chosen], train_labels=dataset.train_labels[chosen])
+
+
+def _round_robin(labels: Tensor) -> Tensor:
+    """The order, int64 (N,), that takes the first of each class, then the second of each, ..."""
+    by_class = labels.argsort(stable=True)
     sizes = torch.bincount(labels)
     first = sizes.cumsum(0) - sizes
     number = torch.arange(len(labels)) - first[labels[by_class]]
-    chosen = by_class[number.argsort(stable=True)][:size].sort().values
-    return replace(dataset, train_images=dataset.train_images[chosen], train_labels=labels[chosen])
+    return by_class[number.argsort(stable=True)]

@@ -47,8 +47,9 @@ def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:
             return LocalSGD(config, strategy, place)
         case DiLoCoConfig() as strategy:
             from bsweep.strategies.diloco import DiLoCo
+            from bsweep.strategies.eager import EagerDiLoCo
 
-            return DiLoCo(config, strategy, place)
+            return (EagerDiLoCo if strategy.overlap else DiLoCo)(config, strategy, place)
 
 
 def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:

@@ -148,10 +148,10 @@ class Strategy(ABC):
     def begin_round(self) -> None:  # noqa: B027
         """This worker's coming `shares[rank].num_steps` steps are a round."""
 
-    def end_round(self, epoch: int, sums: Tensor) -> None:  # noqa: B027
-        """A round is over: synchronise, where steps do not.
+    def end_round(self, epoch: int, sums: Tensor, num_examples: int) -> None:  # noqa: B027
+        """A round is over, of which this worker took `num_examples`: synchronise, where steps do not.
 
-        `sums`: of losses, correct answers and examples of this worker's part of it, float64 (3,).
+        `sums`: of losses, correct answers and labels of its part, float64 (3,).
         """
 
     @abstractmethod

@@ -38,8 +38,9 @@ class Arrivals:
     """What workers brought to a synchronisation, a row each; times in seconds on the first worker's clock."""
 
     members: tuple[int, ...]
-    sums: Tensor  # (members, 3): losses, correct answers, examples
-    num_steps: Tensor  # (members,), as all that follow
+    sums: Tensor  # (members, 3): losses, correct answers, labels
+    num_examples: Tensor  # (members,), as all that follow
+    num_steps: Tensor
     began: Tensor
     arrived: Tensor
     released: Tensor  # when it went on
@@ -55,7 +56,7 @@ class DiLoCo(Strategy):
 
     def __init__(self, config: RunConfig, strategy: DiLoCoConfig, place: Place) -> None:
         super().__init__(config, place)
-        self._config, self._strategy = config, strategy
+        self._config, self._strategy, self._place = config, strategy, place
         self._exchange = _exchange(config, strategy, place)
         self._roll_call: RollCall | None = None
         if strategy.on_loss != "fail" and place.num_workers > 1:
@@ -102,14 +103,12 @@ class DiLoCo(Strategy):
         self._optimizer.step()
         self._num_steps += 1
 
-    def end_round(self, epoch: int, sums: Tensor) -> None:
-        own = torch.cat([sums.cpu(), torch.tensor([self._num_steps], dtype=torch.float64)])
-        self._num_steps = 0
-        self._round += 1
-        arrivals = self._sum(self._meet(own))
+    def end_round(self, epoch: int, sums: Tensor, num_examples: int) -> None:
+        arrivals = self._sum(self._meet(self._arrive(sums, num_examples)))
         self._outer_optimizer.step()
         self._vector.parameters.copy_(self._anchor.parameters)
-        self._close_round(epoch, arrivals)
+        self._close_round(epoch, self._round, arrivals, float(arrivals.arrived.max()))
+        self._look_at_the_clock()
 
     def gather(self, values: Tensor) -> Tensor:
         if self._roll_call is None:
@@ -150,12 +149,19 @@ class DiLoCo(Strategy):
         if len(self.members) == self.num_workers:  # else it would wait for the lost
             self._exchange.close()
 
+    def _arrive(self, sums: Tensor, num_examples: int) -> Tensor:
+        """This worker's row of `Arrivals`, float64 (8,), on its own clock."""
+        counts = [num_examples, self._num_steps]
+        on_host = sums.cpu()  # a GPU has finished its steps when it is here
+        arrived = time.monotonic()
+        self._num_steps = 0
+        self._round += 1
+        return torch.cat([on_host, torch.tensor([*counts, self._began, arrived, arrived], dtype=torch.float64)])
+
     def _meet(self, own: Tensor) -> Arrivals:
-        every = self.gather(torch.cat([own, torch.tensor([self._began, time.monotonic()], dtype=torch.float64)]))
-        arrived_at = self._on_first_clock(every[:, 5])
-        return Arrivals(
-            self.members, every[:, :3], every[:, 3], self._on_first_clock(every[:, 4]), arrived_at, arrived_at
-        )
+        every = self.gather(own)
+        times = (self._on_first_clock(column) for column in every[:, 5:].unbind(dim=1))
+        return Arrivals(self.members, every[:, :3], every[:, 3], every[:, 4], *times)
 
     def _on_first_clock(self, times: Tensor) -> Tensor:
         return times - torch.tensor([self._offsets[member] for member in self.members], dtype=torch.float64)
@@ -166,7 +172,7 @@ class DiLoCo(Strategy):
         Where a worker is lost on the way, the others sum again without it: the parameters are as they were.
         """
         while True:
-            weight = float(self._weights(arrivals)[arrivals.members.index(self.rank)])
+            weight = self._weight(arrivals.members, arrivals.num_examples, arrivals.num_steps)
             torch.sub(self._anchor.parameters, self._vector.parameters, out=self._anchor.gradients).mul_(weight)
             problem: WorkerLost | None = None
             try:
@@ -184,37 +190,36 @@ class DiLoCo(Strategy):
             if not self._has_lost:
                 raise problem or WorkerLost("the exchange broke off on another worker, though all are there")
 
-    def _weights(self, arrivals: Arrivals) -> Tensor:
-        """How much each worker's move counts, float64 (members,).
+    def _weight(self, members: Sequence[int], num_examples: Tensor, num_steps: Tensor) -> float:
+        """How much this worker's move counts, of those of `members`, which took examples and steps (members,).
 
         FedNova (Wang et al., arXiv 2007.07481) undoes that who takes more steps pulls the mean towards its own data.
         """
-        num_examples, num_steps = arrivals.sums[:, 2], arrivals.num_steps
-        if self._strategy.weights:
-            weights = torch.tensor([self._strategy.weights[member] for member in arrivals.members], dtype=torch.float64)
-        elif self._strategy.weighting == "uniform":
-            weights = torch.ones_like(num_steps)
+        s = self._strategy
+        if s.weights:
+            weights = torch.tensor([s.weights[member] for member in members], dtype=torch.float64)
         else:
-            weights = num_examples
+            weights = torch.ones_like(num_steps) if s.weighting == "uniform" else num_examples
         weights = weights / weights.sum()
-        if self._strategy.weighting == "fednova" and not self._strategy.weights:
+        if s.weighting == "fednova" and not s.weights:
             weights = weights * (weights * num_steps).sum() / num_steps
-        return weights
+        return float(weights[members.index(self._place.rank)])
 
-    def _close_round(self, epoch: int, arrivals: Arrivals) -> None:
+    def _close_round(self, epoch: int, number: int, arrivals: Arrivals, last: float) -> None:
+        """Put a round on record, after which workers had to wait for one that arrived at the time `last`."""
         began, arrived, released = arrivals.began, arrivals.arrived, arrivals.released
         if self._origin is None:
             self._origin = float(began.min()) - self._train_seconds
-        idle = arrived.max() - arrived
-        exchange = released - arrived.max()
+        idle = (released.clamp(max=last) - arrived).clamp(min=0)
+        exchange = released - arrived - idle
         self._train_seconds += float(released.max() - began.min())
         self._waits[list(arrivals.members)] += idle
         self._exchange_seconds += float(exchange.mean())
-        loss, _, num_examples = arrivals.sums.sum(dim=0).tolist()
+        loss, _, num_labels = arrivals.sums.sum(dim=0).tolist()
         self.records.append(
             Round(
                 epoch=epoch,
-                round=self._round,
+                round=number,
                 workers=arrivals.members,
                 local_batches=tuple(self.shares[member].step_batch for member in arrivals.members),
                 local_steps=tuple(int(number) for number in arrivals.num_steps),
@@ -222,14 +227,17 @@ class DiLoCo(Strategy):
                 compute_seconds=tuple((arrived - began).tolist()),
                 idle_seconds=tuple(idle.tolist()),
                 exchange_seconds=tuple(exchange.tolist()),
-                train_loss=loss / num_examples if abs(loss) < float("inf") else None,
-                num_examples=int(num_examples),
+                train_loss=loss / num_labels if abs(loss) < float("inf") else None,
+                num_examples=int(arrivals.num_examples.sum()),
             )
         )
-        self.is_finished = self._round == self._strategy.max_rounds or (
-            self._strategy.max_seconds is not None and self._train_seconds >= self._strategy.max_seconds
-        )
         self._adapt((arrived - began) / arrivals.num_steps)
+
+    def _look_at_the_clock(self) -> None:
+        limit = self._strategy.max_seconds
+        self.is_finished = self._round == self._strategy.max_rounds or (
+            limit is not None and self._train_seconds >= limit
+        )
 
     def _adapt(self, step_seconds: Tensor) -> None:
         """Give each worker steps by its speed of late, where speeds have drifted."""

@@ -1,0 +1,101 @@
+"""A text file as sequences of tokens, for language models: bytes, or what a Hugging Face tokenizer makes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bsweep.config import TextConfig
+from bsweep.data.cache import cached_tensors
+from bsweep.data.dataset import Dataset
+
+_PIECE_CHARACTERS = 100_000  # that a thread tokenizes at once
+_BATCH_PIECES = 64
+
+
+def load(config: TextConfig) -> Dataset:
+    """Sequences of `sequence_length` tokens that do not overlap; the last `test_share` of the text is for testing.
+
+    Raises:
+        ValueError: the file or the tokenizer cannot be read, or the text is too short.
+    """
+    text = _read(config.path, "data.path", "a text file")
+    if config.tokenizer is None:
+        tokens, vocabulary_size = torch.from_numpy(np.frombuffer(bytearray(text), dtype=np.uint8)), 256
+    else:
+        tokens, vocabulary_size = _tokenized(text, config.tokenizer)
+    num_train = len(tokens) - int(len(tokens) * config.test_share)
+    train, test = tokens[:num_train], tokens[num_train:]
+    if min(len(train), len(test)) <= config.sequence_length:
+        raise ValueError(
+            f"data.path={config.path} has {len(tokens)} tokens, {len(train)} to train on and {len(test)} to test on by "
+            f"data.test_share={config.test_share:g}. A sequence of data.sequence_length={config.sequence_length} and "
+            f"the token after it need {config.sequence_length + 1} of either: use a longer text, a smaller "
+            "data.sequence_length, or another data.test_share."
+        )
+    return Dataset(
+        *_sequences(train, config.sequence_length),
+        *_sequences(test, config.sequence_length),
+        classes=(),
+        num_classes=vocabulary_size,
+    )
+
+
+def _sequences(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Inputs and labels (N, length), both views of `tokens`: each label is the token after its input."""
+    stop = (len(tokens) - 1) // length * length
+    return tokens[:stop].view(-1, length), tokens[1 : stop + 1].view(-1, length)
+
+
+def _read(path: str, key: str, what: str) -> bytes:
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise ValueError(f"{key}={path} cannot be read ({error}): give {what}.") from error
+
+
+def _tokenized(text: bytes, tokenizer: str) -> tuple[Tensor, int]:
+    """Tokens, int32 (n,), and the size of the vocabulary; tokenized once for each content of the two files."""
+    definition = _read(tokenizer, "data.tokenizer", "a Hugging Face tokenizer.json, or null for bytes")
+    key = hashlib.sha256(b"1" + hashlib.sha256(definition).digest() + hashlib.sha256(text).digest()).hexdigest()[:32]
+
+    def build() -> tuple[Mapping[str, Tensor], str]:
+        tokens, vocabulary_size = _tokenize(text, definition, tokenizer)
+        return {"tokens": tokens, "vocabulary_size": torch.tensor([vocabulary_size])}, ""
+
+    tensors, _ = cached_tensors(f"text-{key}", ("tokens", "vocabulary_size"), build)
+    return tensors["tokens"], int(tensors["vocabulary_size"])
+
+
+def _tokenize(text: bytes, definition: bytes, path: str) -> tuple[Tensor, int]:
+    from tokenizers import Tokenizer  # here, for a worker that finds the cache should not have to wait for it
+
+    try:
+        tokenizer = Tokenizer.from_buffer(definition)
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(
+            f"data.tokenizer={path} is no Hugging Face tokenizer.json ({error}): give one, or null for bytes."
+        ) from error
+    tokenizer.no_truncation()  # both are kept in the file, as they were set for some model
+    tokenizer.no_padding()
+    pieces = _pieces(text.decode(errors="replace"))
+    numbers: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = [np.empty(0, dtype=np.int32)]
+    while batch := list(itertools.islice(pieces, _BATCH_PIECES)):
+        encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        numbers += [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+    return torch.from_numpy(np.concatenate(numbers)), 1 + max(tokenizer.get_vocab().values())
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The text cut where lines end, into pieces that can be tokenized side by side."""
+    start = 0
+    while start < len(text):
+        stop = text.find("\n", start + _PIECE_CHARACTERS) + 1 or len(text)
+        yield text[start:stop]
+        start = stop

@@ -1,0 +1,118 @@
+"""A language model in the manner of Llama (Touvron et al., arXiv 2302.13971).
+
+Pre-norm blocks of causal self-attention with rotary position embeddings (Su et al., arXiv 2104.09864) and a SwiGLU MLP
+(Shazeer, arXiv 2002.05202), with RMSNorm (Zhang and Sennrich, arXiv 1910.07467), without biases, the output head not
+tied to the embedding. `llama_150m` has the sizes of OpenDiLoCo's 150M model (arXiv 2407.07852): 149.4 M parameters
+without the embedding and the head, which add 2 x 1024 for each word of the vocabulary.
+
+Shapes: B sequences, T tokens, D hidden, H heads of K = D / H elements, V words.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bsweep.config import LlamaConfig
+
+_ROTARY_BASE = 10_000.0
+_INIT_STD = 0.02
+
+
+class Llama(nn.Module):
+    def __init__(self, config: LlamaConfig, *, vocabulary_size: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary_size, config.hidden_size)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size)
+        self.head = nn.Linear(config.hidden_size, vocabulary_size, bias=False)
+        self._head_size = config.hidden_size // config.num_heads
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=_INIT_STD)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens int64 (B, T) to logits (B, T, V) of the token after each."""
+        x = self.embedding(tokens)
+        rotation = rotary_table(tokens.shape[1], self._head_size, like=x)
+        for block in self.blocks:
+            x = block(x, rotation)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+class Block(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden_size)
+        self.attention = Attention(config)
+        self.mlp_norm = RMSNorm(config.hidden_size)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """(B, T, D) to the same."""
+        x = x + self.attention(self.attention_norm(x), rotation)
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class Attention(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self._num_heads = config.num_heads
+        self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """(B, T, D) to the same; a token attends to itself and to those before it."""
+        heads = self.query_key_value(x).unflatten(-1, (3, self._num_heads, -1))  # (B, T, 3, H, K)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)  # (B, H, T, K) each
+        mixed = F.scaled_dot_product_attention(rotate(query, rotation), rotate(key, rotation), value, is_causal=True)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class MLP(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) to the same."""
+        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return out
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) to the same, each vector divided by its root mean square."""
+        return F.rms_norm(x, self.scale.shape, self.scale, eps=1e-6)
+
+
+def rotary_table(num_tokens: int, head_size: int, *, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine (T, K / 2) of the angle by which each pair of a head's elements turns at each position.
+
+    Made anew for each pass, of the type and on the device of `like`: a buffer would be averaged between workers. The
+    angles are float64 whatever the type, for they are as large as T.
+    """
+    pair = torch.arange(0, head_size, 2, dtype=torch.float64, device=like.device)
+    position = torch.arange(num_tokens, dtype=torch.float64, device=like.device)
+    angle = position[:, None] * _ROTARY_BASE ** (-pair / head_size)
+    return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+
+
+def rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn queries or keys (B, H, T, K) by their positions: their products then depend on distances alone.
+
+    Element i makes a pair with element i + K / 2, as in Hugging Face's Llama.
+    """
+    cos, sin = rotation
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).type_as(heads)

@@ -1,0 +1,100 @@
+"""DiLoCo whose exchange travels while the next round computes (eager updates, Kale et al., arXiv 2502.12996).
+
+When a round ends, the sum of the last one has landed, and moves the anchor as it would have without overlap. The next
+round does not begin at the anchor but ahead of it: where an outer step would lead if the others moved in this round as
+they did in the last one. Where an epoch ends, so that it can be evaluated, all wait for what still travels and agree.
+
+A worker holds three more vectors: what travels, its own part of that, and where its round began.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bsweep.strategies.diloco import Arrivals, DiLoCo
+from bsweep.vector import Flat
+
+
+@dataclass(frozen=True)
+class _Travelling:
+    """A round whose moves are on their way; at its end, workers waited for one that arrived at `waited_until`."""
+
+    epoch: int
+    number: int
+    arrivals: Future[Arrivals]
+    waited_until: float
+
+
+class EagerDiLoCo(DiLoCo):
+    def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
+        super().prepare(vector, optimizer)
+        self._start = self._anchor.parameters.clone()
+        self._own_part = torch.zeros_like(self._start)
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._travelling: _Travelling | None = None
+        self._last_arrival = float("-inf")  # of the round that landed last
+
+    def end_round(self, epoch: int, sums: Tensor, num_examples: int) -> None:
+        own = self._arrive(sums, num_examples)
+        weight = self._planned_weight()
+        has_landed = self._land()
+        own[-1] = time.monotonic()  # from here on it computes again
+        moved = torch.sub(self._start, self._vector.parameters, out=self._vector.gradients)
+        others = self._anchor.gradients - self._own_part if has_landed else moved * (1 - weight)
+        moved.mul_(weight)
+        self._own_part.copy_(moved)
+        self._anchor.gradients.copy_(moved)
+        self._look_ahead(others.add_(moved))
+        arrivals = self._thread.submit(self._travel, own)
+        self._travelling = _Travelling(epoch, self._round, arrivals, self._last_arrival)
+        self._look_at_the_clock()
+
+    def agree(self) -> None:
+        """Wait for what travels, and leave all workers at the anchor."""
+        self._land(is_last=True)
+        self._last_arrival = float("-inf")
+        self._start.copy_(self._anchor.parameters)
+        self._vector.parameters.copy_(self._anchor.parameters)
+
+    def _travel(self, own: Tensor) -> Arrivals:
+        arrivals = self._meet(own)
+        self._exchange.exchange()
+        return arrivals
+
+    def _land(self, is_last: bool = False) -> bool:
+        """Make the outer step of the round that travels; whether one did."""
+        landing, self._travelling = self._travelling, None
+        if landing is None:
+            return False
+        arrivals = landing.arrivals.result()
+        self._outer_optimizer.step()
+        waited_until = landing.waited_until
+        self._last_arrival = float(arrivals.arrived.max())
+        if is_last:  # nothing computes meanwhile: this wait is a part of the round
+            released = self.gather(torch.tensor([time.monotonic()], dtype=torch.float64))
+            arrivals = replace(arrivals, released=self._on_first_clock(released[:, 0]))
+            waited_until = self._last_arrival
+        self._close_round(landing.epoch, landing.number, arrivals, waited_until)
+        return True
+
+    def _planned_weight(self) -> float:
+        """By the shares: who really took how many examples is not known yet."""
+        shares = ((share.num_examples, share.num_steps) for share in self.shares)
+        examples, steps = torch.tensor(list(shares), dtype=torch.float64).unbind(dim=1)
+        return self._weight(self.members, examples, steps)
+
+    def _look_ahead(self, outer_gradient: Tensor) -> None:
+        """Begin the next round where an outer step by this gradient would lead, without making it."""
+        (tensor,), group = self._anchor.tensors, self._outer_optimizer.param_groups[0]
+        velocity = self._outer_optimizer.state[tensor].get("momentum_buffer")
+        step = outer_gradient if velocity is None else outer_gradient.add(velocity, alpha=group["momentum"])
+        if group["nesterov"]:
+            step = outer_gradient.add(step, alpha=group["momentum"])
+        torch.sub(self._anchor.parameters, step, alpha=group["lr"], out=self._start)
+        self._vector.parameters.copy_(self._start)
