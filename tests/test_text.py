@@ -140,6 +140,8 @@ def test_a_run_on_a_text_learns_and_counts_its_tokens(tmp_path: Path) -> None:
     result = bsweep("run", "--report", *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "tokens/s" in result.stderr and "images/s" not in result.stderr
+    for table in ("runs.csv", "provenance.csv"):
+        assert str(tmp_path) not in (tmp_path / "results/s/report" / table).read_text(), "where it lies is private"
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
     records = read_records(RunPaths(folder).metrics)[0]
     start, *epochs = (record for record in records if record["type"] in ("start", "epoch"))
