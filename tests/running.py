@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,14 @@ def bsweep(
         timeout=timeout,
         check=False,
     )
+
+
+def write_text(path: Path, num_bytes: int, seed: int = 0) -> Path:
+    """A text of a few words in random order, that a language model can learn."""
+    draw = random.Random(seed)
+    words = ("the ", "batch ", "grows ", "and ", "all ", "workers ", "wait.\n")
+    path.write_text("".join(draw.choice(words) for _ in range(num_bytes))[:num_bytes])
+    return path
 
 
 def tool(name: str) -> str:

@@ -21,13 +21,22 @@ import pytest
 import torch
 
 from bsweep.config import conf_dir
-from tests.running import TINY, compose, tool
+from tests.running import TINY, compose, tool, write_text
 
 NUM_TRAIN = 91  # the last step of an epoch, 19 of 24, has uneven parts for two workers and for three
 CONTRACT = (
     *TINY,
     f"data.num_train={NUM_TRAIN}",
     "model=tiny_cnn",
+    "precision=fp64",
+    "epochs=2",
+    "optimizer.lr=0.5",
+    "optimizer.weight_decay=0.01",
+)
+TEXT_CONTRACT = (
+    "data=text",
+    "data.sequence_length=16",
+    "model=llama_tiny",
     "precision=fp64",
     "epochs=2",
     "optimizer.lr=0.5",
@@ -82,10 +91,10 @@ def _end_processes() -> Iterator[None]:
 
 
 @functools.cache
-def trained(num_workers: int, *overrides: str) -> list[dict[str, Any]]:
+def trained(num_workers: int, *overrides: str, contract: tuple[str, ...] = CONTRACT) -> list[dict[str, Any]]:
     """What each worker of a real run saw and ended with."""
     given = ("local_batch=8", *overrides) if not any("_batch=" in o for o in overrides) else overrides
-    words = [f"num_workers={num_workers}", *CONTRACT, *given]
+    words = [f"num_workers={num_workers}", *contract, *given]
     config = compose(*words)
     num_processes = num_workers + config.num_server_processes
     launcher = "alone" if num_processes == 1 and config.launch.name == "horovodrun" else config.launch.name
@@ -190,6 +199,20 @@ def test_a_tail_smaller_than_the_worker_count_is_trained_too(strategy: str) -> N
     expected = oracle(24, *more[:1], *(o for o in overrides if o.startswith("optimizer.")))
     for worker in workers:
         torch.testing.assert_close(worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11)
+
+
+def test_workers_reach_one_workers_language_model(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "text.txt", 1618)  # 1457 bytes to train on: 91 sequences and the byte after them
+    contract = (*TEXT_CONTRACT, f"data.path={path}")
+    (expected,) = trained(1, "strategy=single", "global_batch=24", contract=contract)
+    assert expected["moved"] > 0.01
+    assert [epoch["num_steps"] for epoch in expected["epochs"]] == [4, 4]
+    for num_workers in (2, 3):
+        for worker in trained(num_workers, "strategy=allreduce", "global_batch=24", contract=contract):
+            torch.testing.assert_close(worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11)
+            for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
+                one, many = ([epoch[key] for epoch in run["epochs"]] for run in (expected, worker))
+                assert many == pytest.approx(one, rel=1e-9)
 
 
 def test_ring_sends_twice_the_vector_less_a_share() -> None:

@@ -1,13 +1,18 @@
-"""Models have the published size; VGG-16 on the meta device, where its weights take no memory."""
+"""Models have the published size, on the meta device where weights take no memory; and what is special about each."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from torch.nn import functional as F
 
 from bsweep import models
 from bsweep.analysis.sharding import VGG16_LAYERS
-from bsweep.config import VGG16Config
+from bsweep.config import LlamaConfig, VGG16Config
+from bsweep.models.llama import Llama, rotary_table, rotate
+from tests.running import compose
 
 
 def vgg16(num_classes: int = 1000, in_channels: int = 3) -> torch.nn.Module:
@@ -34,3 +39,74 @@ def test_the_layer_table_of_the_sharding_model_is_vgg16s() -> None:
         layer = name.rpartition(".")[0]
         layers[layer] = layers.get(layer, 0) + parameter.numel()
     assert tuple(layers.values()) == VGG16_LAYERS
+
+
+def llama(name: str, vocabulary_size: int = 256) -> Llama:
+    config = compose("local_batch=8", "data=text", "data.path=somewhere", f"model={name}").model
+    assert isinstance(config, LlamaConfig)
+    torch.manual_seed(0)
+    return Llama(config, vocabulary_size=vocabulary_size)
+
+
+@pytest.mark.parametrize("vocabulary_size", [256, 32_000])
+def test_llama_150m_has_opendilocos_size_without_its_embeddings(vocabulary_size: int) -> None:
+    with torch.device("meta"):
+        model = llama("llama_150m", vocabulary_size)
+    block = 4 * 1024**2 + 3 * 1024 * 2688 + 2 * 1024  # attention, MLP, norms
+    assert 12 * block + 1024 == 149_447_680
+    expected = 149_447_680 + 2 * vocabulary_size * 1024
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+    assert model(torch.empty(2, 8, dtype=torch.long, device="meta")).shape == (2, 8, vocabulary_size)
+
+
+def test_llama_predicts_a_token_from_those_before_it() -> None:
+    model = llama("llama_tiny").double()
+    tokens = torch.randint(256, (2, 12))
+    changed = tokens.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % 256
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :7], after[:, :7], rtol=0, atol=1e-14)
+    assert (before - after).abs()[:, 7:].amax(dim=-1).min() > 1e-6
+
+
+def test_llama_knows_the_order_of_tokens() -> None:
+    model = llama("llama_tiny").double()
+    swapped = model(torch.tensor([[3, 5, 9]]))[0, -1] - model(torch.tensor([[5, 3, 9]]))[0, -1]
+    assert swapped.abs().max() > 1e-6
+
+
+def test_rotated_products_depend_on_distances_alone() -> None:
+    query, key = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64)
+    rotation = rotary_table(50, 16, like=query)
+    queries, keys = (rotate(heads.expand(1, 1, 50, 16), rotation) for heads in (query, key))
+    products = (queries @ keys.mT)[0, 0]
+    for distance in (-3, 0, 7):
+        diagonal = products.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-12, atol=1e-12)
+    assert products[0].std() > 0.1
+    torch.testing.assert_close(queries.norm(dim=-1), query.norm().expand(1, 1, 50))
+    assert torch.equal(queries[0, 0, 0], query.flatten()), "position 0 does not turn"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+def test_an_untrained_llama_guesses_in_every_precision(precision: str) -> None:
+    model = llama("llama_tiny")
+    model = model.double() if precision == "fp64" else model
+    tokens, labels = torch.randint(256, (2, 4, 64))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        logits = model(tokens)
+    assert logits.dtype == {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[precision]
+    loss = F.cross_entropy(logits.flatten(0, 1).double(), labels.flatten())
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(256), abs=0.1)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.any(), name
+
+
+def test_a_vocabulary_other_than_the_datas_is_refused() -> None:
+    config = compose(
+        "local_batch=8", "data=text", "data.path=somewhere", "model=llama_tiny", "model.vocabulary_size=99"
+    )
+    models.check(config.model, 99)
+    with pytest.raises(ValueError, match=r"model\.vocabulary_size=99, .* 256 tokens: .*null"):
+        models.check(config.model, 256)

@@ -20,6 +20,7 @@ from bsweep.launch.processes import environment
 from bsweep.runlog import RunPaths, read_records
 from tests.running import TINY, bsweep, compose, tool
 
+TEXT = ("data=text", f"data.path={__file__}", "model=llama_tiny")
 QUICK = (*TINY, "model=tiny_cnn", "epochs=2", "study=s")
 
 
@@ -363,6 +364,20 @@ def test_the_environment_reaches_the_workers_without_secrets() -> None:
         (("run", "local_batch=8", "results_dir=/proc/nowhere", *TINY), ["results_dir=/proc/nowhere"]),
         (("run", "local_batch=8", "hydra.mode=RUN"), ["hydra.mode=RUN"]),
         (("run", "local_batch=8", "data=imagefolder", "data.root=~/nowhere-at-all"), [str(Path.home())]),
+        (("run", "local_batch=8", "data=text", "model=llama_tiny"), ["data.path: no value given"]),
+        (("run", "local_batch=8", "data=text", "data.path=nowhere", "model=llama_tiny"), ["data.path=nowhere"]),
+        (("run", "local_batch=8", "data=text", f"data.path={__file__}"), ["model=resnet18", "model=llama_tiny"]),
+        (("run", "local_batch=8", "model=llama_tiny"), ["model=llama_tiny", "data=digits", "data=text data.path=FILE"]),
+        (
+            ("run", "local_batch=8", *TEXT, "data.sequence_length=1000000"),
+            ["data.sequence_length=1000000", "1000001", "a longer text"],
+        ),
+        (
+            ("run", "local_batch=8", *TEXT, "model.vocabulary_size=300"),
+            ["model.vocabulary_size=300", "256 tokens", "model.vocabulary_size=null"],
+        ),
+        (("run", "local_batch=8", *TEXT, f"data.tokenizer={__file__}"), ["no Hugging Face tokenizer.json"]),
+        (("run", "local_batch=8", *TEXT, "model.num_heads=3"), ["model.hidden_size=64", "model.num_heads=3"]),
         (("report", "nowhere"), ["nowhere"]),
         (("frobnicate",), ["usage"]),
     ],

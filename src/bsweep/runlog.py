@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -248,7 +248,7 @@ class RunLog:
 def write_summary(paths: RunPaths, config: RunConfig, status: Status, message: str, wall_seconds: float) -> None:
     """End a run: its status and what its records come to, in one file that is the last to be written."""
     records, _ = read_records(paths.metrics)
-    epochs = [record for record in records if record["type"] == "epoch"]
+    epochs = numbered(records, "epoch")
     start = next((record for record in records if record["type"] == "start"), None)
     last = epochs[-1] if epochs else {}
     train_seconds = sum(epoch["train_seconds"] for epoch in epochs) if epochs else None
@@ -272,6 +272,17 @@ def write_summary(paths: RunPaths, config: RunConfig, status: Status, message: s
         "warnings": [record["message"] for record in records if record["type"] == "event"],
     }
     write_json(paths.summary, {"schema": SCHEMA, **summary})
+
+
+def numbered(records: Iterable[dict[str, Any]], kind: Literal["epoch", "round"]) -> list[dict[str, Any]]:
+    """The epochs or rounds of a run; where it was taken up again, the later record of one stands for it."""
+    kept: list[dict[str, Any]] = []
+    for record in records:
+        if record["type"] == kind:
+            while kept and kept[-1][kind] >= record[kind]:
+                kept.pop()
+            kept.append(record)
+    return kept
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -88,11 +88,16 @@ def run_point(config: RunConfig, progress: Progress, launch: Launch) -> str:
         if is_completed(config):  # by another process, since
             progress.skip(config, "completed already")
             return "completed"
-        _set_aside(paths)
-        paths.folder.mkdir(parents=True)
+        seconds_before = 0.0
+        if paths.checkpoint.exists():
+            seconds_before = _take_up(paths)
+        else:
+            _set_aside(paths.folder, paths.folder)
+            paths.folder.mkdir(parents=True)
         launched_at = time.time()
         save(config, paths.config)
         runlog.write_json(paths.meta, {"launched_at": launched_at, **provenance(config)})
+        paths.metrics.touch()  # launchers watch it
         with RunLog(paths.metrics) as log:
             for warning in warnings:
                 log.write(Event(event="warning", message=warning))
@@ -104,7 +109,8 @@ def run_point(config: RunConfig, progress: Progress, launch: Launch) -> str:
             traceback.print_exc()
             outcome = Outcome("failed", f"{type(error).__name__}: {error}")
         finally:
-            runlog.write_summary(paths, config, outcome.status, outcome.message, time.time() - launched_at)
+            wall_seconds = seconds_before + time.time() - launched_at
+            runlog.write_summary(paths, config, outcome.status, outcome.message, wall_seconds)
             progress.end(outcome)
     return outcome.status
 
@@ -123,13 +129,24 @@ def _claimed(paths: RunPaths) -> Iterator[bool]:
             yield True
 
 
-def _set_aside(paths: RunPaths) -> None:
-    if not paths.folder.exists():
+def _set_aside(folder: Path, part: Path) -> None:
+    """Move what an earlier attempt left, all of its `folder` or a part, to the study's `.previous`."""
+    if not part.exists():
         return
-    previous = paths.folder.parent / ".previous"
+    previous = folder.parent / ".previous"
     previous.mkdir(exist_ok=True)
-    number = 1 + sum(1 for _ in previous.glob(f"{paths.folder.name}.*"))
-    shutil.move(paths.folder, previous / f"{paths.folder.name}.{number}")
+    number = 1 + sum(1 for _ in previous.glob(f"{folder.name}.*"))
+    shutil.move(part, previous / f"{folder.name}.{number}")
+
+
+def _take_up(paths: RunPaths) -> float:
+    """Prepare a run that stopped with a checkpoint to go on: its records stay; the wall seconds that it took so far."""
+    _set_aside(paths.folder, paths.logs)
+    summary = runlog.read_summary(paths)
+    paths.summary.unlink(missing_ok=True)
+    with RunLog(paths.metrics) as log:
+        log.write(Event(event="resumed", message="taken up again where it had stopped"))
+    return float(summary["wall_seconds"]) if summary else 0.0
 
 
 def provenance(config: RunConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from bsweep import config as schema
-from bsweep.runlog import Run, RunPaths, read_run
+from bsweep.runlog import Run, RunPaths, numbered, read_run
 
 RUN_COLUMNS = (
     "run_id", "status", "strategy", "num_workers", "local_batch", "global_batch", "seed", "epochs", "num_steps",
@@ -277,15 +277,7 @@ def _epoch_records(run: Run) -> list[dict[str, Any]]:
 
 
 def _numbered_records(run: Run, kind: Literal["epoch", "round"]) -> list[dict[str, Any]]:
-    """The epochs or rounds of a run; where it was taken up again, the later record of one stands for it."""
-    kept: list[dict[str, Any]] = []
-    for record in run.records:
-        if record["type"] == kind:
-            while kept and kept[-1][kind] >= record[kind]:
-                kept.pop()
-            kept.append(record)
-            record["run_id"] = run.run_id
-    return kept
+    return [{**record, "run_id": run.run_id} for record in numbered(run.records, kind)]
 
 
 _BY_WORKER = {
