@@ -115,3 +115,11 @@ def test_schedules() -> None:
 def test_the_schedule_does_not_depend_on_the_batch_size() -> None:
     small, large = (compose(f"local_batch={b}", "optimizer.schedule=cosine") for b in (8, 256))
     assert [optim.schedule(small)(e) for e in (0.5, 1.5)] == [optim.schedule(large)(e) for e in (0.5, 1.5)]
+
+
+def test_where_workers_step_alone_the_rule_goes_by_their_own_batches() -> None:
+    uneven = ("num_workers=2", "local_batch=4", "allocation.local_batches=[4,16]", "optimizer.reference_batch=4")
+    alone = compose("strategy=diloco", *uneven, "optimizer.lr=0.1", "optimizer.lr_rule=sqrt")
+    assert [optim.base_learning_rate(alone, rank) for rank in (0, 1)] == pytest.approx([0.1, 0.2])
+    together = compose("strategy=allreduce", *uneven, "optimizer.lr=0.1", "optimizer.lr_rule=linear")
+    assert [optim.base_learning_rate(together, rank) for rank in (0, 1)] == pytest.approx([0.5, 0.5])

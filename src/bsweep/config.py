@@ -470,6 +470,12 @@ class RunConfig(_Section):
             return sum(self.allocation.local_batches) * self.accumulation_steps
         return self.global_batch or self._even_batch * self.num_workers * self.accumulation_steps
 
+    def step_batch(self, rank: int) -> int:
+        """Examples behind an optimizer step of a worker: the global batch, or its own part where it steps alone."""
+        if isinstance(self.strategy, DiLoCoConfig):
+            return self.local_batches[rank] * self.accumulation_steps
+        return self.examples_per_step
+
     @property
     def examples_per_pass(self) -> int:
         """Examples of one forward pass on one worker, before an allocation makes them uneven: the local batch."""

@@ -77,24 +77,24 @@ def _layer_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, objec
     return [{"params": tensors, "weight_decay": decay} for tensors, decay in groups if tensors]
 
 
-def base_learning_rate(config: RunConfig) -> float:
-    """The rate that the rule gives for this batch and worker count, before warm-up and schedule.
+def base_learning_rate(config: RunConfig, rank: int = 0) -> float:
+    """The rate that the rule gives for a worker's batch and the worker count, before warm-up and schedule.
 
     `per_worker` is the first paper's rule: lr x workers whatever the batch. `linear` is Goyal et al.'s
     (arXiv 1706.02677), `sqrt` Krizhevsky's (arXiv 1404.5997), both in units of `reference_batch`.
     """
     o = config.optimizer
-    scale = config.examples_per_step / o.reference_batch
+    scale = config.step_batch(rank) / o.reference_batch
     factor = {"fixed": 1.0, "per_worker": config.num_workers, "linear": scale, "sqrt": math.sqrt(scale)}
     return o.lr * factor[o.lr_rule]
 
 
-def schedule(config: RunConfig) -> Callable[[float], float]:
-    """The learning rate as a function of the epochs trained so far, a fraction within an epoch included.
+def schedule(config: RunConfig, rank: int = 0) -> Callable[[float], float]:
+    """A worker's learning rate as a function of the epochs trained so far, a fraction within an epoch included.
 
     It is a function of epochs, not of steps, so that runs with different batch sizes follow the same curve.
     """
-    o, base = config.optimizer, base_learning_rate(config)
+    o, base = config.optimizer, base_learning_rate(config, rank)
 
     def rate(epoch: float) -> float:
         if epoch < o.warmup_epochs:

@@ -175,7 +175,7 @@ def _prepare(
         vector=vector,
         optimizer=optimizer,
         strategy=strategy,
-        learning_rate=optim.schedule(config),
+        learning_rate=optim.schedule(config, place.rank),
         slowdown=config.launch.slowdown[place.rank] if config.launch.slowdown else 1.0,
         alive=SignOfLife(paths.alive(place.rank)),
         log=log,
@@ -302,7 +302,7 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int) -> Tensor:
     passes = [indices for indices in parts if len(indices)]
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.vector.zero_gradients()
-    started = _busy_seconds(job.device)
+    started, busy_before = time.perf_counter(), _busy_seconds(job.device) if job.slowdown > 1 else 0.0
     # A worker that has no example of a tail computes one that counts nothing: some exchanges travel within a pass.
     for number, indices in enumerate(passes or [batch[:1]], 1):
         inputs, labels = job.training_inputs(indices, epoch), dataset.train_labels[indices].long()
@@ -316,7 +316,7 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int) -> Tensor:
             (loss * (bool(passes) / num_labels)).backward()
         if passes:
             totals += _score(loss, logits, labels)
-    _slow_down(job, started)
+    _slow_down(job, started, busy_before)
     job.strategy.step()
     return totals
 
@@ -369,18 +369,19 @@ def _score(loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([loss.detach().double(), correct.double(), num_labels.double()])
 
 
+def _slow_down(job: Job, started: float, busy_before: float) -> None:
+    """Stretch what this worker computed since `started`; asleep, it leaves its core to the others."""
+    if job.slowdown > 1:
+        busy = _busy_seconds(job.device) - busy_before
+        time.sleep(max(0.0, job.slowdown * busy - (time.perf_counter() - started)))
+
+
 def _busy_seconds(device: torch.device) -> float:
     """A clock of this thread's computing: on a CPU it stands while other processes have the core."""
     if device.type == "cpu":
         return time.thread_time()
     torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def _slow_down(job: Job, started: float) -> None:
-    """Stretch what this worker computed since `started`; asleep, it leaves its core to the others."""
-    if job.slowdown > 1:
-        time.sleep((job.slowdown - 1) * (_busy_seconds(job.device) - started))
 
 
 def _log_step(job: Job, cursor: Cursor, clock: StepClock) -> None:
