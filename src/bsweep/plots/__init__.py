@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.plots.drawing import BATCH_LABEL, COLORS, LINES, MARKERS, caption, counted, epochs_of, save, words
+from bsweep.plots.rounds import idle_by_node, loss_by_time, published_idle, round_timeline
 from bsweep.plots.sweep import (
     accuracy_and_loss_by_batch,
     accuracy_by_epoch,
@@ -38,7 +39,11 @@ __all__ = [
     "counted",
     "epochs_of",
     "figures",
+    "idle_by_node",
     "loss_by_epoch",
+    "loss_by_time",
+    "published_idle",
+    "round_timeline",
     "save",
     "seconds_per_step",
     "server_load",
@@ -59,12 +64,20 @@ FIGURES: dict[str, Callable[[Study], Figure]] = {
         seconds_per_step,
         server_load,
         sharding_gain,
+        idle_by_node,
+        round_timeline,
+        loss_by_time,
+        published_idle,
     )
 }
 _NEEDS: dict[str, Callable[[Study], bool]] = {
     "seconds_per_step": lambda study: bool((analysis.step_times(study)["exchange_seconds"] > 0).any()),
     "server_load": lambda study: not analysis.server_loads(study).empty,
     "sharding_gain": lambda study: not analysis.sharding_gains(study).empty,
+    "idle_by_node": lambda study: not analysis.idle_table(study).empty,
+    "round_timeline": lambda study: not analysis.rounds_timeline(study).empty,
+    "loss_by_time": lambda study: not analysis.loss_by_time(study).empty,
+    "published_idle": analysis.compares_allocations,
 }
 
 

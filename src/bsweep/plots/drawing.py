@@ -200,18 +200,20 @@ def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def few_enough(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+def few_enough(table: pd.DataFrame, most: int = _MAX_BARS) -> tuple[pd.DataFrame, str]:
     """As many cells as a page has room for: those of one batch size, the most measured, and a sentence that says so."""
-    if len(table) <= _MAX_BARS:
+    if len(table) <= most:
         return table, ""
     batches = table.index.get_level_values("local_batch")
     counts = Counter(batches)
     batch = max(counts, key=lambda batch: (counts[batch], batch))
-    return table[batches == batch].iloc[:_MAX_BARS], f"Shown for local batch {batch}; the table has all."
+    return table[batches == batch].iloc[:most], f"Shown for local batch {batch}; the table has all."
 
 
-def panels_of_bars(table: pd.DataFrame, columns: int) -> tuple[Figure, list[tuple[Sequence[Axes], pd.DataFrame]]]:
-    """Room for a horizontal bar for each cell: rows of `columns` panels, and the cells in each.
+def panels_of_bars(
+    table: pd.DataFrame, columns: int, bar_inches: float = 0.19
+) -> tuple[Figure, list[tuple[Sequence[Axes], pd.DataFrame]]]:
+    """Room for a horizontal bar, or some, for each cell: rows of `columns` panels, and the cells in each.
 
     What shares a panel differs in variant, or else in batch size; without either all cells share one.
     """
@@ -219,7 +221,7 @@ def panels_of_bars(table: pd.DataFrame, columns: int) -> tuple[Figure, list[tupl
     compared = next((name for name in ("variant", "local_batch") if name in varying), "num_workers")
     by = [name for name in ("num_workers", "local_batch") if name in varying and name != compared]
     groups = [(dict(zip(by, key, strict=True)), rows) for key, rows in table.groupby(level=by)] if by else [({}, table)]
-    figure = Figure(figsize=(7.0, 0.7 + sum(0.42 + 0.19 * len(rows) for _, rows in groups)), layout="constrained")
+    figure = Figure(figsize=(7.0, 0.7 + sum(0.42 + bar_inches * len(rows) for _, rows in groups)), layout="constrained")
     heights = [1.2 + len(rows) for _, rows in groups]
     grid = figure.subplots(len(groups), columns, squeeze=False, sharex="col", sharey="row", height_ratios=heights)
     for axes, (where, rows) in zip(grid[:, 0], groups, strict=True):
