@@ -1,7 +1,16 @@
 """From the records of a study to tables: DataFrame in, DataFrame out, no torch."""
 
 from bsweep.analysis.geo_distributed import CONTRADICTIONS, IdleModel, idle_model, modelled_idle, published_idle
-from bsweep.analysis.idle import NODE, equal_time_losses, idle_table, loss_by_time, round_times, rounds_timeline
+from bsweep.analysis.idle import (
+    NODE,
+    compares_allocations,
+    equal_time_losses,
+    idle_table,
+    loss_by_time,
+    node_columns,
+    round_times,
+    rounds_timeline,
+)
 from bsweep.analysis.keys import cell_keys, entangled, levels, timing, varying
 from bsweep.analysis.loading import OTHER_COLUMNS, Study, load, setting_text
 from bsweep.analysis.published import comparable, differences, published, relative_seconds
@@ -35,6 +44,7 @@ __all__ = [
     "cell_keys",
     "cells",
     "comparable",
+    "compares_allocations",
     "differences",
     "entangled",
     "epoch_curves",
@@ -48,6 +58,7 @@ __all__ = [
     "load",
     "loss_by_time",
     "modelled_idle",
+    "node_columns",
     "predicted_gain",
     "published",
     "published_gains",

@@ -38,6 +38,11 @@ def round_times(study: Study) -> pd.DataFrame:
     return table.join(grouped[["idle_seconds", "exchange_seconds"]].sum())
 
 
+def compares_allocations(study: Study) -> bool:
+    """Whether runs with rounds completed under more than one policy, or under even and under given lists."""
+    return len(_by_run(study)[["policy", "is_baseline"]].drop_duplicates()) > 1
+
+
 def idle_table(study: Study) -> pd.DataFrame:
     """Idle seconds by node, table 3 of the paper of uneven GPUs: means over the completed runs of each cell.
 
@@ -51,7 +56,7 @@ def idle_table(study: Study) -> pd.DataFrame:
     runs = _by_run(study)
     keys = cell_keys(timing(study.runs))
     shown = runs["baseline_rounds"].fillna(runs["rounds"])
-    nodes = [str(name) for name in runs if str(name).startswith("node ")]
+    nodes = node_columns(runs)
     idle = [*nodes, "idle_seconds"]
     runs[idle] = runs[idle].mul(shown / runs["rounds"], axis="index")
     runs = runs.assign(shown_rounds=shown)
@@ -62,6 +67,11 @@ def idle_table(study: Study) -> pd.DataFrame:
     table[["change", "change_ci95"]] = pd.DataFrame.from_dict(changes, orient="index").to_numpy(float).reshape(-1, 2)
     others = ["idle_seconds_per_round", "idle_share", "exchange_share", "examples_per_second"]
     return _in_order(table.join(grouped[others].mean()), grouped["policy"].first())
+
+
+def node_columns(table: pd.DataFrame) -> list[str]:
+    """The columns `NODE` of an `idle_table`."""
+    return [str(name) for name in table if str(name).startswith("node ")]
 
 
 def loss_by_time(study: Study) -> pd.DataFrame:

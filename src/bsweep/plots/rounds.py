@@ -1,0 +1,216 @@
+"""Figures over rounds of local steps: who waits for whom between synchronisations, and what loss it leads to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from bsweep import analysis
+from bsweep.analysis import Study
+from bsweep.plots import drawing
+
+_MAX_METHODS = 16  # of bars for each node
+_MAX_TIMELINES = 8
+_MAX_NODES_NAMED = 8
+_PARTS_OF_A_ROUND = {
+    "compute": drawing.PARTS_OF_A_STEP["compute"],
+    "idle": drawing.PARTS_OF_A_STEP["wait"],
+    "exchange": drawing.PARTS_OF_A_STEP["exchange"],
+}
+_PUBLISHED_METHODS = {
+    "baseline": "Baseline",
+    "A": "A: batch by FLOP/s",
+    "B": "B: batch by memory",
+    "C": "C: steps by FLOP/s",
+}
+
+
+@rc_context(drawing.STYLE)
+def idle_by_node(study: Study) -> Figure:
+    """Idle seconds of each node, one group of bars a cell, with total and change: table 3 of the paper as a figure."""
+    table, left_out = drawing.few_enough(analysis.idle_table(study), _MAX_METHODS)
+    idle = table[analysis.node_columns(table)].to_numpy()
+    num_nodes = idle.shape[1]
+    are_bars = num_nodes <= len(drawing.COLORS)
+    figure, panels = drawing.panels_of_bars(table, 1, 0.12 + 0.08 * num_nodes if are_bars else 0.25)
+    for (axes,), rows in panels:
+        for place, (_, row) in enumerate(rows.iterrows()):
+            seconds = row[analysis.node_columns(table)].to_numpy(float)
+            if are_bars:
+                height = 0.8 / num_nodes
+                places = place + height * (np.arange(num_nodes) - (num_nodes - 1) / 2)
+                axes.barh(places, seconds, height, color=drawing.COLORS[:num_nodes])
+            else:
+                axes.plot(seconds, [place] * num_nodes, "o", color=drawing.COLORS[0], alpha=0.4)
+            _name_total(axes, place, row)
+        _beside(axes, -0.62, "total, change" if table["change"].notna().any() else "total")
+        axes.set_xlim(0, 1.04 * max(np.nanmax(idle), 1e-9))
+    axes.set_xlabel(f"Idle seconds of a node in {drawing.span(table['shown_rounds'].round().astype(int))} rounds")
+    nodes = [Patch(color=color, label=f"node {at + 1}") for at, color in enumerate(drawing.COLORS[:num_nodes])]
+    drawing.legends(figure, (nodes if are_bars else [], drawing.common(table)))
+    half = " ± is the half-width of its 95 % t-interval." if table["idle_seconds_ci95"].notna().any() else ""
+    return drawing.captioned(
+        figure,
+        "Seconds that each node is idle until the slowest one arrives to synchronise, summed over a run's rounds"
+        f"{'' if are_bars else ', a dot for each node'}.",
+        f"At the right the total over nodes{_and_change(table)}.{half}",
+        scaled_rounds(table),
+        f"n = {drawing.span(table['n'])} per {'bar' if are_bars else 'dot'}.",
+        left_out,
+    )
+
+
+def scaled_rounds(table: pd.DataFrame) -> str:
+    """A sentence for a table of idle times of which some are scaled to the rounds of the baseline."""
+    if (table["rounds"] == table["shown_rounds"]).all():
+        return ""
+    rounds = drawing.span(table["rounds"].round().astype(int))
+    return f"Runs had {rounds} rounds: idle times are scaled to as many as the baseline's."
+
+
+@rc_context(drawing.STYLE)
+def round_timeline(study: Study) -> Figure:
+    """A few rounds of each cell, a row a worker: computing, idle, exchanging."""
+    table = analysis.rounds_timeline(study)
+    num_cells = len(set(table.index))
+    if num_cells > _MAX_TIMELINES:  # those of the most workers, who wait the most
+        workers = table.index.get_level_values("num_workers")
+        table = table[workers == workers.max()]
+    shown = list(dict.fromkeys(table.index))[:_MAX_TIMELINES]
+    abreast = min(2, len(shown))
+    num_rows, num_nodes = math.ceil(len(shown) / abreast), table["worker"].nunique()
+    height = 0.7 + num_rows * (0.4 + min(2.2, 0.16 * max(4, num_nodes)))
+    figure = Figure(figsize=(7.0, min(9.0, height)), layout="constrained")
+    grid = figure.subplots(num_rows, abreast, squeeze=False, sharex=True, sharey=True)
+    varying = analysis.varying(table) or ["variant"]
+    for axes, key in zip(grid.flat, shown, strict=False):
+        named = dict(zip(analysis.levels(table), key, strict=True))
+        axes.set_title(", ".join(drawing.words(name, named[name]) for name in varying), loc="left")
+        _draw_rounds(axes, table.loc[[key]])
+    for axes in list(grid.flat)[len(shown) :]:
+        axes.remove()
+    for axes in list(grid.flat)[: len(shown)][-abreast:]:
+        axes.tick_params(labelbottom=True)
+    for axes in grid[-1]:
+        axes.set_xlabel("Seconds")
+    ended = table[["began_seconds", *(f"{part}_seconds" for part in _PARTS_OF_A_ROUND)]].loc[shown].sum(axis="columns")
+    grid[0, 0].set_xlim(0, 1.01 * ended.max())
+    nodes = sorted(table["worker"].unique())
+    named_nodes = nodes[:: math.ceil(len(nodes) / _MAX_NODES_NAMED)]
+    grid[0, 0].set_yticks(named_nodes, [f"node {worker + 1}" for worker in named_nodes])
+    grid[0, 0].set_ylim(max(nodes) + 0.6, min(nodes) - 0.6)
+    handles = [Patch(label=part, **look) for part, look in _PARTS_OF_A_ROUND.items()]
+    drawing.legends(figure, (handles, drawing.common(table)))
+    first, last = table["round"].min(), table["round"].max()
+    rounds = f"rounds {first} to {last}" if first < last else f"round {first}"
+    return drawing.captioned(
+        figure,
+        f"What each node does in {rounds} of the first seed.",
+        "Lines mark where rounds begin." if first < last else "",
+        f"Shown for {len(shown)} of {num_cells} cells." if len(shown) < num_cells else "",
+    )
+
+
+@rc_context(drawing.STYLE)
+def loss_by_time(study: Study) -> Figure:
+    """Training loss by elapsed training time, one line a cell: what is left after equal time."""
+    table = analysis.loss_by_time(study)
+    curves = drawing.curves(table, "elapsed_seconds", "variant")
+    figure, (axes,) = drawing.row_of_panels(1)
+    for curve in curves:
+        cells, color = curve.cells, curve.look["color"]
+        axes.plot(cells["train_loss"], **curve.look, markevery=max(1, math.ceil(len(cells) / 8)))
+        low, high = (cells["train_loss"] + sign * cells["train_loss_ci95"] for sign in (-1, 1))
+        axes.fill_between(cells.index, low, high, color=color, alpha=0.1, linewidth=0)
+    handles = drawing.handles(curves)
+    ends = set(analysis.equal_time_losses(study)["elapsed_seconds"])
+    ends = ends if len(ends) == 1 and len(curves) > 1 else set()  # one for all, or none
+    end: dict[str, Any] = {"color": drawing.GRAY, "linestyle": (0, (4, 2)), "linewidth": 1.0}
+    for seconds in ends:
+        axes.axvline(seconds, **end)
+    handles += [drawing.handle(end, "end of the shortest run")] if ends else []
+    axes.set(xlabel="Training time (s)", ylabel="Training loss", xlim=(0, None))
+    repeated = table["n"].max() > 1
+    drawing.legends(
+        figure, (handles, ", ".join(filter(None, (drawing.common(table), f"n = {drawing.span(table['n'])}"))))
+    )
+    return drawing.captioned(
+        figure,
+        "Training loss of a round, the mean over its examples, by the training time at its end, without evaluations.",
+        "Each line is a mean over seeds, interpolated between rounds; bands are 95 % t-intervals." if repeated else "",
+    )
+
+
+@rc_context(drawing.STYLE)
+def published_idle(study: Study) -> Figure:
+    """Published idle seconds by node beside the model's."""
+    idle, model, published = analysis.modelled_idle(), analysis.idle_model(), analysis.published_idle()
+    figure = Figure(figsize=(7.0, 2.6), layout="constrained")
+    panels: Sequence[Axes] = figure.subplots(1, len(_PUBLISHED_METHODS), sharey=True)
+    looks: dict[str, Any] = {"published": {"color": drawing.GRAY}, "modelled": {"color": drawing.COLORS[4]}}
+    for axes, (method, title) in zip(panels, _PUBLISHED_METHODS.items(), strict=True):
+        rows = idle[idle.index.get_level_values("method") == method].droplevel("method")
+        told = published.loc[[method], ["local_batch", "local_steps"]].to_numpy()
+        for at, (kind, look) in enumerate(looks.items()):
+            axes.bar(rows.index + 0.4 * (at - 0.5), rows[f"{kind}_seconds"], 0.4, **look)
+        totals = rows.sum()
+        seconds = f"{totals['published_seconds']:.1f} s, model {totals['modelled_seconds']:.1f} s"
+        axes.set_title(f"{title}\n{seconds}", loc="left")
+        settings = (f"{node}\n{batch}\n{steps}" for node, (batch, steps) in zip(rows.index, told, strict=True))
+        axes.set_xticks(rows.index, list(settings))
+        axes.tick_params(axis="x", length=0)
+        axes.grid(visible=False, axis="x")
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+    panels[0].set_ylabel("Idle seconds of a node")
+    frame: Any = "axes fraction"
+    below: dict[str, Any] = {"xycoords": frame, "textcoords": "offset points", "va": "top", "ha": "right", "size": 8}
+    panels[0].annotate("node\nbatch\nsteps", (0, 0), (2, -3.5), **below)
+    drawing.legends(figure, ([Patch(label=kind, **look) for kind, look in looks.items()], ""))
+    return drawing.captioned(
+        figure,
+        "Published idle seconds by node and their totals, beside a model with two constants: node 2 computes for "
+        f"{model.slowest_seconds:.1f} s in the baseline (fitted to C), and the part {model.fixed_share:.2f} of a "
+        "step's time at batch 4 does not depend on the batch (fitted to B).",
+        "No such constants give the published rows of A and B.",
+        analysis.CONTRADICTIONS,
+    )
+
+
+def _name_total(axes: Axes, place: int, row: pd.Series[float]) -> None:
+    decimals = 1 if row["idle_seconds"] >= 1 else 2
+    half = "" if math.isnan(row["idle_seconds_ci95"]) else f" ± {row['idle_seconds_ci95']:.{decimals}f}"
+    change = "" if math.isnan(row["change"]) else f", {100 * row['change']:+.0f} %"
+    _beside(axes, place, f"{row['idle_seconds']:.{decimals}f}{half} s{change}".replace("-", "\N{MINUS SIGN}"))
+
+
+def _beside(axes: Axes, place: float, text: str) -> None:
+    """Write at the right of a panel, at a row."""
+    frame: Any = ("axes fraction", "data")
+    look: dict[str, Any] = {"xycoords": frame, "textcoords": "offset points", "annotation_clip": False}
+    axes.annotate(text, (1, place), (4, 0), va="center", size=7, **look)
+
+
+def _and_change(table: pd.DataFrame) -> str:
+    return " and its change against the allocation uniform" if table["change"].notna().any() else ""
+
+
+def _draw_rounds(axes: Axes, rounds: pd.DataFrame) -> None:
+    """Bars of what each worker does, one after the other."""
+    starts = rounds["began_seconds"].to_numpy(float).copy()
+    for began in rounds.groupby("round")["began_seconds"].min():
+        axes.axvline(began, color="#444444", linewidth=0.7)
+    for part, look in _PARTS_OF_A_ROUND.items():
+        seconds = rounds[f"{part}_seconds"].to_numpy(float)
+        axes.barh(rounds["worker"], seconds, 0.8, left=starts, **look)
+        starts += seconds
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
