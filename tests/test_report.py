@@ -11,7 +11,7 @@ from pandas.testing import assert_frame_equal
 
 import bsweep
 from bsweep import analysis, plots, report
-from tests.synthetic_study import server, write_run, write_study
+from tests.synthetic_study import diloco, server, write_run, write_study
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +175,55 @@ def test_a_sharding_study_is_held_against_the_published_one(tmp_path: Path) -> N
         analysis.server_loads(copy), analysis.server_loads(bsweep.load(tmp_path / "s")), check_dtype=False
     )
     assert len(copy.waits) == 2 * (1 + 4 + 8)
+
+
+def uneven_study(folder: Path, **rounds: int) -> analysis.Study:
+    """Runs on four uneven workers, with so many rounds under each allocation."""
+    for name, num_rounds in rounds.items():
+        for seed in range(2):
+            settings = diloco(name)
+            write_run(
+                folder, local_batch=4, num_workers=4, seed=seed, epochs=1, settings=settings, num_rounds=num_rounds
+            )
+    return bsweep.load(folder)
+
+
+@pytest.mark.usefixtures("one_figure")
+def test_idle_times_are_told_as_table_3_of_the_paper(tmp_path: Path) -> None:
+    study = uneven_study(tmp_path / "s", uniform=10, steps_by_flops=10)
+    page = report.write(tmp_path / "s")
+    text, markdown = page.read_text(), page.with_name("table.md").read_text()
+    assert "| uniform | 4 | 4 | 1.1 | 0.0 | 14.7 | 4.9 | 20.7 ± 1.3 | - | 10 |" in markdown
+    assert "| steps_by_flops | 4 | 4 | 2.3 | 0.0 | 8.7 | 1.8 | 12.8 ± 0.8 | -38.1 ± 2.4 | 10 |" in markdown
+    assert "| uniform | 4 | 4 | 2 | 35.50 | 15932 | 3.9657 ± 0.1696 |" in markdown
+    assert "their totals change by A +96 %, B +38 %, C -39 %" in text
+    assert "would leave 0.2 s of C&#x27;s 12.6 s idle with steps by measured speed (104, 100, 192, 119)." in text
+    assert report.idle_text(study).splitlines()[-3:] == [
+        "variant         node 1 (s)  node 2 (s)  node 3 (s)  node 4 (s)   total (s)   change (%)",
+        "uniform                1.1         0.0        14.7         4.9  20.7 ± 1.3            -",
+        "steps_by_flops         2.3         0.0         8.7         1.8  12.8 ± 0.8  -38.1 ± 2.4",
+    ]
+
+
+def test_idle_times_of_unlike_runs_say_that_they_are_scaled(tmp_path: Path) -> None:
+    text = report.idle_text(uneven_study(tmp_path / "s", uniform=10, steps_by_flops=5))
+    assert "Runs had 5 to 10 rounds: idle times are scaled" in text.replace("\n", " ")
+    assert "total of a round (s)" in text
+    assert "38.1" in text.splitlines()[-1]
+
+
+def test_of_many_nodes_the_idlest_and_the_busiest_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.synthetic_study.NODE_STEP_SECONDS", (0.01, 0.02, 0.02) * 4)
+    settings = diloco("uniform")
+    write_run(tmp_path / "s", local_batch=4, num_workers=12, epochs=1, settings=settings, num_rounds=2)
+    *_, head, row = report.idle_text(bsweep.load(tmp_path / "s")).splitlines()
+    assert head.split("  ")[1:] == ["least idle node (s)", "median node (s)", "most idle node (s)", "total (s)"]
+    assert row.split() == ["diloco", "0.00", "0.00", "2.00", "8.00"]
+
+
+def test_without_rounds_there_is_nothing_to_tell(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8)
+    assert report.idle_text(bsweep.load(tmp_path / "s")) == ""
 
 
 @pytest.mark.usefixtures("one_figure")

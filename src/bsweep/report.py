@@ -8,6 +8,7 @@ import math
 import re
 import shlex
 import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from bsweep.analysis import Study
 _CONTEXT = ("planned_epochs", "model", "stem", "data", "num_train", "device", "hardware")
 _MAX_NAMED_RIVALS = 3
 _FOUR_DECIMALS = ("accuracy", "loss", "r_squared", "speedup", "efficiency", "_ratio", "gain", "share", "load")
+_MAX_NODES = 8  # that have a column each
 _WHOLE = ("num_servers", "max_lead")  # means of whole numbers
 _HEADINGS = {
     "num_workers": "workers",
@@ -61,6 +63,14 @@ _HEADINGS = {
     "max_lead": "largest lead (clocks)",
     "layer_share": "largest share by layer",
     "memory_share": "by memory",
+    "elapsed_seconds": "training time (s)",
+    "num_examples": "examples",
+    "idle_seconds": "total (s)",
+    "idle_seconds_per_round": "total of a round (s)",
+    "change": "change (%)",
+    "idle_share": "idle (% of time)",
+    "exchange_share": "exchange (% of time)",
+    "examples_per_second": "examples/s",
 }
 
 
@@ -215,6 +225,8 @@ def _tables(study: Study) -> Iterator[_Table]:
         "A training step: where its time goes, and what a worker sends.": steps[steps["sent_megabytes"] != 0],
         "Parameter servers: how evenly they share model and work.": analysis.server_loads(study),
         _SHARDING: analysis.sharding_gains(study),
+        _idle_caption(study): _idle_cells(study),
+        _EQUAL_TIME: _equal_time_cells(study),
     }
     yield from (_Table(caption, _text_table(table)) for caption, table in others.items() if len(table))
 
@@ -223,6 +235,80 @@ _SHARDING = (
     "What sharding VGG-16 by memory gains in images per second over sharding it by layer, as a fraction; predicted by "
     "the model of the published study with the shares of the fullest servers."
 )
+
+
+_EQUAL_TIME = (
+    "Training loss after equal time: when the shortest run of those compared ended, interpolated between rounds, and "
+    "the examples trained on until then."
+)
+
+
+def _equal_time_cells(study: Study) -> pd.DataFrame:
+    table = analysis.equal_time_losses(study)
+    if len(table) < 2:
+        return table[:0]
+    losses = zip(table["train_loss"], table.pop("train_loss_ci95"), strict=True)
+    texts = [_with_interval(mean, half, "train_loss") for mean, half in losses]
+    return table.assign(train_loss=texts, num_examples=table["num_examples"].round().astype(int))
+
+
+def _idle_caption(study: Study) -> str:
+    table = analysis.idle_table(study)
+    caption = (
+        "Seconds that nodes are idle until the slowest one arrives to synchronise, summed over a run's rounds; node k "
+        "is the worker of rank k - 1."
+    )
+    change = "The change of the total is against the allocation uniform, by equal seeds where there are any."
+    is_compared = table["change"].notna().any()
+    return " ".join(filter(None, (caption, change if is_compared else "", plots.scaled_rounds(table))))
+
+
+def _idle_cells(study: Study) -> pd.DataFrame:
+    """Table 3 of the paper of uneven GPUs as text: nodes, or of many the span, then total, change, shares and speed."""
+    table = analysis.idle_table(study)
+    if table.empty:
+        return table
+    decimals = max(1, 2 - math.floor(math.log10(max(table["idle_seconds"].max(), 1e-3))))
+    nodes = table[analysis.node_columns(table)].rename(columns=lambda name: name.replace(": idle_seconds", " (s)"))
+    if len(nodes.columns) > _MAX_NODES:
+        nodes = nodes.agg(["min", "median", "max"], axis="columns")
+        nodes.columns = pd.Index(["least idle node (s)", "median node (s)", "most idle node (s)"])
+    cells = nodes.map(lambda seconds: _fixed(seconds, decimals))
+    for name, scale, places in (("idle_seconds", 1, decimals), ("change", 100, 1)):
+        if table[name].isna().all():
+            continue
+        pairs = zip(scale * table[name], scale * table[f"{name}_ci95"], strict=True)
+        cells[name] = [_fixed(value, places, half) for value, half in pairs]
+    if (table["rounds"] != table["shown_rounds"]).any():
+        cells["idle_seconds_per_round"] = [_fixed(value, decimals + 1) for value in table["idle_seconds_per_round"]]
+    cells["rounds"] = [f"{value:g}" for value in table["rounds"]]
+    for name in ("idle_share", "exchange_share"):
+        cells[name] = [_fixed(100 * value, 1) for value in table[name]]
+    return cells.assign(examples_per_second=table["examples_per_second"], n=table["n"])
+
+
+def _fixed(value: float, decimals: int, half_width: float = math.nan) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:.{decimals}f}" + ("" if math.isnan(half_width) else f" ± {half_width:.{decimals}f}")
+
+
+def idle_text(study: Study) -> str:
+    """Idle seconds by node, total and change as a table for a terminal; empty for a study without rounds."""
+    cells = _idle_cells(study)
+    if cells.empty:
+        return ""
+    left_out = ["rounds", "idle_share", "exchange_share", "examples_per_second", "n"]
+    shown = cells.drop(columns=left_out).reset_index()
+    named = [name for name in analysis.levels(cells) if name not in (analysis.varying(cells) or ["variant"])]
+    shown = shown.drop(columns=named)
+    rows = [[_heading(str(name)) for name in shown], *shown.astype(str).to_numpy().tolist()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        numbers = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        lines.append("  ".join([first.ljust(widths[0]), *numbers]))
+    return "\n".join([textwrap.fill(_idle_caption(study), 100), "", *lines])
 
 
 def _text_table(table: pd.DataFrame) -> pd.DataFrame:
@@ -366,7 +452,7 @@ def _list(title: str, lines: Sequence[str], kind: str) -> str:
 
 
 def _published_words(study: Study) -> str:
-    """What the study may be held against; nothing if it trained something else than both published ones."""
+    """What the study may be held against; nothing if it trained something else than the published ones."""
     words = []
     if analysis.comparable(study):
         words.append(
@@ -379,12 +465,31 @@ def _published_words(study: Study) -> str:
             "The parameter-sharding study (ImageNet on NVIDIA RTX 2080 Ti, 10 Gbit/s Ethernet, a server for two "
             f"workers) gives the gain of memory over layer sharding only.{_implied(analysis.sharding_fit(study))}"
         )
+    if analysis.compares_allocations(study):
+        words.append(_uneven_words())
     if not words:
         words.append(
-            "Not drawn: the published studies trained ResNet-18 on all 50,000 training images of CIFAR-10, and VGG-16 "
-            "on parameter servers sharded by layer and by memory. These runs did neither."
+            "Not drawn: the published studies trained ResNet-18 on all 50,000 training images of CIFAR-10, VGG-16 on "
+            "parameter servers sharded by layer and by memory, and a language model on uneven nodes with work shared "
+            "out evenly and unevenly. These runs did none of it."
         )
     return "".join(f"<p>{html.escape(text)}</p>" for text in words)
+
+
+def _uneven_words() -> str:
+    """What the published study of uneven GPUs found, what of it holds together, and what it implies."""
+    idle, model = analysis.modelled_idle(), analysis.idle_model()
+    totals = idle.groupby(level="method")["published_seconds"].sum()
+    changes = ", ".join(f"{method} {100 * (totals[method] / totals['baseline'] - 1):+.0f} %" for method in "ABC")
+    steps = model.steps_by_speed()
+    left = model.idle_seconds(model.baseline["local_batch"], steps).sum()
+    return (
+        "The study of uneven GPUs (a LLaMA of 150 million parameters under DiLoCo, four nodes of four GPUs, 1 Gbit/s "
+        "Ethernet) gives idle times of its baseline, here uniform, and of A, B and C, here batch_by_flops, "
+        f"batch_by_memory and steps_by_flops; their totals change by {changes}. {analysis.CONTRADICTIONS} The model "
+        f"that explains its baseline and C would leave {left:.1f} s of C's {totals['C']:.1f} s idle with steps by "
+        f"measured speed ({', '.join(map(str, steps))})."
+    )
 
 
 def _implied(fit: analysis.Line | None) -> str:

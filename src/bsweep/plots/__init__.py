@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.plots.drawing import BATCH_LABEL, COLORS, LINES, MARKERS, caption, counted, epochs_of, save, words
-from bsweep.plots.rounds import idle_by_node, loss_by_time, published_idle, round_timeline
+from bsweep.plots.rounds import idle_by_node, loss_by_time, published_idle, round_timeline, scaled_rounds
 from bsweep.plots.sweep import (
     accuracy_and_loss_by_batch,
     accuracy_by_epoch,
@@ -45,6 +45,7 @@ __all__ = [
     "published_idle",
     "round_timeline",
     "save",
+    "scaled_rounds",
     "seconds_per_step",
     "server_load",
     "sharding_gain",
