@@ -150,6 +150,21 @@ def read_probe(config: RunConfig) -> Probe:
 _PROBE: TypeAdapter[Probe] = TypeAdapter(Probe)
 
 
+def table(probe: Probe) -> str:
+    """A probe as a person reads it: seconds per step at each batch, by worker."""
+    batches = sorted({batch.local_batch for one in probe.workers for batch in one.batches})
+    rows = [["worker", "host", "device", *(f"b={batch}" for batch in batches), "largest", "TFLOP/s"]]
+    for rank, one in enumerate(probe.workers):
+        seconds = {batch.local_batch: f"{batch.step_seconds:.3g}" for batch in one.batches}
+        largest = f"{one.largest_batch}" if one.stopped_by == "out_of_memory" else f">={one.largest_batch}"
+        times = [seconds.get(batch, "-") for batch in batches]
+        rows.append([str(rank), one.host, one.device, *times, largest, f"{one.peak_flops / 1e12:.3g}"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    exchange = "not measured" if probe.exchange_seconds is None else f"{probe.exchange_seconds:.3g} s"
+    return "\n".join(["seconds per step at local batches:", *lines, f"one exchange: {exchange}"])
+
+
 # --- Policies ---------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from bsweep import data, models, optim, runlog, strategies
+from bsweep import data, memory, models, optim, runlog, strategies
 from bsweep.clock import StepClock
 from bsweep.config import RunConfig, read
 from bsweep.data import augment, plan
@@ -96,7 +96,11 @@ def train(
     with RunLog(paths.metrics) if place.rank == 0 else nullcontext() as log:
         job = _prepare(config, place, paths, device, log, on_step)
         try:
-            with errors_reported(paths, place):  # before others hear of it, and end this process
+            limits = config.launch.memory_limit_mb
+            with (
+                errors_reported(paths, place),  # before others hear of it, and end this process
+                memory.limited(limits[place.rank] if limits else None),
+            ):
                 _train_epochs(job, launched_at)
         finally:
             job.strategy.close()
@@ -261,7 +265,7 @@ def evaluate(job: Job) -> tuple[float | None, float | None]:
     mine = plan.worker_part(torch.arange(len(labels)), job.place.rank, job.place.num_workers)
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.model.eval()
-    with torch.inference_mode(), job.autocast():
+    with memory.unlimited(), torch.inference_mode(), job.autocast():  # the limit is on what steps take
         for indices in mine.to(job.device).split(_EVALUATION_BATCH):
             logits = job.model(job.inputs(images[indices]))
             totals += _score(cross_entropy(logits, labels[indices]), logits, labels[indices])

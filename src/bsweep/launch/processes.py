@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import psutil
 
@@ -108,10 +108,14 @@ def nodes(hosts: str, num_processes: int) -> list[tuple[str, int]]:
     return taken
 
 
-def worker_command(paths: RunPaths, rank_variable: str) -> list[str]:
+Entry = Literal["bsweep.worker", "bsweep.probe"]
+"""The module that a process runs: it trains, or measures for `bsweep probe`."""
+
+
+def worker_command(paths: RunPaths, rank_variable: str, entry: Entry) -> list[str]:
     """What starts a worker or a server: its output goes to the folder of its rank, which a variable holds."""
     folder = shlex.quote(str(paths.logs.resolve())) + f'/rank."${rank_variable}"'
-    worker = shlex.join([sys.executable, "-u", "-m", "bsweep.worker", str(paths.folder.resolve())])
+    worker = shlex.join([sys.executable, "-u", "-m", entry, str(paths.folder.resolve())])
     return ["sh", "-c", f"exec {worker} >{folder}/stdout 2>{folder}/stderr"]
 
 
