@@ -150,6 +150,21 @@ def read_probe(config: RunConfig) -> Probe:
 _PROBE: TypeAdapter[Probe] = TypeAdapter(Probe)
 
 
+def table(probe: Probe) -> str:
+    """A probe as a person reads it: seconds per step at each batch, by worker."""
+    batches = sorted({batch.local_batch for one in probe.workers for batch in one.batches})
+    rows = [["worker", "host", "device", *(f"b={batch}" for batch in batches), "largest", "TFLOP/s"]]
+    for rank, one in enumerate(probe.workers):
+        seconds = {batch.local_batch: f"{batch.step_seconds:.3g}" for batch in one.batches}
+        largest = f"{one.largest_batch}" if one.stopped_by == "out_of_memory" else f">={one.largest_batch}"
+        times = [seconds.get(batch, "-") for batch in batches]
+        rows.append([str(rank), one.host, one.device, *times, largest, f"{one.peak_flops / 1e12:.3g}"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    exchange = "not measured" if probe.exchange_seconds is None else f"{probe.exchange_seconds:.3g} s"
+    return "\n".join(["seconds per step at local batches:", *lines, f"one exchange: {exchange}"])
+
+
 # --- Policies ---------------------------------------------------------------------------------------------------------
 
 
@@ -203,7 +218,7 @@ def knee_batch(worker: ProbedWorker, local_batch: int, knee: float) -> int:
     """The smallest probed batch, `local_batch` at least, with the part `knee` of this worker's best throughput.
 
     Of `hybrid`, which the study leaves to future work: a batch large enough to keep each device busy, then local steps
-    that take the same time.
+    that take the same time, that of a round without it: larger batches do not make exchanges rarer.
     """
     rates = {batch.local_batch: batch.local_batch / batch.step_seconds for batch in worker.batches}
     enough = [b for b, rate in rates.items() if b >= local_batch and rate >= knee * max(rates.values())]
@@ -319,7 +334,7 @@ def resolve(config: RunConfig) -> RunConfig:
                 _refuse_unprobed(config, (config.local_batch or 1,) * config.num_workers)
                 knees = [knee_batch(worker, config.local_batch or 1, a.knee) for worker in workers]
                 batches = _shared(config, knees) or tuple(knees)
-            steps = steps or _steps(config, batches, _every(config))
+            steps = steps or _steps(config, batches, _every_at(config, batches))
         case NetworkAwareConfig():
             if steps is None:
                 every = _network_steps(config, a)
@@ -334,6 +349,16 @@ def resolve(config: RunConfig) -> RunConfig:
 def _every(config: RunConfig) -> int:
     assert isinstance(config.strategy, DiLoCoConfig), config.strategy  # others have no steps to share
     return config.strategy.sync_every
+
+
+def _every_at(config: RunConfig, batches: Sequence[int]) -> int:
+    """Steps of the slowest worker at these batches that take it as long as a round of even batches would."""
+    workers, even = read_probe(config).workers, config.examples_per_pass
+    before, after = (
+        max(worker.step_seconds(batch) for worker, batch in zip(workers, every, strict=True))
+        for every in ((even,) * len(workers), batches)
+    )
+    return max(1, round(_every(config) * before / after))
 
 
 def _shared(config: RunConfig, weights: Sequence[float]) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""The commands: `bsweep run` (Hydra's flags and overrides) and `bsweep report`."""
+"""The commands: `bsweep run` (Hydra's flags and overrides), `bsweep probe` and `bsweep report`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from bsweep.progress import Progress
 
 USAGE = """\
 usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m every point of a grid
+       bsweep probe [key=value ...]                 measure each worker of a point, for allocation=...
        bsweep report STUDY [--out DIR]              figures, tables and one HTML page of a study
        bsweep run --help                            all keys, groups and flags
        bsweep --version
@@ -41,6 +42,8 @@ def main() -> NoReturn:
     try:
         if command == "run":
             sys.exit(run(arguments))
+        if command == "probe":
+            sys.exit(probe(arguments))
         if command == "report":
             sys.exit(report(arguments))
     except KeyboardInterrupt:
@@ -56,9 +59,7 @@ def main() -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Train what Hydra composes from `arguments`; the exit code."""
     wants_report = "--report" in arguments
-    # Neither a shell nor Hydra's grammar takes the ~ of key=~/path for the home folder.
-    home = str(Path.home())
-    hydra_arguments = [re.sub(r"^([\w./+]+=)~(?=/|$)", rf"\g<1>{home}", a) for a in arguments if a != "--report"]
+    hydra_arguments = [_with_home(argument) for argument in arguments if argument != "--report"]
     if inside_horovodrun():
         if any(a.startswith("hydra/launcher=") and a != "hydra/launcher=basic" for a in arguments):
             print("bsweep: inside horovodrun its processes run the points: leave out hydra/launcher", file=sys.stderr)
@@ -72,6 +73,11 @@ def run(arguments: Sequence[str]) -> int:
         for folder in sorted(STUDIES):
             code = max(code, report([str(folder)]))
     return code
+
+
+def _with_home(argument: str) -> str:
+    """Neither a shell nor Hydra's grammar takes the ~ of key=~/path for the home folder."""
+    return re.sub(r"^([\w./+]+=)~(?=/|$)", rf"\g<1>{Path.home()}", argument)
 
 
 def _run_hydra(arguments: Sequence[str]) -> int:
@@ -160,6 +166,61 @@ def _values(composed: DictConfig) -> dict[str, Any]:
         key = str(error.full_key)
         raise ConfigError(f"{key}: no value given. Give {key}=...") from None
     return dict(container)
+
+
+def probe(arguments: Sequence[str]) -> int:
+    """Measure the workers of the point that `arguments` give, and print what was found; the exit code."""
+    problem = next((f"{flag}: leave it out, for one point is probed" for flag in arguments if flag.startswith("-")), "")
+    if inside_horovodrun():
+        problem = "bsweep probe starts its own workers: leave horovodrun out"
+    if problem:
+        print(USAGE if {"-h", "--help"} & set(arguments) else f"bsweep: {problem}", file=sys.stderr)
+        return BAD_CONFIG
+    try:
+        config = parse(_values(_first_point([_with_home(argument) for argument in arguments])))
+        warnings = study.check(config)
+        config.study_dir.mkdir(parents=True, exist_ok=True)
+    except (ConfigError, HydraException, OmegaConfBaseException, OSError) as error:
+        print(f"bsweep: {explain(error)}", file=sys.stderr)
+        return BAD_CONFIG
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    outcome = study.probe(config, lambda line: print(line, file=sys.stderr))
+    if outcome.status != "completed":
+        print(f"bsweep: the probe ended as {outcome.status}: {outcome.message}", file=sys.stderr)
+        return 1
+    print(allocation.table(allocation.read_probe(config)))
+    print(allocation.probe_path(config))
+    return 0
+
+
+def _first_point(arguments: Sequence[str]) -> DictConfig:
+    """What Hydra composes, with the first value of each axis that an experiment or the command line sweeps.
+
+    Raises:
+        HydraException: an override is none, or names what there is not.
+    """
+    from hydra import compose, initialize_config_dir
+
+    given = _first_values(arguments)
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        axes = compose("config", list(given.values()), return_hydra_config=True).hydra.sweeper.params or {}
+        swept = [f"{axis}={values}" for axis, values in axes.items() if values is not None and axis not in given]
+        return compose("config", [*_first_values(swept).values(), *given.values()])
+
+
+def _first_values(overrides: Sequence[str]) -> dict[str, str]:
+    """Overrides by their keys, each with one value."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    first = {}
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        text = override.input_line or ""
+        if override.is_sweep_override():
+            text = f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
+            print(f"probing {text}, the first of {override.input_line}", file=sys.stderr)
+        first[override.get_key_element().lstrip("+~")] = text
+    return first
 
 
 def explain(error: Exception) -> str:

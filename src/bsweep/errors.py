@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,8 +53,10 @@ def status_of(error: BaseException) -> Status:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    text = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in text for words in _OUT_OF_MEMORY)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
 
 
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
+# The last is oneDNN's, which finds no room for its kernels.
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|alloc_failed|bad_alloc|could not create a primitive(?! desc)", re.IGNORECASE
+)

@@ -135,6 +135,27 @@ class Progress:
         return [json.loads(line) for line in whole.splitlines()]
 
 
+class Output:
+    """What a run's workers print, as it comes."""
+
+    def __init__(self, paths: RunPaths, num_workers: int) -> None:
+        self._offsets = dict.fromkeys(range(num_workers), 0)
+        self._paths = paths
+
+    def new_lines(self) -> list[str]:
+        """The whole lines since the last call, with the worker's number before each."""
+        lines = []
+        for rank, offset in self._offsets.items():
+            path = self._paths.rank_logs(rank) / "stdout"
+            if path.exists():
+                with path.open("rb") as file:
+                    file.seek(offset)
+                    whole = file.read().rpartition(b"\n")
+                self._offsets[rank] += len(whole[0]) + len(whole[1])
+                lines += [f"worker {rank}: {line}" for line in whole[0].decode(errors="replace").splitlines()]
+        return lines
+
+
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 

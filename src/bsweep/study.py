@@ -20,12 +20,12 @@ from typing import Any
 
 import psutil
 
-from bsweep import data, models, runlog, sharding
+from bsweep import allocation, data, launch, models, runlog, sharding
 from bsweep.config import ConfigError, RunConfig, save
 from bsweep.launch import Outcome
 from bsweep.launch import check as check_launch
 from bsweep.place import inside_horovodrun, num_cores
-from bsweep.progress import Progress
+from bsweep.progress import Output, Progress
 from bsweep.runlog import Event, RunLog, RunPaths
 
 Launch = Callable[[RunConfig, RunPaths, Callable[[], None]], Outcome]
@@ -70,7 +70,7 @@ def paths_of(config: RunConfig) -> RunPaths:
     return RunPaths(config.study_dir / config.run_id)
 
 
-def run_point(config: RunConfig, progress: Progress, launch: Launch) -> str:
+def run_point(config: RunConfig, progress: Progress, start: Launch) -> str:
     """Run one point to its end, unless it is completed already; its status.
 
     A point that fails is a result and raises nothing. An earlier attempt that did not complete is set aside in the
@@ -104,7 +104,7 @@ def run_point(config: RunConfig, progress: Progress, launch: Launch) -> str:
         progress.begin(config, paths, warnings)
         outcome = Outcome("interrupted", "interrupted while it ran")
         try:
-            outcome = launch(config, paths, progress.poll)
+            outcome = start(config, paths, progress.poll)
         except Exception as error:
             traceback.print_exc()
             outcome = Outcome("failed", f"{type(error).__name__}: {error}")
@@ -113,6 +113,35 @@ def run_point(config: RunConfig, progress: Progress, launch: Launch) -> str:
             runlog.write_summary(paths, config, outcome.status, outcome.message, wall_seconds)
             progress.end(outcome)
     return outcome.status
+
+
+def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
+    """Measure a point's workers; what they found is where an allocation looks for it, unless they failed.
+
+    Args:
+        config: The point, whose allocation need not be resolved.
+        say: Called with each line of the workers' output.
+    """
+    paths = RunPaths(config.study_dir / ".probe")
+    shutil.rmtree(paths.folder, ignore_errors=True)
+    paths.folder.mkdir(parents=True)
+    save(config, paths.config)
+    paths.metrics.touch()
+    output = Output(paths, config.num_workers)
+
+    def show() -> None:
+        for line in output.new_lines():
+            say(line)
+
+    outcome = launch.launch(config, paths, show, "bsweep.probe")
+    show()
+    if outcome.status == "completed":
+        found = runlog.read_json(paths.folder / "probe.json")
+        assert found, "the probe completed without an answer"
+        path = allocation.probe_path(config)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        runlog.write_json(path, found)
+    return outcome
 
 
 @contextmanager

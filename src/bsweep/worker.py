@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from bsweep import checkpoint, data, models, optim, runlog, strategies
+from bsweep import checkpoint, data, memory, models, optim, runlog, strategies
 from bsweep.checkpoint import Cursor
 from bsweep.clock import StepClock
 from bsweep.config import ImageConfig, RunConfig, read
@@ -121,7 +121,11 @@ def train(
     with RunLog(paths.metrics) as log:
         job = _prepare(config, place, paths, device, log, on_step)
         try:
-            with errors_reported(paths, place):  # before others hear of it, and end this process
+            limits = config.launch.memory_limit_mb
+            with (
+                errors_reported(paths, place),  # before others hear of it, and end this process
+                memory.limited(limits[place.rank] if limits else None),
+            ):
                 _train_epochs(job, launched_at)
         finally:
             job.strategy.close()
@@ -331,7 +335,7 @@ def evaluate(job: Job) -> tuple[float | None, float | None]:
     at_once = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.model.eval()
-    with torch.inference_mode(), job.autocast():
+    with memory.unlimited(), torch.inference_mode(), job.autocast():  # the limit is on what steps take
         for indices in mine.to(job.device).split(at_once):
             labels = dataset.test_labels[indices].long()
             logits = job.model(job.inputs(dataset.test_inputs[indices]))

@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Callable
 
+from bsweep import memory
 from bsweep.config import (
     DDPConfig,
     DGCConfig,
@@ -18,6 +19,7 @@ from bsweep.config import (
 )
 from bsweep.launch import horovodrun, inline, processes, torchrun
 from bsweep.launch.outcome import Outcome
+from bsweep.launch.processes import Entry
 from bsweep.place import Place, inside_horovodrun, num_gpus
 from bsweep.runlog import RunPaths
 
@@ -47,6 +49,11 @@ def check(config: RunConfig) -> list[str]:
         raise ValueError("device=cuda, but this machine shows no GPU: use device=auto or device=cpu.")
     if isinstance(config.strategy, DDPConfig) and config.strategy.hook == "bf16" and not _on_gpus(config):
         raise ValueError("strategy.hook=bf16 needs GPUs, with NCCL: use strategy.hook=fp16 or none on CPUs.")
+    if config.launch.memory_limit_mb and (_on_gpus(config) or not memory.can_limit()):
+        raise ValueError(
+            "launch.memory_limit_mb limits what Linux gives to a process, which does not count a GPU's memory: set "
+            "device=cpu, or leave it out."
+        )
     match config.launch:
         case InlineConfig():
             return []
@@ -54,15 +61,15 @@ def check(config: RunConfig) -> list[str]:
             return [*processes.check(config, config.launch), *_theory(config)]
 
 
-def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
+def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry = "bsweep.worker") -> Outcome:
     """Run a point whose folder is prepared, to its end; `on_poll` is called a few times a second."""
     match config.launch:
         case InlineConfig():
-            return inline.launch(config, paths, on_poll)
+            return inline.launch(config, paths, on_poll, entry)
         case HorovodrunConfig():
-            return horovodrun.launch(config, config.launch, paths, on_poll)
+            return horovodrun.launch(config, config.launch, paths, on_poll, entry)
         case TorchrunConfig():
-            return torchrun.launch(config, config.launch, paths, on_poll)
+            return torchrun.launch(config, config.launch, paths, on_poll, entry)
 
 
 def _on_gpus(config: RunConfig) -> bool:

@@ -13,15 +13,18 @@ from pathlib import Path
 from bsweep.config import HorovodrunConfig, RunConfig
 from bsweep.launch import processes
 from bsweep.launch.outcome import Outcome
+from bsweep.launch.processes import Entry
 from bsweep.runlog import RunPaths
 
 
-def launch(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
+def launch(
+    config: RunConfig, launch: HorovodrunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry
+) -> Outcome:
     """See `bsweep.launch.launch`."""
-    return processes.launch(config, paths, on_poll, [command(config, launch, paths)], failures)
+    return processes.launch(config, paths, on_poll, [command(config, launch, paths, entry)], failures)
 
 
-def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths) -> list[str]:
+def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths, entry: Entry) -> list[str]:
     """The horovodrun command line of a point.
 
     Its `--output-filename` is not used: it fails for a lone worker, of which 0.28.1 takes log10(0).
@@ -47,7 +50,7 @@ def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths) -> lis
         str(config.num_workers),
         "--gloo",
         *given,
-        *processes.worker_command(config, paths, "HOROVOD_RANK"),
+        *processes.worker_command(config, paths, "HOROVOD_RANK", entry),
     ]
 
 

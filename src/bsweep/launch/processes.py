@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import psutil
 
@@ -115,14 +115,18 @@ def outlives_workers(config: RunConfig) -> bool:
     return isinstance(config.strategy, DiLoCoConfig) and config.strategy.on_loss != "fail"
 
 
-def worker_command(config: RunConfig, paths: RunPaths, rank_variable: str) -> list[str]:
+Entry = Literal["bsweep.worker", "bsweep.probe"]
+"""The module that a process runs: it trains, or measures for `bsweep probe`."""
+
+
+def worker_command(config: RunConfig, paths: RunPaths, rank_variable: str, entry: Entry) -> list[str]:
     """What starts a worker or a server: its output goes to the folder of its rank, which a variable holds.
 
     What starts processes ends all of them with the first that fails: where the others have something left to do, it is
     not told.
     """
     folder = shlex.quote(str(paths.logs.resolve())) + f'/rank."${rank_variable}"'
-    worker = shlex.join([sys.executable, "-u", "-m", "bsweep.worker", str(paths.folder.resolve())])
+    worker = shlex.join([sys.executable, "-u", "-m", entry, str(paths.folder.resolve())])
     run = f"{worker} >{folder}/stdout 2>{folder}/stderr"
     return ["sh", "-c", f"{run}; echo $? >{folder}/exit_code" if outlives_workers(config) else f"exec {run}"]
 

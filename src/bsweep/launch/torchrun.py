@@ -14,18 +14,21 @@ from pathlib import Path
 from bsweep.config import RunConfig, TorchrunConfig
 from bsweep.launch import processes
 from bsweep.launch.outcome import Outcome
+from bsweep.launch.processes import Entry
 from bsweep.runlog import RunPaths
 
 
-def launch(config: RunConfig, launch: TorchrunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
+def launch(
+    config: RunConfig, launch: TorchrunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry
+) -> Outcome:
     """See `bsweep.launch.launch`."""
-    return processes.launch(config, paths, on_poll, commands(config, launch, paths), failures)
+    return processes.launch(config, paths, on_poll, commands(config, launch, paths, entry), failures)
 
 
-def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths) -> list[list[str]]:
+def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths, entry: Entry) -> list[list[str]]:
     """A torchrun for each host. Ranks fill the hosts' slots in their order: all workers, then all servers."""
     torchrun = str(Path(sys.executable).with_name("torchrun"))
-    worker = ["--no-python", *processes.worker_command(config, paths, "RANK")]
+    worker = ["--no-python", *processes.worker_command(config, paths, "RANK", entry)]
     num_processes = config.num_workers + config.num_server_processes
     if not launch.hosts:
         return [[torchrun, "--standalone", f"--nproc-per-node={num_processes}", *worker]]

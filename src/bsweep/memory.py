@@ -1,0 +1,74 @@
+"""How much memory a process may take: on a CPU, a limit stands in for a GPU's memory."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+
+@contextmanager
+def limited(mebibytes: float | None) -> Iterator[None]:
+    """Let this process take so many MiB beside what it holds now, and no more; None leaves it as it is.
+
+    Beyond that, allocations fail: torch's and Python's raise what `errors.is_out_of_memory` knows. The kernel counts
+    what is private and writable (RLIMIT_DATA), so neither code nor a data set that is mapped from a file; Linux only.
+    """
+    if mebibytes is None:
+        yield
+        return
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = _held_bytes() + int(mebibytes * 2**20)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+@contextmanager
+def unlimited() -> Iterator[None]:
+    """Lift a limit for a while."""
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+def give_back() -> None:
+    """Return to the system what was freed, which glibc keeps for later and the kernel goes on counting."""
+    gc.collect()
+    if hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
+
+
+_LIBC = ctypes.CDLL(None)
+
+
+def can_limit() -> bool:
+    return Path("/proc/self/status").exists()
+
+
+def available_bytes() -> int:
+    """What all processes of this machine or container together may still take."""
+    available: int = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):  # no container, or one without a limit, which says "max"
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        available = min(available, max(0, limit - used))
+    return available
+
+
+def _held_bytes() -> int:
+    """What the kernel counts against RLIMIT_DATA."""
+    found = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert found, "no VmData in /proc/self/status"
+    return int(found[1]) * 1024

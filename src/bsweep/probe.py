@@ -1,0 +1,258 @@
+"""A worker's side of `bsweep probe`: how fast it steps at which batch, what fits it, and what an exchange takes.
+
+Workers measure alone, so that one that is out of memory keeps nobody waiting, and gather their answers at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bsweep import allocation, memory, optim, runlog, strategies, worker
+from bsweep.allocation import ProbedBatch, ProbedWorker
+from bsweep.clock import StepClock
+from bsweep.config import (
+    AllReduceConfig,
+    DDPConfig,
+    DiLoCoConfig,
+    HorovodConfig,
+    LocalSGDConfig,
+    RunConfig,
+    SingleConfig,
+    UniformConfig,
+    read,
+)
+from bsweep.errors import errors_reported, is_out_of_memory
+from bsweep.place import Place, num_cores
+from bsweep.runlog import RunLog, RunPaths
+from bsweep.strategies import Strategy
+from bsweep.strategies.single import Single
+from bsweep.worker import Job
+
+_NUM_STEPS, _MOST_SECONDS_A_BATCH = 5, 2.0  # steps that are timed, unless they take too long together
+_MOST_SECONDS = 60.0  # for batches larger than the run's own
+_NUM_EXCHANGES = 5
+_MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+def measure(config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = lambda: None) -> None:
+    """Measure this worker; all of them call this together. Rank 0 leaves `probe.json` in the folder.
+
+    Raises:
+        MemoryError: not even one example fits this worker.
+        WorkerLost: another worker ended.
+    """
+    torch.set_num_threads(max(1, num_cores() // place.local_workers))
+    device = worker.choose_device(config, place)
+    with RunLog(paths.metrics) as log:
+        job = worker._prepare(_with_exchange(config), place, paths, device, log, on_step)
+        try:
+            with errors_reported(paths, place):
+                optim.set_learning_rate(job.optimizer, 0.0)  # steps cost the same, and the model stays finite
+                answers = _gather(job.strategy, asdict(_measure_worker(config, job)))
+                probe = {
+                    "schema": allocation.PROBE_SCHEMA,
+                    "probed": allocation.probed_of(config),
+                    "workers": answers,
+                    "exchange_seconds": _exchange_seconds(job),
+                }
+                if place.rank == 0:
+                    runlog.write_json(paths.folder / "probe.json", probe)
+                    log.write(runlog.End(status="completed", message=""))
+        finally:
+            job.strategy.close()
+
+
+def _with_exchange(config: RunConfig) -> RunConfig:
+    """The run with a strategy that exchanges the whole vector at each step.
+
+    Those that hide their exchange in the backward pass, or make it now and then, stand aside for the same all-reduce.
+    """
+    match config.strategy:
+        case DiLoCoConfig(algorithm="horovod"):
+            plain = HorovodConfig(
+                "horovod", "average", buckets=1, fusion_threshold_mb=128, cycle_time_ms=1.0, cache_capacity=1024
+            )
+            return replace(config, strategy=plain)
+        case DiLoCoConfig(algorithm=algorithm) | LocalSGDConfig(algorithm=algorithm):
+            assert algorithm != "horovod"
+            return replace(config, strategy=AllReduceConfig("allreduce", algorithm))
+        case DDPConfig():
+            return replace(config, strategy=AllReduceConfig("allreduce", "native"))
+    return config
+
+
+def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
+    limit = _limit_mebibytes(job)
+    batches, stopped_by = _measure_batches(job, config.local_batches[job.place.rank], limit)
+    on_gpu = job.device.type == "cuda"
+    if on_gpu:
+        memory_bytes: int | None = torch.cuda.get_device_properties(job.device).total_memory
+    else:
+        memory_bytes = int(limit * 2**20) if limit else None
+    return ProbedWorker(
+        host=platform.node(),
+        device=torch.cuda.get_device_name(job.device) if on_gpu else "cpu",
+        precision=job.precision,
+        memory_bytes=memory_bytes,
+        peak_flops=_peak_flops(job),
+        batches=tuple(batches),
+        largest_batch=batches[-1].local_batch,
+        stopped_by=stopped_by,
+    )
+
+
+def _limit_mebibytes(job: Job) -> float | None:
+    """On a CPU this worker's own limit, else its part of what is there: to use it up would end more than a probe."""
+    if job.device.type == "cuda" or not memory.can_limit():
+        return None
+    if job.config.launch.memory_limit_mb:
+        return job.config.launch.memory_limit_mb[job.place.rank]
+    return memory.available_bytes() / job.place.local_workers / 2**20
+
+
+def _measure_batches(job: Job, own_batch: int, limit: float | None) -> tuple[list[ProbedBatch], str]:
+    """Seconds per step at batches that double from 1 until one does not fit, and why they end there.
+
+    The run's own batch is one of them; so is the middle between the largest that fitted and the first that did not.
+    """
+    alone = _alone(job)
+    most = len(job.dataset.train_labels) // job.config.accumulation_steps
+    found: list[ProbedBatch] = []
+    batch, started = 1, time.monotonic()
+    while (seconds := _step_seconds(alone, batch, limit)) is not None:
+        found.append(ProbedBatch(batch, seconds))
+        if batch == most:
+            return found, "examples"
+        if batch >= own_batch and time.monotonic() - started + 4 * seconds > _MOST_SECONDS:
+            return found, "seconds"
+        batch = min(_next(batch, own_batch), most)
+    if not found:
+        raise MemoryError("out of memory with a local batch of 1: give this worker more, or choose a smaller model")
+    middle = (found[-1].local_batch + batch) // 2
+    if found[-1].local_batch < middle and (seconds := _step_seconds(alone, middle, limit)) is not None:
+        found.append(ProbedBatch(middle, seconds))
+    return found, "out_of_memory"
+
+
+def _next(batch: int, own_batch: int) -> int:
+    """The next power of two, or the run's own batch where that comes before."""
+    power = 1 << batch.bit_length()
+    return own_batch if batch < own_batch < power else power
+
+
+def _alone(job: Job) -> Job:
+    """The same worker without others: its steps exchange nothing."""
+    config = replace(
+        job.config,
+        num_workers=1,
+        strategy=SingleConfig("single"),
+        allocation=UniformConfig(None, None, "uniform"),
+        launch=replace(job.config.launch, slowdown=None, memory_limit_mb=None),
+    )
+    strategy = Single(config, Place())
+    strategy.prepare(job.vector, job.optimizer)
+    return replace(job, config=config, place=Place(), strategy=strategy, training_model=job.model)
+
+
+def _step_seconds(job: Job, local_batch: int, limit: float | None) -> float | None:
+    """The median of a few steps after a first one; None if they do not fit into memory.
+
+    A limit counts from what the process holds now: kernels that other batches needed stay, and are not this one's.
+    """
+    memory.give_back()
+    try:
+        with memory.limited(limit):
+            seconds = _time_steps(job, local_batch)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        seconds = None
+    if seconds is None:  # not above: the error holds the step's tensors
+        memory.give_back()
+        torch.cuda.empty_cache()
+        print(f"local batch {local_batch}: out of memory", flush=True)
+        return None
+    print(f"local batch {local_batch}: {seconds:.3g} s per step", flush=True)
+    return seconds
+
+
+def _time_steps(job: Job, local_batch: int) -> float:
+    config = replace(job.config, local_batch=local_batch, global_batch=None)
+    job = replace(job, config=config)
+    examples = torch.arange(config.examples_per_step, device=job.device)
+    job.training_model.train()
+    worker.train_step(job, examples, examples, 1)
+    job.heartbeat()
+    clock, started = StepClock(job.device, []), time.monotonic()
+    for _ in range(_NUM_STEPS):
+        with clock.step():
+            worker.train_step(job, examples, examples, 1)
+        job.heartbeat()
+        if time.monotonic() - started > _MOST_SECONDS_A_BATCH:
+            break
+    return statistics.median(clock.seconds())
+
+
+def _peak_flops(job: Job) -> float:
+    """FLOP/s of a large matrix product in the run's precision, the best of a few; a slowed worker is as slow in it."""
+    side = _MATRIX_SIDE[job.device.type]
+    matrix = torch.ones(side, side, dtype=_DTYPES[job.precision], device=job.device)
+    clock = StepClock(job.device, [])
+    for _ in range(1 + _NUM_STEPS):
+        with clock.step():
+            matrix @ matrix
+        job.heartbeat()
+    return float(2 * side**3 / (min(clock.seconds()[1:]) * job.slowdown))
+
+
+def _exchange_seconds(job: Job) -> float:
+    """One exchange of the whole vector as the strategy counts it, without waits for others; the median of a few."""
+    if job.place.num_workers == 1:
+        return 0.0
+    seconds = []
+    for _ in range(1 + _NUM_EXCHANGES):
+        job.vector.gradients.normal_()
+        job.strategy.traffic()  # all workers meet here
+        job.strategy.step()
+        exchange = job.strategy.traffic().exchange_seconds
+        assert exchange is not None, job.config.strategy
+        seconds.append(exchange)
+        job.heartbeat()
+    return statistics.median(seconds[1:])
+
+
+def _gather(strategy: Strategy, answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every worker's answer by rank: as bytes, for strategies gather numbers."""
+    mine = torch.tensor(list(json.dumps(answer).encode()), dtype=torch.float64)
+    lengths = strategy.gather(torch.tensor([len(mine)], dtype=torch.float64)).flatten().int().tolist()
+    padded = torch.zeros(max(lengths), dtype=torch.float64)
+    padded[: len(mine)] = mine
+    rows = strategy.gather(padded).to(torch.uint8)
+    return [json.loads(bytes(row[:length].tolist())) for row, length in zip(rows, lengths, strict=True)]
+
+
+def main() -> None:
+    """`python -m bsweep.probe FOLDER`, in a process that a launcher started."""
+    paths = RunPaths(Path(sys.argv[1]))
+    config = read(paths.config)
+    place = Place.from_environment(config.num_server_processes)
+    with errors_reported(paths, place):
+        if place.is_server:
+            strategies.serve(config, place, paths)
+        else:
+            measure(config, paths, place)
+
+
+if __name__ == "__main__":
+    main()
