@@ -20,15 +20,14 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from bsweep.config import (
-    ByFlopsConfig,
-    ByMemoryConfig,
+    AllocationConfig,
     BySpeedConfig,
     ConfigError,
     DiLoCoConfig,
     HybridConfig,
     NetworkAwareConfig,
+    NominalConfig,
     RunConfig,
-    UniformConfig,
     conf_dir,
     did_you_mean,
     refuse_contradictions,
@@ -124,7 +123,7 @@ def read_probe(config: RunConfig) -> Probe:
     try:
         probe = _PROBE.validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        or_devices = ", or name the GPUs in allocation.devices" if isinstance(config.allocation, ByFlopsConfig) else ""
+        or_devices = ", or name the GPUs in allocation.devices" if config.allocation.name.endswith("flops") else ""
         raise ConfigError(
             f"allocation={config.allocation.name} needs a probe, and there is no {path}: {remedy} first{or_devices}."
         ) from None
@@ -311,17 +310,17 @@ def resolve(config: RunConfig) -> RunConfig:
         ConfigError: a probe is missing or of something else, a device is unknown, or a batch does not fit.
     """
     a = config.allocation
-    if isinstance(a, UniformConfig):
+    if a.name == "uniform":
         return config
     batches, steps = a.local_batches, a.local_steps
     match a:
-        case ByFlopsConfig(name="batch_by_flops"):
+        case NominalConfig(name="batch_by_flops"):
             if batches is None:
                 flops = _flops(config, a)
                 batches = _shared(config, flops) or batch_by_flops(flops, config.examples_per_pass)
-        case ByFlopsConfig():
+        case NominalConfig(name="steps_by_flops"):
             steps = steps or steps_by_flops(_flops(config, a), _every(config))
-        case ByMemoryConfig():
+        case NominalConfig():
             if batches is None:
                 largest = batch_by_memory(read_probe(config).workers)
                 batches = _shared(config, largest) or largest
@@ -400,7 +399,7 @@ def _refuse_unprobed(config: RunConfig, batches: Sequence[int]) -> None:
         raise ConfigError(*problems)
 
 
-def _flops(config: RunConfig, a: ByFlopsConfig) -> list[float]:
+def _flops(config: RunConfig, a: AllocationConfig) -> list[float]:
     """FLOP/s by worker, nominal for all of them or measured for all of them: the two are far apart."""
     if a.devices is not None:
         if len(a.devices) != config.num_workers:

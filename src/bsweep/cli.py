@@ -32,7 +32,7 @@ BAD_CONFIG, INTERRUPTED = 2, 130
 # What the Hydra job and sweeper of this process share with `run`, which starts them through Hydra.
 PROGRESS: Progress | None = None
 STATUSES: list[str] = []
-STUDIES: set[Path] = set()
+STUDIES: dict[Path, set[str]] = {}  # with the allocations in each
 
 
 def main() -> NoReturn:
@@ -69,10 +69,22 @@ def run(arguments: Sequence[str]) -> int:
         code = warm.run(lambda: _run_hydra(hydra_arguments))
     else:
         code = _run_hydra(hydra_arguments)
-    if wants_report and code != BAD_CONFIG:
-        for folder in sorted(STUDIES):
-            code = max(code, report([str(folder)]))
+    if code != BAD_CONFIG:
+        for folder, allocations in sorted(STUDIES.items()):
+            if len(allocations) > 1:
+                _print_idle_seconds(folder)
+            if wants_report:
+                code = max(code, report([str(folder)]))
     return code
+
+
+def _print_idle_seconds(folder: Path) -> None:
+    """What allocations are compared by: the idle seconds of each node."""
+    from bsweep import analysis, report
+
+    table = report.idle_text(analysis.load(folder))
+    if table:
+        print(table)
 
 
 def _with_home(argument: str) -> str:
@@ -143,7 +155,8 @@ def plan(composed: Sequence[DictConfig]) -> list[int]:
         except OSError as error:
             raise ConfigError(f"results_dir={config.results_dir} study={config.study}: {error}.") from None
     chosen = {config.run_id: index for index, config in reversed(list(enumerate(configs)))}
-    STUDIES.update(config.study_dir for config in configs)
+    for config in configs:
+        STUDIES.setdefault(config.study_dir, set()).add(config.allocation.name)
     PROGRESS = Progress(len(chosen))
     return sorted(chosen.values())
 

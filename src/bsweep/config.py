@@ -286,34 +286,24 @@ class PowerSGDConfig(_Section):
 class AllocationConfig(_Section):
     """What all allocations share; see `conf/allocation/`. The policy fills in the lists that are null."""
 
+    devices: tuple[str, ...] | None
+    probe: str | None
     local_batches: tuple[Count, ...] | None
     local_steps: tuple[Count, ...] | None
 
 
 @dataclass(frozen=True)
-class UniformConfig(AllocationConfig):
-    name: Literal["uniform"]
+class NominalConfig(AllocationConfig):
+    """Allocations that are made once."""
 
-
-@dataclass(frozen=True)
-class ByFlopsConfig(AllocationConfig):
-    name: Literal["batch_by_flops", "steps_by_flops"]
-    probe: str | None
-    devices: tuple[str, ...] | None
-
-
-@dataclass(frozen=True)
-class ByMemoryConfig(AllocationConfig):
-    name: Literal["batch_by_memory"]
-    probe: str | None
+    name: Literal["uniform", "batch_by_flops", "batch_by_memory", "steps_by_flops"]
 
 
 @dataclass(frozen=True)
 class BySpeedConfig(AllocationConfig):
-    """What the allocations share that can follow a worker's speed while it drifts."""
+    """Allocations that can follow a worker's speed while it drifts."""
 
     name: Literal["steps_by_speed"]
-    probe: str | None
     adapt_every: Count | None
     max_drift: Positive
 
@@ -321,7 +311,6 @@ class BySpeedConfig(AllocationConfig):
 @dataclass(frozen=True)
 class HybridConfig(AllocationConfig):
     name: Literal["hybrid"]
-    probe: str | None
     adapt_every: Count | None
     max_drift: Positive
     knee: Density
@@ -330,7 +319,6 @@ class HybridConfig(AllocationConfig):
 @dataclass(frozen=True)
 class NetworkAwareConfig(AllocationConfig):
     name: Literal["network_aware"]
-    probe: str | None
     adapt_every: Count | None
     max_drift: Positive
     max_exchange_share: Annotated[float, Field(gt=0, lt=1)]
@@ -392,7 +380,7 @@ AnyCompression = Annotated[
     Field(discriminator="name"),
 ]
 AnyAllocation = Annotated[
-    UniformConfig | ByFlopsConfig | ByMemoryConfig | BySpeedConfig | HybridConfig | NetworkAwareConfig,
+    NominalConfig | BySpeedConfig | HybridConfig | NetworkAwareConfig,
     Field(discriminator="name"),
 ]
 AnyLaunch = Annotated[InlineConfig | HorovodrunConfig | TorchrunConfig, Field(discriminator="name")]

@@ -26,9 +26,9 @@ from bsweep.config import (
     DiLoCoConfig,
     HorovodConfig,
     LocalSGDConfig,
+    NominalConfig,
     RunConfig,
     SingleConfig,
-    UniformConfig,
     read,
 )
 from bsweep.errors import errors_reported, is_out_of_memory
@@ -157,7 +157,7 @@ def _alone(job: Job) -> Job:
         job.config,
         num_workers=1,
         strategy=SingleConfig("single"),
-        allocation=UniformConfig(None, None, "uniform"),
+        allocation=NominalConfig(None, None, None, None, "uniform"),
         launch=replace(job.config.launch, slowdown=None, memory_limit_mb=None),
     )
     strategy = Single(config, Place())
