@@ -143,9 +143,11 @@ def _config(
             "cache_capacity": 1024,
         },
         "compression": {"name": "none"},
+        "allocation": {"name": "uniform", "local_batches": None, "local_steps": None},
         "launch": {
             "name": "horovodrun", "hosts": None, "ssh_port": None, "ssh_identity_file": None,
             "network_interface": None, "start_timeout_seconds": 60, "stall_timeout_seconds": 600, "slowdown": None,
+            "memory_limit_mb": None,
         },
     }  # fmt: skip
     for key, value in settings.items():
