@@ -219,6 +219,7 @@ def _config(
         "launch": {
             "name": "horovodrun", "hosts": None, "ssh_port": None, "ssh_identity_file": None,
             "network_interface": None, "start_timeout_seconds": 60, "stall_timeout_seconds": 600, "slowdown": None,
+            "memory_limit_mb": None,
         },
     }  # fmt: skip
     for key, value in settings.items():
