@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep.data.plan import epoch_order, step_indices, worker_part
+from bsweep.data.plan import Share, _part, epoch_order, local_steps, round_size, step_indices, worker_part
 
 SIZES = [(n, batch) for n in (1, 2, 7, 64, 97, 1000) for batch in (1, 3, 8, 64, 1000)]
 
@@ -49,6 +49,48 @@ def test_accumulation_splits_a_part_without_loss(num_workers: int, accumulation_
         assert torch.equal(torch.cat(micro), step)
         if len(step) == global_batch:
             assert all(len(part) == local_batch for part in micro)
+
+
+UNEVEN = [
+    (Share(5, 3),),
+    (Share(8, 4), Share(8, 4)),
+    (Share(5, 3), Share(12, 2), Share(7, 4)),
+    (Share(4, 100), Share(4, 1)),
+    (Share(1, 1), Share(64, 1), Share(3, 7), Share(2, 2)),
+    (Share(5, 3), Share(12, 0), Share(7, 4)),  # the second worker is lost
+    (Share(5, 0), Share(12, 2)),
+]
+
+
+@pytest.mark.parametrize("shares", UNEVEN)
+@pytest.mark.parametrize("num_examples", [1, 2, 66, 67, 68, 1000])
+def test_a_round_takes_every_example_once_and_a_lost_worker_takes_none(
+    shares: tuple[Share, ...], num_examples: int
+) -> None:
+    size = round_size(shares)
+    for batch in steps(num_examples, size):
+        by_worker = [local_steps(batch, rank, shares) for rank in range(len(shares))]
+        assert torch.equal(torch.cat([part for parts in by_worker for part in parts]), batch)
+        for share, parts in zip(shares, by_worker, strict=True):
+            lengths = [len(part) for part in parts]
+            if not share.num_steps:
+                assert lengths == [0]
+            elif len(batch) == size:
+                assert lengths == [share.step_batch] * share.num_steps
+            else:
+                assert abs(sum(lengths) - len(batch) * share.num_examples / size) < 1, "its part, in proportion"
+                assert len(lengths) == max(1, -(-sum(lengths) // share.step_batch)), "in no more steps than it needs"
+                assert max(lengths) <= share.step_batch and max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("num_examples", [0, 1, 7, 64, 97])
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("weight", [1, 2, 13, 400])
+def test_equal_weights_share_as_equals_do(num_examples: int, num_workers: int, weight: int) -> None:
+    """Not a single border moves where all shares are the same: what was measured with one batch for all stays."""
+    indices = torch.arange(num_examples)
+    for rank in range(num_workers):
+        assert torch.equal(_part(indices, rank, [weight] * num_workers), worker_part(indices, rank, num_workers))
 
 
 def test_the_batch_size_may_change_at_any_step() -> None:

@@ -12,6 +12,7 @@ from bsweep.config import ConfigError, HorovodConfig, RunConfig, conf_dir, read,
 from tests.running import compose
 
 GROUPS = ("data", "model", "optimizer", "strategy", "compression", "launch")
+DILOCO = ("local_batch=8", "num_workers=2", "strategy=diloco")
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 
 
@@ -107,6 +108,31 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         (("local_batch=1",), ["local_batch=1", "BatchNorm", "local_batch=2"]),
         (("local_batch=8", "study='../other'"), ["study=../other"]),
         (("local_batch=8", "data.subset=0"), ["data.subset=0"]),
+        ((*DILOCO, "strategy.sync_every=0"), ["strategy.sync_every=0", "greater than or equal to 1"]),
+        ((*DILOCO, "strategy.outer_lr=0"), ["strategy.outer_lr=0"]),
+        ((*DILOCO, "strategy.outer_momentum=1"), ["strategy.outer_momentum=1", "less than 1"]),
+        ((*DILOCO, "strategy.weighting=examples_"), ["strategy.weighting=examples_", "'fednova'"]),
+        ((*DILOCO, "strategy.weights=[0.5,0.4]"), ["strategy.weights=[0.5, 0.4]", "sum to 0.9", "sum to 1"]),
+        ((*DILOCO, "strategy.weights=[1.5,-0.5]"), ["strategy.weights.1=-0.5"]),
+        ((*DILOCO, "strategy.weights=[0.2,0.3,0.5]"), ["3 weights", "num_workers=2", "one for each worker"]),
+        (
+            (*DILOCO, "strategy.weights=[1,0]", "strategy.on_loss=continue"),
+            ["strategy.weights=[1.0, 0.0]", "strategy.on_loss=continue", "greater than 0"],
+        ),
+        ((*DILOCO, "strategy.max_rounds=0"), ["strategy.max_rounds=0"]),
+        ((*DILOCO, "strategy.max_seconds=0"), ["strategy.max_seconds=0"]),
+        ((*DILOCO, "strategy.loss_timeout_seconds=0"), ["strategy.loss_timeout_seconds=0"]),
+        ((*DILOCO, "strategy.on_loss=ignore"), ["strategy.on_loss=ignore", "'continue'"]),
+        ((*DILOCO, "strategy.overlap=true", "strategy.on_loss=stop"), ["strategy.overlap=true", "on_loss=stop"]),
+        (
+            (*DILOCO, "strategy.algorithm=horovod", "launch=horovodrun", "strategy.on_loss=continue"),
+            ["strategy.on_loss=continue", "horovodrun ends all workers", "launch=torchrun"],
+        ),
+        ((*DILOCO, "strategy.algorithm=horovod"), ["launch=torchrun", "Type launch=horovodrun"]),
+        ((*DILOCO, "launch=horovodrun"), ["strategy.algorithm=native", "Type launch=torchrun"]),
+        ((*DILOCO, "launch=inline"), ["launch=inline"]),
+        ((*DILOCO, "allocation.local_steps=[1,0]"), ["allocation.local_steps.1=0"]),
+        ((*DILOCO, "allocation.local_steps=[1,2,3]"), ["3 numbers", "num_workers=2"]),
     ],
 )
 def test_bad_values_are_named_with_a_remedy(overrides: tuple[str, ...], expected: list[str]) -> None:

@@ -43,35 +43,37 @@ def save(paths: RunPaths, cursor: Cursor, strategy: Strategy, model: nn.Module, 
         "buffers": [buffer.cpu() for buffer in model.buffers()],
         "random": torch.get_rng_state(),
         "totals": cursor.totals + cursor.recent,
-        "step_seconds": cursor.step_seconds,
+        "at": (cursor.epoch, cursor.position),
     }
     _write(own, paths.rank_checkpoint(strategy.rank))
     strategy.gather(torch.zeros(1, dtype=torch.float64))  # all have written theirs
     if strategy.rank == strategy.members[0]:
-        shared = {"epoch": cursor.epoch, "position": cursor.position, "num_steps": cursor.num_steps}
+        keys = ("epoch", "position", "num_steps", "step_seconds")
+        shared = {key: getattr(cursor, key) for key in keys}
         _write({**shared, "strategy": strategy.state()}, paths.checkpoint)
 
 
 def load(paths: RunPaths, strategy: Strategy, model: nn.Module, optimizer: Optimizer) -> Cursor | None:
     """Where to go on, everything being put back; None where nothing was saved.
 
-    A worker that was lost begins with a fresh optimizer, and its sums of the epoch are lost.
+    A worker that was lost begins with a fresh optimizer, and its sums of the epoch are lost. How many steps were taken
+    and how long they took is for all what the first that was left had counted.
     """
     if not paths.checkpoint.exists():
         return None
-    shared = torch.load(paths.checkpoint)
-    strategy.load_state(shared["strategy"])
     cursor = Cursor.of(next(model.parameters()).device)
-    cursor.epoch, cursor.position, cursor.num_steps = shared["epoch"], shared["position"], shared["num_steps"]
+    shared = torch.load(paths.checkpoint, map_location=cursor.totals.device)
+    strategy.load_state(shared.pop("strategy"))
+    for key, value in shared.items():
+        setattr(cursor, key, value)
     path = paths.rank_checkpoint(strategy.rank)
-    if path.exists():
-        own = torch.load(path, map_location=cursor.totals.device)
+    own = torch.load(path, map_location=cursor.totals.device) if path.exists() else None
+    if own and own["at"] == (cursor.epoch, cursor.position):  # else it was left by an earlier stop
         optimizer.load_state_dict(own["optimizer"])
         for buffer, saved in zip(model.buffers(), own["buffers"], strict=True):
             buffer.copy_(saved)
         torch.set_rng_state(own["random"].cpu())
         cursor.totals.copy_(own["totals"])
-        cursor.step_seconds = own["step_seconds"]
     return cursor
 
 

@@ -720,6 +720,11 @@ def _diloco_contradictions(c: RunConfig, s: DiLoCoConfig) -> Iterator[str]:
         )
     if s.weights is not None and abs(sum(s.weights) - 1) > 1e-6:
         yield f"strategy.weights={_show(s.weights)} sum to {sum(s.weights):.9g}: give weights that sum to 1."
+    if s.weights is not None and min(s.weights, default=1) == 0 and s.on_loss != "fail":
+        yield (
+            f"strategy.weights={_show(s.weights)} with strategy.on_loss={s.on_loss}: nothing would count when the "
+            "others are lost. Give each worker a weight greater than 0, or use strategy.on_loss=fail."
+        )
 
 
 def _allocation_contradictions(c: RunConfig) -> Iterator[str]:

@@ -136,7 +136,8 @@ def _train_epochs(job: Job, launched_at: float | None) -> None:
     _warm_up(job)
     job.record(_start_record(job, launched_at))
     cursor = checkpoint.load(job.paths, job.strategy, job.model, job.optimizer) or Cursor.of(job.device)
-    while cursor.epoch <= job.config.epochs and not job.strategy.is_finished:
+    # Of a run that stopped after its last round, the epoch is still to be evaluated.
+    while cursor.epoch <= job.config.epochs and not (job.strategy.is_finished and cursor.position == 0):
         job.record(train_epoch(job, cursor))
         _record_rounds(job)  # of workers that were lost meanwhile
         if not bool(job.vector.parameters.sum().isfinite()):  # the same on every worker
@@ -329,6 +330,15 @@ def evaluate(job: Job) -> tuple[float | None, float | None]:
     """Mean loss and accuracy over the whole test set, each example counted once by one worker."""
     if job.config.average_batchnorm:
         average_batchnorm(job)
+    members = job.strategy.members
+    loss, correct, num_labels = job.sums(_scores_of_own_part(job))
+    if job.strategy.members != members:
+        return evaluate(job)  # what was lost with a worker is shared among the others
+    return _finite(loss / num_labels), correct / num_labels
+
+
+def _scores_of_own_part(job: Job) -> Tensor:
+    """Sums of losses, correct answers and labels of this worker's part of the test set, float64 (3,)."""
     dataset, members = job.dataset, job.strategy.members
     mine = plan.worker_part(torch.arange(len(dataset.test_labels)), members.index(job.place.rank), len(members))
     tokens = dataset.tokens_per_example
@@ -341,8 +351,7 @@ def evaluate(job: Job) -> tuple[float | None, float | None]:
             logits = job.model(job.inputs(dataset.test_inputs[indices]))
             totals += _score(cross_entropy(logits, labels), logits, labels)
             job.heartbeat()
-    loss, correct, num_labels = job.sums(totals)
-    return _finite(loss / num_labels), correct / num_labels
+    return totals
 
 
 # Of one forward pass, to bound the memory of activations and of logits.

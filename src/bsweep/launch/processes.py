@@ -178,6 +178,8 @@ def _wait(
         if beat != seen:
             seen, seen_at = beat, time.monotonic()
         silent = time.monotonic() - seen_at
+        if outlives_workers(config) and silent > _GRACE_SECONDS and recorded(paths):
+            return None  # what is left was given up by the others, and cannot end
         if seen == launched and silent > launch.start_timeout_seconds:
             return f"the workers were not ready after launch.start_timeout_seconds={launch.start_timeout_seconds}"
         if seen != launched and silent > launch.stall_timeout_seconds:

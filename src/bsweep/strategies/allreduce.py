@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from bsweep.config import Algorithm, RunConfig
 from bsweep.place import Place
 from bsweep.strategies.collectives import Wire
-from bsweep.strategies.process_group import TorchStrategy
+from bsweep.strategies.process_group import TorchStrategy, worker_lost
 from bsweep.strategies.summing import Summing
 from bsweep.vector import Flat
 
@@ -30,8 +30,13 @@ class AllReduce(TorchStrategy, Summing):
         self.all_reduce(self._vector.gradients)
 
     def regroup(self, members: Sequence[int], timeout: timedelta) -> None:
-        """Go on among `members` alone, which all call this together; what a codec's memory holds is lost."""
-        self.workers = dist.new_group(list(members), timeout=timeout, use_local_synchronization=True)
+        """Go on among `members` alone, which all call this together; what a codec's memory holds is lost.
+
+        Raises:
+            WorkerLost: one of them has ended meanwhile.
+        """
+        with worker_lost():
+            self.workers = dist.new_group(list(members), timeout=timeout, use_local_synchronization=True)
         self.num_workers = len(members)
         self._wire = Wire(self.workers, members.index(self._place.rank), self.num_workers)
         self.rank = self._wire.rank

@@ -23,6 +23,7 @@ from torch.optim import SGD, Optimizer
 
 from bsweep import allocation
 from bsweep.config import DiLoCoConfig, HorovodConfig, RunConfig
+from bsweep.data import plan
 from bsweep.data.plan import Share
 from bsweep.place import Place
 from bsweep.runlog import Event, Round
@@ -61,7 +62,7 @@ class DiLoCo(Strategy):
         self._roll_call: RollCall | None = None
         if strategy.on_loss != "fail" and place.num_workers > 1:
             self._roll_call = RollCall(place.rank, place.num_workers, strategy.loss_timeout_seconds)
-        self._has_lost = False  # somebody since the last exchange
+        self._is_broken = False  # what connects the workers: one was lost, or an exchange broke off
         self._offsets = [0.0] * place.num_workers  # of the workers' clocks
         self._round = self._num_steps = 0
         self._train_seconds = 0.0
@@ -89,8 +90,9 @@ class DiLoCo(Strategy):
 
     def begin_epoch(self, epoch: int) -> None:
         self._exchange.begin_epoch(epoch)
+        ahead = clocks.offsets(self.gather).tolist()  # of the first one that is left
         before = self._offsets[self.members[0]]
-        for member, offset in zip(self.members, clocks.offsets(self.gather).tolist(), strict=True):
+        for member, offset in zip(self.members, ahead, strict=True):
             self._offsets[member] = before + offset
 
     def loss_divisor(self, num_own: int, num_all: int) -> float:
@@ -142,6 +144,7 @@ class DiLoCo(Strategy):
         self._outer_optimizer.load_state_dict(state["outer_optimizer"])
         self._round, self._train_seconds = state["round"], state["train_seconds"]
         self._take_steps(state["num_steps"])
+        self._look_at_the_clock()  # it may have stopped after its last round
 
     def close(self) -> None:
         if self._roll_call:
@@ -169,14 +172,17 @@ class DiLoCo(Strategy):
     def _sum(self, arrivals: Arrivals) -> Arrivals:
         """Make the anchor's gradient the outer gradient; whose it is of, and when they went on.
 
-        Where a worker is lost on the way, the others sum again without it: the parameters are as they were.
+        Where a worker is lost on the way, the others sum again without it: the parameters are as they were. If it
+        breaks off though all are there, after a pause of the network or of one of them, they try once more.
         """
+        may_try_again = True
         while True:
+            members = self.members
             weight = self._weight(arrivals.members, arrivals.num_examples, arrivals.num_steps)
             torch.sub(self._anchor.parameters, self._vector.parameters, out=self._anchor.gradients).mul_(weight)
             problem: WorkerLost | None = None
             try:
-                if self._has_lost:
+                if self._is_broken:
                     self._regroup()
                 self._exchange.exchange()
             except WorkerLost as error:
@@ -187,8 +193,11 @@ class DiLoCo(Strategy):
             arrivals = arrivals.without([member for member in arrivals.members if member not in self.members])
             if bool(every[:, 0].all()):
                 return dataclasses.replace(arrivals, released=self._on_first_clock(every[:, 1]))
-            if not self._has_lost:
-                raise problem or WorkerLost("the exchange broke off on another worker, though all are there")
+            if self.members == members:
+                if not may_try_again:
+                    raise problem or WorkerLost("the exchange broke off twice on another worker, though all are there")
+                may_try_again = False
+            self._is_broken = True
 
     def _weight(self, members: Sequence[int], num_examples: Tensor, num_steps: Tensor) -> float:
         """How much this worker's move counts, of those of `members`, which took examples and steps (members,).
@@ -231,7 +240,8 @@ class DiLoCo(Strategy):
                 num_examples=int(arrivals.num_examples.sum()),
             )
         )
-        self._adapt((arrived - began) / arrivals.num_steps)
+        if arrivals.num_examples.sum() == plan.round_size(self.shares):  # a tail's steps are short
+            self._adapt((arrived - began) / arrivals.num_steps)
 
     def _look_at_the_clock(self) -> None:
         limit = self._strategy.max_seconds
@@ -245,7 +255,7 @@ class DiLoCo(Strategy):
         if not every or max_drift is None:
             return
         self._compute_seconds.append(step_seconds)
-        if self._round % every:
+        if len(self._compute_seconds) < every:
             return
         measured = torch.stack(self._compute_seconds).mean(dim=0).tolist()
         self._compute_seconds = []
@@ -267,7 +277,7 @@ class DiLoCo(Strategy):
 
     def _lose(self, lost: int) -> None:
         self.members = tuple(member for member in self.members if member != lost)
-        self._has_lost = True
+        self._is_broken = True
         self._compute_seconds = []
         goes_on = self._strategy.on_loss == "continue"
         message = (
@@ -286,7 +296,7 @@ class DiLoCo(Strategy):
 
         assert isinstance(self._exchange, AllReduce), "a configuration with Horovod cannot lose workers"
         self._exchange.regroup(self.members, timedelta(seconds=self._strategy.loss_timeout_seconds))
-        self._has_lost = False
+        self._is_broken = False
 
 
 def _exchange(config: RunConfig, strategy: DiLoCoConfig, place: Place) -> Summing:
