@@ -38,7 +38,7 @@ from bsweep.strategies import Strategy
 from bsweep.strategies.single import Single
 from bsweep.worker import Job
 
-_NUM_STEPS, _MOST_SECONDS_A_BATCH = 5, 2.0  # steps that are timed, unless they take too long together
+_NUM_STEPS, _MOST_SECONDS_A_BATCH = 20, 2.0  # steps that are timed, unless they take too long together
 _MOST_SECONDS = 60.0  # for batches larger than the run's own
 _NUM_EXCHANGES = 5
 _MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
