@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from torch.optim import AdamW
 from bsweep import data, models
 from bsweep.config import DiLoCoConfig, RunConfig
 from bsweep.data import augment
-from tests.running import compose, write_text
+from bsweep.runlog import RunPaths, read_records
+from tests.running import TINY, bsweep, compose, write_text
 from tests.test_equivalence import (  # noqa: F401 (the fixture ends the processes that `trained` starts)
     CONTRACT,
     NUM_TRAIN,
@@ -225,6 +227,97 @@ def test_the_same_seed_gives_the_same_bits(tmp_path: Path, overlap: str) -> None
     for run in (again, once[1:]):
         assert all(torch.equal(worker["parameters"], once[0]["parameters"]) for worker in run)
     assert not torch.equal(other[0]["parameters"], once[0]["parameters"])
+
+
+@pytest.mark.parametrize("overlap", ["false", "true"])
+def test_a_round_ends_the_run_with_its_epoch_on_record(overlap: str) -> None:
+    how = (*UNEVEN[2], f"strategy.overlap={overlap}", "epochs=9")
+    for limit, num_rounds, num_epochs in (("rounds=4", 4, 2), ("rounds=3", 3, 1), ("seconds=1e-6", None, 1)):
+        first, second = diloco(2, *how, f"strategy.max_{limit}")
+        rounds, epochs = first["rounds"], first["epochs"]
+        assert len(rounds) == (num_rounds or {"false": 1, "true": 2}[overlap])  # what travels has no time yet
+        assert [epoch["epoch"] for epoch in epochs] == list(range(1, num_epochs + 1))
+        last = [record for record in rounds if record["epoch"] == num_epochs]
+        assert sum(record["num_examples"] for record in last) < NUM_TRAIN or limit == "rounds=3"
+        assert epochs[-1]["num_steps"] == sum(record["local_steps"][0] for record in last)
+        assert None not in (epochs[-1][key] for key in ("train_loss", "test_loss", "test_accuracy"))
+        assert torch.equal(first["parameters"], second["parameters"])
+
+
+@pytest.mark.parametrize("overlap", ["false", "true"])
+def test_a_rounds_times_add_up(overlap: str) -> None:
+    workers = diloco(2, *UNEVEN[2], f"strategy.overlap={overlap}")
+    rounds, epochs = workers[0]["rounds"], workers[0]["epochs"]
+    assert [record["round"] for record in rounds] == list(range(1, len(rounds) + 1))
+    assert all(record["workers"] == [0, 1] and record["local_batches"] == [5, 9] for record in rounds)
+    keys = ("began_seconds", "compute_seconds", "idle_seconds", "exchange_seconds")
+    before, epoch = torch.zeros(2, dtype=torch.float64), 1
+    for record in rounds:
+        began, compute, idle, exchange = (torch.tensor(record[key], dtype=torch.float64) for key in keys)
+        arrived, released = began + compute, began + compute + idle + exchange
+        assert compute.min() > 0 and idle.min() >= 0 and exchange.min() > -1e-9
+        if overlap == "false":
+            torch.testing.assert_close(idle, arrived.max() - arrived, rtol=0, atol=1e-6)
+            assert idle[arrived.argmax()] == 0
+        if record["epoch"] == epoch:
+            assert bool((began >= before - 1e-6).all()), "a round begins when the one before has ended"
+        before, epoch = released, record["epoch"]
+    assert min(rounds[0]["began_seconds"]) == 0
+    for number, of_epoch in enumerate(epochs, 1):
+        idle, exchange = (
+            torch.tensor([record[key] for record in rounds if record["epoch"] == number], dtype=torch.float64)
+            for key in keys[2:]
+        )
+        assert of_epoch["worker_wait_seconds"] == pytest.approx(idle.sum(dim=0).tolist(), abs=1e-6)
+        assert of_epoch["exchange_seconds"] == pytest.approx(float(exchange.mean(dim=1).sum()), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_steps_follow_the_speeds_that_are_measured_whatever_the_workers_clocks_say(tmp_path: Path) -> None:
+    """Given even steps for a worker that is four times slower, and clocks that are minutes apart."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "if 'RANK' in os.environ:\n"
+        "    plain, ahead = time.monotonic, 300 * int(os.environ['RANK'])\n"
+        "    time.monotonic = lambda: plain() + ahead\n"
+    )
+    point = (
+        *TINY,
+        "data.num_train=4000",
+        "model=tiny_cnn",
+        "model.width=32",
+        "local_batch=16",
+        "num_workers=2",
+        "strategy=diloco",
+        "strategy.max_rounds=10",
+        "allocation=steps_by_speed",
+        "allocation.local_steps=[10,10]",
+        "allocation.adapt_every=4",
+        "launch.slowdown=[1,4]",
+        "epochs=9",
+        "study=s",
+    )
+    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    result = bsweep("run", *point, cwd=tmp_path, env=env)
+    assert result.returncode == 0, result.stderr
+    (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
+    records = read_records(RunPaths(folder).metrics)[0]
+    event, *_ = (record for record in records if record.get("event") == "reallocated")
+    assert "after round 4" in event["message"] and "local steps [10, 10] become [" in event["message"]
+    rounds = [record for record in records if record["type"] == "round"]
+    assert [record["local_steps"] for record in rounds[:4]] == [[10, 10]] * 4
+    assert rounds[4]["local_steps"][0] >= 20 and rounds[4]["local_steps"][1] == 10
+    for record in rounds:
+        arrived = [b + c for b, c in zip(record["began_seconds"], record["compute_seconds"], strict=True)]
+        assert max(arrived) < 120 and min(record["idle_seconds"]) == 0, "one clock for all"
+        assert abs(record["began_seconds"][0] - record["began_seconds"][1]) < 1
+
+    def idle_share(some: list[dict[str, Any]]) -> float:
+        idle, compute = (sum(record[key][0] for record in some) for key in ("idle_seconds", "compute_seconds"))
+        return float(idle / (idle + compute))
+
+    assert idle_share(rounds[:4]) > 0.4
+    assert idle_share(rounds[4:]) < 0.75 * idle_share(rounds[:4])
 
 
 @pytest.mark.parametrize(("overrides", "more"), [((), 2), (("strategy.overlap=true",), 5), (("compression=topk",), 3)])
