@@ -6,6 +6,7 @@ is FOLDER/k.json, a list of overrides; each rank answers with FOLDER/k.rank.pt; 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -39,6 +40,7 @@ def main(folder: Path) -> None:
         unfinished = folder / f"{number}.{Place.from_environment().rank}.tmp"
         torch.save(answer, unfinished)
         unfinished.rename(unfinished.with_suffix(".pt"))
+        del answer  # the next job counts vectors
 
 
 def run(folder: Path, overrides: list[str]) -> dict[str, object] | None:
@@ -64,11 +66,15 @@ def run(folder: Path, overrides: list[str]) -> dict[str, object] | None:
         return None
     torch.manual_seed(config.seed)
     job = worker.train(config, RunPaths(folder), place)
+    num_vectors = _num_vectors(job.vector)
+    records = read_records(RunPaths(folder).metrics)[0]
     return {
         "parameters": _flat(job.vector),
         "seen": seen,
         "moved": _moved(job),
-        "epochs": [r for r in read_records(RunPaths(folder).metrics)[0] if r["type"] == "epoch"],
+        "num_vectors": num_vectors,
+        "epochs": [record for record in records if record["type"] == "epoch"],
+        "rounds": [record for record in records if record["type"] == "round"],
         "buffers": [buffer.clone() for buffer in job.model.buffers()],
     }
 
@@ -115,6 +121,15 @@ def _moved(job: worker.Job) -> float:
     model = models.build(job.config.model, num_classes=info.num_classes, shape=info.shape)
     initial = Vector(model.double().to(memory_format=worker.memory_format(job.config))).parameters  # type: ignore[call-overload]
     return float((job.vector.parameters.double() - initial).abs().max())
+
+
+def _num_vectors(vector: Vector) -> int:
+    """Pieces of memory of the vector's size or more, apart from a data set's, that anything holds tensors of."""
+    gc.collect()
+    size = vector.parameters.untyped_storage().nbytes()
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor.is_floating_point()]
+    return len({storage.data_ptr() for storage in storages if storage.nbytes() >= size})
 
 
 def _flat(vector: Vector) -> torch.Tensor:

@@ -88,6 +88,7 @@ def _end_processes() -> Iterator[None]:
     for processes in _STARTED.values():
         if processes.process.poll() is None:
             processes.run(None)
+    _STARTED.clear()  # another module starts its own
 
 
 @functools.cache

@@ -43,9 +43,11 @@ class RollCall:
             self._store.set(self._key(self._rank), values.numpy().tobytes().hex())
             self._await_decision()
             self.members = tuple(json.loads(self._store.get(self._key("members"))))
-            if self._rank not in self.members:
+            keys = [self._key(member) for member in self.members]
+            # Who fell silent within a gather finds that the others have cleared it away, and would wait for ever.
+            if self._rank not in self.members or not self._store.check(keys):
                 raise WorkerLost(f"the other workers went on without rank {self._rank}, which was silent for too long")
-            every = [self._store.get(self._key(member)) for member in self.members]
+            every = [self._store.get(key) for key in keys]
             if self._number > 2:
                 self._store.delete_key(self._key(self._rank, self._number - 2))  # read by all
         except dist.DistError as error:
