@@ -84,16 +84,16 @@ def diloco(allocation: str, lists: Lists | None = None, **others: Any) -> dict[s
     }  # fmt: skip
     batches, steps = lists or ALLOCATIONS[allocation]
     details: dict[str, dict[str, Any]] = {
-        "uniform": {},
+        "uniform": {"devices": None},
         "batch_by_flops": {"devices": None},
-        "batch_by_memory": {},
+        "batch_by_memory": {"devices": None},
         "steps_by_flops": {"devices": None},
         "steps_by_speed": {"adapt_every": None, "max_drift": 0.1},
         "hybrid": {"adapt_every": None, "max_drift": 0.1, "knee": 0.9},
         "network_aware": {"adapt_every": None, "max_drift": 0.1, "max_exchange_share": 0.1},
     }
-    filled_in = {"local_batches": batches, "local_steps": steps, "name": allocation, **details[allocation]}
-    return {"strategy": strategy, "allocation": filled_in | ({} if allocation == "uniform" else {"probe": None})}
+    filled_in = {"local_batches": batches, "local_steps": steps, "probe": None, "name": allocation}
+    return {"strategy": strategy, "allocation": filled_in | details[allocation]}
 
 
 def round_seconds(batches: tuple[int, ...], steps: tuple[int, ...], seed: int = 0) -> list[float]:
@@ -215,7 +215,9 @@ def _config(
             "cache_capacity": 1024,
         },
         "compression": {"name": "none"},
-        "allocation": {"local_batches": None, "local_steps": None, "name": "uniform"},
+        "allocation": {
+            "local_batches": None, "local_steps": None, "devices": None, "probe": None, "name": "uniform",
+        },
         "launch": {
             "name": "horovodrun", "hosts": None, "ssh_port": None, "ssh_identity_file": None,
             "network_interface": None, "start_timeout_seconds": 60, "stall_timeout_seconds": 600, "slowdown": None,
