@@ -50,6 +50,17 @@ def give_back() -> None:
         _LIBC.malloc_trim(0)
 
 
+def give_back_at_once() -> None:
+    """Let every larger block return to the system when it is freed, for the rest of this process.
+
+    glibc by default keeps such blocks and cuts them up, so that what fits at one step may not at a later one: under a
+    limit that stands in for a GPU's memory, steps had better be slower than ended by leftovers.
+    """
+    if hasattr(_LIBC, "mallopt"):
+        _LIBC.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+
+
+_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES = -3, 1 << 17  # a constant of glibc's <malloc.h>; its own threshold grows
 _LIBC = ctypes.CDLL(None)
 
 

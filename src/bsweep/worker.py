@@ -154,6 +154,8 @@ def _prepare(
     log: RunLog,
     on_step: Callable[[], None],
 ) -> Job:
+    if config.launch.memory_limit_mb:
+        memory.give_back_at_once()
     strategy = strategies.build(config, place, paths)
     dataset = data.load(config.data, device)
     _refuse_unequal(dataset, strategy, place)
