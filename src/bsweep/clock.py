@@ -1,8 +1,10 @@
-"""The clock of training steps: on a GPU by events, so that reading it never makes the host wait in the loop."""
+"""Clocks of training steps: one that times them, one that makes a worker slow on purpose."""
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +12,10 @@ import torch
 
 
 class StepClock:
-    """Goes on from the `seconds` of earlier steps, a list that it extends."""
+    """Times steps: on a GPU by events, so that reading it never makes the host wait in the loop.
+
+    Goes on from the `seconds` of earlier steps, a list that it extends.
+    """
 
     def __init__(self, device: torch.device, seconds: list[float]) -> None:
         self._on_gpu = device.type == "cuda"
@@ -48,3 +53,36 @@ class StepClock:
         recent = self.seconds()[self._rate_from :]
         self._rate_from += len(recent)
         return examples / sum(recent)
+
+
+class Slowdown:
+    """Stretches a worker's steps by a factor. Asleep, it leaves its core to the others.
+
+    A step lasts the factor times the median of what such steps computed: a busy machine's noise is not multiplied too.
+    """
+
+    _MAX_STEPS = 1000
+
+    def __init__(self, factor: float, device: torch.device) -> None:
+        self.factor = factor
+        self._on_gpu = device.type == "cuda"
+        self._recent: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=self._MAX_STEPS))
+
+    @contextmanager
+    def step(self, num_examples: int) -> Iterator[None]:
+        """Stretch what is computed on so many examples."""
+        if self.factor == 1:
+            yield
+            return
+        started, busy_before = time.perf_counter(), self._busy_seconds()
+        yield
+        recent = self._recent[num_examples]
+        recent.append(self._busy_seconds() - busy_before)
+        time.sleep(max(0.0, self.factor * statistics.median(recent) - (time.perf_counter() - started)))
+
+    def _busy_seconds(self) -> float:
+        """A clock of this thread's computing: on a CPU it stands while other processes have the core."""
+        if not self._on_gpu:
+            return time.thread_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()

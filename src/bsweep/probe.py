@@ -213,7 +213,7 @@ def _peak_flops(job: Job) -> float:
         with clock.step():
             matrix @ matrix
         job.heartbeat()
-    return float(2 * side**3 / (min(clock.seconds()[1:]) * job.slowdown))
+    return float(2 * side**3 / (min(clock.seconds()[1:]) * job.slowdown.factor))
 
 
 def _exchange_seconds(job: Job) -> float:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from bsweep import checkpoint, data, memory, models, optim, runlog, strategies
 from bsweep.checkpoint import Cursor
-from bsweep.clock import StepClock
+from bsweep.clock import Slowdown, StepClock
 from bsweep.config import ImageConfig, RunConfig, read
 from bsweep.data import augment, plan
 from bsweep.errors import Diverged, Stopped, errors_reported
@@ -45,7 +45,7 @@ class Job:
     optimizer: Optimizer
     strategy: Strategy
     learning_rate: Callable[[float], float]
-    slowdown: float
+    slowdown: Slowdown
     alive: SignOfLife
     log: RunLog
     on_step: Callable[[], None]
@@ -183,7 +183,7 @@ def _prepare(
         optimizer=optimizer,
         strategy=strategy,
         learning_rate=optim.schedule(config, place.rank),
-        slowdown=config.launch.slowdown[place.rank] if config.launch.slowdown else 1.0,
+        slowdown=Slowdown(config.launch.slowdown[place.rank] if config.launch.slowdown else 1.0, device),
         alive=SignOfLife(paths.alive(place.rank)),
         log=log,
         on_step=on_step,
@@ -309,21 +309,20 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int) -> Tensor:
     passes = [indices for indices in parts if len(indices)]
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.vector.zero_gradients()
-    started, busy_before = time.perf_counter(), _busy_seconds(job.device) if job.slowdown > 1 else 0.0
-    # A worker that has no example of a tail computes one that counts nothing: some exchanges travel within a pass.
-    for number, indices in enumerate(passes or [batch[:1]], 1):
-        inputs, labels = job.training_inputs(indices, epoch), dataset.train_labels[indices].long()
-        if number == max(1, len(passes)):
-            job.strategy.before_last_pass()
-        with job.strategy.passes():
-            with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
-                logits = job.training_model(inputs)
-            loss = cross_entropy(logits, labels)
-            num_labels = job.strategy.loss_divisor(len(part), len(batch)) * job.labels_per_example
-            (loss * (bool(passes) / num_labels)).backward()
-        if passes:
-            totals += _score(loss, logits, labels)
-    _slow_down(job, started, busy_before)
+    with job.slowdown.step(len(part)):
+        # A worker that has no example of a tail computes one that counts nothing: some exchanges travel within a pass.
+        for number, indices in enumerate(passes or [batch[:1]], 1):
+            inputs, labels = job.training_inputs(indices, epoch), dataset.train_labels[indices].long()
+            if number == max(1, len(passes)):
+                job.strategy.before_last_pass()
+            with job.strategy.passes():
+                with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
+                    logits = job.training_model(inputs)
+                loss = cross_entropy(logits, labels)
+                num_labels = job.strategy.loss_divisor(len(part), len(batch)) * job.labels_per_example
+                (loss * (bool(passes) / num_labels)).backward()
+            if passes:
+                totals += _score(loss, logits, labels)
     job.strategy.step()
     return totals
 
@@ -382,21 +381,6 @@ def _score(loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     correct = (logits.detach().argmax(dim=-1) == labels).sum()
     num_labels = torch.full_like(correct, labels.numel())  # filled on the device: a copy would make the host wait
     return torch.stack([loss.detach().double(), correct.double(), num_labels.double()])
-
-
-def _slow_down(job: Job, started: float, busy_before: float) -> None:
-    """Stretch what this worker computed since `started`; asleep, it leaves its core to the others."""
-    if job.slowdown > 1:
-        busy = _busy_seconds(job.device) - busy_before
-        time.sleep(max(0.0, job.slowdown * busy - (time.perf_counter() - started)))
-
-
-def _busy_seconds(device: torch.device) -> float:
-    """A clock of this thread's computing: on a CPU it stands while other processes have the core."""
-    if device.type == "cpu":
-        return time.thread_time()
-    torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def _log_step(job: Job, cursor: Cursor, clock: StepClock) -> None:
