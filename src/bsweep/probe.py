@@ -39,6 +39,7 @@ from bsweep.strategies.single import Single
 from bsweep.worker import Job
 
 _NUM_STEPS, _MOST_SECONDS_A_BATCH = 20, 2.0  # steps that are timed, unless they take too long together
+_OWN_BATCH_TIMES = 5  # as many of the run's own batch, by which most allocations go
 _MOST_SECONDS = 60.0  # for batches larger than the run's own
 _NUM_EXCHANGES = 5
 _MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
@@ -130,7 +131,7 @@ def _measure_batches(job: Job, own_batch: int, limit: float | None) -> tuple[lis
     most = len(job.dataset.train_labels) // job.config.accumulation_steps
     found: list[ProbedBatch] = []
     batch, started = 1, time.monotonic()
-    while (seconds := _step_seconds(alone, batch, limit)) is not None:
+    while (seconds := _step_seconds(alone, batch, limit, _OWN_BATCH_TIMES if batch == own_batch else 1)) is not None:
         found.append(ProbedBatch(batch, seconds))
         if batch == most:
             return found, "examples"
@@ -165,7 +166,7 @@ def _alone(job: Job) -> Job:
     return replace(job, config=config, place=Place(), strategy=strategy, training_model=job.model)
 
 
-def _step_seconds(job: Job, local_batch: int, limit: float | None) -> float | None:
+def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 1) -> float | None:
     """The median of a few steps after a first one; None if they do not fit into memory.
 
     A limit counts from what the process holds now: kernels that other batches needed stay, and are not this one's.
@@ -173,7 +174,7 @@ def _step_seconds(job: Job, local_batch: int, limit: float | None) -> float | No
     memory.give_back()
     try:
         with memory.limited(limit):
-            seconds = _time_steps(job, local_batch)
+            seconds = _time_steps(job, local_batch, times)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -187,7 +188,7 @@ def _step_seconds(job: Job, local_batch: int, limit: float | None) -> float | No
     return seconds
 
 
-def _time_steps(job: Job, local_batch: int) -> float:
+def _time_steps(job: Job, local_batch: int, times: int) -> float:
     config = replace(job.config, local_batch=local_batch, global_batch=None)
     job = replace(job, config=config)
     examples = torch.arange(config.examples_per_step, device=job.device)
@@ -195,11 +196,11 @@ def _time_steps(job: Job, local_batch: int) -> float:
     worker.train_step(job, examples, examples, 1)
     job.heartbeat()
     clock, started = StepClock(job.device, []), time.monotonic()
-    for _ in range(_NUM_STEPS):
+    for _ in range(times * _NUM_STEPS):
         with clock.step():
             worker.train_step(job, examples, examples, 1)
         job.heartbeat()
-        if time.monotonic() - started > _MOST_SECONDS_A_BATCH:
+        if time.monotonic() - started > times * _MOST_SECONDS_A_BATCH:
             break
     return statistics.median(clock.seconds())
 
