@@ -119,7 +119,7 @@ def _round(config: Mapping[str, Any], epoch: int, number: int) -> dict[str, Any]
             began_seconds=(began,) * len(workers), compute_seconds=tuple(compute),
             idle_seconds=tuple(max(compute) - seconds for seconds in compute),
             exchange_seconds=(ROUND_EXCHANGE_SECONDS,) * len(workers), num_examples=examples,
-            train_loss=3 + 4 / (1 + number * examples / 5_000) + 0.02 * config["seed"],
+            train_loss=3 + 4 / (1 + number * examples / 5_000) + 0.02 * config["seed"], is_whole=True,
         )
     )  # fmt: skip
 

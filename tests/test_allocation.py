@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bsweep import allocation
+from bsweep import allocation, study
 from bsweep.allocation import ProbedBatch, ProbedWorker, resolve
 from bsweep.config import ConfigError, RunConfig, conf_dir, read, save
 from tests.running import TINY, bsweep, compose
@@ -178,8 +178,6 @@ def test_hybrid_fits_the_steps_to_its_batches(tmp_path: Path) -> None:
 def test_network_aware_chooses_the_rounds_length(tmp_path: Path) -> None:
     config = resolved(tmp_path, [worker(0.001)] * 2, "allocation=network_aware", probe={"exchange_seconds": 0.001})
     assert config.local_steps == (1, 1) and getattr(config.strategy, "sync_every", None) == 1
-    with pytest.raises(ConfigError, match="steps_by_speed"):
-        resolved(tmp_path, [worker(0.001)] * 2, "allocation=network_aware", probe={"exchange_seconds": None})
 
 
 def test_a_global_batch_is_shared_exactly(tmp_path: Path) -> None:
@@ -190,7 +188,27 @@ def test_a_global_batch_is_shared_exactly(tmp_path: Path) -> None:
     assert twice.allocation.local_batches == (4, 4, 6, 5) and twice.examples_per_step == 38
     memory = ("local_batch=null", "global_batch=24", "allocation=batch_by_memory")
     assert resolved(tmp_path, [worker(1), worker(1, largest=16)], *memory).local_batches == (19, 5)
-    assert resolved(tmp_path, [worker(1), worker(2)], *memory[:2], "allocation=hybrid").examples_per_step == 24
+    for largest in (64, 8):  # an even share of 12 need not fit
+        workers = [worker(1), worker(2, largest=largest)]
+        assert resolved(tmp_path, workers, *memory[:2], "allocation=hybrid").examples_per_step == 24
+
+
+def test_a_probe_that_ended_before_memory_did_is_doubtful(tmp_path: Path) -> None:
+    workers = [worker(1), worker(2, largest=16, stopped_by="seconds")]
+    (doubt,) = allocation.doubts(resolved(tmp_path, workers, "allocation=batch_by_memory"))
+    assert "local batch 16 of worker 1" in doubt and "had time for" in doubt
+    smaller = ("allocation=batch_by_memory", "allocation.local_batches=[8,8]")
+    assert not allocation.doubts(resolved(tmp_path, workers, *smaller))
+    assert not allocation.doubts(
+        resolved(tmp_path, None, "allocation=batch_by_memory", "allocation.local_batches=[1,2,3,4]")
+    )
+
+
+def test_a_round_longer_than_an_epoch_is_a_warning(tmp_path: Path) -> None:
+    point = ("strategy=diloco", *TINY, "model=tiny_cnn", "local_batch=8", "num_workers=2", f"results_dir={tmp_path}")
+    (warning,) = study.check(compose(*point, "strategy.sync_every=6"))
+    assert "a round of 96 examples is longer than an epoch of 90" in warning and "[6, 6]" in warning
+    assert not study.check(compose(*point, "strategy.sync_every=5"))
 
 
 def test_given_lists_win_and_need_no_probe(tmp_path: Path) -> None:
@@ -230,6 +248,7 @@ WORKERS = [worker(0.001), worker(0.002, largest=8)]
         (("allocation=batch_by_memory",), {"workers": []}, ["0 workers", "num_workers=2"]),
         (("allocation=steps_by_speed", "local_batch=9"), {}, ["local batch 9", "worker 1", "fits 8 at most"]),
         (("allocation=hybrid", "local_batch=9"), {}, ["local batch 9", "worker 1"]),
+        (("allocation=hybrid", "allocation.local_batches=[8,9]"), {}, ["local batch 9", "worker 1"]),
         (("allocation=network_aware", "local_batch=9"), {}, ["local batch 9", "worker 1"]),
         (
             ("allocation=batch_by_memory", "local_batch=null", "global_batch=100"),

@@ -320,6 +320,40 @@ def test_steps_follow_the_speeds_that_are_measured_whatever_the_workers_clocks_s
     assert idle_share(rounds[4:]) < 0.75 * idle_share(rounds[:4])
 
 
+@pytest.mark.slow
+def test_steps_of_a_network_aware_run_follow_the_exchange_that_is_measured(tmp_path: Path) -> None:
+    """Told to synchronise each step, with an exchange that takes longer than the steps."""
+    point = (
+        *TINY,
+        "data.num_train=4000",
+        "model=tiny_cnn",
+        "model.width=32",
+        "local_batch=4",
+        "num_workers=2",
+        "strategy=diloco",
+        "strategy.sync_every=1",
+        "strategy.max_rounds=8",
+        "allocation=network_aware",
+        "allocation.local_steps=[1,1]",
+        "allocation.adapt_every=3",
+        "allocation.max_exchange_share=0.01",
+        "study=s",
+    )
+    result = bsweep("run", *point, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
+    rounds = [record for record in read_records(RunPaths(folder).metrics)[0] if record["type"] == "round"]
+    assert [record["local_steps"] for record in rounds[:3]] == [[1, 1]] * 3
+    assert min(rounds[3]["local_steps"]) >= 3
+
+
+def test_dgc_takes_the_outer_momentum_over_whatever_may_be_lost() -> None:
+    """Where workers may be lost their group, and with it the codec, is made twice."""
+    point = ("strategy=diloco", "strategy.sync_every=3", "compression=dgc", "compression.warmup_densities=[]")
+    kept, lost = (trained(2, *point, f"strategy.on_loss={on_loss}") for on_loss in ("fail", "continue"))
+    assert torch.equal(kept[0]["parameters"], lost[0]["parameters"])
+
+
 @pytest.mark.parametrize(("overrides", "more"), [((), 2), (("strategy.overlap=true",), 5), (("compression=topk",), 3)])
 def test_beside_plain_training_a_worker_holds_an_anchor_and_an_outer_momentum(
     overrides: tuple[str, ...], more: int

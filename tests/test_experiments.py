@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from bsweep.config import conf_dir
-from tests.running import TINY, bsweep
+from tests.running import TINY, bsweep, write_text
 
 SHRUNK = (*TINY, "model=tiny_cnn", "num_workers=2", "epochs=1", "optimizer.warmup_epochs=0", "log_every_steps=5")
 SHRUNK_AXES = ("local_batch", "num_workers")
@@ -31,6 +31,18 @@ def test_every_experiment_runs_shrunk_and_reports(experiment: str, tmp_path: Pat
     statuses = [json.loads(path.read_text())["status"] for path in page.parents[1].glob("*/summary.json")]
     assert statuses == ["completed", "completed"]
     assert page.name == "report.html" and page.exists()
+
+
+def test_a_sweep_over_allocations_prints_the_idle_seconds_of_each_node(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "text.txt", 20_000)
+    shrunk = ("model=llama_tiny", "data.sequence_length=16", "strategy.sync_every=4", "strategy.max_rounds=3")
+    point = ("experiment=geo_distributed", f"data.path={text}", "allocation=uniform,steps_by_flops", "local_batch=2")
+    result = bsweep("run", *point, *shrunk, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    head, uniform, by_flops = result.stdout.splitlines()[-3:]
+    assert head.split()[:3] == ["variant", "node", "1"] and "change (%)" in head and head.endswith("tokens/s")
+    assert uniform.split()[0] == "uniform" and by_flops.split()[0] == "steps_by_flops"
+    assert "round 3/3" in result.stderr and "3 rounds" in result.stderr and "local steps 4, 4, 6, 5" in result.stderr
 
 
 def test_an_installed_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from pandas.testing import assert_frame_equal
+from pandas.testing import assert_frame_equal, assert_series_equal
 from scipy import stats
 
 import bsweep
@@ -48,18 +48,29 @@ def test_rounds_are_a_row_a_worker_and_survive_a_report(tmp_path: Path, monkeypa
     assert_frame_equal(analysis.idle_table(copy), analysis.idle_table(study))
 
 
-def test_a_run_taken_up_again_repeats_rounds_and_goes_on_with_its_clock(tmp_path: Path) -> None:
+def test_a_round_that_was_repeated_counts_once(tmp_path: Path) -> None:
     folder = write_rounds(tmp_path / "s", "uniform", num_rounds=3)
     path = RunPaths(folder).metrics
     start, first, second, third, epoch = path.read_text().splitlines()
-    again = json.loads(second) | {"began_seconds": [0.0] * 4, "train_loss": 1.0}
-    after = json.loads(third) | {"began_seconds": [10.0] * 4}
+    again = json.loads(second) | {"began_seconds": [20.0] * 4, "train_loss": 1.0}
+    after = json.loads(third) | {"began_seconds": [30.0] * 4}
     path.write_text("\n".join([start, first, second, third, json.dumps(again), json.dumps(after), epoch]) + "\n")
     rounds = bsweep.load(tmp_path / "s").rounds
     assert rounds["round"].tolist() == [1] * 4 + [2] * 4 + [3] * 4
     assert rounds["train_loss"].iloc[4] == 1
-    seconds = 3.05 + ROUND_EXCHANGE_SECONDS
-    assert rounds["began_seconds"].iloc[[0, 4, 8]].tolist() == pytest.approx([0, seconds, seconds + 10])
+    assert rounds["began_seconds"].iloc[[0, 4, 8]].tolist() == [0, 20, 30]
+
+
+def test_rounds_that_an_epoch_cuts_short_do_not_count_beside_whole_ones(tmp_path: Path) -> None:
+    whole = write_rounds(tmp_path / "s", "uniform", num_rounds=3)
+    expected = analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0]
+    path = RunPaths(whole).metrics
+    *records, epoch = path.read_text().splitlines()
+    short = json.loads(records[-1]) | {"round": 4, "began_seconds": [30.0] * 4, "idle_seconds": [9.0] * 4}
+    path.write_text("\n".join([*records, json.dumps(short | {"is_whole": False}), epoch]) + "\n")
+    assert_series_equal(analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0], expected)
+    path.write_text("\n".join([records[0], json.dumps(short | {"is_whole": False}), epoch]) + "\n")
+    assert analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0]["idle_seconds"] == 36, "it has no other"
 
 
 def test_a_study_without_rounds_has_empty_tables(tmp_path: Path) -> None:

@@ -85,6 +85,16 @@ def test_a_memory_limit_holds_in_training_as_in_the_probe(uneven: tuple[Path, st
     }
 
 
+@pytest.mark.slow
+def test_training_with_the_largest_batches_stays_within_the_memory_that_was_probed(
+    uneven: tuple[Path, str], tmp_path: Path
+) -> None:
+    probe = f"allocation.probe={uneven[0]}/results/s/probe.json"
+    more = ("allocation=batch_by_memory", "data.num_train=1000", "strategy.sync_every=1", "local_batch=300")
+    result = bsweep("run", *UNEVEN, *more, probe, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

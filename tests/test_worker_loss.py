@@ -31,6 +31,7 @@ POINT = (
     "study=s",
 )
 SHORT = (*POINT, f"strategy.max_rounds={MAX_ROUNDS}")
+ROUNDS_OF_TWO_EPOCHS = 20
 LONG = (*POINT, "strategy.max_rounds=200")
 
 
@@ -140,19 +141,19 @@ def dying(folder: Path, rank: int, module: str, function: str, call: int) -> dic
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rank", "module", "function", "call", "left"),
+    ("rank", "module", "function", "call", "left", "more"),
     [
-        (1, "strategies.diloco", "DiLoCo.end_round", 1, [0, 2]),
-        (2, "strategies.allreduce", "AllReduce.sum_gradients", 3, [0, 1]),  # the others are in the sum
-        (1, "models.tiny_cnn", "TinyCNN.eval", 1, [0, 2]),  # in the evaluation
-        (1, "strategies.clocks", "offsets", 2, [0, 2]),
+        (1, "strategies.diloco", "DiLoCo.end_round", 1, [0, 2], ("compression=dgc", "strategy.algorithm=ring")),
+        (2, "strategies.allreduce", "AllReduce.sum_gradients", 3, [0, 1], ()),  # the others are in the sum
+        (1, "models.tiny_cnn", "TinyCNN.eval", 1, [0, 2], ()),  # in the evaluation
+        (1, "strategies.clocks", "offsets", 2, [0, 2], ()),
     ],
 )
 def test_whenever_a_worker_dies_the_others_go_on(
-    tmp_path: Path, rank: int, module: str, function: str, call: int, left: list[int]
+    tmp_path: Path, rank: int, module: str, function: str, call: int, left: list[int], more: tuple[str, ...]
 ) -> None:
     env = dying(tmp_path, rank, module, function, call)
-    result = bsweep("run", *SHORT, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=120)
+    result = bsweep("run", *SHORT, *more, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=120)
     assert result.returncode == 0, result.stderr
     (paths,) = runs(tmp_path)
     check_went_on(paths, left, MAX_ROUNDS)
@@ -190,6 +191,36 @@ def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert numbers == sorted(numbers) and epochs[1]["num_steps"] == 250
     end = summary(paths)
     assert end["status"] == "completed" and end["wall_seconds"] > end["train_seconds"] > 0
+
+
+@pytest.mark.slow
+def test_a_run_that_was_taken_up_again_ends_as_one_that_never_stopped(tmp_path: Path) -> None:
+    """All workers stop after 12 rounds, in the second epoch, of which none is lost."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('STOP') and 'RANK' in os.environ:\n"
+        "    import bsweep.strategies.diloco as m\n"
+        "    plain = m.DiLoCo.end_round\n"
+        "    def stopping(self, *a):\n"
+        "        plain(self, *a)\n"
+        "        if self._round == 12:\n"
+        "            self.stop_reason = 'told to'\n"
+        "    m.DiLoCo.end_round = stopping\n"
+    )
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    point = (*SHORT, "strategy.on_loss=stop", f"strategy.max_rounds={ROUNDS_OF_TWO_EPOCHS}")
+    stopped = bsweep("run", *point, cwd=tmp_path, env={**path, "STOP": "1"})
+    assert stopped.returncode == 1 and "told to; start it again to go on" in stopped.stderr
+    for study in ("s", "whole"):
+        result = bsweep("run", *point, f"study={study}", cwd=tmp_path, env=path)
+        assert result.returncode == 0, result.stderr
+    (resumed,), (whole,) = runs(tmp_path), runs(tmp_path, "whole")
+    for kind, keys in (
+        ("round", ("round", "epoch", "train_loss", "num_examples", "local_steps")),
+        ("epoch", ("num_steps", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "sent_bytes")),
+    ):
+        ours, theirs = ([[record[key] for key in keys] for record in of(paths, kind)] for paths in (resumed, whole))
+        assert ours == theirs, "bit for bit"
 
 
 @pytest.mark.slow

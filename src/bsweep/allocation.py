@@ -77,11 +77,11 @@ class Probe:
     schema: int
     probed: dict[str, Any]
     workers: tuple[ProbedWorker, ...]
-    exchange_seconds: float | None  # of one exchange of the whole vector, nobody waiting
+    exchange_seconds: float  # of one exchange of the whole vector, nobody waiting
 
 
 def probe_path(config: RunConfig) -> Path:
-    given = getattr(config.allocation, "probe", None)
+    given = config.allocation.probe
     return Path(given).expanduser() if given else config.study_dir / "probe.json"
 
 
@@ -93,6 +93,9 @@ def probed_of(config: RunConfig) -> dict[str, Any]:
         **{f"model.{key}": value for key, value in asdict(config.model).items()},
         **{f"data.{key}": value for key, value in data.items()},
         "launch.hosts": getattr(config.launch, "hosts", None),
+        "optimizer.name": config.optimizer.name,
+        "launch.slowdown": config.launch.slowdown,
+        "launch.memory_limit_mb": config.launch.memory_limit_mb,
         **_exchange_of(config),
     }
     plain: dict[str, Any] = json.loads(json.dumps(keys))
@@ -160,8 +163,7 @@ def table(probe: Probe) -> str:
         rows.append([str(rank), one.host, one.device, *times, largest, f"{one.peak_flops / 1e12:.3g}"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    exchange = "not measured" if probe.exchange_seconds is None else f"{probe.exchange_seconds:.3g} s"
-    return "\n".join(["seconds per step at local batches:", *lines, f"one exchange: {exchange}"])
+    return "\n".join(["seconds per step at local batches:", *lines, f"one exchange: {probe.exchange_seconds:.3g} s"])
 
 
 # --- Policies ---------------------------------------------------------------------------------------------------------
@@ -345,6 +347,21 @@ def resolve(config: RunConfig) -> RunConfig:
     return resolved
 
 
+def doubts(config: RunConfig) -> list[str]:
+    """What the run's allocation goes by though its probe could not tell."""
+    if config.allocation.name != "batch_by_memory":
+        return []
+    try:
+        workers = read_probe(config).workers
+    except ConfigError:  # the batches were given
+        return []
+    return [
+        f"local batch {batch} of worker {rank} is the largest that its probe had time for: more may fit"
+        for rank, (worker, batch) in enumerate(zip(workers, config.local_batches, strict=True))
+        if worker.stopped_by == "seconds" and batch == worker.largest_batch
+    ]
+
+
 def _every(config: RunConfig) -> int:
     assert isinstance(config.strategy, DiLoCoConfig), config.strategy  # others have no steps to share
     return config.strategy.sync_every
@@ -353,9 +370,10 @@ def _every(config: RunConfig) -> int:
 def _every_at(config: RunConfig, batches: Sequence[int]) -> int:
     """Steps of the slowest worker at these batches that take it as long as a round of even batches would."""
     workers, even = read_probe(config).workers, config.examples_per_pass
+    _refuse_unprobed(config, batches)
     before, after = (
         max(worker.step_seconds(batch) for worker, batch in zip(workers, every, strict=True))
-        for every in ((even,) * len(workers), batches)
+        for every in ([min(even, worker.largest_batch) for worker in workers], batches)
     )
     return max(1, round(_every(config) * before / after))
 
@@ -375,11 +393,6 @@ def _steps(config: RunConfig, batches: Sequence[int], every: int) -> tuple[int, 
 
 def _network_steps(config: RunConfig, a: NetworkAwareConfig) -> int:
     probe = read_probe(config)
-    if probe.exchange_seconds is None:
-        raise ConfigError(
-            f"allocation=network_aware needs the seconds of an exchange, which {probe_path(config)} does not have: "
-            "use allocation=steps_by_speed."
-        )
     _refuse_unprobed(config, config.local_batches)
     slowest = max(w.step_seconds(batch) for w, batch in zip(probe.workers, config.local_batches, strict=True))
     return least_steps(probe.exchange_seconds, slowest, a.max_exchange_share)

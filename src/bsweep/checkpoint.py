@@ -42,6 +42,7 @@ def save(paths: RunPaths, cursor: Cursor, strategy: Strategy, model: nn.Module, 
         "optimizer": optimizer.state_dict(),
         "buffers": [buffer.cpu() for buffer in model.buffers()],
         "random": torch.get_rng_state(),
+        "random_on_gpu": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
         "totals": cursor.totals + cursor.recent,
         "at": (cursor.epoch, cursor.position),
     }
@@ -57,7 +58,7 @@ def load(paths: RunPaths, strategy: Strategy, model: nn.Module, optimizer: Optim
     """Where to go on, everything being put back; None where nothing was saved.
 
     A worker that was lost begins with a fresh optimizer, and its sums of the epoch are lost. How many steps were taken
-    and how long they took is for all what the first that was left had counted.
+    and how long they took is for all what the first that was left had counted. A codec's memory begins empty.
     """
     if not paths.checkpoint.exists():
         return None
@@ -73,6 +74,8 @@ def load(paths: RunPaths, strategy: Strategy, model: nn.Module, optimizer: Optim
         for buffer, saved in zip(model.buffers(), own["buffers"], strict=True):
             buffer.copy_(saved)
         torch.set_rng_state(own["random"].cpu())
+        if own["random_on_gpu"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(own["random_on_gpu"].cpu())
         cursor.totals.copy_(own["totals"])
     return cursor
 

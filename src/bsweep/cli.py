@@ -82,7 +82,10 @@ def _print_idle_seconds(folder: Path) -> None:
     """What allocations are compared by: the idle seconds of each node."""
     from bsweep import analysis, report
 
-    table = report.idle_text(analysis.load(folder))
+    try:
+        table = report.idle_text(analysis.load(folder))
+    except (OSError, ValueError) as error:
+        table = f"bsweep: no table of idle seconds: {error}"
     if table:
         print(table)
 

@@ -56,9 +56,9 @@ class StepClock:
 
 
 class Slowdown:
-    """Stretches a worker's steps by a factor. Asleep, it leaves its core to the others.
+    """Stretches a worker's forward and backward passes by a factor. Asleep, it leaves its core to the others.
 
-    A step lasts the factor times the median of what such steps computed: a busy machine's noise is not multiplied too.
+    They last the factor times the median of what such steps computed: a busy machine's noise is not multiplied too.
     """
 
     _MAX_STEPS = 1000

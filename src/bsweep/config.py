@@ -300,27 +300,27 @@ class NominalConfig(AllocationConfig):
 
 
 @dataclass(frozen=True)
-class BySpeedConfig(AllocationConfig):
+class AdaptiveConfig(AllocationConfig):
     """Allocations that can follow a worker's speed while it drifts."""
 
-    name: Literal["steps_by_speed"]
     adapt_every: Count | None
     max_drift: Positive
 
 
 @dataclass(frozen=True)
-class HybridConfig(AllocationConfig):
+class BySpeedConfig(AdaptiveConfig):
+    name: Literal["steps_by_speed"]
+
+
+@dataclass(frozen=True)
+class HybridConfig(AdaptiveConfig):
     name: Literal["hybrid"]
-    adapt_every: Count | None
-    max_drift: Positive
     knee: Density
 
 
 @dataclass(frozen=True)
-class NetworkAwareConfig(AllocationConfig):
+class NetworkAwareConfig(AdaptiveConfig):
     name: Literal["network_aware"]
-    adapt_every: Count | None
-    max_drift: Positive
     max_exchange_share: Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -501,6 +501,7 @@ _CHANGES_NO_NUMBER = {
     "allocation.devices",
     "launch.start_timeout_seconds",
     "launch.stall_timeout_seconds",
+    "strategy.loss_timeout_seconds",
 }
 
 _ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
@@ -552,7 +553,10 @@ def unknown_key(key: str) -> str:
     owners = variants_with(key)
     if owners:
         group = key.partition(".")[0]
-        return f"{key}: only {group}={' or '.join(owners)} has this key. Choose it, or leave the key out."
+        return (
+            f"{key}: only {group}={' or '.join(owners)} has this key. Choose it, or leave the key out; in a sweep over "
+            f"{group}, ++{key}=... gives it to each."
+        )
     return f"{key}: unknown key.{did_you_mean(key, known_keys())}"
 
 
@@ -581,7 +585,7 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     if (c.local_batch is None) == (c.global_batch is None):
         yield (
             f"local_batch={_show(c.local_batch)} and global_batch={_show(c.global_batch)}: give exactly one, for "
-            "example local_batch=64, and set the other to null where an experiment gives it."
+            "example local_batch=64, and set the other to null where an experiment or data=text gives it."
         )
     yield from _model_contradictions(c)
     yield from _launch_contradictions(c)

@@ -1,6 +1,6 @@
 """A worker's side of `bsweep probe`: how fast it steps at which batch, what fits it, and what an exchange takes.
 
-Workers measure alone, so that one that is out of memory keeps nobody waiting, and gather their answers at the end.
+Workers measure at the same time, but exchange nothing until the end: one that is out of memory keeps nobody waiting.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from bsweep import allocation, memory, optim, runlog, strategies, worker
 from bsweep.allocation import ProbedBatch, ProbedWorker
@@ -24,7 +26,6 @@ from bsweep.config import (
     AllReduceConfig,
     DDPConfig,
     DiLoCoConfig,
-    HorovodConfig,
     LocalSGDConfig,
     NominalConfig,
     RunConfig,
@@ -35,6 +36,7 @@ from bsweep.errors import errors_reported, is_out_of_memory
 from bsweep.place import Place, num_cores
 from bsweep.runlog import RunLog, RunPaths
 from bsweep.strategies import Strategy
+from bsweep.strategies.horovod import PLAIN
 from bsweep.strategies.single import Single
 from bsweep.worker import Job
 
@@ -60,7 +62,9 @@ def measure(config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callab
         try:
             with errors_reported(paths, place):
                 optim.set_learning_rate(job.optimizer, 0.0)  # steps cost the same, and the model stays finite
+                beside = _held_beside(config, job)
                 answers = _gather(job.strategy, asdict(_measure_worker(config, job)))
+                del beside
                 probe = {
                     "schema": allocation.PROBE_SCHEMA,
                     "probed": allocation.probed_of(config),
@@ -81,10 +85,7 @@ def _with_exchange(config: RunConfig) -> RunConfig:
     """
     match config.strategy:
         case DiLoCoConfig(algorithm="horovod"):
-            plain = HorovodConfig(
-                "horovod", "average", buckets=1, fusion_threshold_mb=128, cycle_time_ms=1.0, cache_capacity=1024
-            )
-            return replace(config, strategy=plain)
+            return replace(config, strategy=PLAIN)
         case DiLoCoConfig(algorithm=algorithm) | LocalSGDConfig(algorithm=algorithm):
             assert algorithm != "horovod"
             return replace(config, strategy=AllReduceConfig("allreduce", algorithm))
@@ -93,9 +94,20 @@ def _with_exchange(config: RunConfig) -> RunConfig:
     return config
 
 
+def _held_beside(config: RunConfig, job: Job) -> Tensor | None:
+    """As much as DiLoCo holds beside the model and its optimizer: the strategy that stands in for it does not."""
+    if not isinstance(config.strategy, DiLoCoConfig):
+        return None
+    anchor_and_outer_momentum, of_overlap = 2, 3
+    number = anchor_and_outer_momentum + config.strategy.overlap * of_overlap
+    return job.vector.parameters.new_zeros(number, job.vector.parameters.numel())
+
+
 def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
     limit = _limit_mebibytes(job)
-    batches, stopped_by = _measure_batches(job, config.local_batches[job.place.rank], limit)
+    # A limit begins before the first steps, which make the optimizers' state.
+    outer = job.vector.parameters.nbytes / 2**20 if isinstance(config.strategy, DiLoCoConfig) else 0.0
+    batches, stopped_by = _measure_batches(job, config.local_batches[job.place.rank], limit and limit - outer)
     on_gpu = job.device.type == "cuda"
     if on_gpu:
         memory_bytes: int | None = torch.cuda.get_device_properties(job.device).total_memory
@@ -173,7 +185,7 @@ def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 
     """
     memory.give_back()
     try:
-        with memory.limited(limit):
+        with memory.limited(limit and limit - _state_bytes(job.optimizer) / 2**20):
             seconds = _time_steps(job, local_batch, times)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -186,6 +198,11 @@ def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 
         return None
     print(f"local batch {local_batch}: {seconds:.3g} s per step", flush=True)
     return seconds
+
+
+def _state_bytes(optimizer: Optimizer) -> int:
+    tensors = (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _time_steps(job: Job, local_batch: int, times: int) -> float:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bsweep.config import RunConfig
+from bsweep.config import DiLoCoConfig, RunConfig
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog import RunPaths
 
@@ -35,6 +37,9 @@ class Progress:
         self._offset, self._num_train = 0, 0
         self._tokens_per_example: int | None = None
         self._latest: dict[str, Any] = {"epoch": 0}
+        self._rounds_done = 0
+        ends = config.strategy if isinstance(config.strategy, DiLoCoConfig) else None
+        self._max_rounds, self._max_seconds = (ends.max_rounds, ends.max_seconds) if ends else (None, None)
         self._began_at = time.monotonic()
         self._polled_at = 0.0
         self._trained_at = self._began_at
@@ -59,9 +64,11 @@ class Progress:
                 self._tokens_per_example = record["tokens_per_example"]
             elif record["type"] in ("step", "epoch"):
                 self._latest = record
+            elif record["type"] == "round":
+                self._rounds_done = record["round"]
             if record["type"] == "epoch":
                 self._say(
-                    f"  epoch {record['epoch']}/{self._config.epochs}: {record['train_seconds']:.1f} s, "
+                    f"  {self._count(record['epoch'])}: {record['train_seconds']:.1f} s, "
                     f"{self._rate(record['images_per_second'])}, train loss {_number(record['train_loss'])}, "
                     f"test accuracy {_number(record['test_accuracy'])}{self._eta()}"
                 )
@@ -84,15 +91,20 @@ class Progress:
         self._console.print(Text(prefix + line))
 
     def _describe(self) -> str:
-        c = self._config
+        c, given = self._config, self._config.allocation
+        batches = f"es {_listed(given.local_batches)}" if given.local_batches else f" {c.examples_per_pass}"
+        steps = f", local steps {_listed(given.local_steps)}" if given.local_steps else ""
+        allocated = f", {given.name}" if given.name != "uniform" else ""
         workers = f"{c.num_workers} worker{'s' * (c.num_workers > 1)}"
-        return f"local batch {c.examples_per_pass}, {workers}, {c.strategy.name}, {c.epochs} epochs"
+        ends = ((self._max_rounds, "rounds"), (self._max_seconds, "s"))
+        most = " or ".join(f"{end:g} {unit}" for end, unit in ends if end) or f"{c.epochs} epochs"
+        return f"local batch{batches}{steps}, {workers}, {c.strategy.name}{allocated}, {most}"
 
     def _status_line(self) -> str:
         rate = self._latest.get("images_per_second")
         epoch = min(self._config.epochs, int(self._epochs_done()) + 1)
         return (
-            f"point {self._num_done}/{self._num_points}  {self._describe()}  epoch {epoch}/{self._config.epochs}"
+            f"point {self._num_done}/{self._num_points}  {self._describe()}  {self._count(epoch)}"
             + (f"  {self._rate(rate)}" if rate else "  starting")
             + self._eta()
         )
@@ -109,12 +121,25 @@ class Progress:
             return float(min(self._config.epochs, latest["step"] * self._config.examples_per_step / self._num_train))
         return float(latest["epoch"])
 
+    def _count(self, epoch: int) -> str:
+        """How far the run is, in what ends it."""
+        if self._max_rounds:
+            return f"epoch {epoch}, round {self._rounds_done}/{self._max_rounds}"
+        return f"epoch {epoch}/{self._config.epochs}"
+
+    def _share_done(self) -> float:
+        """Of the epochs, or of what will end the run before."""
+        epochs = self._epochs_done() / self._config.epochs
+        rounds = self._rounds_done / (self._max_rounds or math.inf)
+        seconds = (time.monotonic() - self._trained_at) / (self._max_seconds or math.inf)
+        return min(1.0, max(epochs, rounds, seconds)) if epochs else 0.0
+
     def _eta(self) -> str:
         """This run's remaining time by its own pace, the other points' by the mean of those that are done."""
-        done = self._epochs_done()
+        done = self._share_done()
         if not done:
             return ""
-        here = (time.monotonic() - self._trained_at) / done * (self._config.epochs - done)
+        here = (time.monotonic() - self._trained_at) * (1 / done - 1)
         others = self._num_points - self._num_done
         if not others:
             return f", {_duration(here)} left"
@@ -154,6 +179,10 @@ class Output:
                 self._offsets[rank] += len(whole[0]) + len(whole[1])
                 lines += [f"worker {rank}: {line}" for line in whole[0].decode(errors="replace").splitlines()]
         return lines
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _number(value: float | None) -> str:

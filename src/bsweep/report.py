@@ -37,7 +37,7 @@ _HEADINGS = {
     "n": "n",
     "other_statuses": "not completed",
     "train_seconds": "time (s)",
-    "images_per_second": "images/s",
+    "images_per_second": "examples/s",
     "train_accuracy": "train accuracy",
     "train_loss": "train loss",
     "test_accuracy": "test accuracy",
@@ -51,7 +51,7 @@ _HEADINGS = {
     "r_squared": "R²",
     "num_batches": "batch sizes",
     "step_seconds": "fixed cost of a step (s)",
-    "image_seconds": "time per image of one worker (s)",
+    "image_seconds": "time per example of one worker (s)",
     "compute_seconds": "computing (s)",
     "exchange_seconds": "exchange (s)",
     "wait_seconds": "waiting (s)",
@@ -71,6 +71,7 @@ _HEADINGS = {
     "idle_share": "idle (% of time)",
     "exchange_share": "exchange (% of time)",
     "examples_per_second": "examples/s",
+    "tokens_per_second": "tokens/s",
 }
 
 
@@ -120,7 +121,9 @@ def headlines(study: Study) -> list[str]:
     part = "test" if measured["test_accuracy"].notna().any() else "train"
     timed = analysis.cells(analysis.timing(study.runs))
     pooled = len(timed) < len(cells)
-    best = [(where, _best(group, "train_seconds", study, pooled)) for where, group in _groups(timed)]
+    best = []
+    if not plots.ends_in_rounds(study):  # else their times do not compare
+        best = [(where, _best(group, "train_seconds", study, pooled)) for where, group in _groups(timed)]
     best += [(where, _best(group, f"{part}_accuracy", study)) for where, group in _groups(cells)]
     lines += [f"{where}{where and ': '}{line}" for where, line in sorted(best, key=lambda pair: pair[0]) if line]
     if measured["n"].min() == 1:
@@ -148,7 +151,7 @@ def _best(cells: pd.DataFrame, metric: str, study: Study, pooled: bool = False) 
     best = values.index[0]
     row = cells.loc[best]
     shown = _with_interval(row[metric], row[f"{metric}_ci95"], metric)
-    trained = plots.epochs_of(study)
+    trained = plots.length_of(study)
     if timed:
         measure = f"{shown} s of training{f' for {trained}' if trained else ''}"
     else:
@@ -220,7 +223,7 @@ def _tables(study: Study) -> Iterator[_Table]:
     steps["sent_megabytes"] = steps.pop("sent_bytes") / 1e6
     others = {
         "Ratio to the next smaller local batch, everything else being equal.": ratios,
-        "Speed-up over workers at equal local batch (weak scaling), by images per second.": analysis.scaling(cells),
+        "Speed-up over workers at equal local batch (weak scaling), by examples per second.": analysis.scaling(cells),
         "Least-squares fit of training time: a + c / local batch.": analysis.seconds_fits(study.runs),
         "A training step: where its time goes, and what a worker sends.": steps[steps["sent_megabytes"] != 0],
         "Parameter servers: how evenly they share model and work.": analysis.server_loads(study),
@@ -256,7 +259,7 @@ def _idle_caption(study: Study) -> str:
     table = analysis.idle_table(study)
     caption = (
         "Seconds that nodes are idle until the slowest one arrives to synchronise, summed over a run's rounds; node k "
-        "is the worker of rank k - 1."
+        "is the worker of rank k - 1. Rounds that the end of an epoch cuts short do not count."
     )
     change = "The change of the total is against the allocation uniform, by equal seeds where there are any."
     is_compared = table["change"].notna().any()
@@ -284,7 +287,8 @@ def _idle_cells(study: Study) -> pd.DataFrame:
     cells["rounds"] = [f"{value:g}" for value in table["rounds"]]
     for name in ("idle_share", "exchange_share"):
         cells[name] = [_fixed(100 * value, 1) for value in table[name]]
-    return cells.assign(examples_per_second=table["examples_per_second"], n=table["n"])
+    rate = "examples_per_second" if table["tokens_per_second"].isna().any() else "tokens_per_second"
+    return cells.assign(**{rate: [_fixed(value, 1) for value in table[rate]]}, n=table["n"])
 
 
 def _fixed(value: float, decimals: int, half_width: float = math.nan) -> str:
@@ -298,7 +302,7 @@ def idle_text(study: Study) -> str:
     cells = _idle_cells(study)
     if cells.empty:
         return ""
-    left_out = ["rounds", "idle_share", "exchange_share", "examples_per_second", "n"]
+    left_out = ["rounds", "idle_share", "exchange_share", "n"]
     shown = cells.drop(columns=left_out).reset_index()
     named = [name for name in analysis.levels(cells) if name not in (analysis.varying(cells) or ["variant"])]
     shown = shown.drop(columns=named)

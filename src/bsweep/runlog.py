@@ -152,7 +152,7 @@ class Round:
 
     Tuples have an entry for each of `workers`, the ranks that took part. Each worker computes, is idle until the last
     one arrives, and exchanges: `began_seconds` says when it began, on rank 0's clock since its first round began.
-    `train_loss` is the mean over all `num_examples` of the round.
+    `train_loss` is the mean over all `num_examples` of the round. One that an epoch's end cuts short is not `is_whole`.
     """
 
     epoch: int
@@ -166,6 +166,7 @@ class Round:
     exchange_seconds: tuple[float, ...]
     train_loss: float | None
     num_examples: int
+    is_whole: bool
 
     type: str = "round"
 
@@ -249,9 +250,11 @@ def write_summary(paths: RunPaths, config: RunConfig, status: Status, message: s
     """End a run: its status and what its records come to, in one file that is the last to be written."""
     records, _ = read_records(paths.metrics)
     epochs = numbered(records, "epoch")
-    start = next((record for record in records if record["type"] == "start"), None)
     last = epochs[-1] if epochs else {}
     train_seconds = sum(epoch["train_seconds"] for epoch in epochs) if epochs else None
+    num_examples = sum(
+        epoch["images_per_second"] * epoch["train_seconds"] for epoch in epochs
+    )  # the last may be a part
     sent_bytes = [epoch["sent_bytes"] for epoch in epochs]
     summary = {
         "run_id": paths.folder.name,
@@ -266,7 +269,7 @@ def write_summary(paths: RunPaths, config: RunConfig, status: Status, message: s
         "num_steps": sum(epoch["num_steps"] for epoch in epochs),
         "train_seconds": train_seconds,
         "wall_seconds": wall_seconds,
-        "images_per_second": start["num_train"] * len(epochs) / train_seconds if start and train_seconds else None,
+        "images_per_second": num_examples / train_seconds if train_seconds else None,
         **{key: last.get(key) for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")},
         "sent_bytes": None if not epochs or None in sent_bytes else sum(sent_bytes),
         "warnings": [record["message"] for record in records if record["type"] == "event"],

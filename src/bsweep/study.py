@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from bsweep import allocation, data, launch, models, runlog, sharding
-from bsweep.config import ConfigError, RunConfig, save
+from bsweep.config import ConfigError, DiLoCoConfig, RunConfig, save
 from bsweep.launch import Outcome
 from bsweep.launch import check as check_launch
 from bsweep.place import inside_horovodrun, num_cores
@@ -46,12 +46,24 @@ def check(config: RunConfig) -> list[str]:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.examples_per_step > info.num_train:
-        raise ConfigError(
-            f"global batch {config.examples_per_step} (local_batch={config.examples_per_pass} x "
-            f"num_workers={config.num_workers} x accumulation_steps={config.accumulation_steps}) is larger than the "
-            f"training set of {info.num_train} examples: choose a smaller batch."
+        given = config.allocation.local_batches
+        batches = (
+            f"allocation.local_batches={list(given)}"
+            if given
+            else f"local_batch={config.examples_per_pass} x num_workers={config.num_workers}"
         )
-    return warnings
+        raise ConfigError(
+            f"global batch {config.examples_per_step} ({batches} x accumulation_steps={config.accumulation_steps}) is "
+            f"larger than the training set of {info.num_train} examples: choose a smaller batch."
+        )
+    if isinstance(config.strategy, DiLoCoConfig):
+        each = (config.step_batch(rank) * steps for rank, steps in enumerate(config.local_steps))
+        if (per_round := sum(each)) > info.num_train:
+            warnings.append(
+                f"a round of {per_round} examples is longer than an epoch of {info.num_train}, at whose end workers "
+                f"synchronise in any case: local steps {list(config.local_steps)} are never reached"
+            )
+    return [*warnings, *allocation.doubts(config)]
 
 
 def is_completed(config: RunConfig) -> bool:
@@ -73,8 +85,8 @@ def paths_of(config: RunConfig) -> RunPaths:
 def run_point(config: RunConfig, progress: Progress, start: Launch) -> str:
     """Run one point to its end, unless it is completed already; its status.
 
-    A point that fails is a result and raises nothing. An earlier attempt that did not complete is set aside in the
-    study's `.previous` folder.
+    A point that fails is a result and raises nothing. An earlier attempt that did not complete is taken up
+    where it left a checkpoint, and set aside in the study's `.previous` folder otherwise.
     """
     paths = paths_of(config)
     warnings = check(config)

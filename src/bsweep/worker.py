@@ -109,10 +109,11 @@ def train(
     launched_at: float | None = None,
     on_step: Callable[[], None] = lambda: None,
 ) -> Job:
-    """Train one point; every worker calls this together. Rank 0 writes the records.
+    """Train one point; every worker calls this together. The first one that is left writes the records.
 
     Raises:
         Diverged: on all workers alike, after what was trained so far is on record.
+        Stopped: on all workers alike, in a state that is saved.
         WorkerLost: another worker ended.
     """
     torch.set_num_threads(max(1, num_cores() // place.local_workers))
@@ -210,7 +211,8 @@ def _refuse_unequal(dataset: data.Dataset, strategy: Strategy, place: Place) -> 
 
 def _warm_up(job: Job) -> None:
     """A forward and a backward pass that nothing remembers: kernels are loaded and chosen before the clock starts."""
-    indices = torch.arange(min(job.config.examples_per_pass, len(job.dataset.train_labels)), device=job.device)
+    local_batch = job.config.local_batches[job.place.rank]
+    indices = torch.arange(min(local_batch, len(job.dataset.train_labels)), device=job.device)
     statistics = [buffer.clone() for buffer in job.model.buffers()]
     job.model.train()
     with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
@@ -285,6 +287,7 @@ def _train_round(job: Job, cursor: Cursor, batch: Tensor, clock: StepClock) -> N
             _log_step(job, cursor, clock)
     _record_rounds(job)
     if strategy.stop_reason:
+        clock.seconds()  # which a GPU has yet to tell
         checkpoint.save(job.paths, cursor, strategy, job.model, job.optimizer)
         job.record(runlog.End(status="interrupted", message=f"{strategy.stop_reason}; start it again to go on"))
         raise Stopped(strategy.stop_reason)

@@ -46,12 +46,15 @@ def compares_allocations(study: Study) -> bool:
 def idle_table(study: Study) -> pd.DataFrame:
     """Idle seconds by node, table 3 of the paper of uneven GPUs: means over the completed runs of each cell.
 
+    Rounds that the end of an epoch cuts short do not count, if a run has whole ones.
+
     Columns: `n`; `rounds` of a run; a column `NODE` for each worker and `idle_seconds`, their total with
     `idle_seconds_ci95`, summed over `shown_rounds`: those of the baseline, to which runs with more or fewer rounds are
     scaled; `change` of the total against the baseline, as a fraction, from runs of equal seed where there are any, with
     `change_ci95`; `idle_seconds_per_round`; `idle_share` and `exchange_share` of the workers' time;
-    `examples_per_second`. The baseline is the allocation `uniform` without lists, everything else being equal; without
-    it nothing is scaled, and `change` is NaN. Cells that differ in optimizer settings alone count as one.
+    `examples_per_second`, and `tokens_per_second` of text. The baseline is the allocation `uniform` without lists,
+    everything else being equal; without it nothing is scaled, and `change` is NaN. Cells that differ in optimizer
+    settings alone count as one.
     """
     runs = _by_run(study)
     keys = cell_keys(timing(study.runs))
@@ -65,7 +68,7 @@ def idle_table(study: Study) -> pd.DataFrame:
     table = pd.DataFrame({"n": grouped.size()}).join(means).join(mean_and_interval(grouped, ["idle_seconds"]))
     changes = {key: _change(cell, runs) for key, cell in grouped}
     table[["change", "change_ci95"]] = pd.DataFrame.from_dict(changes, orient="index").to_numpy(float).reshape(-1, 2)
-    others = ["idle_seconds_per_round", "idle_share", "exchange_share", "examples_per_second"]
+    others = ["idle_seconds_per_round", "idle_share", "exchange_share", "examples_per_second", "tokens_per_second"]
     return _in_order(table.join(grouped[others].mean()), grouped["policy"].first())
 
 
@@ -154,7 +157,11 @@ def _by_run(study: Study) -> pd.DataFrame:
         policy=asked["allocation"],
         is_baseline=(asked["allocation"] == "uniform") & asked[lists].isna().all(axis="columns"),
     )
-    times = round_times(study)
+    times, rounds = round_times(study), study.rounds
+    # Rounds that an epoch's end cuts short would make totals depend on where epochs end; some runs have no others.
+    counts = rounds["is_whole"] | ~rounds.groupby("run_id")["is_whole"].transform("any")
+    rounds = rounds[counts]
+    times = times.loc[pd.MultiIndex.from_frame(rounds[["run_id", "round"]].drop_duplicates())]
     sums = times.drop(columns=["train_loss", "elapsed_seconds"]).groupby(level="run_id").sum()
     by_run = pd.DataFrame({
         "rounds": times.groupby(level="run_id").size(),
@@ -164,7 +171,9 @@ def _by_run(study: Study) -> pd.DataFrame:
         "examples_per_second": sums["num_examples"] / sums["seconds"],
     })  # fmt: skip
     by_run["idle_seconds_per_round"] = by_run["idle_seconds"] / by_run["rounds"]
-    of_nodes = study.rounds.pivot_table(index="run_id", columns="worker", values="idle_seconds", aggfunc="sum")
+    tokens = study.runs.set_index("run_id").get("data.sequence_length", np.nan)
+    by_run["tokens_per_second"] = (by_run["examples_per_second"] * tokens).astype(float)
+    of_nodes = rounds.pivot_table(index="run_id", columns="worker", values="idle_seconds", aggfunc="sum")
     by_run = by_run.join(of_nodes.rename(columns=lambda worker: NODE.format(worker + 1)))
     columns = ["run_id", "seed", "everything_else", "policy", "is_baseline", *cell_keys(told)]
     runs = known.loc[known["status"] == "completed", columns].merge(by_run, on="run_id")
@@ -173,7 +182,10 @@ def _by_run(study: Study) -> pd.DataFrame:
 
 
 def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
-    """A cell's idle seconds over its baseline's, less one, and half the width of its interval: by seed if any match."""
+    """A cell's idle seconds over its baseline's, less one, and half the width of its interval, by seed if any match.
+
+    The interval is that of a ratio of means (Cochran, Sampling Techniques, 1977, section 6.3).
+    """
     baseline = runs[runs["is_baseline"] & runs["everything_else"].isin(cell["everything_else"])]
     if baseline.empty or cell["is_baseline"].all():
         return float("nan"), float("nan")
@@ -181,10 +193,10 @@ def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
     paired = pd.DataFrame({"ours": ours, "theirs": theirs}).dropna()
     if paired.empty:
         return _over(ours.mean() - theirs.mean(), theirs.mean()), float("nan")
-    differences = (paired["ours"] - paired["theirs"]).rename("difference").to_frame()
-    interval = mean_and_interval(differences.groupby(lambda _: 0), ["difference"]).iloc[0]
     base = paired["theirs"].mean()
-    return _over(interval["difference"], base), _over(interval["difference_ci95"], base)
+    ratio = _over(paired["ours"].mean(), base)
+    rest = (paired["ours"] - ratio * paired["theirs"]).rename("rest").to_frame()  # what a ratio of means leaves
+    return ratio - 1, _over(mean_and_interval(rest.groupby(lambda _: 0), ["rest"])["rest_ci95"].iloc[0], base)
 
 
 def _over(part: float, whole: float) -> float:

@@ -37,7 +37,7 @@ SERVER_COLUMNS = (
 WAIT_COLUMNS = ("run_id", "worker", "wait_seconds")
 ROUND_COLUMNS = (
     "run_id", "epoch", "round", "worker", "local_batch", "local_steps", "began_seconds", "compute_seconds",
-    "idle_seconds", "exchange_seconds", "train_loss", "num_examples",
+    "idle_seconds", "exchange_seconds", "train_loss", "num_examples", "is_whole",
 )  # fmt: skip
 OTHER_COLUMNS = ("message", "warnings", "is_cifar10", "threads", "start_seconds")
 
@@ -288,24 +288,13 @@ _BY_WORKER = {
 
 
 def _round_rows(run: Run) -> list[dict[str, Any]]:
-    """The rounds of a run by worker, on one clock: that of a run taken up again goes on where the last round ended."""
+    """The rounds of a run by worker."""
     rows: list[dict[str, Any]] = []
-    offset, began, ended = 0.0, float("-inf"), 0.0
     for record in _numbered_records(run, "round"):
-        if offset + min(record["began_seconds"]) <= began:
-            offset = ended
-        whole = {name: record[name] for name in ("run_id", "epoch", "round", "train_loss", "num_examples")}
+        of_all = {name: record[name] for name in ("run_id", "epoch", "round", "train_loss", "num_examples", "is_whole")}
         values = zip(*(record[name] for name in _BY_WORKER.values()), strict=True)
-        workers = [whole | dict(zip(_BY_WORKER, of_worker, strict=True)) for of_worker in values]
-        for row in workers:
-            row["began_seconds"] += offset
-        began = min(row["began_seconds"] for row in workers)
-        ended = max(sum(row[name] for name in _SPENT) for row in workers)
-        rows += workers
+        rows += [of_all | dict(zip(_BY_WORKER, of_worker, strict=True)) for of_worker in values]
     return rows
-
-
-_SPENT = ("began_seconds", "compute_seconds", "idle_seconds", "exchange_seconds")  # come to a round's end
 
 
 def _hardware(meta: Mapping[str, Any]) -> str:
@@ -355,6 +344,8 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
             table[column] = table[column].astype("int64")
         elif column in _COUNTS_OR_NULL:
             table[column] = pd.to_numeric(table[column]).astype("Int64")
+        elif column == "is_whole":
+            table[column] = table[column].astype(bool)
         elif column in (*RUN_COLUMNS, *EPOCH_COLUMNS, *ROUND_COLUMNS, "lr", "start_seconds", "tokens_per_second"):
             table[column] = pd.to_numeric(table[column]).astype(float)
     return table

@@ -112,7 +112,7 @@ def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
         if num_batches < _MIN_BATCHES_FOR_FIT:
             continue
         line = fit_line(1 / group["local_batch"], group["train_seconds"])
-        images = float((group["epochs"] * group["num_train"] / group["num_workers"]).astype(float).mean())
+        images = float((group["images_per_second"] * group["train_seconds"] / group["num_workers"]).mean())
         per_image = (line.slope / images, line.intercept / images)
         rows[key] = (line.intercept, line.slope, line.r_squared, num_batches, *per_image)
     columns = ["fixed_seconds", "batch_seconds", "r_squared", "num_batches", "step_seconds", "image_seconds"]

@@ -110,10 +110,11 @@ def _check_horovod(config: RunConfig) -> None:
         )
     if not inside_horovodrun():
         return
-    from bsweep.strategies.horovod import KNOBS
+    from bsweep.strategies.horovod import KNOBS, PLAIN
 
-    for key, (variable, unit, default) in KNOBS.items():
-        wanted, started_with = getattr(config.strategy, key), float(os.environ.get(variable, default * unit)) / unit
+    for key, (variable, unit) in KNOBS.items():
+        wanted, default = getattr(config.strategy, key), getattr(PLAIN, key)
+        started_with = float(os.environ.get(variable, default * unit)) / unit
         if wanted != started_with:
             raise ValueError(
                 f"strategy.{key}={wanted:g}, but horovodrun started its processes with {started_with:g}, and Horovod "

@@ -14,7 +14,7 @@ class Outcome:
 
 
 def recorded(paths: RunPaths) -> Outcome | None:
-    """The end that the workers themselves put on record: completed or diverged."""
+    """The end that the workers themselves put on record: completed, diverged or interrupted."""
     records, _ = read_records(paths.metrics)
     if not records or records[-1]["type"] != "end":
         return None

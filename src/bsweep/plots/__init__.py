@@ -14,7 +14,18 @@ from matplotlib.figure import Figure
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.plots.drawing import BATCH_LABEL, COLORS, LINES, MARKERS, caption, counted, epochs_of, save, words
+from bsweep.plots.drawing import (
+    BATCH_LABEL,
+    COLORS,
+    LINES,
+    MARKERS,
+    caption,
+    counted,
+    ends_in_rounds,
+    length_of,
+    save,
+    words,
+)
 from bsweep.plots.rounds import idle_by_node, loss_by_time, published_idle, round_timeline, scaled_rounds
 from bsweep.plots.sweep import (
     accuracy_and_loss_by_batch,
@@ -37,9 +48,10 @@ __all__ = [
     "accuracy_by_epoch",
     "caption",
     "counted",
-    "epochs_of",
+    "ends_in_rounds",
     "figures",
     "idle_by_node",
+    "length_of",
     "loss_by_epoch",
     "loss_by_time",
     "published_idle",

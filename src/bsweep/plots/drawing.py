@@ -96,10 +96,19 @@ def counted(number: object, noun: str) -> str:
     return f"{number} {noun}{'s' * (str(number) != '1')}"
 
 
-def epochs_of(study: Study) -> str:
-    """How long all runs were to train, such as `3 epochs`; empty if that differs or is not known."""
-    epochs = study.runs["planned_epochs"].dropna().unique()
-    return counted(epochs[0], "epoch") if len(epochs) == 1 else ""
+def length_of(study: Study) -> str:
+    """How long all runs were to train, such as `3 epochs` or `10 rounds`; empty if that differs or is not known."""
+    if ends_in_rounds(study):
+        lengths = study.rounds.groupby("run_id")["round"].max().unique()
+        return counted(lengths[0], "round") if len(lengths) == 1 else ""
+    lengths = study.runs["planned_epochs"].dropna().unique()
+    return counted(lengths[0], "epoch") if len(lengths) == 1 else ""
+
+
+def ends_in_rounds(study: Study) -> bool:
+    """Whether runs were to end with a round rather than an epoch, so that they differ in how much they train."""
+    limits = [name for name in ("strategy.max_rounds", "strategy.max_seconds") if name in study.runs]
+    return bool(study.runs[limits].notna().any(axis=None))
 
 
 def captioned(figure: Figure, *sentences: str) -> Figure:

@@ -61,7 +61,7 @@ def time_by_batch(study: Study) -> Figure:
     handles = [_draw_fitted(axes[0], curve, fits if is_fitted else fits[:0]) for curve in curves]
     handles = handles if is_fitted else drawing.handles(curves)
     drawing.log_axis(axes[0], cells, along)
-    axes[0].set_ylabel(", ".join(filter(None, ("Training time (s)", drawing.epochs_of(study)))))
+    axes[0].set_ylabel(", ".join(filter(None, ("Training time (s)", drawing.length_of(study)))))
     _from_zero(axes[0], _completed(study, "train_seconds"))
     if reference:
         for curve in curves:
@@ -114,7 +114,7 @@ def accuracy_and_loss_by_batch(study: Study) -> Figure:
     if comparable:
         handles.append(drawing.handle(_PUBLISHED, "published, 4 workers, 50 epochs, n = 1 (training only)"))
     failed = _draw_failed(list(grid.flat), curves)
-    trained = drawing.epochs_of(study)
+    trained = drawing.length_of(study)
     drawing.legends(
         figure,
         (
@@ -134,7 +134,7 @@ def accuracy_and_loss_by_batch(study: Study) -> Figure:
 
 @rc_context(drawing.STYLE)
 def throughput_and_speedup(study: Study) -> Figure:
-    """Images per second by batch size, and the speed-up over workers at equal local batch beside the ideal one.
+    """Examples per second by batch size, and the speed-up over workers at equal local batch beside the ideal one.
 
     With parameter servers, by workers: figure 2 of the parameter-sharding paper.
     """
@@ -146,7 +146,7 @@ def throughput_and_speedup(study: Study) -> Figure:
     for curve in curves:
         _draw_points(axes[0], curve, "images_per_second", joined=True)
     drawing.log_axis(axes[0], cells, along)
-    axes[0].set_ylabel("Images per second, all workers")
+    axes[0].set_ylabel("Examples per second, all workers")
     _from_zero(axes[0], _completed(study, "images_per_second"))
     failed = _draw_failed([axes[0]], curves)
     legends = [([*drawing.handles(curves), *failed], drawing.legend_title(cells))]
@@ -163,7 +163,7 @@ def throughput_and_speedup(study: Study) -> Figure:
     drawing.legends(figure, *legends)
     return drawing.captioned(
         figure,
-        f"Images per second, all workers together, by {drawing.AXES[along][1]}.",
+        f"Examples per second, all workers together, by {drawing.AXES[along][1]}.",
         "" if scaling.empty else "Right: speed-up over workers at equal local batch (weak scaling).",
         _runs_per_point(cells),
         _CROSSES if failed else "",

@@ -83,11 +83,13 @@ class Meter:
     @contextmanager
     def exchange(self, vector: Tensor) -> Iterator[None]:
         if vector.is_cuda:
-            torch.cuda.synchronize()  # the clock must not count the rest of the backward pass
+            torch.cuda.current_stream(
+                vector.device
+            ).synchronize()  # the clock must not count the rest of the backward pass
         start = time.perf_counter()
         yield
         if vector.is_cuda:
-            torch.cuda.synchronize()
+            torch.cuda.current_stream(vector.device).synchronize()
         self.seconds.append(time.perf_counter() - start)
 
 
@@ -99,7 +101,7 @@ class Strategy(ABC):
     """
 
     in_step = True
-    """All workers pass each step together; False: they meet where an epoch ends only."""
+    """All workers pass each step together; False: they meet where a round or an epoch ends only."""
 
     loss_scale = 1.0
     """What to multiply losses by, for an exchange that does not sum."""
@@ -163,7 +165,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def gather(self, values: Tensor) -> Tensor:
-        """A small float64 CPU tensor (n,) of every worker, (num_workers, n) by rank. All workers call it together."""
+        """A small float64 CPU tensor (n,) of every worker, (members, n) by rank. All workers call it together."""
 
     def mean(self, values: Tensor) -> Tensor:
         """The element-wise mean over workers of a small float64 CPU tensor. All workers call it together."""

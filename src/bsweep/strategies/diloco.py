@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from bsweep import allocation
-from bsweep.config import DiLoCoConfig, HorovodConfig, RunConfig
-from bsweep.data import plan
+from bsweep.config import AdaptiveConfig, DiLoCoConfig, NetworkAwareConfig, RunConfig
 from bsweep.data.plan import Share
 from bsweep.place import Place
 from bsweep.runlog import Event, Round
@@ -40,7 +39,8 @@ class Arrivals:
 
     members: tuple[int, ...]
     sums: Tensor  # (members, 3): losses, correct answers, labels
-    num_examples: Tensor  # (members,), as all that follow
+    num_planned: Tensor  # (members,), as all that follow: examples of a whole round
+    num_examples: Tensor
     num_steps: Tensor
     began: Tensor
     arrived: Tensor
@@ -57,16 +57,19 @@ class DiLoCo(Strategy):
 
     def __init__(self, config: RunConfig, strategy: DiLoCoConfig, place: Place) -> None:
         super().__init__(config, place)
-        self._config, self._strategy, self._place = config, strategy, place
+        self._config, self._strategy = config, strategy
         self._exchange = _exchange(config, strategy, place)
         self._roll_call: RollCall | None = None
         if strategy.on_loss != "fail" and place.num_workers > 1:
             self._roll_call = RollCall(place.rank, place.num_workers, strategy.loss_timeout_seconds)
         self._is_broken = False  # what connects the workers: one was lost, or an exchange broke off
+        self._message_timeout = timedelta(seconds=strategy.loss_timeout_seconds)
+        self._epoch = 1
         self._offsets = [0.0] * place.num_workers  # of the workers' clocks
         self._round = self._num_steps = 0
         self._train_seconds = 0.0
         self._origin: float | None = None  # of the run's times, on the first worker's clock
+        self._last_end = 0.0  # of a round, since the origin
         self._waits = torch.zeros(place.num_workers, dtype=torch.float64)  # of this epoch
         self._exchange_seconds = 0.0  # of this epoch
         self._least_steps = min(share.num_steps for share in self.shares)
@@ -76,19 +79,15 @@ class DiLoCo(Strategy):
         s = self._strategy
         self._vector, self._optimizer = vector, optimizer
         self._anchor = Anchor(vector, own_gradients=s.overlap)
-        self._outer_optimizer = SGD(
-            self._anchor.tensors,
-            lr=s.outer_lr,
-            momentum=s.outer_momentum,
-            nesterov=s.outer_nesterov and s.outer_momentum > 0,
-            fused=True,
-        )
+        self._outer_optimizer = SGD(self._anchor.tensors, lr=s.outer_lr, fused=True)
+        self._take_momentum()
         self._exchange.prepare(self._anchor, self._outer_optimizer)  # from here on all have the first one's anchor
         vector.parameters.copy_(self._anchor.parameters)
         if self._roll_call:
             self._regroup()  # into a group whose operations end after a while
 
     def begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
         self._exchange.begin_epoch(epoch)
         ahead = clocks.offsets(self.gather).tolist()  # of the first one that is left
         before = self._offsets[self.members[0]]
@@ -106,10 +105,15 @@ class DiLoCo(Strategy):
         self._num_steps += 1
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int) -> None:
-        arrivals = self._sum(self._meet(self._arrive(sums, num_examples)))
+        own, members = self._arrive(sums, num_examples), self.members
+        arrivals = self._meet(own)
+        last = float(arrivals.arrived.max())
+        if self.members != members:  # until here the others waited for one that never came
+            last = time.monotonic() - self._offsets[self.rank]
+        arrivals = self._sum(arrivals)
         self._outer_optimizer.step()
         self._vector.parameters.copy_(self._anchor.parameters)
-        self._close_round(epoch, self._round, arrivals, float(arrivals.arrived.max()))
+        self._close_round(epoch, self._round, arrivals, last)
         self._look_at_the_clock()
 
     def gather(self, values: Tensor) -> Tensor:
@@ -135,15 +139,21 @@ class DiLoCo(Strategy):
             "outer_optimizer": self._outer_optimizer.state_dict(),
             "round": self._round,
             "train_seconds": self._train_seconds,
+            "last_end": self._last_end,
             "num_steps": [share.num_steps for share in self.shares],
+            "of_epoch": (self._waits, self._exchange_seconds, dataclasses.asdict(self._exchange.meter)),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._anchor.parameters.copy_(state["anchor"])
         self._vector.parameters.copy_(state["anchor"])
         self._outer_optimizer.load_state_dict(state["outer_optimizer"])
-        self._round, self._train_seconds = state["round"], state["train_seconds"]
+        self._round, self._train_seconds, self._last_end = (
+            state[key] for key in ("round", "train_seconds", "last_end")
+        )
         self._take_steps(state["num_steps"])
+        waits, self._exchange_seconds, meter = state["of_epoch"]
+        self._waits, self._exchange.meter = waits.cpu(), Meter(**meter)
         self._look_at_the_clock()  # it may have stopped after its last round
 
     def close(self) -> None:
@@ -153,8 +163,8 @@ class DiLoCo(Strategy):
             self._exchange.close()
 
     def _arrive(self, sums: Tensor, num_examples: int) -> Tensor:
-        """This worker's row of `Arrivals`, float64 (8,), on its own clock."""
-        counts = [num_examples, self._num_steps]
+        """This worker's row of `Arrivals`, float64 (9,), on its own clock."""
+        counts = [self.shares[self.rank].num_examples, num_examples, self._num_steps]
         on_host = sums.cpu()  # a GPU has finished its steps when it is here
         arrived = time.monotonic()
         self._num_steps = 0
@@ -163,8 +173,8 @@ class DiLoCo(Strategy):
 
     def _meet(self, own: Tensor) -> Arrivals:
         every = self.gather(own)
-        times = (self._on_first_clock(column) for column in every[:, 5:].unbind(dim=1))
-        return Arrivals(self.members, every[:, :3], every[:, 3], every[:, 4], *times)
+        times = (self._on_first_clock(column) for column in every[:, 6:].unbind(dim=1))
+        return Arrivals(self.members, every[:, :3], *every[:, 3:6].unbind(dim=1), *times)
 
     def _on_first_clock(self, times: Tensor) -> Tensor:
         return times - torch.tensor([self._offsets[member] for member in self.members], dtype=torch.float64)
@@ -173,7 +183,8 @@ class DiLoCo(Strategy):
         """Make the anchor's gradient the outer gradient; whose it is of, and when they went on.
 
         Where a worker is lost on the way, the others sum again without it: the parameters are as they were. If it
-        breaks off though all are there, after a pause of the network or of one of them, they try once more.
+        breaks off though all are there, after a pause of the network or of one of them, they try once more, and are
+        twice as patient with every message from then on.
         """
         may_try_again = True
         while True:
@@ -197,6 +208,7 @@ class DiLoCo(Strategy):
                 if not may_try_again:
                     raise problem or WorkerLost("the exchange broke off twice on another worker, though all are there")
                 may_try_again = False
+                self._message_timeout *= 2
             self._is_broken = True
 
     def _weight(self, members: Sequence[int], num_examples: Tensor, num_steps: Tensor) -> float:
@@ -209,21 +221,24 @@ class DiLoCo(Strategy):
             weights = torch.tensor([s.weights[member] for member in members], dtype=torch.float64)
         else:
             weights = torch.ones_like(num_steps) if s.weighting == "uniform" else num_examples
-        weights = weights / weights.sum()
+        weights = weights / weights.sum().clamp(min=1e-300)  # the lost may have had all examples of a tail
         if s.weighting == "fednova" and not s.weights:
             weights = weights * (weights * num_steps).sum() / num_steps
-        return float(weights[members.index(self._place.rank)])
+        return float(weights[members.index(self.rank)])
 
     def _close_round(self, epoch: int, number: int, arrivals: Arrivals, last: float) -> None:
         """Put a round on record, after which workers had to wait for one that arrived at the time `last`."""
         began, arrived, released = arrivals.began, arrivals.arrived, arrivals.released
         if self._origin is None:
-            self._origin = float(began.min()) - self._train_seconds
+            self._origin = float(began.min()) - self._last_end
         idle = (released.clamp(max=last) - arrived).clamp(min=0)
         exchange = released - arrived - idle
-        self._train_seconds += float(released.max() - began.min())
+        start, end = float(began.min()) - self._origin, float(released.max()) - self._origin
+        self._train_seconds += end - max(start, self._last_end)  # rounds may overlap
+        self._last_end = end
         self._waits[list(arrivals.members)] += idle
         self._exchange_seconds += float(exchange.mean())
+        is_whole = bool(arrivals.num_examples.sum() == arrivals.num_planned.sum())
         loss, _, num_labels = arrivals.sums.sum(dim=0).tolist()
         self.records.append(
             Round(
@@ -236,12 +251,13 @@ class DiLoCo(Strategy):
                 compute_seconds=tuple((arrived - began).tolist()),
                 idle_seconds=tuple(idle.tolist()),
                 exchange_seconds=tuple(exchange.tolist()),
-                train_loss=loss / num_labels if abs(loss) < float("inf") else None,
+                train_loss=loss / max(1, num_labels) if abs(loss) < float("inf") else None,
                 num_examples=int(arrivals.num_examples.sum()),
+                is_whole=is_whole,
             )
         )
-        if arrivals.num_examples.sum() == plan.round_size(self.shares):  # a tail's steps are short
-            self._adapt((arrived - began) / arrivals.num_steps)
+        if is_whole:  # a tail's steps are short
+            self._adapt((arrived - began) / arrivals.num_steps, float(exchange.min()))
 
     def _look_at_the_clock(self) -> None:
         limit = self._strategy.max_seconds
@@ -249,20 +265,25 @@ class DiLoCo(Strategy):
             limit is not None and self._train_seconds >= limit
         )
 
-    def _adapt(self, step_seconds: Tensor) -> None:
-        """Give each worker steps by its speed of late, where speeds have drifted."""
-        every, max_drift = (getattr(self._config.allocation, key, None) for key in ("adapt_every", "max_drift"))
-        if not every or max_drift is None:
+    def _adapt(self, step_seconds: Tensor, exchange_seconds: float) -> None:
+        """Give each worker steps by its speed of late, where speeds have drifted, or H no longer fits the exchange."""
+        policy = self._config.allocation
+        if not isinstance(policy, AdaptiveConfig) or not policy.adapt_every:
             return
-        self._compute_seconds.append(step_seconds)
-        if len(self._compute_seconds) < every:
+        self._compute_seconds.append(torch.cat([step_seconds, torch.tensor([exchange_seconds])]))
+        if len(self._compute_seconds) < policy.adapt_every:
             return
-        measured = torch.stack(self._compute_seconds).mean(dim=0).tolist()
+        *measured, exchange = torch.stack(self._compute_seconds).mean(dim=0).tolist()
         self._compute_seconds = []
         before = [self.shares[member].num_steps for member in self.members]
-        if not allocation.drifted([1 / number for number in before], measured, max_drift):
-            return
+        has_drifted = allocation.drifted([1 / number for number in before], measured, policy.max_drift)
+        if isinstance(policy, NetworkAwareConfig):
+            least = allocation.least_steps(exchange, max(measured), policy.max_exchange_share)
+            if abs(least / self._least_steps - 1) > policy.max_drift:
+                self._least_steps, has_drifted = least, True
         after = allocation.by_seconds(measured, self._least_steps)
+        if not has_drifted or list(after) == before:
+            return
         self._take_steps([after[self.members.index(m)] if m in self.members else 0 for m in range(len(self.shares))])
         seconds = ", ".join(f"{value:.3g}" for value in measured)
         self.records.append(
@@ -271,6 +292,11 @@ class DiLoCo(Strategy):
                 message=f"after round {self._round} steps take {seconds} s: local steps {before} become {list(after)}",
             )
         )
+
+    def _take_momentum(self) -> None:
+        s = self._strategy
+        nesterov = s.outer_nesterov and s.outer_momentum > 0
+        self._outer_optimizer.param_groups[0].update(momentum=s.outer_momentum, nesterov=nesterov)
 
     def _take_steps(self, num_steps: Sequence[int]) -> None:
         self.shares = tuple(Share(s.step_batch, n) for s, n in zip(self.shares, num_steps, strict=True))
@@ -295,16 +321,17 @@ class DiLoCo(Strategy):
         from bsweep.strategies.allreduce import AllReduce
 
         assert isinstance(self._exchange, AllReduce), "a configuration with Horovod cannot lose workers"
-        self._exchange.regroup(self.members, timedelta(seconds=self._strategy.loss_timeout_seconds))
+        self._take_momentum()  # of which DGC has taken hold, and does so again
+        self._exchange.regroup(self.members, self._message_timeout)
+        self._exchange.begin_epoch(self._epoch)
         self._is_broken = False
 
 
 def _exchange(config: RunConfig, strategy: DiLoCoConfig, place: Place) -> Summing:
     if strategy.algorithm == "horovod":
-        from bsweep.strategies.horovod import KNOBS, Horovod
+        from bsweep.strategies.horovod import PLAIN, Horovod
 
-        knobs: dict[str, Any] = {key: default for key, (_, _, default) in KNOBS.items()}
-        return Horovod(config, HorovodConfig(name="horovod", op="average", buckets=1, **knobs), place)
+        return Horovod(config, PLAIN, place)
     from bsweep.strategies.allreduce import AllReduce
 
     return AllReduce(config, strategy.algorithm, place)

@@ -37,6 +37,8 @@ class EagerDiLoCo(DiLoCo):
         self._start = self._anchor.parameters.clone()
         self._own_part = torch.zeros_like(self._start)
         self._thread = ThreadPoolExecutor(max_workers=1)
+        # On a GPU what travels has a stream of its own: on the one that computes it would hold up what follows.
+        self._stream = torch.cuda.Stream(vector.parameters.device) if vector.parameters.is_cuda else None
         self._travelling: _Travelling | None = None
         self._last_arrival = float("-inf")  # of the round that landed last
 
@@ -51,9 +53,15 @@ class EagerDiLoCo(DiLoCo):
         self._own_part.copy_(moved)
         self._anchor.gradients.copy_(moved)
         self._look_ahead(others.add_(moved))
+        if self._stream:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         arrivals = self._thread.submit(self._travel, own)
         self._travelling = _Travelling(epoch, self._round, arrivals, self._last_arrival)
         self._look_at_the_clock()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        super().close()
 
     def agree(self) -> None:
         """Wait for what travels, and leave all workers at the anchor."""
@@ -63,8 +71,9 @@ class EagerDiLoCo(DiLoCo):
         self._vector.parameters.copy_(self._anchor.parameters)
 
     def _travel(self, own: Tensor) -> Arrivals:
-        arrivals = self._meet(own)
-        self._exchange.exchange()
+        with torch.cuda.device_of(self._anchor.gradients), torch.cuda.stream(self._stream):
+            arrivals = self._meet(own)
+            self._exchange.exchange()  # the host waits for its end
         return arrivals
 
     def _land(self, is_last: bool = False) -> bool:

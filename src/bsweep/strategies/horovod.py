@@ -21,21 +21,24 @@ from bsweep.strategies.base import WorkerLost
 from bsweep.strategies.summing import Summing
 from bsweep.vector import Flat
 
-# Horovod's knobs by their keys in the configuration: the variable that its core reads when it starts, the unit of the
-# variable in that of the key, and Horovod's own default in the key's unit.
+# One call for the whole vector, and Horovod's core as it comes.
+PLAIN = HorovodConfig("horovod", "average", buckets=1, fusion_threshold_mb=128, cycle_time_ms=1.0, cache_capacity=1024)
+
+# Horovod's knobs by their keys in the configuration: the variable that its core reads when it starts, and the unit of the
+# variable in that of the key.
 KNOBS = {
-    "fusion_threshold_mb": ("HOROVOD_FUSION_THRESHOLD", 2**20, 128),
-    "cycle_time_ms": ("HOROVOD_CYCLE_TIME", 1, 1.0),
-    "cache_capacity": ("HOROVOD_CACHE_CAPACITY", 1, 1024),
+    "fusion_threshold_mb": ("HOROVOD_FUSION_THRESHOLD", 2**20),
+    "cycle_time_ms": ("HOROVOD_CYCLE_TIME", 1),
+    "cache_capacity": ("HOROVOD_CACHE_CAPACITY", 1),
 }
 
 
 def environment(config: HorovodConfig) -> dict[str, str]:
     """The variables of the knobs that are not at their default; Horovod 0.28.1 cannot restart where any is set."""
     changed = {}
-    for key, (variable, unit, default) in KNOBS.items():
+    for key, (variable, unit) in KNOBS.items():
         value = getattr(config, key)
-        if value != default:
+        if value != getattr(PLAIN, key):
             changed[variable] = str(value if unit == 1 else int(value * unit))
     return changed
 

@@ -1,0 +1,74 @@
+"""What a person is told while a run trains, from records as a run writes them."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bsweep.config import RunConfig
+from bsweep.progress import Progress
+from bsweep.runlog import RunPaths
+from tests.running import TINY, compose
+
+EPOCH = {
+    "type": "epoch",
+    "epoch": 1,
+    "train_seconds": 10.0,
+    "images_per_second": 9.0,
+    "train_loss": 2.0,
+    "test_accuracy": 0.5,
+}
+
+
+def told(config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, *records: dict[str, object]) -> list[str]:
+    """The lines of a run that wrote these records in ten seconds."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    screen = io.StringIO()
+    lines = Progress(1, Console(file=screen, width=200))
+    paths = RunPaths(folder)
+    lines.begin(config, paths, [])
+    start = {"type": "start", "num_train": 90, "tokens_per_example": None}
+    paths.metrics.write_text(json.dumps(start) + "\n")
+    now[0] += 1
+    lines.poll()
+    with paths.metrics.open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+    now[0] += 10
+    lines.poll()
+    return screen.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "described", "counted"),
+    [
+        (("epochs=4",), "local batch 8, 2 workers, horovod, 4 epochs", "epoch 1/4: 10.0 s"),
+        (
+            ("strategy=diloco", "strategy.max_rounds=4", "epochs=1000"),
+            "local batch 8, 2 workers, diloco, 4 rounds",
+            "epoch 1, round 1/4: 10.0 s",
+        ),
+        (
+            ("strategy=diloco", "strategy.max_seconds=40", "epochs=1000", "allocation.local_steps=[3,5]"),
+            "local batch 8, local steps 3, 5, 2 workers, diloco, 40 s",
+            "epoch 1/1000: 10.0 s",
+        ),
+        (
+            ("allocation=batch_by_flops", "allocation.local_batches=[4,6]", "epochs=4"),
+            "local batches 4, 6, 2 workers, horovod, batch_by_flops, 4 epochs",
+            "epoch 1/4: 10.0 s",
+        ),
+    ],
+)
+def test_a_run_is_described_by_what_it_does_and_what_ends_it(
+    overrides: tuple[str, ...], described: str, counted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose(*TINY, "model=tiny_cnn", "local_batch=8", "num_workers=2", *overrides)
+    begin, epoch = told(config, tmp_path, monkeypatch, {"type": "round", "round": 1}, EPOCH)
+    assert begin == f"[1/1] {tmp_path}: {described}"
+    assert epoch.startswith(f"  {counted}") and epoch.endswith(", 30 s left"), "a quarter took ten seconds"
