@@ -189,7 +189,7 @@ def test_a_global_batch_is_shared_exactly(tmp_path: Path) -> None:
     memory = ("local_batch=null", "global_batch=24", "allocation=batch_by_memory")
     assert resolved(tmp_path, [worker(1), worker(1, largest=16)], *memory).local_batches == (19, 5)
     for largest in (64, 8):  # an even share of 12 need not fit
-        workers = [worker(1), worker(2, largest=largest)]
+        workers = [worker(0.001), worker(1, largest=largest)]
         assert resolved(tmp_path, workers, *memory[:2], "allocation=hybrid").examples_per_step == 24
 
 

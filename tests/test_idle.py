@@ -112,13 +112,30 @@ def test_idle_seconds_are_summed_over_rounds_and_held_against_the_baseline(tmp_p
     assert np.isnan(baseline["change"])
     idle = 10 * sum(3.172 - seconds for seconds in round_seconds((4,) * 4, (100, 104, 145, 117)))
     assert by_flops["change"] == pytest.approx(idle / 20.6 - 1)
-    # Paired by seed, only the common 1 % a seed is left of the spread.
-    assert by_flops["change_ci95"] == pytest.approx(
-        (20.6 - idle) / 20.8 * 0.01 * stats.t.ppf(0.975, 2) / 3**0.5, rel=0.02
-    )
+    assert by_flops["change_ci95"] == pytest.approx(0, abs=1e-9), "both are longer by 1 % a seed"
     assert by_flops["exchange_share"] == pytest.approx(0.5 / 3.672, rel=0.01)
     assert by_flops["idle_share"] == pytest.approx(idle / 10 / 4 / 3.672, rel=0.01)
     assert by_flops["examples_per_second"] == pytest.approx(4 * 466 / 3.672, rel=0.02)
+
+
+def test_the_interval_of_a_change_is_that_of_a_ratio(tmp_path: Path) -> None:
+    steps = ((100, 104, 145, 117), (100, 104, 155, 117), (100, 104, 150, 117))
+    for seed, of_seed in enumerate(steps):
+        write_rounds(tmp_path / "s", "uniform", seed=seed)
+        write_rounds(tmp_path / "s", "steps_by_flops", seed=seed, lists=(None, of_seed))
+    ours, theirs = (
+        np.array([
+            10 * sum(max(seconds) - one for one in seconds)
+            for seed, of_seed in enumerate(lists)
+            for seconds in [round_seconds((4,) * 4, of_seed, seed)]
+        ])
+        for lists in (steps, ((100,) * 4,) * 3)
+    )  # fmt: skip
+    ratio = ours.mean() / theirs.mean()
+    half = stats.t.ppf(0.975, 2) * stats.sem(ours - ratio * theirs) / theirs.mean()
+    by_flops = by_variant(analysis.idle_table(bsweep.load(tmp_path / "s"))).loc["steps_by_flops"]
+    assert by_flops[["change", "change_ci95"]].tolist() == pytest.approx([ratio - 1, half])
+    assert half > 0.01
 
 
 def test_other_numbers_of_rounds_are_scaled_to_the_baselines(tmp_path: Path) -> None:

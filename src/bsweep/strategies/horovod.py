@@ -24,8 +24,8 @@ from bsweep.vector import Flat
 # One call for the whole vector, and Horovod's core as it comes.
 PLAIN = HorovodConfig("horovod", "average", buckets=1, fusion_threshold_mb=128, cycle_time_ms=1.0, cache_capacity=1024)
 
-# Horovod's knobs by their keys in the configuration: the variable that its core reads when it starts, and the unit of the
-# variable in that of the key.
+# Horovod's knobs by their keys in the configuration: the variable that its core reads when it starts, and its unit in
+# that of the key.
 KNOBS = {
     "fusion_threshold_mb": ("HOROVOD_FUSION_THRESHOLD", 2**20),
     "cycle_time_ms": ("HOROVOD_CYCLE_TIME", 1),
