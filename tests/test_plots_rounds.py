@@ -84,7 +84,9 @@ def test_a_timeline_has_a_panel_a_method_and_a_row_a_node(uneven: analysis.Study
 
 def test_loss_is_drawn_by_time_with_bands_and_the_end_of_the_shortest(uneven: analysis.Study) -> None:
     figure = plots.loss_by_time(uneven)
-    (axes,) = figure.axes
+    axes, zoomed = figure.axes
+    first, last = zoomed.get_xlim()
+    assert 0 < first < 4 * 3.55 < last and zoomed.get_ylim()[1] < axes.get_ylim()[1]
     *curves, end = axes.lines
     assert len(curves) == len(axes.collections) == len(ALLOCATIONS)
     seconds, losses = (np.asarray(values) for values in curves[-1].get_data())  # uniform, the last by name

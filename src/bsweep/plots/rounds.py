@@ -125,20 +125,24 @@ def loss_by_time(study: Study) -> Figure:
     """Training loss by elapsed training time, one line a cell: what is left after equal time."""
     table = analysis.loss_by_time(study)
     curves = drawing.curves(table, "elapsed_seconds", "variant")
-    figure, (axes,) = drawing.row_of_panels(1)
-    for curve in curves:
-        cells, color = curve.cells, curve.look["color"]
-        axes.plot(cells["train_loss"], **curve.look, markevery=max(1, math.ceil(len(cells) / 8)))
-        low, high = (cells["train_loss"] + sign * cells["train_loss_ci95"] for sign in (-1, 1))
-        axes.fill_between(cells.index, low, high, color=color, alpha=0.1, linewidth=0)
-    handles = drawing.handles(curves)
     ends = set(analysis.equal_time_losses(study)["elapsed_seconds"])
     ends = ends if len(ends) == 1 and len(curves) > 1 else set()  # one for all, or none
+    figure, panels = drawing.row_of_panels(1 + len(ends))
     end: dict[str, Any] = {"color": drawing.GRAY, "linestyle": (0, (4, 2)), "linewidth": 1.0}
+    for axes in panels:
+        for curve in curves:
+            cells, color = curve.cells, curve.look["color"]
+            axes.plot(cells["train_loss"], **curve.look, markevery=max(1, math.ceil(len(cells) / 8)))
+            low, high = (cells["train_loss"] + sign * cells["train_loss_ci95"] for sign in (-1, 1))
+            axes.fill_between(cells.index, low, high, color=color, alpha=0.1, linewidth=0)
+        for seconds in ends:
+            axes.axvline(seconds, **end)
+        axes.set(xlabel="Training time (s)", xlim=(0, None))
+    panels[0].set_ylabel("Training loss")
     for seconds in ends:
-        axes.axvline(seconds, **end)
+        _zoom(panels[1], [curve.cells["train_loss"] for curve in curves], 0.75 * seconds, 1.1 * seconds)
+    handles = drawing.handles(curves)
     handles += [drawing.handle(end, "end of the shortest run")] if ends else []
-    axes.set(xlabel="Training time (s)", ylabel="Training loss", xlim=(0, None))
     repeated = table["n"].max() > 1
     drawing.legends(
         figure, (handles, ", ".join(filter(None, (drawing.common(table), f"n = {drawing.span(table['n'])}"))))
@@ -147,7 +151,15 @@ def loss_by_time(study: Study) -> Figure:
         figure,
         "Training loss of a round, the mean over its examples, by the training time at its end, without evaluations.",
         "Each line is a mean over seeds, interpolated between rounds; bands are 95 % t-intervals." if repeated else "",
+        "Right: the same around the end of the shortest run." if ends else "",
     )
+
+
+def _zoom(axes: Axes, losses: Sequence[pd.Series[float]], first: float, last: float) -> None:
+    """Show lines between two times, at the height that they have there."""
+    seen = [np.interp(np.linspace(first, last), loss.index, loss, left=np.nan, right=np.nan) for loss in losses]
+    low, high = np.nanmin(seen), np.nanmax(seen)
+    axes.set(xlim=(first, last), ylim=(low - 0.1 * (high - low), high + 0.1 * (high - low)))
 
 
 @rc_context(drawing.STYLE)
