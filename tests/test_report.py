@@ -177,11 +177,11 @@ def test_a_sharding_study_is_held_against_the_published_one(tmp_path: Path) -> N
     assert len(copy.waits) == 2 * (1 + 4 + 8)
 
 
-def uneven_study(folder: Path, **rounds: int) -> analysis.Study:
+def uneven_study(folder: Path, max_rounds: int | None = None, **rounds: int) -> analysis.Study:
     """Runs on four uneven workers, with so many rounds under each allocation."""
     for name, num_rounds in rounds.items():
         for seed in range(2):
-            settings = diloco(name)
+            settings = diloco(name, max_rounds=max_rounds)
             write_run(
                 folder, local_batch=4, num_workers=4, seed=seed, epochs=1, settings=settings, num_rounds=num_rounds
             )
@@ -202,6 +202,15 @@ def test_idle_times_are_told_as_table_3_of_the_paper(tmp_path: Path) -> None:
         "variant         node 1 (s)  node 2 (s)  node 3 (s)  node 4 (s)   total (s)   change (%)  examples/s",
         "uniform                1.1         0.0        14.7         4.9  20.7 ± 1.3            -       448.8",
         "steps_by_flops         2.3         0.0         8.7         1.8  12.8 ± 0.8  -38.1 ± 0.0       505.5",
+    ]
+
+
+def test_runs_that_end_in_rounds_are_compared_after_equal_time(tmp_path: Path) -> None:
+    study = uneven_study(tmp_path / "s", max_rounds=10, uniform=10, steps_by_flops=10)
+    assert plots.length_of(study) == "10 rounds"
+    assert report.headlines(study) == [
+        "Lowest training loss after 35.5 s of each: local batch 4 on 4 workers, steps_by_flops, with 3.8831 ± 0.1652 "
+        "(mean of 2 runs, 95 % interval). Its interval overlaps that of local batch 4 on 4 workers, uniform."
     ]
 
 

@@ -119,12 +119,14 @@ def headlines(study: Study) -> list[str]:
         none = f"No run of {plots.counted(len(cells), 'cell')} has completed, so there is nothing to compare yet."
         return [*lines, none]
     part = "test" if measured["test_accuracy"].notna().any() else "train"
-    timed = analysis.cells(analysis.timing(study.runs))
-    pooled = len(timed) < len(cells)
-    best = []
-    if not plots.ends_in_rounds(study):  # else their times do not compare
+    if plots.ends_in_rounds(study):  # they train unlike amounts
+        ended = analysis.equal_time_losses(study)
+        best = [(where, _best_in_equal_time(cells)) for where, group in _groups(ended) for cells in _at_one_time(group)]
+    else:
+        timed = analysis.cells(analysis.timing(study.runs))
+        pooled = len(timed) < len(cells)
         best = [(where, _best(group, "train_seconds", study, pooled)) for where, group in _groups(timed)]
-    best += [(where, _best(group, f"{part}_accuracy", study)) for where, group in _groups(cells)]
+        best += [(where, _best(group, f"{part}_accuracy", study)) for where, group in _groups(cells)]
     lines += [f"{where}{where and ': '}{line}" for where, line in sorted(best, key=lambda pair: pair[0]) if line]
     if measured["n"].min() == 1:
         who = "Each cell was" if measured["n"].max() == 1 else "Some cells were"
@@ -156,11 +158,29 @@ def _best(cells: pd.DataFrame, metric: str, study: Study, pooled: bool = False) 
         measure = f"{shown} s of training{f' for {trained}' if trained else ''}"
     else:
         measure = f"{'test' if metric.startswith('test') else 'training'} accuracy {shown}"
-    runs = "1 run" if row["n"] == 1 else f"mean of {row['n']} runs, 95 % interval"
     pools = ", whatever their learning rate and other optimizer settings" if pooled else ""
     cell = f"{_cell_words(cells, best)} (global batch {row['global_batch']})"
     adjective = "Fastest" if timed else "Most accurate"
-    return f"{adjective}: {cell}, with {measure} ({runs}{pools}).{_rivals(cells, best, metric)}"
+    return f"{adjective}: {cell}, with {measure} ({_mean_of(row['n'])}{pools}).{_rivals(cells, best, metric)}"
+
+
+def _at_one_time(cells: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    yield from (group for _, group in cells.groupby("elapsed_seconds") if len(group) > 1)
+
+
+def _best_in_equal_time(cells: pd.DataFrame) -> str:
+    best: Any = cells["train_loss"].idxmin()
+    row = cells.loc[best]
+    cell, runs = _cell_words(cells, best), _mean_of(int(row["n"]))
+    shown = _with_interval(row["train_loss"], row["train_loss_ci95"], "train_loss")
+    when = f"{row['elapsed_seconds']:.1f} s"
+    return (
+        f"Lowest training loss after {when} of each: {cell}, with {shown} ({runs}).{_rivals(cells, best, 'train_loss')}"
+    )
+
+
+def _mean_of(num_runs: int) -> str:
+    return "1 run" if num_runs == 1 else f"mean of {num_runs} runs, 95 % interval"
 
 
 def _rivals(cells: pd.DataFrame, best: Any, metric: str) -> str:
