@@ -205,11 +205,12 @@ def test_a_tail_smaller_than_the_worker_count_is_trained_too(strategy: str) -> N
 def test_workers_reach_one_workers_language_model(tmp_path: Path) -> None:
     path = write_text(tmp_path / "text.txt", 1618)  # 1457 bytes to train on: 91 sequences and the byte after them
     contract = (*TEXT_CONTRACT, f"data.path={path}")
-    (expected,) = trained(1, "strategy=single", "global_batch=24", contract=contract)
+    batch = ("local_batch=null", "global_batch=24")
+    (expected,) = trained(1, "strategy=single", *batch, contract=contract)
     assert expected["moved"] > 0.01
     assert [epoch["num_steps"] for epoch in expected["epochs"]] == [4, 4]
     for num_workers in (2, 3):
-        for worker in trained(num_workers, "strategy=allreduce", "global_batch=24", contract=contract):
+        for worker in trained(num_workers, "strategy=allreduce", *batch, contract=contract):
             torch.testing.assert_close(worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11)
             for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
                 one, many = ([epoch[key] for epoch in run["epochs"]] for run in (expected, worker))

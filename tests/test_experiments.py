@@ -24,12 +24,12 @@ def test_every_experiment_runs_shrunk_and_reports(experiment: str, tmp_path: Pat
     text = yaml.safe_load((conf_dir() / "experiment" / f"{experiment}.yaml").read_text())
     axes = text.get("hydra", {}).get("sweeper", {}).get("params", {})
     first = [f"{axis}={values.split(',')[0]}" for axis, values in axes.items() if values and axis not in SHRUNK_AXES]
-    arguments = ("-m", f"experiment={experiment}", "local_batch=8,16", *first, *SHRUNK)
+    arguments = ("-m", f"experiment={experiment}", "local_batch=8", *first, *SHRUNK)
     result = bsweep("run", "--report", *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     page = tmp_path / result.stdout.strip().splitlines()[-1]
     statuses = [json.loads(path.read_text())["status"] for path in page.parents[1].glob("*/summary.json")]
-    assert statuses == ["completed", "completed"]
+    assert statuses == ["completed"]
     assert page.name == "report.html" and page.exists()
 
 

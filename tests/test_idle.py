@@ -75,10 +75,11 @@ def test_rounds_that_an_epoch_cuts_short_do_not_count_beside_whole_ones(tmp_path
 
 def test_a_study_without_rounds_has_empty_tables(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=8)
-    for study in (bsweep.load(tmp_path / "s"), analysis.published()):
+    write_run(tmp_path / "text", local_batch=8, settings={"data.sequence_length": 64})
+    for study in (bsweep.load(tmp_path / "s"), bsweep.load(tmp_path / "text"), analysis.published()):
         assert tuple(study.rounds) == ROUND_COLUMNS
         tables = (analysis.idle_table, analysis.loss_by_time, analysis.equal_time_losses, analysis.rounds_timeline)
-        assert all(table(study).empty for table in tables)
+        assert all(table(study).empty for table in tables) and report.idle_text(study) == ""
 
 
 def test_seeds_repeat_a_policy_whatever_it_filled_in(tmp_path: Path) -> None:

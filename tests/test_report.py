@@ -208,10 +208,11 @@ def test_idle_times_are_told_as_table_3_of_the_paper(tmp_path: Path) -> None:
 def test_runs_that_end_in_rounds_are_compared_after_equal_time(tmp_path: Path) -> None:
     study = uneven_study(tmp_path / "s", max_rounds=10, uniform=10, steps_by_flops=10)
     assert plots.length_of(study) == "10 rounds"
-    assert report.headlines(study) == [
+    (line,) = report.headlines(study)
+    assert line == (
         "Lowest training loss after 35.5 s of each: local batch 4 on 4 workers, steps_by_flops, with 3.8831 ± 0.1652 "
         "(mean of 2 runs, 95 % interval). Its interval overlaps that of local batch 4 on 4 workers, uniform."
-    ]
+    )
 
 
 def test_idle_times_of_unlike_runs_say_that_they_are_scaled(tmp_path: Path) -> None:

@@ -270,6 +270,7 @@ def main() -> None:
             strategies.serve(config, place, paths)
         else:
             measure(config, paths, place)
+    worker.leave()
 
 
 if __name__ == "__main__":

@@ -171,8 +171,8 @@ def _by_run(study: Study) -> pd.DataFrame:
         "examples_per_second": sums["num_examples"] / sums["seconds"],
     })  # fmt: skip
     by_run["idle_seconds_per_round"] = by_run["idle_seconds"] / by_run["rounds"]
-    tokens = study.runs.set_index("run_id").get("data.sequence_length", np.nan)
-    by_run["tokens_per_second"] = (by_run["examples_per_second"] * tokens).astype(float)
+    lengths = study.runs.set_index("run_id").reindex(by_run.index, columns=["data.sequence_length"]).astype(float)
+    by_run["tokens_per_second"] = by_run["examples_per_second"] * lengths["data.sequence_length"]
     of_nodes = rounds.pivot_table(index="run_id", columns="worker", values="idle_seconds", aggfunc="sum")
     by_run = by_run.join(of_nodes.rename(columns=lambda worker: NODE.format(worker + 1)))
     columns = ["run_id", "seed", "everything_else", "policy", "is_baseline", *cell_keys(told)]
