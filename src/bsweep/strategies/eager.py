@@ -60,7 +60,7 @@ class EagerDiLoCo(DiLoCo):
         self._look_at_the_clock()
 
     def close(self) -> None:
-        self._thread.shutdown()
+        self._thread.shutdown(wait=False)  # what may still travel there breaks off when the connection closes
         super().close()
 
     def agree(self) -> None:
