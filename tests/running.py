@@ -43,6 +43,11 @@ def bsweep(
     )
 
 
+def imported_first(folder: Path) -> dict[str, str]:
+    """Variables with which processes import a folder's modules first; Python starts with its `sitecustomize.py`."""
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
 def write_text(path: Path, num_bytes: int, seed: int = 0) -> Path:
     """A text of a few words in random order, that a language model can learn."""
     draw = random.Random(seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from bsweep import data, models
 from bsweep.config import DiLoCoConfig, RunConfig
 from bsweep.data import augment
 from bsweep.runlog import RunPaths, read_records
-from tests.running import TINY, bsweep, compose, write_text
+from tests.running import TINY, bsweep, compose, imported_first, write_text
 from tests.test_equivalence import (  # noqa: F401 (the fixture ends the processes that `trained` starts)
     CONTRACT,
     NUM_TRAIN,
@@ -297,7 +296,7 @@ def test_steps_follow_the_speeds_that_are_measured_whatever_the_workers_clocks_s
         "epochs=9",
         "study=s",
     )
-    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    env = imported_first(tmp_path)
     result = bsweep("run", *point, cwd=tmp_path, env=env)
     assert result.returncode == 0, result.stderr
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))

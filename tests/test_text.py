@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from bsweep import data
 from bsweep.config import TextConfig
 from bsweep.data import cache
 from bsweep.runlog import RunPaths, read_records, read_summary
-from tests.running import bsweep, write_text
+from tests.running import bsweep, imported_first, write_text
 
 CPU = torch.device("cpu")
 
@@ -170,7 +169,7 @@ def test_workers_with_other_texts_under_the_same_path_are_told_so(tmp_path: Path
         "model=llama_tiny",
         "study=s",
     )
-    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    env = imported_first(tmp_path)
     result = bsweep("run", *arguments, cwd=tmp_path, env=env)
     assert result.returncode == 1, result.stderr
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))

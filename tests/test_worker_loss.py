@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from bsweep.runlog import RunPaths, read_records
-from tests.running import TINY, bsweep, compose
+from tests.running import TINY, bsweep, compose, imported_first
 from tests.test_run import runs, start, summary, workers_of
 
 Records = list[dict[str, Any]]
@@ -135,7 +134,7 @@ def dying(folder: Path, rank: int, module: str, function: str, call: int) -> dic
         "        return plain(*a, **k)\n"
         "    setattr(holder, name, mortal)\n"
     )
-    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    return imported_first(folder)
 
 
 @pytest.mark.slow
@@ -206,7 +205,7 @@ def test_a_run_that_was_taken_up_again_ends_as_one_that_never_stopped(tmp_path: 
         "            self.stop_reason = 'told to'\n"
         "    m.DiLoCo.end_round = stopping\n"
     )
-    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    path = imported_first(tmp_path)
     epochs = ("num_workers=2", "data.num_train=700", "epochs=2")  # of three rounds and a tail
     point = (*POINT, *epochs, "strategy.on_loss=stop")
     stopped = bsweep("run", *point, cwd=tmp_path, env={**path, "STOP": "1"})
