@@ -256,6 +256,21 @@ def test_an_interrupted_sweep_ends_its_workers_and_is_started_again(tmp_path: Pa
     assert not any(worker.is_running() for worker in workers)
 
 
+def test_an_interrupt_that_python_drops_is_repeated(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "def interrupt():\n"
+        "    if sys.argv[0] == 'bsweep run':\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "os.register_at_fork(after_in_parent=interrupt)\n"
+    )
+    point = ("local_batch=2", "num_workers=2", *QUICK[:-2], "study=s")
+    result = bsweep("run", *point, "epochs=500", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 130, result.stderr
+    (paths,) = runs(tmp_path)
+    assert summary(paths)["status"] == "interrupted"
+
+
 def test_a_killed_launcher_leaves_no_orphans_and_the_point_is_repeated(tmp_path: Path) -> None:
     point = ("local_batch=8", "num_workers=2", *QUICK[:-2], "study=s")
     process = start(*point, "epochs=3000", cwd=tmp_path)
