@@ -161,6 +161,29 @@ def test_whenever_a_worker_dies_the_others_go_on(
 
 
 @pytest.mark.slow
+def test_the_others_find_together_though_one_of_them_fails_at_first(tmp_path: Path) -> None:
+    env = dying(tmp_path, 1, "strategies.diloco", "DiLoCo.end_round", 1)
+    with (tmp_path / "sitecustomize.py").open("a") as file:
+        file.write(
+            "if os.environ.get('RANK') == '2':\n"
+            "    import torch.distributed as dist\n"
+            "    plain, calls = dist.new_group, []\n"
+            "    def failing(*a, **k):\n"
+            "        calls.append(1)\n"
+            "        group = plain(*a, **k)\n"
+            "        if len(calls) == 2:\n"  # the first was at the start
+            "            dist.destroy_process_group(group)\n"
+            "            raise RuntimeError('connection reset')\n"
+            "        return group\n"
+            "    dist.new_group = failing\n"
+        )
+    result = bsweep("run", *SHORT, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=120)
+    assert result.returncode == 0, result.stderr
+    (paths,) = runs(tmp_path)
+    check_went_on(paths, [0, 2], MAX_ROUNDS)
+
+
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     process = start(*SHORT, "strategy.on_loss=stop", cwd=tmp_path)
     paths = wait_for(tmp_path, lambda rounds: len(rounds) >= 12, process)  # in the second epoch

@@ -36,7 +36,12 @@ class AllReduce(TorchStrategy, Summing):
             WorkerLost: one of them has ended meanwhile.
         """
         with worker_lost():
-            self.workers = dist.new_group(list(members), timeout=timeout, use_local_synchronization=True)
+            try:
+                self.workers = dist.new_group(list(members), timeout=timeout, use_local_synchronization=True)
+            except RuntimeError:
+                # A group is named by how many there are, on all workers: the next attempt's name must agree and be new.
+                dist.new_group([self._place.rank], use_local_synchronization=True)
+                raise
         self.num_workers = len(members)
         self._wire = Wire(self.workers, members.index(self._place.rank), self.num_workers)
         self.rank = self._wire.rank
