@@ -273,7 +273,7 @@ def test_a_rounds_times_add_up(overlap: str) -> None:
 
 @pytest.mark.slow
 def test_steps_follow_the_speeds_that_are_measured_whatever_the_workers_clocks_say(tmp_path: Path) -> None:
-    """Given even steps for a worker that is four times slower, and clocks that are minutes apart."""
+    """Given even steps for a worker that is six times slower, and clocks that are minutes apart."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, time\n"
         "if 'RANK' in os.environ:\n"
@@ -292,7 +292,7 @@ def test_steps_follow_the_speeds_that_are_measured_whatever_the_workers_clocks_s
         "allocation=steps_by_speed",
         "allocation.local_steps=[10,10]",
         "allocation.adapt_every=4",
-        "launch.slowdown=[1,4]",
+        "launch.slowdown=[1,6]",
         "epochs=9",
         "study=s",
     )
@@ -305,7 +305,8 @@ def test_steps_follow_the_speeds_that_are_measured_whatever_the_workers_clocks_s
     assert "after round 4" in event["message"] and "local steps [10, 10] become [" in event["message"]
     rounds = [record for record in records if record["type"] == "round"]
     assert [record["local_steps"] for record in rounds[:4]] == [[10, 10]] * 4
-    assert rounds[4]["local_steps"][0] >= 20 and rounds[4]["local_steps"][1] == 10
+    fast, slow = (sum(record["compute_seconds"][rank] for record in rounds[:4]) for rank in range(2))
+    assert rounds[4]["local_steps"] == [int(10 * slow / fast), 10] and slow > 1.5 * fast
     for record in rounds:
         arrived = [b + c for b, c in zip(record["began_seconds"], record["compute_seconds"], strict=True)]
         assert max(arrived) < 120 and min(record["idle_seconds"]) == 0, "one clock for all"
@@ -315,8 +316,7 @@ def test_steps_follow_the_speeds_that_are_measured_whatever_the_workers_clocks_s
         idle, compute = (sum(record[key][0] for record in some) for key in ("idle_seconds", "compute_seconds"))
         return float(idle / (idle + compute))
 
-    assert idle_share(rounds[:4]) > 0.4
-    assert idle_share(rounds[4:]) < 0.75 * idle_share(rounds[:4])
+    assert idle_share(rounds[4:]) < idle_share(rounds[:4])
 
 
 @pytest.mark.slow
