@@ -18,7 +18,7 @@ from bsweep import launch
 from bsweep.config import HorovodrunConfig
 from bsweep.launch.processes import environment
 from bsweep.runlog import RunPaths, read_records
-from tests.running import TINY, bsweep, compose, tool
+from tests.running import TINY, bsweep, compose, imported_first, tool
 
 TEXT = ("data=text", f"data.path={__file__}", "model=llama_tiny")
 QUICK = (*TINY, "model=tiny_cnn", "epochs=2", "study=s")
@@ -256,19 +256,22 @@ def test_an_interrupted_sweep_ends_its_workers_and_is_started_again(tmp_path: Pa
     assert not any(worker.is_running() for worker in workers)
 
 
-def test_an_interrupt_that_python_drops_is_repeated(tmp_path: Path) -> None:
+def test_an_interrupt_while_workers_are_started_is_not_lost(tmp_path: Path) -> None:
+    """Python ignores what is raised in a function that a fork calls."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
         "def interrupt():\n"
         "    if sys.argv[0] == 'bsweep run':\n"
+        f"        open({str(tmp_path / 'interrupted')!r}, 'w').close()\n"
         "        signal.raise_signal(signal.SIGINT)\n"
         "os.register_at_fork(after_in_parent=interrupt)\n"
     )
     point = ("local_batch=2", "num_workers=2", *QUICK[:-2], "study=s")
-    result = bsweep("run", *point, "epochs=500", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
-    assert result.returncode == 130, result.stderr
+    result = bsweep("run", *point, "epochs=500", cwd=tmp_path, env=imported_first(tmp_path), timeout=60)
+    assert (tmp_path / "interrupted").exists() and result.returncode == 130, result.stderr
     (paths,) = runs(tmp_path)
     assert summary(paths)["status"] == "interrupted"
+    assert not any(str(paths.folder) in process.info["cmdline"] for process in psutil.process_iter(["cmdline"]))
 
 
 def test_a_killed_launcher_leaves_no_orphans_and_the_point_is_repeated(tmp_path: Path) -> None:

@@ -172,6 +172,7 @@ def test_the_others_find_together_though_one_of_them_fails_at_first(tmp_path: Pa
             "        calls.append(1)\n"
             "        group = plain(*a, **k)\n"
             "        if len(calls) == 2:\n"  # the first was at the start
+            f"            open({str(tmp_path / 'failed')!r}, 'w').close()\n"
             "            dist.destroy_process_group(group)\n"
             "            raise RuntimeError('connection reset')\n"
             "        return group\n"
@@ -181,6 +182,7 @@ def test_the_others_find_together_though_one_of_them_fails_at_first(tmp_path: Pa
     assert result.returncode == 0, result.stderr
     (paths,) = runs(tmp_path)
     check_went_on(paths, [0, 2], MAX_ROUNDS)
+    assert (tmp_path / "failed").exists()
 
 
 @pytest.mark.slow

@@ -38,8 +38,6 @@ STUDIES: dict[Path, set[str]] = {}  # with the allocations in each
 def main() -> NoReturn:
     """The `bsweep` command; exits with 0, 1 (points failed), 2 (nothing was started) or 130 (interrupted)."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the workers in order, as Ctrl-C does
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
-    sys.unraisablehook = _interrupt_again
     command, arguments = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
     try:
         if command == "run":
@@ -56,14 +54,6 @@ def main() -> NoReturn:
         sys.exit(0)
     print(USAGE, end="", file=sys.stdout if command in ("-h", "--help") else sys.stderr)
     sys.exit(0 if command in ("-h", "--help") else BAD_CONFIG)
-
-
-def _interrupt_again(ignored: sys.UnraisableHookArgs) -> None:
-    """Python drops an interrupt that comes within a destructor or a fork's callback: repeat it outside of that."""
-    if issubclass(ignored.exc_type, KeyboardInterrupt):
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-    else:
-        sys.__unraisablehook__(ignored)
 
 
 def run(arguments: Sequence[str]) -> int:

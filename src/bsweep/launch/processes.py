@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -74,7 +74,8 @@ def launch(
     with console.open("wb") as output:
         try:
             env = environment(os.environ, config.launch)
-            processes.extend(_start(command, env, output) for command in commands)
+            with _interrupts_held():
+                processes.extend(_start(command, env, output) for command in commands)
             timeout = _wait(processes, config, paths, on_poll)
         finally:
             _end(processes)
@@ -86,6 +87,23 @@ def launch(
         return Outcome("timeout", f"{timeout}\n{_last_lines_of_all(config, paths)}")
     found = failures(console.read_text(errors="replace")) or _hidden_failures(config, paths)
     return _failure(config, paths, found, console)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Interrupt at the end: Python drops what is raised within a fork's callbacks, and we a process not yet kept."""
+    held: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}  # not where it is ignored
+    for number in handlers:
+        signal.signal(number, lambda got, _: held.append(got))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if held:
+        raise KeyboardInterrupt
 
 
 def _start(command: Sequence[str], env: Mapping[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:

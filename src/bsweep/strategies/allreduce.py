@@ -39,8 +39,9 @@ class AllReduce(TorchStrategy, Summing):
             try:
                 self.workers = dist.new_group(list(members), timeout=timeout, use_local_synchronization=True)
             except RuntimeError:
-                # A group is named by how many there are, on all workers: the next attempt's name must agree and be new.
-                dist.new_group([self._place.rank], use_local_synchronization=True)
+                # torch names a group by how many there are in this process. Count the one that failed too, as workers
+                # do on which it did not fail: the next one's name must be new, and the same on all.
+                dist.new_group([self._place.rank], use_local_synchronization=True, backend="gloo")
                 raise
         self.num_workers = len(members)
         self._wire = Wire(self.workers, members.index(self._place.rank), self.num_workers)
