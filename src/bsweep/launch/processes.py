@@ -91,7 +91,10 @@ def launch(
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Interrupt at the end: Python drops what is raised within a fork's callbacks, and we a process not yet kept."""
+    """Put interrupts off until the block ends, while processes are started.
+
+    Python drops what is raised within a fork's callbacks, and nobody would end a process whose start was broken off.
+    """
     held: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}  # not where it is ignored
