@@ -1,30 +1,28 @@
 #!/usr/bin/env bash
-# Compiles Horovod against the torch of a given Python, once: the wheel is kept in the user's cache.
+# Installs Horovod, compiled against the torch of a given Python: once, since the wheel is kept in the user's cache.
 #
-#   build_horovod.sh PYTHON        prints the wheel's path, after building it where the cache has none
-#   build_horovod.sh PYTHON --key  prints what a wheel has to fit: Python, torch, platform, build flags
+#   build_horovod.sh PYTHON          installs it
+#   build_horovod.sh PYTHON --check  says what compiling needs and is not there; torch need not be installed yet
+#   build_horovod.sh PYTHON --key    prints what a wheel has to fit: Python, torch, platform, build flags
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=scripts/common.sh
+. "$root/scripts/common.sh"
 
 horovod=0.28.1
 python=$1
 
-say() { printf '%s\n' "$@" >&2; }
-fail() {
-    say "$@"
-    exit 1
-}
-
 # torch's version.py says what a build must fit, and is read without the seconds that importing torch takes.
 IFS=$'\t' read -r tag torch_version torch_cuda platform site include < <("$python" -c '
-import platform, runpy, sys, sysconfig
-site = sysconfig.get_path("platlib")
-torch = runpy.run_path(f"{site}/torch/version.py")
+import os, platform, runpy, sys, sysconfig
+site = next((folder for folder in sys.path[1:] if os.path.exists(f"{folder}/torch/version.py")), "none")
+torch = runpy.run_path(f"{site}/torch/version.py") if site != "none" else {"__version__": "none", "cuda": None}
 libc = "".join(platform.libc_ver())
 tag = "cp{}{}".format(*sys.version_info)
 system = "-".join(filter(None, (sysconfig.get_platform(), libc)))
-print(tag, torch["__version__"], torch["cuda"] or "none", system, site, sysconfig.get_path("include"), sep="\t")
-' 2>/dev/null) || fail "build_horovod.sh: $python has no torch to build Horovod for: run scripts/setup.sh"
+include = sysconfig.get_path("include")
+print(tag, torch["__version__"], torch["cuda"] or "none", system, site, include, sep="\t")
+' 2>/dev/null) || fail "build_horovod.sh: $python is no Python that runs."
 
 # The CUDA toolkit of torch's major version. A toolkit has headers too: an nvcc on PATH may be a mere wrapper.
 find_toolkit() {
@@ -56,40 +54,34 @@ if [[ $torch_cuda != none ]]; then
     fi
 fi
 key=horovod$horovod-$tag-torch$torch_version-cuda$torch_cuda-$platform-cxx20-${flags//,/_}
-if [[ ${2:-} == --key ]]; then
-    printf '%s\n' "$key"
-    exit
-fi
-
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/bsweep/wheels/$key
-log=$cache/build.log
+cache=${XDG_CACHE_HOME:-~/.cache}/bsweep/wheels
+log=$cache/$key/build.log
 
 notice_without_toolkit() {
     say "Note: there is a GPU, but no CUDA $torch_cuda toolkit (nvcc) to compile NCCL support with. Horovod gets Gloo alone:"
     say "      training runs on the GPU, but every gradient is staged through host memory, which costs most of the speed-up"
     say "      of several GPUs. To mend it, install the CUDA $torch_cuda toolkit, set CUDA_HOME to its folder if that is not"
-    say "      /usr/local/cuda, and run scripts/setup.sh again."
+    say "      /usr/local/cuda, and try again."
 }
 
 what_it_needs() {
-    say "Horovod needs a C++20 compiler (GCC >= 11 or Clang >= 14), make and Python's headers:"
-    say "  Debian, Ubuntu:  apt-get install build-essential python3-dev"
-    say "  Fedora, RHEL:    dnf install gcc-c++ make python3-devel"
-    say "  macOS:           xcode-select --install; brew install libuv"
-    say "Then run scripts/setup.sh again."
+    say "Horovod needs a C++20 compiler (GCC >= 11 or Clang >= 14), make and Python's headers:" \
+        "  Debian, Ubuntu:  apt-get install build-essential python3-dev" \
+        "  Fedora, RHEL:    dnf install gcc-c++ make python3-devel" \
+        "  macOS:           xcode-select --install; brew install libuv" \
+        "Then try again."
 }
 
-check_compiler() {
+check_tools() {
     local missing=() compiler
     compiler=${CXX:-$(command -v c++ || command -v g++ || command -v clang++ || true)}
     command -v "${compiler%% *}" >/dev/null || missing+=("a C++ compiler (${CXX:-c++})")
     command -v make >/dev/null || missing+=("make")
     [[ -e $include/Python.h ]] || missing+=("Python's headers ($include/Python.h)")
-    if ((${#missing[@]})); then
-        say "Horovod cannot be compiled: not found: $(printf '%s; ' "${missing[@]}" | sed 's/; $//')."
-        what_it_needs
-        exit 1
-    fi
+    ((${#missing[@]})) || return 0
+    say "Horovod cannot be compiled: not found: $(printf '%s; ' "${missing[@]}" | sed 's/; $//')."
+    what_it_needs
+    exit 1
 }
 
 # Horovod fixes C++14 (C++11 for its kernels) where no variable overrides it, and torch's headers need C++20.
@@ -109,15 +101,14 @@ for file, old, new in [
 END
 }
 
+# The key names all flags, so none may come from outside.
 set_flags() {
     local cores
     cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-    # The key names all flags, so none may come from outside.
     unset "${!HOROVOD_@}"
     export HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
     export HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1
     export MAKEFLAGS=${MAKEFLAGS:--j$((cores < 16 ? cores : 16))}
-    PATH=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$PATH # for cmake
     if [[ -n $toolkit ]]; then
         # The pip package has no libnccl.so, which the linker looks for.
         mkdir -p "$work/nccl/lib"
@@ -125,13 +116,19 @@ set_flags() {
         ln -s "$nccl/lib/libnccl.so.2" "$work/nccl/lib/libnccl.so"
         export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED HOROVOD_NCCL_HOME=$work/nccl
         export HOROVOD_CUDA_HOME=$toolkit CUDA_HOME=$toolkit HOROVOD_BUILD_CUDA_CC_LIST=$capabilities
-        PATH=$toolkit/bin:$PATH
+        export PATH=$toolkit/bin:$PATH
     fi
-    export PATH
+}
+
+# The build's own packages stay out of the Python that Horovod is for.
+use_build_tools() {
+    unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT # pip refuses the second without build isolation
+    export PYTHONPATH=$work/tools PATH=$work/tools/bin:$PATH
 }
 
 fetch() {
-    "$python" -m pip install -c "$root/constraints.txt" \
+    use_build_tools
+    "$python" -m pip install -c "$root/constraints.txt" --target "$work/tools" \
         'cmake<4' 'setuptools<80' wheel packaging cffi cloudpickle psutil pyyaml &&
         "$python" -m pip download --no-deps --no-build-isolation --no-binary horovod -d "$work" "horovod==$horovod" &&
         tar -xzf "$work/horovod-$horovod.tar.gz" -C "$work"
@@ -139,38 +136,47 @@ fetch() {
 
 # Without build isolation, since the build imports the torch that it is for.
 compile() {
-    set_flags && patch_source &&
+    use_build_tools && set_flags && patch_source &&
         "$python" -m pip wheel --no-deps --no-build-isolation -w "$work" "$work/horovod-$horovod" &&
         "$python" -m zipfile -l "$work"/horovod-*.whl | grep '^horovod/torch/mpi_lib_v2'
 }
 
 build() {
-    work=$(mktemp -d) # not in the cache: Horovod does not build in a path with a blank or a "+"
-    trap 'rm -rf "$work"' EXIT
-    unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT # pip refuses the second without build isolation
-    say "Compiling Horovod $horovod ($flags) for torch $torch_version: 3 minutes on 2 cores, once ..."
-    if ! (fetch) >"$log" 2>&1; then
-        tail -n 15 "$log" >&2
-        fail "Horovod's source or its build tools could not be fetched. All output: $log"
-    fi
-    if ! (compile) >>"$log" 2>&1; then
-        tail -n 15 "$log" >&2
-        say "Horovod could not be compiled. All output: $log"
+    local wheel
+    step "Fetching Horovod's source and build tools" fetch
+    if ! step "Compiling Horovod $horovod ($flags) for torch $torch_version: 3 minutes on 2 cores, once" compile; then
         what_it_needs
         exit 1
     fi
     wheel=$(basename "$work"/horovod-*.whl)
-    cp "$work/$wheel" "$cache/$wheel.part"
-    mv "$cache/$wheel.part" "$cache/$wheel" # at once: nobody reads half a wheel
+    cp "$work/$wheel" "$cache/$key/$wheel.part"
+    mv "$cache/$key/$wheel.part" "$cache/$key/$wheel" # at once: nobody reads half a wheel
 }
 
-if [[ $torch_cuda != none && -z $toolkit && -n $capabilities ]]; then notice_without_toolkit; fi
-mkdir -p "$cache"
-exec 8<"$cache"
-if command -v flock >/dev/null; then flock 8; fi # two checkouts may be set up at once
+install_wheel() {
+    "$python" -m pip install --force-reinstall --no-deps "$cache/$key"/horovod-*.whl &&
+        "$python" -m pip install "horovod==$horovod" 'setuptools<80' && # it is there now: for what it needs
+        "$python" -c 'from horovod.torch import gloo_built; assert gloo_built()'
+}
 
-if ! compgen -G "$cache/horovod-*.whl" >/dev/null; then
-    check_compiler
-    build
+has_wheel() { compgen -G "$cache/$key/horovod-*.whl" >/dev/null; }
+
+if [[ ${2:-} == --check ]]; then
+    [[ $torch_version != none ]] || key="horovod$horovod-$tag-*" # which of them will fit is not known yet
+    has_wheel || check_tools
+    exit
 fi
-printf '%s\n' "$cache"/horovod-*.whl
+[[ $torch_version != none ]] || fail "$python has no torch to compile Horovod for. Install torch first."
+if [[ ${2:-} == --key ]]; then
+    printf '%s\n' "$key"
+    exit
+fi
+if [[ $torch_cuda != none && -z $toolkit && -n $capabilities ]]; then notice_without_toolkit; fi
+has_wheel || check_tools
+check_folder "$cache/$key" "Name another cache: XDG_CACHE_HOME=..."
+exec 8<"$cache/$key"
+if command -v flock >/dev/null; then run flock 8; fi # two checkouts may be set up at once
+: >"$log"
+make_work_folder
+has_wheel || build
+step "Installing Horovod $horovod ($flags)" install_wheel

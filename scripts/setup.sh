@@ -3,25 +3,12 @@
 # Run again, it does nothing until one of them changes. PYTHON=python3.12 chooses the Python that .venv is made of.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/common.sh
+. scripts/common.sh
 
 python=.venv/bin/python
 stamp=.venv/bsweep-setup
 log=$PWD/.venv/setup.log
-
-say() { printf '%s\n' "$@" >&2; }
-fail() {
-    say "$@"
-    exit 1
-}
-
-# step TITLE COMMAND...: the title goes to the terminal, the command's output to the log.
-step() {
-    say "$1 ..."
-    "${@:2}" >>"$log" 2>&1 || {
-        tail -n 20 "$log" >&2
-        fail "This step failed: $1. All output: $log"
-    }
-}
 
 minor_version() { "$1" -c 'import sys; print(*sys.version_info[:2], sep=".")' 2>/dev/null; }
 
@@ -39,7 +26,7 @@ fingerprint() {
     for part in .venv/bin/bsweep .venv/lib/python3*/site-packages/horovod/torch/mpi_lib_v2*.so; do
         [[ -e $part ]] || return 0
     done
-    { cat pyproject.toml constraints.txt scripts/setup.sh scripts/build_horovod.sh && printf '%s\n' "$PWD" "$key"; } |
+    { cat pyproject.toml constraints.txt scripts/{common,setup,build_horovod}.sh && printf '%s\n' "$PWD" "$key"; } |
         $python -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
 }
 
@@ -55,27 +42,30 @@ make_venv() {
     step "Making .venv of $("$base" --version)" "$base" -m venv .venv
 }
 
-mkdir -p .venv
+check_venv_folder() { check_folder "$PWD/.venv" "Work in a copy of bsweep that is yours."; }
+
+[[ -d .venv ]] || check_venv_folder
 exec 9<.venv
 if command -v flock >/dev/null && ! flock -n 9; then
     say "Another set-up is at work in .venv: waiting for it ..."
-    flock 9
+    run flock 9
 fi
 
 if [[ -s $stamp && $(fingerprint) == "$(cat $stamp)" ]]; then
     say "Already set up in .venv."
     exit
 fi
+check_venv_folder
 rm -f $stamp
 : >"$log"
+make_work_folder
 venv_is_usable || make_venv
+scripts/build_horovod.sh $python --check # before minutes of downloads
 
 # pip's build environments obey them too. Relative, because pip splits these at blanks.
 export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 step "Installing torch: a minute or two" $python -m pip install --upgrade pip torch
-wheel=$(scripts/build_horovod.sh $python)
-step "Installing Horovod" $python -m pip install --force-reinstall --no-deps "$wheel"
+run scripts/build_horovod.sh $python
 step "Installing bsweep and the rest: a minute or two" $python -m pip install -e '.[dev,horovod]'
-step "Trying Horovod" $python -c 'from horovod.torch import gloo_built; assert gloo_built()'
 fingerprint >$stamp
 say "Set up in .venv. To work in it: source .venv/bin/activate"

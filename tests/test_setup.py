@@ -9,15 +9,24 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tarfile
+import time
 import venv
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pip
+import psutil
 import pytest
+from hatchling.builders.sdist import SdistBuilder
+
+from bsweep import cli
 
 ROOT = Path(__file__).parents[1]
+WHEEL = "horovod-0.28.1-py3-none-any.whl"
 
 PIP = """
 import os, pathlib, subprocess, sys, sysconfig, tarfile, zipfile
@@ -38,7 +47,7 @@ match arguments[0]:
     case "install":
         if "torch" in arguments:
             write(site / "torch" / "version.py", "__version__ = '2.13.0+cpu'\\ncuda = None\\n")
-        if arguments[-1].endswith(".whl"):
+        if any(argument.endswith(".whl") for argument in arguments):
             write(site / "horovod" / "torch" / "mpi_lib_v2.so")
             write(site / "horovod" / "torch" / "__init__.py", "def gloo_built(): return True\\n")
         if "-e" in arguments:
@@ -69,11 +78,16 @@ class Checkout:
     def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(self.root / "scripts" / script), *arguments]
         return subprocess.run(
-            command, env=self.env, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+            command, env=self.env, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
         )
 
     def build(self) -> subprocess.CompletedProcess[str]:
         return self.run("build_horovod.sh", str(self.root / ".venv" / "bin" / "python"))
+
+    @property
+    def cached(self) -> Path:
+        """The folder of the wheel that fits."""
+        return Path(self.env["XDG_CACHE_HOME"], "bsweep", "wheels", self.key())
 
     def key(self) -> str:
         return self.run("build_horovod.sh", str(self.root / ".venv" / "bin" / "python"), "--key").stdout.strip()
@@ -136,7 +150,7 @@ def checkout(tmp_path: Path) -> Checkout:
 
 _COREUTILS = (
     "basename", "cat", "cp", "dirname", "flock", "getconf", "grep", "gzip", "ln", "mkdir", "mktemp", "mv", "nproc",
-    "paste", "rm", "sed", "sort", "tail", "tar", "tr",
+    "paste", "rm", "sed", "sleep", "sort", "tail", "tar", "tr",
 )  # fmt: skip
 
 
@@ -144,7 +158,7 @@ def test_run_again_does_nothing(checkout: Checkout) -> None:
     first = checkout.run("setup.sh")
     assert first.returncode == 0, first.stderr
     assert "Set up in .venv" in first.stderr
-    assert len(checkout.pip_calls()) == 6  # torch; build tools, source, wheel; Horovod; bsweep
+    assert len(checkout.pip_calls()) == 7  # torch; build tools, source, wheel; Horovod, what it needs; bsweep
     again = checkout.run("setup.sh")
     assert again.returncode == 0
     assert again.stderr == "Already set up in .venv.\n"
@@ -165,7 +179,7 @@ def test_a_changed_pin_is_installed(checkout: Checkout) -> None:
     with (checkout.root / "constraints.txt").open("a") as constraints:
         constraints.write("left-pad==1.0\n")
     assert checkout.run("setup.sh").returncode == 0
-    assert len(checkout.pip_calls()) == 3  # torch, Horovod from the cache, bsweep
+    assert len(checkout.pip_calls()) == 4  # torch; Horovod from the cache, what it needs; bsweep
 
 
 def test_a_failed_step_shows_the_log_and_is_not_taken_for_done(checkout: Checkout) -> None:
@@ -191,21 +205,24 @@ def test_an_old_or_missing_python_is_named(checkout: Checkout, script: str, mess
 
 
 def test_a_built_wheel_is_used_again(checkout: Checkout) -> None:
-    checkout.with_torch()
-    first = checkout.build()
-    wheel = Path(first.stdout.strip())
+    first = checkout.with_torch().build()
     assert first.returncode == 0, first.stderr
-    assert wheel.is_file()
-    assert sorted(path.name for path in wheel.parent.iterdir()) == ["build.log", wheel.name]
+    assert "Compiling Horovod" in first.stderr
+    assert sorted(path.name for path in checkout.cached.iterdir()) == ["build.log", WHEEL]
     checkout.pip_calls()
     again = checkout.with_program("c++", "exit 1").build()
-    assert (again.returncode, again.stdout, checkout.pip_calls()) == (0, first.stdout, [])
+    assert again.returncode == 0, again.stderr
+    assert again.stderr == "Installing Horovod 0.28.1 (gloo) ...\n"
+    assert checkout.pip_calls() == [
+        f"install --force-reinstall --no-deps {checkout.cached / WHEEL}",
+        "install horovod==0.28.1 setuptools<80",
+    ]
 
 
-def test_a_missing_compiler_is_named_before_anything_starts(checkout: Checkout) -> None:
-    checkout.with_torch()
+@pytest.mark.parametrize("script", ["setup.sh", "build_horovod.sh"])
+def test_a_missing_compiler_is_named_before_anything_is_downloaded(checkout: Checkout, script: str) -> None:
     Path(checkout.env["PATH"], "c++").unlink()
-    failed = checkout.build()
+    failed = checkout.run("setup.sh") if script == "setup.sh" else checkout.with_torch().build()
     assert failed.returncode == 1
     assert "not found: a C++ compiler (c++)" in failed.stderr
     assert "apt-get install build-essential" in failed.stderr
@@ -214,10 +231,77 @@ def test_a_missing_compiler_is_named_before_anything_starts(checkout: Checkout) 
     assert checkout.pip_calls() == []
 
 
+def test_a_cached_wheel_needs_no_compiler(checkout: Checkout) -> None:
+    """Nor is one asked for while torch is not there, by which alone it shows whether the wheel fits."""
+    checkout.run("setup.sh")
+    Path(checkout.env["PATH"], "c++").unlink()
+    shutil.rmtree(checkout.site / "torch")
+    again = checkout.run("setup.sh")
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize("script", ["setup.sh", "build_horovod.sh"])
+def test_a_missing_network_is_said_first(checkout: Checkout, script: str) -> None:
+    """By the words of the real pip, whose own complaint is of packages and their versions."""
+    shutil.rmtree(checkout.site / "pip")
+    (checkout.site / "pip").symlink_to(Path(pip.__file__).parent)
+    offline = checkout.with_env(
+        PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="1", PIP_CONFIG_FILE=os.devnull, NO_PROXY="127.0.0.1"
+    )
+    failed = offline.run("setup.sh") if script == "setup.sh" else offline.with_torch().build()
+    assert failed.returncode == 1
+    title, reason, *_ = failed.stderr.splitlines()
+    assert title.endswith(" ...")
+    assert reason.startswith("No network: pip could not reach 127.0.0.1.")
+
+
+@pytest.mark.parametrize("folder", [".venv", "XDG_CACHE_HOME", "TMPDIR"])
+def test_a_folder_that_cannot_be_written_to_is_a_sentence(checkout: Checkout, tmp_path: Path, folder: str) -> None:
+    """A file in its place stands for it, since no permission keeps root from writing."""
+    file = tmp_path / "file"
+    file.touch()
+    if folder == ".venv":
+        shutil.rmtree(checkout.root / folder)
+        (checkout.root / folder).touch()
+        named = checkout.root / folder
+    else:
+        checkout = checkout.with_env(**{folder: str(file)})
+        named = file / "bsweep" if folder == "XDG_CACHE_HOME" else file
+    failed = checkout.run("setup.sh")
+    assert failed.returncode == 1
+    sentence = failed.stderr.splitlines()[-1]
+    assert sentence.startswith(f"The folder {named}")
+    assert "cannot be written to. " in sentence
+    assert "mkdir" not in failed.stderr and "mktemp" not in failed.stderr
+
+
+def test_an_end_in_mid_compile_leaves_nothing_behind(checkout: Checkout, tmp_path: Path) -> None:
+    """Neither processes nor files, although the compiler has started another process."""
+    temporary, started = tmp_path / "temporary", tmp_path / "started"
+    temporary.mkdir()
+    slow = (
+        f"""echo half >"$TMPDIR/half.o"; sleep 60 & echo $$ $! >'{started}.new'; mv '{started}'.new '{started}'; wait"""
+    )
+    checkout = checkout.with_program("c++", slow).with_env(TMPDIR=str(temporary))
+    setup = subprocess.Popen([checkout.root / "scripts" / "setup.sh"], env=checkout.env)
+    while not started.exists():
+        assert setup.poll() is None
+        time.sleep(0.02)
+    compiling = [psutil.Process(int(word)) for word in started.read_text().split()]
+    assert len(compiling) == 2 and any(temporary.rglob("half.o"))
+    setup.terminate()
+    assert setup.wait(60) == 128 + signal.SIGTERM
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in compiling)
+    assert not any(temporary.iterdir())
+    assert [path.name for path in checkout.cached.iterdir()] == ["build.log"]
+    mended = checkout.with_program("c++", "exit 0").run("setup.sh")
+    assert mended.returncode == 0, mended.stderr
+
+
 def test_a_failed_build_names_its_log_and_what_to_install(checkout: Checkout) -> None:
     checkout.with_torch().with_program("c++", "echo fatal error: out of luck >&2; exit 1")
     failed = checkout.build()
-    log = Path(checkout.env["XDG_CACHE_HOME"], "bsweep", "wheels", checkout.key(), "build.log")
+    log = checkout.cached / "build.log"
     assert failed.returncode == 1
     assert f"All output: {log}" in failed.stderr
     assert "apt-get install build-essential" in failed.stderr
@@ -241,7 +325,7 @@ def test_a_gpu_without_the_toolkit_gets_gloo_and_a_notice(checkout: Checkout) ->
     assert "no CUDA 13.0 toolkit" in built.stderr
     assert "host memory" in built.stderr
     assert "set CUDA_HOME" in built.stderr
-    assert "nccl" not in built.stdout
+    assert "nccl" not in built.stderr
 
 
 @pytest.mark.parametrize(("release", "flags"), [("13.2", "gloo-nccl-sm90_120"), ("12.8", "gloo")])
@@ -260,3 +344,26 @@ def test_nccl_needs_the_toolkit_of_torchs_cuda(checkout: Checkout, tmp_path: Pat
 def test_the_scripts_may_be_run() -> None:
     for path in [*(ROOT / "scripts").glob("*.sh"), ROOT / ".ci" / "run"]:
         assert os.access(path, os.X_OK), path
+
+
+def test_the_command_runs_the_script_for_its_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def execvp(_program: str, command: list[str]) -> None:
+        commands.append(command)
+        sys.exit(0)
+
+    monkeypatch.setattr(os, "execvp", execvp)
+    monkeypatch.setattr(sys, "argv", ["bsweep", "setup-horovod"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert commands == [["bash", str(ROOT / "scripts" / "build_horovod.sh"), sys.executable]]
+
+
+def test_the_sdist_holds_tests_and_scripts(tmp_path: Path) -> None:
+    (built,) = SdistBuilder(str(ROOT)).build(directory=str(tmp_path))
+    with tarfile.open(built) as archive:
+        held = {Path(*Path(name).parts[1:]) for name in archive.getnames()}
+    folders = ("scripts", "tests", "conf", ".ci")
+    needed = {path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*.*")}
+    assert {path for path in needed if "__pycache__" not in path.parts} <= held

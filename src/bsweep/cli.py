@@ -1,4 +1,4 @@
-"""The commands: `bsweep run` (Hydra's flags and overrides), `bsweep probe` and `bsweep report`."""
+"""The commands: `bsweep run` (Hydra's flags and overrides), `bsweep probe`, `bsweep report`, `bsweep setup-horovod`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ USAGE = """\
 usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m every point of a grid
        bsweep probe [key=value ...]                 measure each worker of a point, for allocation=...
        bsweep report STUDY [--out DIR]              figures, tables and one HTML page of a study
+       bsweep setup-horovod                         compile Horovod for the installed torch, and install it
        bsweep run --help                            all keys, groups and flags
        bsweep --version
 """
@@ -46,6 +47,8 @@ def main() -> NoReturn:
             sys.exit(probe(arguments))
         if command == "report":
             sys.exit(report(arguments))
+        if command == "setup-horovod" and not arguments:
+            setup_horovod()
     except KeyboardInterrupt:
         print("bsweep: interrupted; completed points are kept, and skipped when started again", file=sys.stderr)
         sys.exit(INTERRUPTED)
@@ -270,3 +273,9 @@ def report(arguments: Sequence[str]) -> int:
         print(f"bsweep: {error}", file=sys.stderr)
         return BAD_CONFIG
     return 0
+
+
+def setup_horovod() -> NoReturn:
+    """Install Horovod for this Python: scripts/build_horovod.sh takes the place of this process."""
+    script = conf_dir().with_name("scripts") / "build_horovod.sh"
+    os.execvp("bash", ["bash", str(script), sys.executable])
