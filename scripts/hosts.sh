@@ -5,6 +5,7 @@
 #   hosts.sh up N [RATE]          RATE, such as 1gbit, is what each cable carries each way; without it, what the machine can
 #   hosts.sh run HOST COMMAND...  runs a command on a host, in the current folder
 #   hosts.sh down                 ends all that runs on the hosts, and removes them
+#   hosts.sh check                says what this machine lacks for that
 #
 # BSWEEP_HOSTS_PREFIX=NAME names a second set of hosts, which shares nothing with the first one.
 set -euo pipefail
@@ -161,7 +162,7 @@ take_down() {
 }
 
 how() {
-    sed -n '5,9s/^#[[:space:]]\{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '5,10s/^#[[:space:]]\{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     fail "$@"
 }
 
@@ -190,5 +191,6 @@ down)
     take_down
     say "The hosts are gone."
     ;;
-*) how "The first word is up, run or down." ;;
+check) check_machine 1gbit ;;
+*) how "The first word is up, run, down or check." ;;
 esac

@@ -341,8 +341,36 @@ def test_nccl_needs_the_toolkit_of_torchs_cuda(checkout: Checkout, tmp_path: Pat
     assert key.endswith(f"cxx20-{flags}")
 
 
+@pytest.mark.parametrize("apt_get", ["echo >hosts-can-be-made", "exit 100", None])
+def test_what_was_not_tested_is_said_last(checkout: Checkout, apt_get: str | None) -> None:
+    """Unless what it needs can be installed; and the tests' own exit code stays."""
+    hosts = "test -e hosts-can-be-made || { echo hosts.sh needs programs; echo Debian: apt-get install pkg; exit 77; }"
+    for name, script in {"setup.sh": "exit 0", "hosts.sh": hosts}.items():
+        (checkout.root / "scripts" / name).write_text(f"#!/bin/sh\n{script}\n")
+    for name in ("ruff", "mypy", "shellcheck"):
+        checkout.with_program(name, "exit 0")
+    checkout.with_program("pytest", "echo 1 failed >&2; exit 1")
+    if apt_get:
+        checkout.with_program("apt-get", f'echo "$@" >>calls; {apt_get}')
+    tested = checkout.run("test.sh")
+    assert tested.returncode == 1
+    installs = bool(apt_get) and os.geteuid() == 0
+    calls = checkout.root / "calls"
+    assert calls.exists() == installs
+    if installs and apt_get != "exit 100":
+        assert calls.read_text() == "update\ninstall -y --no-install-recommends pkg\n"
+        assert tested.stderr.endswith("\n1 failed\n")
+    else:
+        assert tested.stderr.endswith(
+            "1 failed\nNot tested: runs over several hosts (tests/test_hosts.py). "
+            "hosts.sh needs programs Debian: apt-get install pkg\n"
+        )
+
+
 def test_the_scripts_may_be_run() -> None:
-    for path in [*(ROOT / "scripts").glob("*.sh"), ROOT / ".ci" / "run"]:
+    scripts = [path for path in (ROOT / "scripts").iterdir() if path.read_bytes().startswith(b"#!")]
+    assert len(scripts) >= 6
+    for path in (*scripts, ROOT / ".ci" / "run"):
         assert os.access(path, os.X_OK), path
 
 
