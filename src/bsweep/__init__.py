@@ -1,4 +1,10 @@
-"""Which batch size, how many workers and which way of exchanging gradients should I train with? Measured."""
+"""Which batch size, how many workers and which way of exchanging gradients should I train with? Measured.
+
+study = bsweep.load("results/quickstart")    # study.runs, study.epochs: DataFrames
+bsweep.analysis.cells(study.runs)            # tables: means over seeds, ratios, fits, speed-up
+bsweep.plots.accuracy_by_epoch(study)        # a matplotlib Figure
+bsweep.report.write("results/quickstart")    # all of them, and one HTML page
+"""
 
 from __future__ import annotations
 
@@ -6,20 +12,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bsweep import plots
+    from bsweep import analysis, plots, report
     from bsweep.analysis import load
 
-__all__ = ["load", "plots"]
+    __version__: str
+
+__all__ = ["__version__", "analysis", "load", "plots", "report"]
 
 
 def __getattr__(name: str) -> Any:
     # On first use: the worker processes import this package too, and need neither pandas nor matplotlib.
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("bsweep")
     if name == "load":
         return importlib.import_module("bsweep.analysis").load
-    if name == "plots":
-        return importlib.import_module("bsweep.plots")
+    if name in __all__:
+        return importlib.import_module(f"bsweep.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return [*__all__]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,7 +73,7 @@ _COUNTS_OR_NULL = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Study:
     """What was measured. `runs` and `epochs` have at least `RUN_COLUMNS` and `EPOCH_COLUMNS`.
 
@@ -93,6 +94,28 @@ class Study:
     servers: pd.DataFrame
     waits: pd.DataFrame
     rounds: pd.DataFrame
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {text}" for name, text in self._in_short().items())
+
+    def _repr_html_(self) -> str:
+        rows = (f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in self._in_short().items())
+        return f"<table>{''.join(rows)}</table>"
+
+    def _in_short(self) -> dict[str, str]:
+        """Five lines: what the study is called, how its runs ended, its grid, its seeds, its time and hardware."""
+        runs, seconds = self.runs, self.runs["train_seconds"].dropna()
+        statuses = Counter(runs["status"].str.replace("_", " ")).most_common()
+        batches, workers = _values(runs["local_batch"]), _values(runs["num_workers"])
+        lasted = f"{seconds.sum():,.0f} s in all, {seconds.min():,.0f} to {seconds.max():,.0f} s a run"
+        where = "; ".join(sorted(set(runs["hardware"]) - {""}))
+        return {
+            "study": self.name,
+            "runs": f"{len(runs)} ({', '.join(f'{count} {status}' for status, count in statuses)})",
+            "grid": f"local batch {batches} on {workers} worker{'s' * (workers != '1')}; {_values(runs['strategy'])}",
+            "seeds": _values(runs["seed"]),
+            "training time": "; ".join(filter(None, (lasted if len(seconds) else "none measured", where))),
+        }
 
 
 def load(study_dir: str | Path) -> Study:
@@ -302,7 +325,7 @@ def _hardware(meta: Mapping[str, Any]) -> str:
     gpus = Counter(line.split(",")[0].strip() for line in meta.get("gpus") or ())
     parts = [f"{count} x {name}" for name, count in gpus.items()]
     parts += [str(meta["cpu"])] if meta.get("cpu") else []
-    return ", ".join(parts + ([f"{meta['cores']} cores"] if meta.get("cores") else []))
+    return ", ".join(parts + ([f"{meta['cores']} core{'s' * (meta['cores'] > 1)}"] if meta.get("cores") else []))
 
 
 def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,6 +351,12 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
         else:
             is_list = isinstance(value, list | tuple)
             yield f"{prefix}{key}", ", ".join(map(setting_text, value)) if is_list else value
+
+
+def _values(column: pd.Series[Any], most: int = 8) -> str:
+    """The different values of a column, or of many the ends."""
+    found = [setting_text(value) for value in sorted(column.unique())]
+    return ", ".join(found) if len(found) <= most else f"{found[0]} to {found[-1]} ({len(found)} values)"
 
 
 def setting_text(value: object) -> str:
