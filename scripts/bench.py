@@ -1,10 +1,13 @@
 """Speed and memory of bsweep against plain programs, measured in one run, alternating, as ratios of medians.
 
-python scripts/bench.py [step] [exchange] [strategies] [start] [load] [memory]      all of them without arguments
+python scripts/bench.py [--json FILE] [step] [exchange] [strategies] [start] [load] [memory]      without names: all
+
+The file gets every timed round of every program, in seconds, with the hardware and the command.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -15,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -22,7 +26,7 @@ from torch.nn import functional as F
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bsweep import worker  # noqa: E402
+from bsweep import study, worker  # noqa: E402
 from bsweep.config import RunConfig  # noqa: E402
 from bsweep.data import augment, plan  # noqa: E402
 from bsweep.place import Place  # noqa: E402
@@ -30,16 +34,22 @@ from bsweep.runlog import RunLog, RunPaths, read_records  # noqa: E402
 from tests.running import compose, tool  # noqa: E402
 
 MEGABYTE = 2**20
+Seconds = dict[str, list[float]]  # of each program, by round
 
 
-def main(names: list[str]) -> None:
-    for name in names or ["step", "exchange", "strategies", "start", "load", "memory"]:
-        globals()[f"bench_{name}"]()
+def main(names: list[str], file: Path | None) -> None:
+    found = {name: globals()[f"bench_{name}"]() for name in names or NAMES}
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({**study.provenance(compose("local_batch=64")), **found}, indent=1) + "\n")
 
 
-def alternating(programs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each program over `rounds` alternating calls, after one call to warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
+NAMES = ("step", "exchange", "strategies", "start", "load", "memory")
+
+
+def alternating(programs: dict[str, Callable[[], object]], rounds: int) -> Seconds:
+    """Seconds of each program in each of `rounds` alternating calls, after one call to warm up."""
+    seconds: Seconds = {name: [] for name in programs}
     for number in range(rounds + 1):
         for name, program in programs.items():
             start = time.perf_counter()
@@ -48,10 +58,14 @@ def alternating(programs: dict[str, Callable[[], object]], rounds: int) -> dict[
                 torch.cuda.synchronize()
             if number:
                 seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def medians(seconds: Seconds) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def bench_step() -> None:
+def bench_step() -> Seconds:
     """A training step at batch 64, cifar stem, against a plain fp32 loop, and what the loop adds to its parts."""
     config = compose("local_batch=64", "strategy=single", "model.stem=cifar", "data=synthetic")
     job = prepare(config)
@@ -59,9 +73,11 @@ def bench_step() -> None:
     batch = plan.step_indices(order, 0, 64)
     plain = plain_loop(job)
     core = core_of(job, batch)
-    seconds = alternating(
+    rounds = alternating(
         {"plain": plain, "step": lambda: worker.train_step(job, batch, batch, 1), "core": core}, rounds=7
     )
+    rounds["data"] = data_seconds(job, batch)
+    seconds = medians(rounds)
     ratio = seconds["plain"] / seconds["step"]
     added = seconds["step"] - seconds["core"]
     print(
@@ -70,8 +86,9 @@ def bench_step() -> None:
     )
     print(
         f"  around forward, backward and optimizer: {added / seconds['step']:.2%} of the step by difference, "
-        f"{data_seconds(job, batch) / seconds['step']:.2%} by timing the data path alone"
+        f"{seconds['data'] / seconds['step']:.2%} by timing the data path alone"
     )
+    return rounds
 
 
 def prepare(config: RunConfig) -> worker.Job:
@@ -112,7 +129,7 @@ def core_of(job: worker.Job, batch: torch.Tensor) -> Callable[[], object]:
     return step
 
 
-def data_seconds(job: worker.Job, batch: torch.Tensor) -> float:
+def data_seconds(job: worker.Job, batch: torch.Tensor) -> list[float]:
     def path() -> None:
         indices = batch.to(job.device)
         crops = augment.crop_and_flip(job.dataset.train_inputs, indices, seed=0, epoch=1, padding=4, flip=True)
@@ -121,7 +138,7 @@ def data_seconds(job: worker.Job, batch: torch.Tensor) -> float:
     return alternating({"data": path}, rounds=50)["data"]
 
 
-def bench_exchange() -> None:
+def bench_exchange() -> Seconds:
     """Horovod's all-reduce of ResNet-18's gradient against torch.distributed's Gloo on the same vector, 2 workers."""
     result = subprocess.run(
         [tool("horovodrun"), "-np", "2", "--gloo", sys.executable, __file__, "exchange_worker"],
@@ -130,7 +147,10 @@ def bench_exchange() -> None:
         check=True,
         cwd=ROOT,
     )
-    print(*(line.partition(":")[2] for line in result.stdout.splitlines() if line.startswith("[0]<stdout>")), sep="\n")
+    text, found = (line.partition(":")[2] for line in result.stdout.splitlines() if line.startswith("[0]<stdout>"))
+    print(text)
+    rounds: Seconds = json.loads(found)
+    return rounds
 
 
 def bench_exchange_worker() -> None:
@@ -157,7 +177,8 @@ def bench_exchange_worker() -> None:
         dist.barrier()
         job.strategy.step()
 
-    seconds = alternating({"torch.distributed": gloo, "horovod": ours, "barrier": dist.barrier}, rounds=15)
+    rounds = alternating({"torch.distributed": gloo, "horovod": ours, "barrier": dist.barrier}, rounds=15)
+    seconds = medians(rounds)
     times = {name: seconds[name] - seconds["barrier"] for name in ("horovod", "torch.distributed")}
     if place.rank == 0:
         print(
@@ -165,10 +186,11 @@ def bench_exchange_worker() -> None:
             f"torch.distributed {times['torch.distributed'] * 1e3:.0f} ms: "
             f"{times['horovod'] / times['torch.distributed']:.2f}x"
         )
+        print(json.dumps(rounds))
     dist.destroy_process_group()
 
 
-def bench_strategies() -> None:
+def bench_strategies() -> dict[str, Seconds]:
     """Whole runs of ResNet-18 at batch 64 per worker on two workers, alternating: seconds per step and per exchange."""
     servers = ("strategy=parameter_server", "strategy.sharding=memory")
     programs = {
@@ -178,39 +200,39 @@ def bench_strategies() -> None:
         "one server": (*servers, "strategy.num_servers=1"),
         "colocated": (*servers, "strategy.num_servers=2", "strategy.colocated=true"),
     }
-    epochs: dict[str, list[dict[str, float]]] = {name: [] for name in programs}
+    steps: Seconds = {name: [] for name in programs}
+    exchanges: Seconds = {name: [] for name in programs if name != "ddp"}
     for _ in range(5):
         for name, overrides in programs.items():
-            epochs[name].append(one_epoch(*overrides))
-    step = {name: statistics.median(e["step_seconds_p50"] for e in runs) for name, runs in epochs.items()}
+            epoch = one_epoch(*overrides)
+            steps[name].append(epoch["step_seconds_p50"])
+            if name in exchanges:
+                exchanges[name].append(epoch["exchange_seconds"] / epoch["num_steps"])
+    step, exchange = medians(steps), medians(exchanges)
     print(
         f"step on 2 workers: allreduce native {step['allreduce'] * 1e3:.0f} ms, DDP {step['ddp'] * 1e3:.0f} ms: "
         f"{step['allreduce'] / step['ddp']:.2f}x"
     )
-    exchange = {
-        name: statistics.median(e["exchange_seconds"] / e["num_steps"] for e in runs)
-        for name, runs in epochs.items()
-        if name != "ddp"
-    }
     for name in ("our ring", "one server", "colocated"):
         print(
             f"exchange, {name}: {exchange[name] * 1e3:.0f} ms, Gloo's ring {exchange['allreduce'] * 1e3:.0f} ms: "
             f"{exchange[name] / exchange['allreduce']:.2f}x"
         )
+    return {"step": steps, "exchange": exchanges}
 
 
-def one_epoch(*overrides: str) -> dict[str, float]:
+def one_epoch(*overrides: str) -> dict[str, Any]:
     """The record of the second epoch of a run of the tool."""
     with tempfile.TemporaryDirectory() as folder:
         point = ["num_workers=2", "local_batch=64", "data=synthetic", "data.num_test=64", "epochs=2", "study=bench"]
         command = [tool("bsweep"), "run", *point, *overrides]
         subprocess.run(command, cwd=folder, capture_output=True, check=True)
         (metrics,) = Path(folder).glob("results/bench/*/metrics.jsonl")
-        epochs: list[dict[str, float]] = [r for r in read_records(metrics)[0] if r["type"] == "epoch"]
+        epochs = [r for r in read_records(metrics)[0] if r["type"] == "epoch"]
         return epochs[-1]
 
 
-def bench_start() -> None:
+def bench_start() -> Seconds:
     """From the launch of a point to the end of its first step, as its records tell."""
     seconds = []
     for _ in range(3):
@@ -235,20 +257,22 @@ def bench_start() -> None:
             records = map(json.loads, metrics.read_text().splitlines())
             seconds.append(next(r["time"] for r in records if r["type"] == "step") - launched_at)
     print(f"start to first step of a launched point, 2 workers: {statistics.median(seconds):.1f} s (median of 3)")
+    return {"start": seconds}
 
 
-def bench_load() -> None:
+def bench_load() -> Seconds:
     """Loading a study of 1,000 runs x 100 epochs."""
     import bsweep
     from tests.synthetic_study import write_study
 
     with tempfile.TemporaryDirectory() as folder:
         write_study(Path(folder) / "large", local_batches=tuple(range(1, 101)), seeds=5, epochs=100)
-        seconds = alternating({"load": lambda: bsweep.load(Path(folder) / "large")}, rounds=3)["load"]
-    print(f"loading 1,000 runs x 100 epochs: {seconds:.2f} s")
+        seconds = alternating({"load": lambda: bsweep.load(Path(folder) / "large")}, rounds=3)
+    print(f"loading 1,000 runs x 100 epochs: {medians(seconds)['load']:.2f} s")
+    return seconds
 
 
-def bench_memory() -> None:
+def bench_memory() -> dict[str, int]:
     """Peak memory of a lone worker against the sum of what it must hold."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     config = compose("local_batch=64", "strategy=single", "data=synthetic", "data.num_train=50000")
@@ -264,7 +288,17 @@ def bench_memory() -> None:
         f"memory above the interpreter's {before / MEGABYTE:.0f} MB: {peak / MEGABYTE:.0f} MB, of which data "
         f"{images / MEGABYTE:.0f} MB, parameters, gradients and momentum {state / MEGABYTE:.0f} MB"
     )
+    return {"peak_bytes": peak, "data_bytes": images, "state_bytes": state}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:] == ["exchange_worker"]:
+        bench_exchange_worker()
+    else:
+        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
+        parser.add_argument("--json", type=Path, metavar="FILE")
+        given = parser.parse_args()
+        if unknown := sorted({*given.names} - {*NAMES}):
+            parser.error(f"{', '.join(unknown)}: unknown. Known: {', '.join(NAMES)}.")
+        main(given.names, given.json)
