@@ -5,9 +5,8 @@
 #   build_horovod.sh PYTHON --check  says what compiling needs and is not there; torch need not be installed yet
 #   build_horovod.sh PYTHON --key    prints what a wheel has to fit: Python, torch, platform, build flags
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=scripts/common.sh
-. "$root/scripts/common.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 horovod=0.28.1
 python=$1
@@ -122,13 +121,13 @@ set_flags() {
 
 # The build's own packages stay out of the Python that Horovod is for.
 use_build_tools() {
-    unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT # pip refuses the second without build isolation
+    unset PIP_BUILD_CONSTRAINT # pip refuses it without build isolation
     export PYTHONPATH=$work/tools PATH=$work/tools/bin:$PATH
 }
 
 fetch() {
     use_build_tools
-    "$python" -m pip install -c "$root/constraints.txt" --target "$work/tools" \
+    "$python" -m pip install --target "$work/tools" \
         'cmake<4' 'setuptools<80' wheel packaging cffi cloudpickle psutil pyyaml &&
         "$python" -m pip download --no-deps --no-build-isolation --no-binary horovod -d "$work" "horovod==$horovod" &&
         tar -xzf "$work/horovod-$horovod.tar.gz" -C "$work"
@@ -161,19 +160,18 @@ install_wheel() {
 
 has_wheel() { compgen -G "$cache/$key/horovod-*.whl" >/dev/null; }
 
-if [[ ${2:-} == --check ]]; then
-    [[ $torch_version != none ]] || key="horovod$horovod-$tag-*" # which of them will fit is not known yet
-    has_wheel || check_tools
-    exit
-fi
-[[ $torch_version != none ]] || fail "$python has no torch to compile Horovod for. Install torch first."
-if [[ ${2:-} == --key ]]; then
+if [[ $torch_version == none ]]; then
+    [[ ${2:-} == --check ]] || fail "$python has no torch to compile Horovod for. Install torch first."
+    key="horovod$horovod-$tag-*" # which of them will fit is not known yet
+elif [[ ${2:-} == --key ]]; then
     printf '%s\n' "$key"
     exit
 fi
-if [[ $torch_cuda != none && -z $toolkit && -n $capabilities ]]; then notice_without_toolkit; fi
 has_wheel || check_tools
-check_folder "$cache/$key" "Name another cache: XDG_CACHE_HOME=..."
+check_folder "$cache" "Name another cache: XDG_CACHE_HOME=..."
+[[ ${2:-} != --check ]] || exit 0
+if [[ $torch_cuda != none && -z $toolkit && -n $capabilities ]]; then notice_without_toolkit; fi
+mkdir -p "$cache/$key"
 exec 8<"$cache/$key"
 if command -v flock >/dev/null; then run flock 8; fi # two checkouts may be set up at once
 : >"$log"

@@ -273,6 +273,7 @@ def test_a_folder_that_cannot_be_written_to_is_a_sentence(checkout: Checkout, tm
     assert sentence.startswith(f"The folder {named}")
     assert "cannot be written to. " in sentence
     assert "mkdir" not in failed.stderr and "mktemp" not in failed.stderr
+    assert checkout.pip_calls() == []
 
 
 def test_an_end_in_mid_compile_leaves_nothing_behind(checkout: Checkout, tmp_path: Path) -> None:
