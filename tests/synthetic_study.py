@@ -139,6 +139,7 @@ def write_run(
     meta: Mapping[str, Any] = META,
     num_train: int = NUM_TRAIN,
     num_rounds: int = 0,
+    threads: int = 2,
 ) -> Path:
     """Write one run folder. `status=None` leaves the summary out; `settings` overrides keys by dotted name.
 
@@ -157,7 +158,7 @@ def write_run(
     start = Start(
         run_id=folder.name, config=config, local_batch=local_batch, global_batch=global_batch, num_train=num_train,
         num_test=10_000, classes=CIFAR10, num_parameters=11_181_642, tokens_per_example=None, device="cpu",
-        precision="fp32", threads=2, start_seconds=1.5,
+        precision="fp32", threads=threads, start_seconds=1.5,
     )  # fmt: skip
     done = epochs if num_epochs_done is None else num_epochs_done
     records = [start, *(Event(event="warning", message=text) for text in events)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from scipy import stats
 
 import bsweep
 from bsweep import analysis, report
+from bsweep.analysis.derived import placement
 from bsweep.analysis.loading import EPOCH_COLUMNS, RUN_COLUMNS
 from bsweep.analysis.sharding import largest_share
 from bsweep.runlog import RunPaths
 from tests.synthetic_study import META, diloco, server, server_step_seconds, train_seconds, write_run, write_study
+
+MEASURED = Path(__file__).parents[1] / "results" / "measured"
 
 
 def one_series(table: pd.DataFrame) -> pd.DataFrame:
@@ -154,10 +158,223 @@ def test_intervals_over_seeds_are_students(tmp_path: Path) -> None:
     assert cell["train_seconds_ci95"] == pytest.approx((high - low) / 2)
 
 
-def test_one_run_has_no_interval(tmp_path: Path) -> None:
-    cells = analysis.cells(bsweep.load(write_study(tmp_path / "s", num_workers=(1,))).runs)
-    assert (cells["n"] == 1).all()
-    assert cells.filter(like="_ci95").isna().all(axis=None)
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_fewer_than_three_seeds_are_shown_and_have_no_interval(seeds: int, tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,), seeds=seeds))
+    cell = analysis.cells(study.runs).iloc[0]
+    assert cell["n"] == seeds
+    assert cell.filter(like="_ci95").isna().all()
+    assert cell["train_seconds_points"] == pytest.approx([train_seconds(8, 1, seed=seed) for seed in range(seeds)])
+
+
+def test_repetitions_of_a_seed_are_no_seeds(tmp_path: Path) -> None:
+    for number, seed in enumerate((0, 1, 1)):
+        write_run(tmp_path / "s", local_batch=8, seed=seed, settings={"log_every_steps": number})
+    study = bsweep.load(tmp_path / "s")
+    cell = analysis.cells(study.runs).iloc[0]
+    assert (cell["n"], cell["num_runs"]) == (2, 3)
+    assert cell["train_seconds"] == pytest.approx(np.mean([train_seconds(8, 1, seed=seed) for seed in (0, 1)]))
+    assert np.isnan(cell["train_seconds_ci95"])
+    assert [line for line in analysis.caveats(study) if line.startswith("1 run repeats a seed")]
+    curve = analysis.epoch_curves(study)
+    assert curve["n"].tolist() == [2] * 3
+
+
+def test_two_learning_rate_rules_are_no_seeds() -> None:
+    study = bsweep.load(MEASURED / "cifar10")
+    cells = analysis.cells(study.runs)
+    assert set(cells.index.get_level_values("lr_rule")) == {"linear", "per_worker"}
+    for table in (cells, analysis.step_times(study), analysis.accuracy_by_time(study)):
+        assert (table["n"] == 1).all()
+        assert table.filter(like="_ci95").isna().all(axis=None)
+
+
+def test_what_is_at_chance_has_not_learned(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
+    runs = bsweep.load(tmp_path / "s").runs
+    assert set(zip(runs["num_classes"], runs["num_test"], strict=True)) == {(10, 10_000)}
+    threshold = stats.binom.isf(analysis.CHANCE_ALPHA, 10_000, 0.1) / 10_000
+    runs["test_accuracy"] = [threshold, threshold + 1e-4]
+    assert analysis.cells(runs)["has_learned"].tolist() == [False, True]
+    cells = analysis.cells(runs.assign(num_test=np.nan))
+    assert cells["has_learned"].isna().all()
+    assert len(analysis.fastest_accurate(cells)) == 2, "what cannot be tested has not failed"
+
+
+@pytest.mark.parametrize(
+    ("study", "num_classes", "num_test"),
+    [
+        ("cifar10", 10, 10_000),
+        ("stragglers", 10, 360),
+        ("parameter_sharding_1gbit", 1000, 8),
+        ("geo_distributed", 256, np.nan),
+    ],
+)
+def test_older_tables_tell_what_chance_is(study: str, num_classes: int, num_test: float) -> None:
+    runs = bsweep.load(MEASURED / study).runs
+    assert runs["num_classes"].unique().tolist() == [num_classes]
+    np.testing.assert_array_equal(runs["num_test"].unique(), [num_test])
+    learned = analysis.cells(runs)["has_learned"]
+    assert learned.isna().all() if np.isnan(num_test) else learned.eq(num_classes == 10).all()
+
+
+def test_the_fastest_is_among_the_accurate_that_have_learned(tmp_path: Path) -> None:
+    for batch in (8, 16, 32, 64):
+        write_run(tmp_path / "s", local_batch=batch)
+    runs = bsweep.load(tmp_path / "s").runs  # 64 is the fastest, 8 the slowest
+    runs["test_accuracy"] = [0.800, 0.795, 0.78, 0.1]
+    cells = analysis.cells(runs)
+    assert one_series(analysis.fastest_accurate(cells)).index.tolist() == [16, 8]
+    assert one_series(analysis.fastest_accurate(cells, margin=0.02)).index.tolist() == [32, 16, 8]
+    assert one_series(analysis.fastest_accurate(cells, margin=1)).index.tolist() == [32, 16, 8]
+
+
+TWO_HOSTS = {"launch.hosts": "h1:1,h2:1", "launch.network_interface": "eth0"}
+
+
+def test_runs_on_other_hosts_are_no_seeds(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=0)
+    write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=1, settings=TWO_HOSTS)
+    cells = analysis.cells(bsweep.load(tmp_path / "s").runs)
+    assert cells.index.get_level_values("placement").tolist() == ["1 node", "2 nodes"]
+    assert cells["n"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "key"),
+    [
+        (TWO_HOSTS, {**TWO_HOSTS, "launch.network_interface": "ib0"}, "network_interface"),
+        (TWO_HOSTS, {"launch.hosts": "a:1,b:1", "launch.network_interface": "eth0"}, None),
+        ({}, {"launch.memory_limit_mb": [500.0, 500.0]}, "memory_limit"),
+    ],
+)
+def test_what_a_run_id_hashes_of_the_launch_tells_cells_apart_but_names_do_not(
+    first: dict[str, Any], second: dict[str, Any], key: str | None, tmp_path: Path
+) -> None:
+    for seed, settings in enumerate((first, second)):
+        write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=seed, settings=settings)
+    raw = bsweep.load(tmp_path / "s")
+    raw.runs.to_csv(tmp_path / "runs.csv", index=False)
+    raw.epochs.to_csv(tmp_path / "epochs.csv", index=False)
+    for study in (raw, bsweep.load(tmp_path)):
+        cells = analysis.cells(study.runs)
+        assert cells["n"].tolist() == ([1, 1] if key else [2])
+        assert analysis.levels(cells)[:-3] == ([key] if key else [])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "num_workers", "num_servers", "words"),
+    [
+        (None, 4, 2, "1 node"),
+        ("h1:8,h2:8", 4, 2, "1 node"),
+        ("h1:2,h2:2", 4, 0, "2 nodes"),
+        ("h1:1,h1:1", 2, 0, "1 node"),
+        ("h1:3,h2:1", 4, 0, "nodes of 3, 1"),
+        ("h1:1,h2:1,h3:1", 2, 1, "2 nodes and 1 of servers"),
+        ("h1:2,h2:2", 3, 1, "nodes of 2, 1 + 1 servers"),
+    ],
+)
+def test_a_placement_is_said_without_names(hosts: str | None, num_workers: int, num_servers: int, words: str) -> None:
+    assert placement(hosts, num_workers, num_servers) == words
+
+
+def test_threads_that_follow_from_the_workers_tear_no_curve_and_forbid_a_speedup(tmp_path: Path) -> None:
+    for workers, threads in ((1, 2), (2, 1)):
+        for batch in (8, 16):
+            write_run(tmp_path / "s", local_batch=batch, num_workers=workers, threads=threads)
+    failed = write_run(tmp_path / "s", local_batch=32, num_workers=2, status="failed", num_epochs_done=0)
+    RunPaths(failed).metrics.unlink()
+    runs = bsweep.load(tmp_path / "s").runs
+    cells = analysis.cells(runs)
+    assert analysis.levels(cells) == ["variant", "num_workers", "local_batch"]
+    assert analysis.entangled(runs) == ["threads"]
+    assert analysis.scaling(cells).empty
+    assert analysis.unequal_threads(cells) == "No speed-up: 1 worker had 2 threads, 2 workers had 1 each."
+    assert analysis.unequal_threads(analysis.cells(runs.assign(threads=1))) == ""
+
+
+def test_a_speedup_is_over_equal_threads(tmp_path: Path) -> None:
+    for workers, threads in ((1, 4), (2, 2), (4, 2)):
+        write_run(tmp_path / "s", local_batch=8, num_workers=workers, threads=threads)
+    runs = bsweep.load(tmp_path / "s").runs
+    cells = analysis.cells(runs)
+    scaling = analysis.scaling(cells).droplevel(["variant", "local_batch"])
+    assert scaling["base_workers"].to_dict() == {2: 2, 4: 2}
+    assert scaling.loc[4, "speedup"] == pytest.approx(2 / 2**0.1)
+    reason = "No speed-up between unequal threads: 1 worker had 4 threads, 2 workers had 2 each, 4 workers had 2 each."
+    assert analysis.unequal_threads(cells) == reason
+    on_gpus = analysis.cells(runs.assign(device="NVIDIA H200"))
+    assert len(analysis.scaling(on_gpus)) == 3, "threads of the host do not compute there"
+
+
+@pytest.mark.parametrize(
+    ("rule", "strategy", "rate"),
+    [
+        ("fixed", {}, 0.1),
+        ("per_worker", {}, 0.4),
+        ("linear", {}, 0.1 * 128 / 256),
+        ("sqrt", {}, 0.1 * (128 / 256) ** 0.5),
+        ("linear", diloco("uniform"), 0.1 * 32 / 256),
+        ("linear", diloco("uniform", ((8, 8, 32, 16), None)), 0.1 * 8 / 256),
+    ],
+)
+def test_the_rate_in_effect_stands_beside_the_base_rate(
+    rule: str, strategy: dict[str, Any], rate: float, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "s", local_batch=32, num_workers=4, settings={"optimizer.lr_rule": rule, **strategy})
+    run = bsweep.load(tmp_path / "s").runs.iloc[0]
+    assert (run["lr"], run["learning_rate"]) == (0.1, pytest.approx(rate))
+
+
+def test_measured_rates_are_those_that_epochs_record() -> None:
+    study = bsweep.load(MEASURED / "cifar10")
+    recorded = study.runs["run_id"].map(study.epochs.groupby("run_id")["learning_rate"].last())
+    assert study.runs["learning_rate"].tolist() == pytest.approx(recorded.tolist())
+
+
+def test_variants_come_in_the_order_of_their_launch(tmp_path: Path) -> None:
+    for launched_at, name in enumerate(("tree", "ring", "native")):
+        settings = {"strategy": {"name": "allreduce", "algorithm": name}}
+        write_run(tmp_path / "s", local_batch=8, settings=settings, meta={**META, "launched_at": float(launched_at)})
+    assert analysis.variant_order(bsweep.load(tmp_path / "s")) == ["tree", "ring", "native"]
+    assert analysis.variant_order(analysis.published()) == ["horovod"]
+
+
+def test_accuracy_by_time_adds_up_the_epochs(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=3))
+    curve = analysis.accuracy_by_time(study).xs(16, level="local_batch")
+    total = np.mean([train_seconds(16, 1, seed=seed) for seed in range(3)])
+    assert curve["elapsed_seconds"].tolist() == pytest.approx([total / 3, total * 2 / 3, total])
+    expected = study.epochs.merge(study.runs.loc[study.runs["local_batch"] == 16, ["run_id"]])
+    assert curve["test_accuracy"].tolist() == pytest.approx(expected.groupby("epoch")["test_accuracy"].mean().tolist())
+    assert curve["n"].tolist() == [3] * 3
+
+
+def test_the_time_to_a_target_is_interpolated_and_may_be_never(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
+    write_run(tmp_path / "s", local_batch=32, status="failed", num_epochs_done=2)
+    write_run(tmp_path / "s", local_batch=64, status="diverged", num_epochs_done=2)
+    study = bsweep.load(tmp_path / "s")
+    curve = [0.2, 0.5, 0.7]
+    for batch, accuracies in ((8, curve), (16, [0.65, 0.5, 0.6]), (32, [0.3, 0.4]), (64, [0.3, 0.1])):
+        of_batch = study.runs.loc[study.runs["local_batch"] == batch, "run_id"].iloc[0]
+        study.epochs.loc[study.epochs["run_id"] == of_batch, "test_accuracy"] = accuracies
+    study.runs["test_accuracy"] = (
+        study.epochs.groupby("run_id")["test_accuracy"].last()[study.runs["run_id"]].to_numpy()
+    )
+    times = analysis.time_to_target(study).droplevel(["variant", "num_workers", "seed"])
+    assert times["target"].unique().tolist() == [0.63]
+    assert times["reached"].to_dict() == {8: True, 16: True, 64: False}
+    epoch = train_seconds(8, 1) / 3
+    assert times.loc[8, "seconds"] == pytest.approx((2 + 0.13 / 0.2) * epoch)
+    assert times.loc[16, "seconds"] == pytest.approx(train_seconds(16, 1) / 3), "the first evaluation has it"
+    assert times["seconds"].isna().tolist() == [False, False, True]
+    never = analysis.time_to_target(study, 0.9)
+    assert not never["reached"].any()
+
+
+def test_where_nothing_has_learned_there_is_no_target() -> None:
+    assert analysis.time_to_target(bsweep.load(MEASURED / "parameter_sharding_1gbit")).empty
 
 
 def test_the_published_ratios_are_the_papers() -> None:
@@ -173,6 +390,10 @@ def test_the_fit_recovers_the_published_curve() -> None:
     fit = analysis.seconds_fits(analysis.published().runs).iloc[0]
     assert fit["r_squared"] > 0.99
     assert fit["num_batches"] == 6
+    assert (fit["lowest_residual"], fit["highest_residual"]) == (
+        pytest.approx(-0.098, abs=1e-3),
+        pytest.approx(0.082, abs=1e-3),
+    )
     batches = np.array([8, 16, 32, 64, 128, 256])
     np.testing.assert_allclose(
         fit["fixed_seconds"] + fit["batch_seconds"] / batches, 1672 + 105760 / batches, rtol=0.04
@@ -376,10 +597,24 @@ def test_a_steps_time_is_told_apart(tmp_path: Path) -> None:
     times = analysis.step_times(bsweep.load(tmp_path / "s"))
     step = times.xs(4, level="num_workers").iloc[0]
     assert step["total_seconds"] == pytest.approx(4 + 4 * 0.743)
-    assert (step["exchange_seconds"], step["wait_seconds"]) == (pytest.approx(4 * 0.743), pytest.approx(0.025))
+    assert (step["exposed_exchange_seconds"], step["wait_seconds"]) == (pytest.approx(4 * 0.743), pytest.approx(0.025))
     assert step["compute_seconds"] == pytest.approx(4 - 0.025)
     assert step["sent_bytes"] == 4 * 138_357_544
     assert np.isnan(times.xs(1, level="num_workers").iloc[0]["compute_seconds"])
+
+
+def test_a_codecs_computing_and_what_is_hidden_are_no_exchange(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=50, num_workers=4, settings=server("layer"))
+    study = bsweep.load(tmp_path / "s")
+    steps = study.epochs["num_steps"].astype(float)
+    codec = study.epochs.assign(exposed_exchange_seconds=0.5 * steps, codec_seconds=0.25 * steps)
+    step = analysis.step_times(replace(study, epochs=codec)).iloc[0]
+    assert (step["exposed_exchange_seconds"], step["codec_seconds"]) == (pytest.approx(0.5), pytest.approx(0.25))
+    assert step["compute_seconds"] == pytest.approx(4 + 4 * 0.743 - 0.5 - 0.25 - 0.025)
+    older = study.epochs.assign(exposed_exchange_seconds=np.nan, codec_seconds=np.nan)
+    step = analysis.step_times(replace(study, epochs=older)).iloc[0]
+    assert step["exposed_exchange_seconds"] == pytest.approx(4 * 0.743)
+    assert np.isnan(step["codec_seconds"])
 
 
 def test_the_sharding_model_is_within_five_points_of_the_published_gains() -> None:
@@ -423,6 +658,15 @@ def test_one_sharding_has_no_gain_and_other_studies_no_fit(tmp_path: Path) -> No
     plain = bsweep.load(tmp_path / "plain")
     assert analysis.sharding_gains(plain).empty
     assert analysis.sharding_fit(plain) is None
+    assert analysis.computing_seconds(plain) is None
+
+
+def test_the_fits_intercept_is_no_measured_computing_time() -> None:
+    study = bsweep.load(MEASURED / "parameter_sharding_1gbit")
+    fit, computing = analysis.sharding_fit(study), analysis.computing_seconds(study)
+    assert fit is not None
+    assert fit.intercept == pytest.approx(10.4, abs=0.05)
+    assert computing == pytest.approx((2.76, 4.24), abs=0.01)
 
 
 def test_importing_bsweep_loads_neither_pandas_nor_matplotlib() -> None:

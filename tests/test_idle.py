@@ -18,6 +18,7 @@ from bsweep.analysis.loading import ROUND_COLUMNS
 from bsweep.runlog import RunPaths
 from tests.synthetic_study import ALLOCATIONS, ROUND_EXCHANGE_SECONDS, Lists, diloco, round_seconds, write_run
 
+MEASURED = Path(__file__).parents[1] / "results" / "measured"
 UNIFORM_IDLE = [1.1, 0, 14.6, 4.9]  # of ten rounds, as published
 NODES = [analysis.NODE.format(node) for node in range(1, 5)]
 
@@ -166,20 +167,73 @@ def test_each_exchange_has_its_own_baseline(tmp_path: Path) -> None:
     assert table["change"].dropna().nunique() == 1
 
 
-def test_losses_are_compared_when_the_shortest_run_ended(tmp_path: Path) -> None:
+def test_losses_are_compared_at_the_first_last_midpoint(tmp_path: Path) -> None:
     write_rounds(tmp_path / "s", "uniform", num_rounds=10)
     write_rounds(tmp_path / "s", "batch_by_memory", num_rounds=3)
     study = bsweep.load(tmp_path / "s")
     table = by_variant(analysis.equal_time_losses(study))
-    seconds = 3 * (max(round_seconds((8, 8, 32, 16), (100,) * 4)) + ROUND_EXCHANGE_SECONDS)
+    seconds = 2.5 * (max(round_seconds((8, 8, 32, 16), (100,) * 4)) + ROUND_EXCHANGE_SECONDS)
     assert table["elapsed_seconds"].tolist() == pytest.approx([seconds] * 2)
     assert table.loc["batch_by_memory", "train_loss"] == pytest.approx(3 + 4 / (1 + 3 * 6400 / 5000))
-    before, after = (3 + 4 / (1 + number * 1600 / 5000) for number in (4, 5))
-    assert after < table.loc["uniform", "train_loss"] < before
+    rounds = seconds / 3.55 + 0.5  # that uniform has done, at whose midpoint its loss stands
+    before, after = (3 + 4 / (1 + number * 1600 / 5000) for number in (int(rounds), int(rounds) + 1))
+    assert table.loc["uniform", "train_loss"] == pytest.approx(before + (rounds % 1) * (after - before))
     assert table.loc["uniform", "num_examples"] == pytest.approx(1600 * seconds / 3.55)
     curve = analysis.loss_by_time(study).xs("uniform", level="variant")
     assert curve["train_loss"].tolist() == pytest.approx([3 + 4 / (1 + n * 1600 / 5000) for n in range(1, 11)])
-    assert curve.index.get_level_values("elapsed_seconds").tolist() == pytest.approx(3.55 * np.arange(1, 11))
+    assert curve.index.get_level_values("elapsed_seconds").tolist() == pytest.approx(3.55 * (np.arange(10) + 0.5))
+
+
+def test_large_rounds_are_not_held_behind_small_ones_in_the_measured_study() -> None:
+    """At their ends, rounds of 65 s each would flatter hybrid, whose rounds are short: 2.030 against 2.052."""
+    losses = by_variant(analysis.equal_time_losses(bsweep.load(MEASURED / "geo_distributed")))["train_loss"]
+    assert losses["batch_by_memory"] == pytest.approx(2.021, abs=1e-3)
+    assert losses["hybrid"] == pytest.approx(2.029, abs=1e-3)
+    assert losses.idxmin() == "batch_by_memory"
+
+
+def test_runs_that_end_with_a_round_are_compared_by_their_last_one(tmp_path: Path) -> None:
+    limited: list[dict[str, Any]] = [{}, {"max_rounds": 3}, {"max_seconds": 60.0}]
+    for number, limits in enumerate(limited):
+        settings = diloco("uniform", **limits)
+        write_run(tmp_path / "s", local_batch=4, num_workers=4, seed=number, settings=settings, num_rounds=1)
+    study = bsweep.load(tmp_path / "s")
+    for table in ("runs", "epochs", "rounds"):
+        getattr(study, table).to_csv(tmp_path / f"{table}.csv", index=False)
+    study = bsweep.load(tmp_path)
+    of_epoch, of_round = study.epochs["train_loss"].iloc[-1], study.rounds.loc[study.rounds["round"] == 3]
+    runs = study.runs.sort_values("seed")
+    assert runs["train_loss"].iloc[0] == pytest.approx(of_epoch, abs=0.05)
+    assert runs["train_loss"].iloc[1:].tolist() == of_round["train_loss"].iloc[[4, 8]].tolist()
+    assert runs["train_accuracy"].isna().tolist() == [False, True, True]
+    assert analysis.ends_in_rounds(study)
+    assert analysis.epoch_curves(study)["n"].tolist() == [1] * 3, "their last epochs are fragments"
+
+
+def test_the_measured_rounds_are_compared_at_equal_progress() -> None:
+    """The epoch's mean would say 2.541 of uniform, which began it with the initial weights."""
+    losses = by_variant(analysis.cells(bsweep.load(MEASURED / "geo_distributed").runs))["train_loss"]
+    assert losses["uniform"] == pytest.approx(2.109, abs=1e-3)
+    assert losses["steps_by_flops"] == pytest.approx(2.060, abs=1e-3)
+
+
+def test_uneven_steps_are_timed_by_examples(tmp_path: Path) -> None:
+    write_rounds(tmp_path / "s", "uniform", num_rounds=2)
+    study = bsweep.load(tmp_path / "s")
+    assert analysis.step_unit(study) == "step"
+    write_rounds(tmp_path / "s", "steps_by_flops", num_rounds=2)
+    study = bsweep.load(tmp_path / "s")
+    assert analysis.step_unit(study) == "1,000 examples"
+    seconds = 1000 / study.epochs["images_per_second"].iloc[0]
+    assert analysis.step_times(study)["total_seconds"].tolist() == pytest.approx([seconds] * 2)
+
+
+def test_batches_are_those_that_workers_had(tmp_path: Path) -> None:
+    for allocation in ("uniform", "batch_by_memory"):
+        write_rounds(tmp_path / "s", allocation, num_rounds=2)
+    write_rounds(tmp_path / "s", "hybrid", num_rounds=2, lists=((16,) * 4, None))
+    batches = by_variant(analysis.cells(bsweep.load(tmp_path / "s").runs))["local_batches"].to_dict()
+    assert batches == {"uniform": "", "batch_by_memory": "8/8/32/16", "hybrid": "16/16/16/16"}
 
 
 def test_an_exchange_that_overlaps_the_next_round_is_no_time_of_its_own(tmp_path: Path) -> None:

@@ -230,11 +230,11 @@ def test_bars_split_a_step(sharding: analysis.Study) -> None:
     assert [label.get_text() for label in four.get_yticklabels()] == [
         "allreduce ring", "parameter_server layer", "parameter_server memory",
     ]  # fmt: skip
-    _, compute, exchange, wait = ([bar.get_width() for bar in bars] for bars in four.containers)
+    _, compute, _, exchange, wait = ([bar.get_width() for bar in bars] for bars in four.containers)
     assert exchange[1:] == pytest.approx([4 * 0.743, 2])
     assert wait[1:] == pytest.approx([0.025, 0.025])
     assert compute[1:] == pytest.approx([3.975, 3.975])
-    assert legend_texts(figure) == ["local batch 50", "compute", "exchange", "wait"]
+    assert legend_texts(figure) == ["local batch 50", "compute", "exposed exchange", "wait"]
 
 
 def test_server_shares_stand_beside_the_load_of_the_busiest(sharding: analysis.Study) -> None:
@@ -254,7 +254,7 @@ def test_the_gain_of_memory_sharding_is_published_modelled_and_measured(sharding
     assert published == pytest.approx([0, 0, 20, 66])
     assert model == pytest.approx(published, abs=5)
     assert measured == pytest.approx([0, 16.2, 65.7], abs=0.1)
-    assert legend_texts(figure) == ["", "published", "model: computing = 1.95 x even exchange", "measured"]
+    assert legend_texts(figure) == ["", "published", "model, fitted: computing = 1.95 x even exchange", "measured"]
 
 
 def test_a_page_has_room_for_the_bars_of_one_batch_size(tmp_path: Path) -> None:

@@ -53,9 +53,10 @@ _HEADINGS = {
     "step_seconds": "fixed cost of a step (s)",
     "image_seconds": "time per example of one worker (s)",
     "compute_seconds": "computing (s)",
-    "exchange_seconds": "exchange (s)",
+    "codec_seconds": "codec (s)",
+    "exposed_exchange_seconds": "exposed exchange (s)",
     "wait_seconds": "waiting (s)",
-    "total_seconds": "step (s)",
+    "total_seconds": "total (s)",
     "sent_megabytes": "sent by a worker (MB)",
     "num_servers": "servers",
     "busiest_load": "load of the busiest",
@@ -119,13 +120,11 @@ def headlines(study: Study) -> list[str]:
         none = f"No run of {plots.counted(len(cells), 'cell')} has completed, so there is nothing to compare yet."
         return [*lines, none]
     part = "test" if measured["test_accuracy"].notna().any() else "train"
-    if plots.ends_in_rounds(study):  # they train unlike amounts
+    if analysis.ends_in_rounds(study):  # they train unlike amounts
         ended = analysis.equal_time_losses(study)
         best = [(where, _best_in_equal_time(cells)) for where, group in _groups(ended) for cells in _at_one_time(group)]
     else:
-        timed = analysis.cells(analysis.timing(study.runs))
-        pooled = len(timed) < len(cells)
-        best = [(where, _best(group, "train_seconds", study, pooled)) for where, group in _groups(timed)]
+        best = [(where, _best(group, "train_seconds", study)) for where, group in _groups(cells)]
         best += [(where, _best(group, f"{part}_accuracy", study)) for where, group in _groups(cells)]
     lines += [f"{where}{where and ': '}{line}" for where, line in sorted(best, key=lambda pair: pair[0]) if line]
     if measured["n"].min() == 1:
@@ -145,7 +144,7 @@ def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield ", ".join(plots.words(name, value) for name, value in zip(context, key, strict=True)), group
 
 
-def _best(cells: pd.DataFrame, metric: str, study: Study, pooled: bool = False) -> str:
+def _best(cells: pd.DataFrame, metric: str, study: Study) -> str:
     timed = metric == "train_seconds"
     values = cells[metric].dropna().sort_values(ascending=timed, kind="stable")
     if values.empty:
@@ -158,10 +157,9 @@ def _best(cells: pd.DataFrame, metric: str, study: Study, pooled: bool = False) 
         measure = f"{shown} s of training{f' for {trained}' if trained else ''}"
     else:
         measure = f"{'test' if metric.startswith('test') else 'training'} accuracy {shown}"
-    pools = ", whatever their learning rate and other optimizer settings" if pooled else ""
     cell = f"{_cell_words(cells, best)} (global batch {row['global_batch']})"
     adjective = "Fastest" if timed else "Most accurate"
-    return f"{adjective}: {cell}, with {measure} ({_mean_of(row['n'])}{pools}).{_rivals(cells, best, metric)}"
+    return f"{adjective}: {cell}, with {measure} ({_mean_of(row['n'])}).{_rivals(cells, best, metric)}"
 
 
 def _at_one_time(cells: pd.DataFrame) -> Iterator[pd.DataFrame]:
@@ -180,7 +178,8 @@ def _best_in_equal_time(cells: pd.DataFrame) -> str:
 
 
 def _mean_of(num_runs: int) -> str:
-    return "1 run" if num_runs == 1 else f"mean of {num_runs} runs, 95 % interval"
+    interval = ", 95 % interval" if num_runs >= analysis.MIN_SEEDS_FOR_INTERVAL else ""
+    return "1 run" if num_runs == 1 else f"mean of {num_runs} runs{interval}"
 
 
 def _rivals(cells: pd.DataFrame, best: Any, metric: str) -> str:
@@ -234,18 +233,21 @@ def _tables(study: Study) -> Iterator[_Table]:
         if cells[metric].notna().any():
             pairs = zip(cells[metric], cells[f"{metric}_ci95"], strict=True)
             values[metric] = [_with_interval(mean, half, metric) for mean, half in pairs]
-    if (cells["num_runs"] > cells["n"]).any():
+    if (cells["other_statuses"] != "").any():
         values["other_statuses"] = cells["other_statuses"]
-    interval = " ± is the half-width of the 95 % t-interval." if cells["n"].max() > 1 else ""
+    interval = (
+        " ± is the half-width of the 95 % t-interval." if cells["n"].max() >= analysis.MIN_SEEDS_FOR_INTERVAL else ""
+    )
     yield _Table(f"Mean over the n completed runs of each cell.{interval}", _text_table(values))
     ratios = analysis.batch_ratios(cells).drop(columns="images_per_second_ratio")
     steps = analysis.step_times(study)
+    unit = "A training step" if analysis.step_unit(study) == "step" else analysis.step_unit(study)
     steps["sent_megabytes"] = steps.pop("sent_bytes") / 1e6
     others = {
         "Ratio to the next smaller local batch, everything else being equal.": ratios,
         "Speed-up over workers at equal local batch (weak scaling), by examples per second.": analysis.scaling(cells),
         "Least-squares fit of training time: a + c / local batch.": analysis.seconds_fits(study.runs),
-        "A training step: where its time goes, and what a worker sends.": steps[steps["sent_megabytes"] != 0],
+        f"{unit}: where the time goes, and what a worker sends.": steps[steps["sent_megabytes"] != 0],
         "Parameter servers: how evenly they share model and work.": analysis.server_loads(study),
         _SHARDING: analysis.sharding_gains(study),
         _idle_caption(study): _idle_cells(study),
@@ -261,8 +263,8 @@ _SHARDING = (
 
 
 _EQUAL_TIME = (
-    "Training loss after equal time: when the shortest run of those compared ended, interpolated between rounds, and "
-    "the examples trained on until then."
+    "Training loss after equal time, half a round before the shortest run of those compared ended, and the examples "
+    "trained on until then. A round's mean loss is that of its midpoint in time; between midpoints it is interpolated."
 )
 
 
@@ -423,7 +425,7 @@ def _page(study: Study, tables: Sequence[_Table], captions: dict[str, str], fold
     failures = analysis.failures(study.runs)
     sections = [
         *(f"<p class=headline>{html.escape(line)}</p>" for line in headlines(study)),
-        _list("Warnings", [*study.warnings, *_caveats(study)], "warnings"),
+        _list("Warnings", [*study.warnings, *analysis.caveats(study)], "warnings"),
         "<h2>Figures</h2>",
         *(_figure(study, name, caption, folder) for name, caption in captions.items()),
         "<h2>Tables</h2>",
@@ -438,11 +440,6 @@ def _page(study: Study, tables: Sequence[_Table], captions: dict[str, str], fold
     summary = f"{plots.counted(len(study.runs), 'run')}: {statuses}."
     body = "\n".join(section for section in sections if section)
     return _PAGE.substitute(title=html.escape(study.name), summary=summary, body=body)
-
-
-def _caveats(study: Study) -> list[str]:
-    mixed = analysis.entangled(study.runs)
-    return [f"{name} changes along with the batch size or the workers: curves show both effects." for name in mixed]
 
 
 def _figure(study: Study, name: str, caption: str, folder: Path) -> str:
@@ -487,7 +484,7 @@ def _published_words(study: Study) -> str:
     if not analysis.sharding_gains(study).empty:
         words.append(
             "The parameter-sharding study (ImageNet on NVIDIA RTX 2080 Ti, 10 Gbit/s Ethernet, a server for two "
-            f"workers) gives the gain of memory over layer sharding only.{_implied(analysis.sharding_fit(study))}"
+            f"workers) gives the gain of memory over layer sharding only.{_implied(study)}"
         )
     if analysis.compares_allocations(study):
         words.append(_uneven_words())
@@ -516,14 +513,17 @@ def _uneven_words() -> str:
     )
 
 
-def _implied(fit: analysis.Line | None) -> str:
+def _implied(study: Study) -> str:
     """The model's two times, as the measured steps imply them."""
+    fit, computing = analysis.sharding_fit(study), analysis.computing_seconds(study)
     if fit is None:
         return ""
+    measured = f" (computing alone was measured: {computing[0]:.3g} to {computing[1]:.3g} s)" if computing else ""
     return (
         f" By its model a step takes C + max(1, w s) x seconds, with w workers and the share s on the fullest server; "
-        f"the steps measured here imply C = {fit.intercept:.3g} s of computing and x = {fit.slope:.3g} s to bring all "
-        f"parameters through one link, there and back (R² = {fit.r_squared:.3f})."
+        f"a fit to the steps measured here gives C = {fit.intercept:.3g} s that do not grow with the load{measured}, "
+        f"and x = {fit.slope:.3g} s to bring all parameters through one link, there and back "
+        f"(R² = {fit.r_squared:.3f})."
     )
 
 

@@ -11,15 +11,31 @@ from bsweep.analysis.idle import (
     round_times,
     rounds_timeline,
 )
-from bsweep.analysis.keys import cell_keys, entangled, levels, timing, varying
-from bsweep.analysis.loading import OTHER_COLUMNS, Study, load, setting_text
+from bsweep.analysis.keys import cell_keys, entangled, levels, variant_order, varying
+from bsweep.analysis.learning import (
+    ACCURACY_MARGIN,
+    TARGET_SHARE,
+    accuracy_by_time,
+    fastest_accurate,
+    time_to_target,
+)
+from bsweep.analysis.loading import OTHER_COLUMNS, Study, ends_in_rounds, load, setting_text
 from bsweep.analysis.published import comparable, differences, published, relative_seconds
-from bsweep.analysis.sharding import fit_ratio, predicted_gain, published_gains, sharding_fit, sharding_gains
+from bsweep.analysis.sharding import (
+    computing_seconds,
+    fit_ratio,
+    predicted_gain,
+    published_gains,
+    sharding_fit,
+    sharding_gains,
+)
+from bsweep.analysis.statistics import CHANCE_ALPHA, MIN_SEEDS_FOR_INTERVAL
 from bsweep.analysis.tables import (
     METRICS,
     Line,
     batch_ratios,
     by_cell,
+    caveats,
     cells,
     epoch_curves,
     failures,
@@ -29,27 +45,38 @@ from bsweep.analysis.tables import (
     server_loads,
     server_shares,
     step_times,
+    step_unit,
+    unequal_threads,
 )
 
 __all__ = [
+    "ACCURACY_MARGIN",
+    "CHANCE_ALPHA",
     "CONTRADICTIONS",
     "METRICS",
+    "MIN_SEEDS_FOR_INTERVAL",
     "NODE",
     "OTHER_COLUMNS",
+    "TARGET_SHARE",
     "IdleModel",
     "Line",
     "Study",
+    "accuracy_by_time",
     "batch_ratios",
     "by_cell",
+    "caveats",
     "cell_keys",
     "cells",
     "comparable",
     "compares_allocations",
+    "computing_seconds",
     "differences",
+    "ends_in_rounds",
     "entangled",
     "epoch_curves",
     "equal_time_losses",
     "failures",
+    "fastest_accurate",
     "fit_line",
     "fit_ratio",
     "idle_model",
@@ -74,6 +101,9 @@ __all__ = [
     "sharding_fit",
     "sharding_gains",
     "step_times",
-    "timing",
+    "step_unit",
+    "time_to_target",
+    "unequal_threads",
+    "variant_order",
     "varying",
 ]

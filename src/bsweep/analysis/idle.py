@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from bsweep.analysis.keys import ALLOCATION_LISTS, cell_keys, chosen, keyed, levels, timing
+from bsweep.analysis.keys import ALLOCATION_LISTS, cell_keys, chosen, keyed, levels
 from bsweep.analysis.loading import Study
-from bsweep.analysis.tables import mean_and_interval
+from bsweep.analysis.statistics import over_seeds
 
 # In the order of a table: the baseline, the published methods A, B and C, then those that measure.
 POLICIES = (
@@ -24,8 +24,9 @@ def round_times(study: Study) -> pd.DataFrame:
     """The rounds as wholes, indexed by `run_id` and `round`.
 
     Columns: `train_loss`, `num_examples`; `seconds` from its first worker's begin to its last one's end or, where an
-    exchange overlaps the next round, to that; `elapsed_seconds`, these up to its end, without evaluations between
-    rounds; `worker_seconds`, `idle_seconds` and `exchange_seconds`, summed over workers.
+    exchange overlaps the next round, to that; `elapsed_seconds`, these up to its end, and `midpoint_seconds`, up to its
+    middle, both without evaluations between rounds; `worker_seconds`, `idle_seconds` and `exchange_seconds`, summed
+    over workers.
     """
     spent = ["began_seconds", "compute_seconds", "idle_seconds", "exchange_seconds"]
     grouped = study.rounds.assign(ended_seconds=study.rounds[spent].sum(axis=1)).groupby(["run_id", "round"])
@@ -34,6 +35,7 @@ def round_times(study: Study) -> pd.DataFrame:
     next_began = began.groupby(level="run_id").shift(-1)
     table["seconds"] = np.fmin(ended, next_began) - began
     table["elapsed_seconds"] = table["seconds"].groupby(level="run_id").cumsum()
+    table["midpoint_seconds"] = table["elapsed_seconds"] - table["seconds"] / 2
     table["worker_seconds"] = table["seconds"] * grouped.size()
     return table.join(grouped[["idle_seconds", "exchange_seconds"]].sum())
 
@@ -53,23 +55,24 @@ def idle_table(study: Study) -> pd.DataFrame:
     scaled; `change` of the total against the baseline, as a fraction, from runs of equal seed where there are any, with
     `change_ci95`; `idle_seconds_per_round`; `idle_share` and `exchange_share` of the workers' time;
     `examples_per_second`, and `tokens_per_second` of text. The baseline is the allocation `uniform` without lists,
-    everything else being equal; without it nothing is scaled, and `change` is NaN. Cells that differ in optimizer
-    settings alone count as one.
+    everything else being equal; without it nothing is scaled, and `change` is NaN.
     """
     runs = _by_run(study)
-    keys = cell_keys(timing(study.runs))
+    keys = cell_keys(study.runs)
     shown = runs["baseline_rounds"].fillna(runs["rounds"])
     nodes = node_columns(runs)
     idle = [*nodes, "idle_seconds"]
     runs[idle] = runs[idle].mul(shown / runs["rounds"], axis="index")
     runs = runs.assign(shown_rounds=shown)
-    grouped = runs.groupby(keys)
-    means = grouped[["rounds", "shown_rounds", *nodes]].mean()
-    table = pd.DataFrame({"n": grouped.size()}).join(means).join(mean_and_interval(grouped, ["idle_seconds"]))
-    changes = {key: _change(cell, runs) for key, cell in grouped}
-    table[["change", "change_ci95"]] = pd.DataFrame.from_dict(changes, orient="index").to_numpy(float).reshape(-1, 2)
     others = ["idle_seconds_per_round", "idle_share", "exchange_share", "examples_per_second", "tokens_per_second"]
-    return _in_order(table.join(grouped[others].mean()), grouped["policy"].first())
+    means = ["rounds", "shown_rounds", *nodes, "idle_seconds"]
+    whole = over_seeds(runs, keys, [*means, *others])
+    grouped = runs.groupby(keys)
+    table = whole[["n", *means, "idle_seconds_ci95"]]
+    changes = {key: _change(cell, runs) for key, cell in grouped}
+    change = pd.DataFrame.from_dict(changes, orient="index").to_numpy(float).reshape(-1, 2)
+    table = table.assign(change=change[:, 0], change_ci95=change[:, 1])
+    return _in_order(table.join(whole[others]), grouped["policy"].first())
 
 
 def node_columns(table: pd.DataFrame) -> list[str]:
@@ -80,50 +83,54 @@ def node_columns(table: pd.DataFrame) -> list[str]:
 def loss_by_time(study: Study) -> pd.DataFrame:
     """Training loss by elapsed training time, indexed by `cell_keys` and `elapsed_seconds`; means as in `cells`.
 
-    As many points as rounds, over the time that all seeds have; a run's loss is interpolated between its rounds' ends.
+    A round's loss is a mean over the round, and so that of its midpoint in time. As many points as rounds, over the
+    time that all seeds have; a run's loss is interpolated between its rounds' midpoints.
     """
     keys = cell_keys(study.runs)
     points = []
     for key, curves in _loss_curves(study):
-        first = max(curve["elapsed_seconds"].iloc[0] for curve in curves)
-        last = min(curve["elapsed_seconds"].iloc[-1] for curve in curves)
+        first = max(curve["midpoint_seconds"].iloc[0] for curve in curves)
+        last = min(curve["midpoint_seconds"].iloc[-1] for curve in curves)
         times = np.linspace(first, last, min(len(curve) for curve in curves))
         cell = dict(zip(keys, key, strict=True))
         points += [
-            {**cell, "elapsed_seconds": time, "train_loss": loss}
+            {**cell, "seed": curve["seed"].iloc[0], "elapsed_seconds": time, "train_loss": loss}
             for curve in curves
             for time, loss in zip(times, _loss_at(curve, times), strict=True)
         ]
-    grouped = pd.DataFrame(points, columns=[*keys, "elapsed_seconds", "train_loss"]).groupby([*keys, "elapsed_seconds"])
-    return pd.DataFrame({"n": grouped.size()}).join(mean_and_interval(grouped, ["train_loss"]))
+    table = pd.DataFrame(points, columns=[*keys, "seed", "elapsed_seconds", "train_loss"])
+    return over_seeds(table, [*keys, "elapsed_seconds"], ["train_loss"])
 
 
 def equal_time_losses(study: Study) -> pd.DataFrame:
-    """Training loss of each cell when the shortest run of those that differ in the variant alone ended.
+    """Training loss of each cell after equal time: at the first midpoint of a last round among those compared.
 
-    Indexed by `cell_keys`. Columns: `n`; `elapsed_seconds` then; `num_examples` trained on until then; `train_loss`
-    with its interval, interpolated between rounds, NaN where none had ended.
+    Cells that differ in the variant alone are compared. That is the last time of which the loss of all runs is known,
+    half a round before the shortest run ended. Indexed by `cell_keys`. Columns: `n`; `elapsed_seconds` then;
+    `num_examples` trained on until then; `train_loss` with its interval, interpolated between rounds' midpoints, NaN
+    where the first round's is later.
     """
     keys = cell_keys(study.runs)
     curves = dict(_loss_curves(study))
     context = {key: tuple(part for name, part in zip(keys, key, strict=True) if name != "variant") for key in curves}
     shortest: dict[Any, float] = {}
     for key, of_cell in curves.items():
-        ended = min(curve["elapsed_seconds"].iloc[-1] for curve in of_cell)
-        shortest[context[key]] = min(ended, shortest.get(context[key], ended))
+        last = min(curve["midpoint_seconds"].iloc[-1] for curve in of_cell)
+        shortest[context[key]] = min(last, shortest.get(context[key], last))
     rows = []
     for key, of_cell in curves.items():
         seconds = shortest[context[key]]
         for curve in of_cell:
-            row = {**dict(zip(keys, key, strict=True)), "policy": curve["policy"].iloc[0], "elapsed_seconds": seconds}
+            row = {**dict(zip(keys, key, strict=True)), "elapsed_seconds": seconds}
+            row |= {name: curve[name].iloc[0] for name in ("policy", "seed")}
             row["train_loss"] = float(_loss_at(curve, [seconds])[0])
             examples = curve["num_examples"].cumsum()
             row["num_examples"] = float(np.interp(seconds, [0, *curve["elapsed_seconds"]], [0, *examples]))
             rows.append(row)
-    table = pd.DataFrame(rows, columns=[*keys, "policy", "elapsed_seconds", "train_loss", "num_examples"])
-    grouped = table.groupby(keys)
-    means = pd.DataFrame({"n": grouped.size()}).join(grouped[["elapsed_seconds", "num_examples"]].mean())
-    return _in_order(means.join(mean_and_interval(grouped, ["train_loss"])), grouped["policy"].first())
+    means = ["elapsed_seconds", "num_examples", "train_loss"]
+    table = pd.DataFrame(rows, columns=[*keys, "seed", "policy", *means])
+    whole = over_seeds(table, keys, means)
+    return _in_order(whole[["n", *means, "train_loss_ci95"]], table.groupby(keys)["policy"].first())
 
 
 def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
@@ -132,7 +139,7 @@ def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
     They are the second round, for the first may warm up, and those after it.
     """
     runs = _by_run(study)
-    keys = cell_keys(timing(study.runs))
+    keys = cell_keys(study.runs)
     first = runs.sort_values("seed", kind="stable").groupby(keys).head(1)
     rounds = study.rounds.merge(first[["run_id", "policy", "rounds", *keys]].rename(columns=_APART), on="run_id")
     after_first = rounds[(rounds["round"] > 1) | (rounds["rounds"] == 1)]
@@ -148,7 +155,7 @@ _APART = {"local_batch": "cell_batch"}  # rounds have a batch of their own
 
 def _by_run(study: Study) -> pd.DataFrame:
     """One row a completed run with rounds: what its cell is, what it came to, and who its baseline is."""
-    told = timing(study.runs)
+    told = study.runs
     alike = told.drop(columns=[name for name in told if str(name).partition(".")[0] == "allocation"])
     asked = chosen(told)
     lists = [name for name in ALLOCATION_LISTS if name in asked]
@@ -162,7 +169,7 @@ def _by_run(study: Study) -> pd.DataFrame:
     counts = rounds["is_whole"] | ~rounds.groupby("run_id")["is_whole"].transform("any")
     rounds = rounds[counts]
     times = times.loc[pd.MultiIndex.from_frame(rounds[["run_id", "round"]].drop_duplicates())]
-    sums = times.drop(columns=["train_loss", "elapsed_seconds"]).groupby(level="run_id").sum()
+    sums = times.drop(columns=["train_loss", "elapsed_seconds", "midpoint_seconds"]).groupby(level="run_id").sum()
     by_run = pd.DataFrame({
         "rounds": times.groupby(level="run_id").size(),
         "idle_seconds": sums["idle_seconds"],
@@ -196,7 +203,8 @@ def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
     base = paired["theirs"].mean()
     ratio = _over(paired["ours"].mean(), base)
     rest = (paired["ours"] - ratio * paired["theirs"]).rename("rest").to_frame()  # what a ratio of means leaves
-    return ratio - 1, _over(mean_and_interval(rest.groupby(lambda _: 0), ["rest"])["rest_ci95"].iloc[0], base)
+    half_width = over_seeds(rest.reset_index().assign(cell=""), ["cell"], ["rest"])["rest_ci95"].iloc[0]
+    return ratio - 1, _over(half_width, base)
 
 
 def _over(part: float, whole: float) -> float:
@@ -207,14 +215,14 @@ def _loss_curves(study: Study) -> Iterator[tuple[Any, list[pd.DataFrame]]]:
     """Of each cell the completed runs' rounds that have a loss, one table a run, indexed by round."""
     keys, times = cell_keys(study.runs), round_times(study)
     known = keyed(study.runs).assign(policy=chosen(study.runs)["allocation"])
-    completed = known.loc[known["status"] == "completed", ["run_id", "policy", *keys]]
+    completed = known.loc[known["status"] == "completed", ["run_id", "seed", "policy", *keys]]
     joined = times[times["train_loss"].notna()].reset_index().merge(completed, on="run_id")
     for key, cell in joined.groupby(keys):
         yield key, [curve.set_index("round") for _, curve in cell.groupby("run_id")]
 
 
 def _loss_at(curve: pd.DataFrame, seconds: ArrayLike) -> Any:
-    return np.interp(np.asarray(seconds, float), curve["elapsed_seconds"], curve["train_loss"], left=np.nan)
+    return np.interp(np.asarray(seconds, float), curve["midpoint_seconds"], curve["train_loss"], left=np.nan)
 
 
 def _in_order(table: pd.DataFrame, policies: pd.Series[str]) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from functools import partial
 
 import pandas as pd
 
-from bsweep.analysis.loading import OTHER_COLUMNS, RUN_COLUMNS, SETTING_COLUMNS, setting_text
+from bsweep.analysis.loading import OTHER_COLUMNS, PLACEMENT_COLUMNS, RUN_COLUMNS, SETTING_COLUMNS, Study, setting_text
 
 _FOUND_OUT = ("device", "hardware", "precision", "num_train")  # not known of a run that failed before it started
 _EXCHANGE = (
@@ -26,8 +26,9 @@ def cell_keys(runs: pd.DataFrame) -> list[str]:
 
     Settings that follow from others, as `optimizer.momentum` from the optimizer, are left out, for these tell the
     cells apart already; so is hardware that follows from the strategy, say. `entangled` settings, which would tear a
-    curve over batch sizes into points, are left out too; hardware that changes with the batch size or the workers is
-    not, so that no curve ever mixes hardware. The variant stands for all settings of the exchange, see `keyed`.
+    curve over batch sizes or workers into points, are left out too, such as threads that are fewer for more workers;
+    hardware that changes with the batch size or the workers is not, so that no curve ever mixes hardware. The variant
+    stands for all settings of the exchange, see `keyed`.
     """
     return [*(name for name in _told_apart(_filled(runs))[0] if not _of_exchange(name)), *_ALWAYS]
 
@@ -36,7 +37,7 @@ _ALWAYS = ("variant", "num_workers", "local_batch")
 
 
 def entangled(runs: pd.DataFrame) -> list[str]:
-    """Learning rate and lesser settings that change along with batch or workers: curves show both effects."""
+    """Learning rate, threads and lesser settings that change along with batch or workers: curves show both effects."""
     return _told_apart(_filled(runs))[1]
 
 
@@ -76,9 +77,11 @@ def chosen(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(allocation=allocation, **given)
 
 
-def timing(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs as far as their time is concerned, which does not depend on learning rates and the like."""
-    return runs.drop(columns=[name for name in runs if str(name).startswith(("lr", "optimizer."))])
+def variant_order(study: Study) -> list[str]:
+    """The variants of a study in the order in which they were first launched, which is that of the sweep."""
+    times = study.provenance.reindex(columns=["run_id", "launched_at"]).set_index("run_id")["launched_at"]
+    launched = study.runs["run_id"].map(pd.to_numeric(times))
+    return list(dict.fromkeys(keyed(study.runs).loc[launched.sort_values(kind="stable").index, "variant"]))
 
 
 def levels(table: pd.DataFrame) -> list[str]:
@@ -94,10 +97,10 @@ def varying(table: pd.DataFrame) -> list[str]:
 def _told_apart(filled: pd.DataFrame) -> tuple[list[str], list[str]]:
     kept: list[str] = []
     mixed: list[str] = []
-    for column in _settings(filled):
+    for column in sorted(_settings(filled), key=PLACEMENT_COLUMNS.__contains__):  # what follows from others, last
         if filled[column].nunique() < 2 or _follows(filled, column, [*kept, "strategy"]):
             continue
-        lesser = column == "lr" or column not in SETTING_COLUMNS
+        lesser = column in ("lr", *PLACEMENT_COLUMNS) or column not in SETTING_COLUMNS
         if lesser and _follows(filled, column, [*kept, "strategy", "num_workers", "local_batch"]):
             mixed.append(column)
         else:
@@ -140,6 +143,9 @@ def _settings(runs: pd.DataFrame) -> list[str]:
 def _filled(runs: pd.DataFrame) -> pd.DataFrame:
     """What a run never found out, such as its device, is taken to be what all others found."""
     runs = chosen(runs)
+    if "threads" in runs:  # they may follow from the workers
+        alike = runs.groupby(["placement", "num_workers"], dropna=False)["threads"]
+        runs = runs.assign(threads=runs["threads"].fillna(alike.transform("first")))
     filled = runs.copy()
     for column in _settings(runs):
         values = runs[column].astype(object).where(runs[column].notna() & (runs[column] != ""))

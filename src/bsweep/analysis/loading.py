@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from bsweep import config as schema
+from bsweep.analysis.derived import of_rounds, placement, with_derived
 from bsweep.runlog import Run, RunPaths, numbered, read_run
 
 RUN_COLUMNS = (
@@ -26,11 +27,14 @@ EPOCH_COLUMNS = (
     "images_per_second", "step_seconds_p50", "step_seconds_p95", "exchange_seconds", "wait_seconds", "sent_bytes",
     "learning_rate", "global_batch",
 )  # fmt: skip
+LATER_EPOCH_COLUMNS = ("exposed_exchange_seconds", "codec_seconds")  # not in tables of an older version
 # What a run was told (by its configuration) or found out (by its `start` record and `meta.json`), in short names.
 SETTING_COLUMNS = (
     "planned_epochs", "model", "stem", "data", "num_train", "optimizer", "lr", "lr_rule", "accumulation_steps",
-    "device", "hardware", "precision", "compression", "allocation",
+    "device", "hardware", "precision", "compression", "allocation", "placement", "network_interface", "memory_limit",
+    "threads",
 )  # fmt: skip
+PLACEMENT_COLUMNS = SETTING_COLUMNS[-4:]
 SERVER_COLUMNS = (
     "run_id", "server", "share", "received_bytes", "sent_bytes", "pushes", "max_lead", "busy_seconds",
     "queue_seconds", "load",
@@ -40,7 +44,9 @@ ROUND_COLUMNS = (
     "run_id", "epoch", "round", "worker", "local_batch", "local_steps", "began_seconds", "compute_seconds",
     "idle_seconds", "exchange_seconds", "train_loss", "num_examples", "is_whole",
 )  # fmt: skip
-OTHER_COLUMNS = ("message", "warnings", "is_cifar10", "threads", "start_seconds")
+OTHER_COLUMNS = (
+    "message", "warnings", "is_cifar10", "start_seconds", "learning_rate", "local_batches", "num_classes", "num_test",
+)  # fmt: skip
 
 CIFAR10_CLASSES = frozenset(("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"))
 
@@ -70,7 +76,9 @@ _COUNTS = (
 )  # fmt: skip
 _COUNTS_OR_NULL = (
     "num_steps", "sent_bytes", "received_bytes", "exchange_steps", "peak_memory_bytes", "planned_epochs", "num_train",
+    "threads",
 )  # fmt: skip
+_NUMBERS = ("lr", "start_seconds", "tokens_per_second")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,7 +86,12 @@ class Study:
     """What was measured. `runs` and `epochs` have at least `RUN_COLUMNS` and `EPOCH_COLUMNS`.
 
     `runs` goes on with `SETTING_COLUMNS`, `OTHER_COLUMNS` and every other setting by its dotted name, such as
-    `optimizer.momentum`. `provenance` has a row a run: `run_id` and what its `meta.json` says, by dotted names.
+    `optimizer.momentum`. Of runs that end with a round, `train_loss` is the last round's and `train_accuracy` NaN, for
+    their last epoch is a fragment. `placement` says on how many nodes, and `threads` with how many each, workers ran.
+    `learning_rate` is the rate after its rule, before warm-up and schedule, of the first worker; `local_batches` is
+    what each worker took where not all took `local_batch`, such as `8/8/32/16`; `num_test` counts the answers that a
+    test accuracy is a mean over (of a text its tokens), each one of `num_classes`. `epochs` goes on with
+    `LATER_EPOCH_COLUMNS`. `provenance` has a row a run: `run_id` and what its `meta.json` says, by dotted names.
     `servers` has `SERVER_COLUMNS`, a row a run and parameter server, summed over epochs (the largest `max_lead`);
     `pushes` are all workers', `load` is the busy part of the training time. `waits` has `WAIT_COLUMNS`: the seconds
     that each worker of a run waited for slower ones. `rounds` has `ROUND_COLUMNS`, a row a run, round and worker, with
@@ -153,7 +166,9 @@ def study_of(
 ) -> Study:
     """A study of tables, with the types and the order that readers may count on."""
     runs = _table(runs, (*RUN_COLUMNS, *SETTING_COLUMNS, *OTHER_COLUMNS))
-    runs, epochs = _typed(runs), _typed(epochs)
+    runs, epochs = _typed(runs), _typed(_table(epochs, (*EPOCH_COLUMNS, *LATER_EPOCH_COLUMNS)))
+    rounds = _typed(pd.DataFrame(columns=[*ROUND_COLUMNS]) if rounds is None else rounds)
+    runs = with_derived(runs, rounds)
     runs = runs.sort_values(["strategy", "num_workers", "local_batch", "seed", "run_id"], ignore_index=True)
     return Study(
         folder.resolve().name,
@@ -164,8 +179,13 @@ def study_of(
         provenance,
         pd.DataFrame(columns=[*SERVER_COLUMNS]) if servers is None else servers,
         pd.DataFrame(columns=[*WAIT_COLUMNS]) if waits is None else waits,
-        _typed(pd.DataFrame(columns=[*ROUND_COLUMNS]) if rounds is None else rounds),
+        rounds,
     )
+
+
+def ends_in_rounds(study: Study) -> bool:
+    """Whether runs were to end with a round rather than an epoch, so that they differ in how much they train."""
+    return bool(of_rounds(study.runs).any())
 
 
 def _is_run(folder: Path) -> bool:
@@ -246,6 +266,9 @@ def _from_csv(folder: Path) -> Study:
             raise ValueError(f"{folder / name}: lacks the columns {', '.join(missing)}. Write the report again.")
     path = folder / "provenance.csv"
     provenance = pd.read_csv(path, dtype=str) if path.is_file() else runs[["run_id"]]
+    if "placement" not in runs and "hosts" in provenance:  # of an older version
+        hosts = runs["run_id"].map(provenance.set_index("run_id")["hosts"].fillna(""))
+        runs["placement"] = [placement(of_run, n, 0) for of_run, n in zip(hosts, runs["num_workers"], strict=True)]
     paths = (folder / name for name in ("servers.csv", "waits.csv", "rounds.csv"))  # of studies that have any
     return study_of(
         folder, runs, epochs, provenance, *(pd.read_csv(path) if path.is_file() else None for path in paths)
@@ -275,13 +298,31 @@ def _run_row(run: Run) -> dict[str, Any]:
     }
     return {
         **settings,
-        **{key: start.get(key) for key in ("device", "precision", "num_train", "threads", "start_seconds")},
+        **_place(config),
+        **{key: start[key] for key in ("device", "precision", "num_train", "threads", "start_seconds") if key in start},
         **{key: summary.get(key) for key in RUN_COLUMNS},
         "run_id": run.run_id,
         "message": summary.get("message") or "",
         "hardware": _hardware(run.meta),
+        "num_classes": len(start.get("classes", ())) or None,
+        "num_test": start["num_test"] * (start.get("tokens_per_example") or 1) if "num_test" in start else None,
         "is_cifar10": settings.get("data") == "cifar10" or set(start.get("classes", ())) == CIFAR10_CLASSES,
         "warnings": "\n".join(dict.fromkeys(warnings)),
+    }
+
+
+def _place(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`PLACEMENT_COLUMNS` as far as they were asked for."""
+    launch, strategy, num_workers = config.get("launch", {}), config.get("strategy", {}), config.get("num_workers", 1)
+    has_servers = strategy.get("name") == "parameter_server" and not strategy.get("colocated")
+    num_servers = (strategy.get("num_servers") or max(1, num_workers // 2)) if has_servers else 0
+    nodes = placement(launch.get("hosts"), num_workers, num_servers)
+    limits = [setting_text(limit) for limit in launch.get("memory_limit_mb") or ()]
+    return {
+        "placement": nodes,
+        "network_interface": None if nodes == "1 node" else launch.get("network_interface"),
+        "memory_limit": f"{', '.join(limits if len(set(limits)) > 1 else limits[:1])} MB" if limits else None,
+        "threads": launch.get("threads_per_worker"),
     }
 
 
@@ -375,7 +416,7 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
             table[column] = pd.to_numeric(table[column]).astype("Int64")
         elif column == "is_whole":
             table[column] = table[column].astype(bool)
-        elif column in (*RUN_COLUMNS, *EPOCH_COLUMNS, *ROUND_COLUMNS, "lr", "start_seconds", "tokens_per_second"):
+        elif column in (*RUN_COLUMNS, *EPOCH_COLUMNS, *LATER_EPOCH_COLUMNS, *ROUND_COLUMNS, *_NUMBERS):
             table[column] = pd.to_numeric(table[column]).astype(float)
     return table
 

@@ -13,10 +13,10 @@ from typing import Literal
 import pandas as pd
 from scipy.optimize import minimize_scalar
 
-from bsweep.analysis.keys import cell_keys, keyed, timing
+from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.loading import Study
 from bsweep.analysis.published import published_csv
-from bsweep.analysis.tables import Line, fit_line
+from bsweep.analysis.tables import Line, fit_line, step_seconds
 
 _CHANNELS = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
 _FEATURES = (7 * 7 * 512, 4096, 4096, 1000)
@@ -99,6 +99,7 @@ def sharding_gains(study: Study) -> pd.DataFrame:
 def sharding_fit(study: Study) -> Line | None:
     """C and x in seconds that measured VGG-16 runs imply: `intercept` and `slope` of a step's time over max(1, w s).
 
+    The intercept is all that does not grow with the load, and so no measured computing time: see `computing_seconds`.
     None where fewer than three such loads were measured, or at several batch sizes, each with its own C.
     """
     runs = _measured(study)
@@ -108,9 +109,18 @@ def sharding_fit(study: Study) -> Line | None:
     return fit_line(load, runs["train_seconds"] / runs["num_steps"].astype(float))
 
 
+def computing_seconds(study: Study) -> tuple[float, float] | None:
+    """The shortest and the longest time that completed runs of VGG-16 computed in a step; None if not measured."""
+    is_wanted = (study.runs["status"] == "completed") & (study.runs["model"] == "vgg16")
+    seconds = step_seconds(study)["compute_seconds"].reindex(study.runs.loc[is_wanted, "run_id"]).dropna()
+    return (float(seconds.min()), float(seconds.max())) if len(seconds) else None
+
+
 def _measured(study: Study) -> pd.DataFrame:
     """The completed runs of VGG-16 on synchronous servers, with the `largest_share` of these."""
-    runs, shares = timing(study.runs), study.servers.groupby("run_id")["share"].max()
+    shares = study.servers.groupby("run_id")["share"].max()
+    no_matter = [name for name in study.runs if str(name).startswith(("lr", "optimizer."))]  # to how long a step takes
+    runs = study.runs.drop(columns=no_matter)
     is_wanted = (runs["status"] == "completed") & (runs["strategy"] == "parameter_server") & (runs["model"] == "vgg16")
     runs = runs[is_wanted].join(shares.rename("largest_share").astype(float), on="run_id")
     if "strategy.sharding" not in runs:  # no server in all of the study

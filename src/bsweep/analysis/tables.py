@@ -7,22 +7,20 @@ tables are made from it and indexed alike. Cells that differ in `local_batch` al
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from pandas.api.typing import DataFrameGroupBy
-from scipy.special import stdtrit
 
-from bsweep.analysis.keys import cell_keys, keyed, levels, timing
+from bsweep.analysis.derived import of_rounds
+from bsweep.analysis.keys import cell_keys, entangled, keyed, levels
 from bsweep.analysis.loading import Study
+from bsweep.analysis.statistics import beats_chance, over_seeds, seed_points
 
 METRICS = ["train_seconds", "images_per_second", "train_accuracy", "train_loss", "test_accuracy", "test_loss"]
-EXCHANGE = ["exchange_seconds", "wait_seconds", "sent_bytes"]
 CURVES = ["train_loss", "train_accuracy", "test_loss", "test_accuracy"]
+EXAMPLES_OF_A_UNIT = 1_000
 _MIN_BATCHES_FOR_FIT = 3  # two points lie on every curve of two parameters
 
 
@@ -38,16 +36,24 @@ class Line:
 def cells(runs: pd.DataFrame) -> pd.DataFrame:
     """One row a cell, indexed by `cell_keys`: means over the seeds of its completed runs.
 
-    Columns: `global_batch`, `num_runs`, `n` (of them completed), `other_statuses` (of the rest), and of `METRICS` the
-    mean and, as `<metric>_ci95`, the half-width of its 95 % t-interval (NaN for one run).
+    Columns: `global_batch`; `learning_rate` and, where they are uneven, `local_batches` (see `Study`); `threads` of a
+    worker that computes on a CPU; `num_runs`; `n`, the seeds of which
+    a run completed; `other_statuses`, of the runs that did not; of `METRICS` the mean, `<metric>_ci95` and
+    `<metric>_points`, see `over_seeds` and `seed_points`; `has_learned`, whether the mean test accuracy `beats_chance`,
+    NA where classes or test examples are not known.
     """
     keys, known = cell_keys(runs), keyed(runs)
     grouped = known.groupby(keys)
-    completed = known[known["status"] == "completed"].groupby(keys)
-    table = pd.DataFrame({"global_batch": grouped["global_batch"].first(), "num_runs": grouped.size()})
-    table["n"] = completed.size().reindex(table.index, fill_value=0)
-    table["other_statuses"] = grouped["status"].agg(_other_statuses)
-    return table.join(mean_and_interval(completed, METRICS))
+    completed = known[known["status"] == "completed"]
+    table = grouped[["global_batch", "learning_rate"]].first()
+    table["threads"] = known["threads"].where(known["device"] == "cpu").groupby([known[name] for name in keys]).first()
+    table["local_batches"] = grouped["local_batches"].agg(_either)
+    table["num_runs"], table["other_statuses"] = grouped.size(), grouped["status"].agg(_other_statuses)
+    table = table.join(over_seeds(completed, keys, METRICS)).join(seed_points(completed, keys, METRICS))
+    table["n"] = table["n"].fillna(0).astype("int64")
+    answers = grouped[["num_classes", "num_test"]].first()
+    table["has_learned"] = beats_chance(table["test_accuracy"], answers["num_classes"], answers["num_test"]).array
+    return table
 
 
 def by_cell(runs: pd.DataFrame) -> pd.DataFrame:
@@ -72,19 +78,37 @@ def batch_ratios(cells: pd.DataFrame) -> pd.DataFrame:
 def scaling(cells: pd.DataFrame) -> pd.DataFrame:
     """Speed-up and efficiency over workers at equal *local* batch: weak scaling.
 
-    `speedup` is images per second over those of the smallest worker count measured with everything else equal,
-    `base_workers`; `efficiency` is that over the ratio of worker counts. Cells with no such partner are left out.
+    `speedup` is images per second over those of the smallest worker count measured with everything else equal, threads
+    of a worker included: `base_workers`; `efficiency` is that over the ratio of worker counts. Cells with no such
+    partner are left out; see `unequal_threads`.
     """
-    measured = cells.loc[cells["n"] > 0, ["images_per_second"]].reset_index("num_workers")
-    grouped = measured.groupby(level=levels(measured))
-    base = grouped.transform("first")  # the index is sorted, so that this is the smallest worker count
-    table = measured.assign(
+    measured = cells.loc[cells["n"] > 0, ["threads", "images_per_second"]].reset_index("num_workers")
+    grouped = measured.groupby([*levels(measured), "threads"], dropna=False)
+    base = grouped[["num_workers", "images_per_second"]].transform("first")  # the index is sorted: the fewest workers
+    table = measured.drop(columns="threads").assign(
         base_workers=base["num_workers"],
         speedup=measured["images_per_second"] / base["images_per_second"],
     )
     table["efficiency"] = table["speedup"] * table["base_workers"] / table["num_workers"]
     partnered = grouped["num_workers"].transform("size") > 1
     return table[partnered].set_index("num_workers", append=True).reorder_levels(levels(cells))
+
+
+def unequal_threads(cells: pd.DataFrame) -> str:
+    """Why `scaling` leaves out cells of other worker counts, as a sentence; empty if threads are no reason."""
+    measured = cells.loc[cells["n"] > 0, ["threads"]].reset_index("num_workers")
+    series = measured.groupby(level=levels(measured))["threads"]
+    mixed = measured[series.transform("nunique") > 1]
+    if mixed.empty:
+        return ""
+    had: list[str] = []
+    for workers in sorted(map(int, mixed["num_workers"].unique())):
+        threads = mixed.loc[mixed["num_workers"] == workers, "threads"].dropna()
+        counts = " or ".join(f"{count:.0f}" for count in sorted(threads.unique()))
+        noun = "" if had else f" thread{'s' * (counts != '1')}"
+        had.append(f"{workers} worker{'s' * (workers != 1)} had {counts}{noun}{' each' * (workers != 1)}")
+    where = "" if scaling(cells).empty else " between unequal threads"
+    return f"No speed-up{where}: {', '.join(had)}."
 
 
 def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
@@ -100,8 +124,9 @@ def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
     """Fit a + c / local batch to the training time of every completed run of each series with three sizes or more.
 
     Indexed by the series. Columns: `fixed_seconds`, a, which does not depend on the batch size; `batch_seconds`, c,
-    the fixed cost of a step times the examples that a worker trains on; `r_squared`; `num_batches`; `step_seconds`,
-    the fixed cost of one forward and backward pass that c amounts to; `image_seconds`, what each image adds to it.
+    the fixed cost of a step times the examples that a worker trains on; `r_squared`; `lowest_residual` and
+    `highest_residual`, times less what the fit says, as fractions of the times; `num_batches`; `step_seconds`, the
+    fixed cost of one forward and backward pass that c amounts to; `image_seconds`, what each image adds to it.
     """
     known = keyed(runs)
     completed = known[(known["status"] == "completed") & known["train_seconds"].notna()]
@@ -112,10 +137,16 @@ def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
         if num_batches < _MIN_BATCHES_FOR_FIT:
             continue
         line = fit_line(1 / group["local_batch"], group["train_seconds"])
+        missed = 1 - (line.intercept + line.slope / group["local_batch"]) / group["train_seconds"]
         images = float((group["images_per_second"] * group["train_seconds"] / group["num_workers"]).mean())
         per_image = (line.slope / images, line.intercept / images)
-        rows[key] = (line.intercept, line.slope, line.r_squared, num_batches, *per_image)
-    columns = ["fixed_seconds", "batch_seconds", "r_squared", "num_batches", "step_seconds", "image_seconds"]
+        rows[key] = (
+            line.intercept, line.slope, line.r_squared, missed.min(), missed.max(), num_batches, *per_image,
+        )  # fmt: skip
+    columns = [
+        "fixed_seconds", "batch_seconds", "r_squared", "lowest_residual", "highest_residual", "num_batches",
+        "step_seconds", "image_seconds",
+    ]  # fmt: skip
     index = pd.MultiIndex.from_tuples(rows, names=series) if rows else pd.MultiIndex.from_arrays([[]] * len(series))
     return pd.DataFrame(list(rows.values()), index=index, columns=columns)
 
@@ -123,17 +154,38 @@ def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
 def step_times(study: Study) -> pd.DataFrame:
     """Seconds of a training step by what they went into, one row a cell: means over its completed runs.
 
-    Columns: `n`, `total_seconds`, `compute_seconds` (the rest), `exchange_seconds`, `wait_seconds` (a worker's mean),
-    `sent_bytes` (of a worker); NaN where not measured. Cells that differ in optimizer settings alone count as one.
+    Columns: `n`, `total_seconds`, `compute_seconds` (the rest), `codec_seconds` (NaN without one),
+    `exposed_exchange_seconds` (what computing did not hide; in older records with what the codec computes),
+    `wait_seconds` (a worker's mean), `sent_bytes` (of a worker); NaN where not measured. Where workers take unequal
+    steps, all are for as many examples as `step_unit` says.
     """
-    sums = ["train_seconds", *EXCHANGE]
-    # A sum with an epoch missing is missing.
-    totals = study.epochs.astype(dict.fromkeys(["num_steps", *sums], float)).groupby("run_id").sum(skipna=False)
-    times = totals[sums].div(totals["num_steps"], axis="index")
-    times = times.rename(columns={"train_seconds": "total_seconds"})
-    spent = times["exchange_seconds"] + times["wait_seconds"]
+    return cell_means(study, step_seconds(study))
+
+
+def step_seconds(study: Study) -> pd.DataFrame:
+    """The columns of `step_times` by `run_id`."""
+    epochs = study.epochs
+    exposed = epochs["exposed_exchange_seconds"].fillna(epochs["exchange_seconds"])
+    parts = epochs[["run_id", "train_seconds", "codec_seconds", "wait_seconds", "sent_bytes"]].assign(
+        exposed_exchange_seconds=exposed,
+        num_steps=epochs["num_steps"] if step_unit(study) == "step" else _examples(epochs) / EXAMPLES_OF_A_UNIT,
+    )
+    totals = parts.astype({"sent_bytes": float, "num_steps": float}).groupby("run_id").sum(skipna=False)
+    times = totals.div(totals.pop("num_steps"), axis="index").rename(columns={"train_seconds": "total_seconds"})
+    spent = times["exposed_exchange_seconds"] + times["wait_seconds"] + times["codec_seconds"].fillna(0)
     times.insert(1, "compute_seconds", (times["total_seconds"] - spent).clip(lower=0))  # the clocks are not the same
-    return cell_means(study, times)
+    order = ["total_seconds", "compute_seconds", "codec_seconds", "exposed_exchange_seconds", "wait_seconds"]
+    return times[[*order, "sent_bytes"]]
+
+
+def step_unit(study: Study) -> str:
+    """What `step_times` are of: a `step`, or `1,000 examples` where a run's workers take unequal local steps."""
+    steps = study.rounds.groupby(["run_id", "round"])["local_steps"].nunique()
+    return f"{EXAMPLES_OF_A_UNIT:,} examples" if (steps > 1).any() else "step"
+
+
+def _examples(epochs: pd.DataFrame) -> pd.Series[float]:
+    return epochs["images_per_second"] * epochs["train_seconds"]
 
 
 def server_loads(study: Study) -> pd.DataFrame:
@@ -162,15 +214,16 @@ def server_shares(study: Study) -> pd.DataFrame:
 def epoch_curves(study: Study) -> pd.DataFrame:
     """Loss and accuracy by epoch, indexed by `cell_keys` and `epoch`: means and intervals over seeds, as in `cells`.
 
-    Runs that did not complete stand in only for cells in which none did; `completed` says which it is.
+    Runs that did not complete stand in only for cells in which none did; `completed` says which it is. Runs that end
+    with a round are left out: their last epoch is a fragment.
     """
     keys, known = cell_keys(study.runs), keyed(study.runs)
+    known = known[~of_rounds(study.runs)]
     known["completed"] = known["status"] == "completed"
     stands_in = ~known.groupby(keys)["completed"].transform("any")
-    shown = known.loc[known["completed"] | stands_in, ["run_id", "completed", *keys]]
-    grouped = study.epochs[["run_id", "epoch", *CURVES]].merge(shown, on="run_id").groupby([*keys, "epoch"])
-    table = pd.DataFrame({"completed": grouped["completed"].first(), "n": grouped.size()})
-    return table.join(mean_and_interval(grouped, CURVES))
+    shown = known.loc[known["completed"] | stands_in, ["run_id", "seed", "completed", *keys]]
+    epochs, by = study.epochs[["run_id", "epoch", *CURVES]].merge(shown, on="run_id"), [*keys, "epoch"]
+    return pd.DataFrame({"completed": epochs.groupby(by)["completed"].first()}).join(over_seeds(epochs, by, CURVES))
 
 
 def failures(runs: pd.DataFrame) -> pd.DataFrame:
@@ -179,22 +232,31 @@ def failures(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.loc[runs["status"] != "completed", columns].reset_index(drop=True)
 
 
+def caveats(study: Study) -> list[str]:
+    """What a reader of a study's tables and figures should know of its cells, in sentences."""
+    mixed = entangled(study.runs)
+    lines = [f"{name} changes along with the batch size or the workers: curves show both effects." for name in mixed]
+    completed = study.runs["status"] == "completed"
+    repeated = int(by_cell(study.runs[completed]).set_index("seed", append=True).index.duplicated().sum())
+    if repeated:
+        lines.append(
+            f"{repeated} {'run repeats' if repeated == 1 else 'runs repeat'} a seed of the same cell: repetitions are "
+            "averaged first, for n and intervals are over seeds."
+        )
+    return lines
+
+
 def cell_means(study: Study, by_run: pd.DataFrame) -> pd.DataFrame:
-    """Means over the completed runs of cells that may differ in time, of a table indexed by `run_id`."""
-    runs = timing(study.runs)
-    known = keyed(runs)
-    joined = known.loc[known["status"] == "completed", ["run_id", *cell_keys(runs)]].merge(by_run, on="run_id")
-    grouped = joined.groupby(cell_keys(runs))
-    return pd.DataFrame({"n": grouped.size()}).join(grouped[list(by_run)].mean())
+    """Means over the seeds of the completed runs of each cell, of a table indexed by `run_id`."""
+    known, keys = keyed(study.runs), cell_keys(study.runs)
+    joined = known.loc[known["status"] == "completed", ["run_id", "seed", *keys]].merge(by_run, on="run_id")
+    return over_seeds(joined, keys, by_run.columns)[["n", *by_run]]
+
+
+def _either(texts: pd.Series[str]) -> str:
+    return " or ".join(dict.fromkeys(text for text in texts if text))
 
 
 def _other_statuses(statuses: pd.Series[str]) -> str:
     counts = Counter(status for status in statuses if status != "completed")
     return ", ".join(status if count == 1 else f"{count} {status}" for status, count in sorted(counts.items()))
-
-
-def mean_and_interval(grouped: DataFrameGroupBy[Any, Any], metrics: Sequence[str]) -> pd.DataFrame:
-    """Mean, and half-width of the 95 % interval by Student's t with n - 1 degrees of freedom."""
-    values = grouped[list(metrics)]
-    half_width: pd.DataFrame = values.sem() * stdtrit(values.count() - 1, 0.975)
-    return values.mean().join(half_width.add_suffix("_ci95"))

@@ -21,7 +21,6 @@ from bsweep.plots.drawing import (
     MARKERS,
     caption,
     counted,
-    ends_in_rounds,
     length_of,
     save,
     words,
@@ -48,7 +47,6 @@ __all__ = [
     "accuracy_by_epoch",
     "caption",
     "counted",
-    "ends_in_rounds",
     "figures",
     "idle_by_node",
     "length_of",
@@ -84,7 +82,9 @@ FIGURES: dict[str, Callable[[Study], Figure]] = {
     )
 }
 _NEEDS: dict[str, Callable[[Study], bool]] = {
-    "seconds_per_step": lambda study: bool((analysis.step_times(study)["exchange_seconds"] > 0).any()),
+    "loss_by_epoch": lambda study: not analysis.ends_in_rounds(study),  # whose epochs are fragments
+    "accuracy_by_epoch": lambda study: not analysis.ends_in_rounds(study),
+    "seconds_per_step": lambda study: bool((analysis.step_times(study)["exposed_exchange_seconds"] > 0).any()),
     "server_load": lambda study: not analysis.server_loads(study).empty,
     "sharding_gain": lambda study: not analysis.sharding_gains(study).empty,
     "idle_by_node": lambda study: not analysis.idle_table(study).empty,

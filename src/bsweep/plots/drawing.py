@@ -28,7 +28,8 @@ BATCH_LABEL = "Local batch (examples per worker)"
 AXES = {"local_batch": (BATCH_LABEL, "local batch"), "num_workers": ("Workers", "number of workers")}
 PARTS_OF_A_STEP: dict[str, dict[str, Any]] = {
     "compute": {"facecolor": "#0072B2"},
-    "exchange": {"facecolor": "#E69F00"},
+    "codec": {"facecolor": "#009E73"},
+    "exposed exchange": {"facecolor": "#E69F00"},
     "wait": {"facecolor": "#E3E3E3", "edgecolor": "#7A7A7A", "hatch": "//////", "linewidth": 0},
 }
 PALE = "#A9C6D9"
@@ -98,17 +99,11 @@ def counted(number: object, noun: str) -> str:
 
 def length_of(study: Study) -> str:
     """How long all runs were to train, such as `3 epochs` or `10 rounds`; empty if that differs or is not known."""
-    if ends_in_rounds(study):
+    if analysis.ends_in_rounds(study):
         lengths = study.rounds.groupby("run_id")["round"].max().unique()
         return counted(lengths[0], "round") if len(lengths) == 1 else ""
     lengths = study.runs["planned_epochs"].dropna().unique()
     return counted(lengths[0], "epoch") if len(lengths) == 1 else ""
-
-
-def ends_in_rounds(study: Study) -> bool:
-    """Whether runs were to end with a round rather than an epoch, so that they differ in how much they train."""
-    limits = [name for name in ("strategy.max_rounds", "strategy.max_seconds") if name in study.runs]
-    return bool(study.runs[limits].notna().any(axis=None))
 
 
 def captioned(figure: Figure, *sentences: str) -> Figure:
@@ -172,7 +167,7 @@ def words(name: str, value: object) -> str:
         return f"{_LONG_NAMES[name]}: {text}"
     if name == "variant":
         return str(value)  # as one types it
-    if name in ("model", "stem", "data", "optimizer", "device", "hardware", "precision"):
+    if name in ("model", "stem", "data", "optimizer", "device", "hardware", "precision", "placement"):
         return text
     return f"{name.rpartition('.')[2].replace('_', ' ')} {text}"
 

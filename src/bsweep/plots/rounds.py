@@ -24,7 +24,7 @@ _MAX_NODES_NAMED = 8
 _PARTS_OF_A_ROUND = {
     "compute": drawing.PARTS_OF_A_STEP["compute"],
     "idle": drawing.PARTS_OF_A_STEP["wait"],
-    "exchange": drawing.PARTS_OF_A_STEP["exchange"],
+    "exchange": drawing.PARTS_OF_A_STEP["exposed exchange"],
 }
 _PUBLISHED_METHODS = {
     "baseline": "Baseline",
@@ -142,16 +142,17 @@ def loss_by_time(study: Study) -> Figure:
     for seconds in ends:
         _zoom(panels[1], [curve.cells["train_loss"] for curve in curves], 0.75 * seconds, 1.1 * seconds)
     handles = drawing.handles(curves)
-    handles += [drawing.handle(end, "end of the shortest run")] if ends else []
+    handles += [drawing.handle(end, "end of the comparison")] if ends else []
     repeated = table["n"].max() > 1
     drawing.legends(
         figure, (handles, ", ".join(filter(None, (drawing.common(table), f"n = {drawing.span(table['n'])}"))))
     )
     return drawing.captioned(
         figure,
-        "Training loss of a round, the mean over its examples, by the training time at its end, without evaluations.",
+        "Training loss of a round, the mean over its examples, by the training time at its midpoint, without "
+        "evaluations.",
         "Each line is a mean over seeds, interpolated between rounds; bands are 95 % t-intervals." if repeated else "",
-        "Right: the same around the end of the shortest run." if ends else "",
+        "Right: the same around the last time of which all losses are known." if ends else "",
     )
 
 

@@ -165,6 +165,7 @@ def throughput_and_speedup(study: Study) -> Figure:
         figure,
         f"Examples per second, all workers together, by {drawing.AXES[along][1]}.",
         "" if scaling.empty else "Right: speed-up over workers at equal local batch (weak scaling).",
+        analysis.unequal_threads(cells),
         _runs_per_point(cells),
         _CROSSES if failed else "",
     )
@@ -181,25 +182,33 @@ def seconds_per_step(study: Study) -> Figure:
         total = rows["total_seconds"].to_numpy()
         axes.barh(places, total, facecolor=drawing.PALE)
         for part, look in drawing.PARTS_OF_A_STEP.items():
-            widths = rows[f"{part}_seconds"].where(rows["compute_seconds"].notna(), 0).to_numpy()
+            widths = (
+                rows[f"{part.replace(' ', '_')}_seconds"].where(rows["compute_seconds"].notna(), 0).fillna(0).to_numpy()
+            )
             axes.barh(places, widths, left=left, **look)
             left += widths
-        for place, seconds in zip(places, total, strict=True):
+        for place, whole in zip(places, total, strict=True):
             axes.annotate(
-                drawing.number(seconds), (seconds, place), (3, 0), textcoords="offset points", va="center", size=7
+                drawing.number(whole), (whole, place), (3, 0), textcoords="offset points", va="center", size=7
             )
         axes.margins(x=0.1)
-    axes.set_xlabel("Seconds per training step")
-    handles = [Patch(label=part, **look) for part, look in drawing.PARTS_OF_A_STEP.items() if is_split.any()]
+    unit = analysis.step_unit(study)
+    axes.set_xlabel(f"Seconds per {'training step' if unit == 'step' else unit}")
+    parts = {part: look for part, look in drawing.PARTS_OF_A_STEP.items() if part != "codec" or _has_codec(times)}
+    handles = [Patch(label=part, **look) for part, look in parts.items() if is_split.any()]
     handles += [] if is_split.all() else [Patch(facecolor=drawing.PALE, label="parts not measured")]
     drawing.legends(figure, (handles, drawing.common(times)))
     return drawing.captioned(
         figure,
-        "Seconds of a training step: the slowest worker's exchange, a worker's mean wait for others before it, and the "
-        "rest, which is computing.",
+        f"Seconds of {'a training step' if unit == 'step' else unit}: a codec's computing if any, the exchange as far "
+        "as computing does not hide it, a worker's mean wait for others before it, and the rest, which is computing.",
         f"n = {drawing.span(times['n'])} per bar.",
         left_out,
     )
+
+
+def _has_codec(times: pd.DataFrame) -> bool:
+    return bool((times["codec_seconds"] > 0).any())
 
 
 @rc_context(drawing.STYLE)
@@ -245,7 +254,7 @@ def sharding_gain(study: Study) -> Figure:
     axes.set_ylabel("Memory over layer sharding:\ngain in images per second (%)")
     handles = [
         drawing.handle({**_PUBLISHED, "linestyle": ""}, "published"),
-        drawing.handle(model, f"model: computing = {ratio:.2f} x even exchange"),
+        drawing.handle(model, f"model, fitted: computing = {ratio:.2f} x even exchange"),
         *(
             drawing.handle(curve.look, f"measured, {curve.label}" if len(curves) > 1 else "measured")
             for curve in curves
@@ -416,7 +425,7 @@ def _draw_speedup(axes: Axes, scaling: pd.DataFrame, curves: Sequence[drawing.Cu
 
 def _draw_failed(panels: Sequence[Axes], curves: Sequence[drawing.Curve]) -> list[Line2D]:
     """Crosses on the lower edge where runs did not complete, and their entry for the legend, if any."""
-    failed = [curve.cells[curve.cells["num_runs"] > curve.cells["n"]] for curve in curves]
+    failed = [curve.cells[curve.cells["other_statuses"] != ""] for curve in curves]
     look: dict[str, Any] = {"linestyle": "", "marker": "x", "markersize": 7, "markeredgewidth": 1.8}
     sharing = Counter(batch for cells in failed for batch in cells.index)
     drawn: Counter[int] = Counter()

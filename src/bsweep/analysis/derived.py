@@ -1,0 +1,115 @@
+"""Columns of `runs` that follow from others or from the rounds on record; also for tables of an older version."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+_CIFAR10_TEST, _DIGITS_TEST = 10_000, 360
+_BYTES = 256  # what a text without a tokenizer is made of
+
+
+def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
+    """The runs with all that follows from the rest, see `Study`."""
+    known = runs.assign(local_batches=_local_batches(runs, rounds))
+    in_rounds, last = of_rounds(runs), rounds.drop_duplicates("run_id", keep="last")
+    of_last_round = runs["run_id"].map(last.set_index("run_id")["train_loss"])
+    return known.assign(
+        train_loss=runs["train_loss"].mask(in_rounds & runs["run_id"].isin(last["run_id"]), of_last_round),
+        train_accuracy=runs["train_accuracy"].mask(in_rounds),
+        learning_rate=_learning_rate(known),
+        num_classes=_num_classes(runs),
+        num_test=_num_test(runs),
+    )
+
+
+def of_rounds(runs: pd.DataFrame) -> pd.Series[bool]:
+    """Whether each run was to end with a round rather than an epoch, so that its last epoch is a fragment of one."""
+    limits = [name for name in ("strategy.max_rounds", "strategy.max_seconds") if name in runs]
+    return runs[limits].notna().any(axis="columns")
+
+
+def placement(hosts: str | None, num_workers: int, num_servers: int) -> str:
+    """On how many nodes the processes of `h1:4,h2:4` run, each filled in its order: workers, then servers of their own.
+
+    `2 nodes`, each with as many workers; `2 nodes and 1 of servers`; or, where they are uneven, `nodes of 3, 1 + 2
+    servers`. Names of hosts are left out: they change no number.
+    """
+    workers: Counter[str] = Counter()
+    servers: Counter[str] = Counter()
+    for host, slots in (entry.rsplit(":", 1) for entry in (hosts or "").split(",") if entry):
+        here = min(int(slots), num_workers - workers.total())
+        workers[host] += here
+        servers[host] += min(int(slots) - here, num_servers - servers.total())
+    used = [host for host in workers if workers[host] or servers[host]]
+    if len(used) < 2:
+        return "1 node"
+    of_workers = [workers[host] for host in used if workers[host]]
+    if len(set(of_workers)) == 1 and not any(workers[host] and servers[host] for host in used):
+        text = f"{len(of_workers)} node{'s' * (len(of_workers) > 1)}"
+        return f"{text} and {len(used) - len(of_workers)} of servers" if len(used) > len(of_workers) else text
+    parts = [f"{workers[host]} + {servers[host]} servers" if servers[host] else f"{workers[host]}" for host in used]
+    return f"nodes of {', '.join(parts)}"
+
+
+def _column(runs: pd.DataFrame, name: str) -> pd.Series:
+    return runs[name] if name in runs else pd.Series(None, index=runs.index, dtype=object)
+
+
+def _local_batches(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.Series[str]:
+    """`8/8/32/16`: examples of each worker's forward pass where not all have the local batch, else nothing.
+
+    As most rounds had them, or else as they were given.
+    """
+    given = _column(runs, "allocation.local_batches").astype(object).fillna("").astype(str).str.replace(", ", "/")
+    if len(rounds):
+        passes = runs.set_index("run_id")["accumulation_steps"].reindex(rounds["run_id"]).fillna(1).to_numpy(int)
+        batches = (rounds["local_batch"] // passes).astype(str)
+        lists = batches.groupby([rounds["run_id"], rounds["round"]]).agg("/".join)
+        seen = runs["run_id"].map(lists.groupby(level="run_id").agg(lambda of_run: of_run.mode()[0]))
+        given = seen.where(seen.notna(), given)
+    pairs = zip(given, runs["local_batch"], strict=True)
+    return pd.Series(["" if set(text.split("/")) <= {str(even)} else text for text, even in pairs], runs.index)
+
+
+def _num_classes(runs: pd.DataFrame) -> pd.Series:
+    """What an answer is one of: classes, or the bytes of a text; NaN where that is not on record."""
+    data, given = _column(runs, "data"), pd.to_numeric(_column(runs, "data.num_classes"))
+    tokenizer = _column(runs, "data.tokenizer")
+    known = pd.to_numeric(_column(runs, "num_classes")).fillna(given)
+    known = known.mask(known.isna() & (runs["is_cifar10"].eq(True) | (data == "digits")), 10)
+    is_bytes = (data == "text") & (tokenizer.isna() | (tokenizer == ""))
+    return known.mask(known.isna() & is_bytes, _BYTES).astype(float)
+
+
+def _num_test(runs: pd.DataFrame) -> pd.Series:
+    """Answers that the test accuracy is a mean over: test examples, or tokens; NaN where that is not on record."""
+    known = pd.to_numeric(_column(runs, "num_test")).fillna(pd.to_numeric(_column(runs, "data.num_test")))
+    known = known.mask(known.isna() & runs["is_cifar10"].eq(True), _CIFAR10_TEST)
+    return known.mask(known.isna() & (_column(runs, "data") == "digits"), _DIGITS_TEST).astype(float)
+
+
+# Their workers step alone between synchronisations, so that rules count each one's own batch.
+_STEP_ALONE = ("diloco", "local_sgd")
+
+
+def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
+    """The base rate after its rule, before warm-up and schedule; of workers with uneven batches the first one's."""
+    of_first = pd.to_numeric(runs["local_batches"].str.partition("/")[0], errors="coerce").fillna(runs["local_batch"])
+    own = of_first * pd.to_numeric(runs["accumulation_steps"]).fillna(1)
+    batch = own.where(runs["strategy"].isin(_STEP_ALONE), runs["global_batch"])
+    scale = batch / pd.to_numeric(_column(runs, "optimizer.reference_batch"))
+    rule = runs["lr_rule"].astype(object).fillna("fixed")
+    factors: dict[str, Any] = {
+        "fixed": 1.0,
+        "per_worker": runs["num_workers"],
+        "linear": scale,
+        "sqrt": np.sqrt(scale.astype(float)),
+    }
+    factor = pd.Series(np.nan, index=runs.index)
+    for name, value in factors.items():
+        factor = factor.mask(rule == name, value)
+    return runs["lr"] * factor
