@@ -476,8 +476,11 @@ def test_settings_that_differ_are_told_apart_and_those_that_follow_are_not(tmp_p
 def test_a_learning_rate_for_each_batch_keeps_one_curve_and_is_reported(tmp_path: Path) -> None:
     for batch, lr in ((8, 0.1), (16, 0.2), (32, 0.4)):
         write_run(tmp_path / "s", local_batch=batch, settings={"optimizer.lr": lr})
-    runs = bsweep.load(tmp_path / "s").runs
+    study = bsweep.load(tmp_path / "s")
+    runs = study.runs
     assert analysis.entangled(runs) == ["lr"]
+    (line,) = analysis.caveats(study)
+    assert line.startswith("The base learning rate changes along with the batch size or the workers")
     assert len(analysis.batch_ratios(analysis.cells(runs))) == 2
 
 

@@ -111,6 +111,7 @@ def test_idle_seconds_are_summed_over_rounds_and_held_against_the_baseline(tmp_p
     low, high = stats.t.interval(0.95, df=2, loc=np.mean(totals), scale=stats.sem(totals))
     assert baseline["idle_seconds"] == pytest.approx(np.mean(totals))
     assert baseline["idle_seconds_ci95"] == pytest.approx((high - low) / 2)
+    assert baseline[f"{NODES[2]}_ci95"] == pytest.approx((high - low) / 2 * 14.6 / 20.6)
     assert np.isnan(baseline["change"])
     idle = 10 * sum(3.172 - seconds for seconds in round_seconds((4,) * 4, (100, 104, 145, 117)))
     assert by_flops["change"] == pytest.approx(idle / 20.6 - 1)

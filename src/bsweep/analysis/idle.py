@@ -50,10 +50,10 @@ def idle_table(study: Study) -> pd.DataFrame:
 
     Rounds that the end of an epoch cuts short do not count, if a run has whole ones.
 
-    Columns: `n`; `rounds` of a run; a column `NODE` for each worker and `idle_seconds`, their total with
-    `idle_seconds_ci95`, summed over `shown_rounds`: those of the baseline, to which runs with more or fewer rounds are
-    scaled; `change` of the total against the baseline, as a fraction, from runs of equal seed where there are any, with
-    `change_ci95`; `idle_seconds_per_round`; `idle_share` and `exchange_share` of the workers' time;
+    Columns: `n`; `rounds` of a run; a column `NODE` for each worker and `idle_seconds`, their total, each with its
+    interval `<name>_ci95`, summed over `shown_rounds`: those of the baseline, to which runs with more or fewer rounds
+    are scaled; `change` of the total against the baseline, as a fraction, from runs of equal seed where there are any,
+    with `change_ci95`; `idle_seconds_per_round`; `idle_share` and `exchange_share` of the workers' time;
     `examples_per_second`, and `tokens_per_second` of text. The baseline is the allocation `uniform` without lists,
     everything else being equal; without it nothing is scaled, and `change` is NaN.
     """
@@ -68,7 +68,7 @@ def idle_table(study: Study) -> pd.DataFrame:
     means = ["rounds", "shown_rounds", *nodes, "idle_seconds"]
     whole = over_seeds(runs, keys, [*means, *others])
     grouped = runs.groupby(keys)
-    table = whole[["n", *means, "idle_seconds_ci95"]]
+    table = whole[["n", *means, *(f"{name}_ci95" for name in idle)]]
     changes = {key: _change(cell, runs) for key, cell in grouped}
     change = pd.DataFrame.from_dict(changes, orient="index").to_numpy(float).reshape(-1, 2)
     table = table.assign(change=change[:, 0], change_ci95=change[:, 1])
@@ -77,7 +77,7 @@ def idle_table(study: Study) -> pd.DataFrame:
 
 def node_columns(table: pd.DataFrame) -> list[str]:
     """The columns `NODE` of an `idle_table`."""
-    return [str(name) for name in table if str(name).startswith("node ")]
+    return [str(name) for name in table if str(name).startswith("node ") and not str(name).endswith("_ci95")]
 
 
 def loss_by_time(study: Study) -> pd.DataFrame:

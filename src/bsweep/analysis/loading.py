@@ -83,7 +83,7 @@ _NUMBERS = ("lr", "start_seconds", "tokens_per_second")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Study:
-    """What was measured. `runs` and `epochs` have at least `RUN_COLUMNS` and `EPOCH_COLUMNS`.
+    """What was measured. `runs` and `epochs` have at least `RUN_COLUMNS` and `EPOCH_COLUMNS` of this module.
 
     `runs` goes on with `SETTING_COLUMNS`, `OTHER_COLUMNS` and every other setting by its dotted name, such as
     `optimizer.momentum`. Of runs that end with a round, `train_loss` is the last round's and `train_accuracy` NaN, for

@@ -234,8 +234,8 @@ def failures(runs: pd.DataFrame) -> pd.DataFrame:
 
 def caveats(study: Study) -> list[str]:
     """What a reader of a study's tables and figures should know of its cells, in sentences."""
-    mixed = entangled(study.runs)
-    lines = [f"{name} changes along with the batch size or the workers: curves show both effects." for name in mixed]
+    changing = [_CHANGING.get(name, f"{name} changes") for name in entangled(study.runs)]
+    lines = [f"{what} along with the batch size or the workers: curves show both effects." for what in changing]
     completed = study.runs["status"] == "completed"
     repeated = int(by_cell(study.runs[completed]).set_index("seed", append=True).index.duplicated().sum())
     if repeated:
@@ -244,6 +244,9 @@ def caveats(study: Study) -> list[str]:
             "averaged first, for n and intervals are over seeds."
         )
     return lines
+
+
+_CHANGING = {"threads": "The threads of a worker change", "lr": "The base learning rate changes"}
 
 
 def cell_means(study: Study, by_run: pd.DataFrame) -> pd.DataFrame:
