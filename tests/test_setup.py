@@ -276,7 +276,8 @@ def test_a_folder_that_cannot_be_written_to_is_a_sentence(checkout: Checkout, tm
     assert checkout.pip_calls() == []
 
 
-def test_an_end_in_mid_compile_leaves_nothing_behind(checkout: Checkout, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_an_end_in_mid_compile_leaves_nothing_behind(checkout: Checkout, tmp_path: Path, end: signal.Signals) -> None:
     """Neither processes nor files, although the compiler has started another process."""
     temporary, started = tmp_path / "temporary", tmp_path / "started"
     temporary.mkdir()
@@ -290,8 +291,8 @@ def test_an_end_in_mid_compile_leaves_nothing_behind(checkout: Checkout, tmp_pat
         time.sleep(0.02)
     compiling = [psutil.Process(int(word)) for word in started.read_text().split()]
     assert len(compiling) == 2 and any(temporary.rglob("half.o"))
-    setup.terminate()
-    assert setup.wait(60) == 128 + signal.SIGTERM
+    setup.send_signal(end)
+    assert setup.wait(60) == 128 + end
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in compiling)
     assert not any(temporary.iterdir())
     assert [path.name for path in checkout.cached.iterdir()] == ["build.log"]
