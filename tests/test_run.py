@@ -13,10 +13,12 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
-from bsweep import launch
+from bsweep import launch, worker
 from bsweep.config import HorovodrunConfig
 from bsweep.launch.processes import environment
+from bsweep.place import Place, num_cores
 from bsweep.runlog import RunPaths, read_records
 from tests.running import TINY, bsweep, compose, imported_first, tool
 
@@ -431,6 +433,17 @@ def test_more_workers_than_cores_is_a_warning_on_record(tmp_path: Path) -> None:
     assert result.returncode == 0 and f"{workers} workers share" in result.stderr
     (paths,) = runs(tmp_path)
     assert any(f"{workers} workers share" in warning for warning in summary(paths)["warnings"])
+
+
+def test_threads_of_a_worker_are_as_many_as_asked_and_on_record(tmp_path: Path) -> None:
+    before, more = torch.get_num_threads(), num_cores() + 1
+    config = compose(f"launch.threads_per_worker={more}", "launch=inline", "strategy=single", "local_batch=8", *QUICK)
+    assert f"launch.threads_per_worker={more}" in launch.check(config)[0]
+    paths = RunPaths(tmp_path)
+    worker.train(config, paths, Place())
+    torch.set_num_threads(before)
+    assert read_records(paths.metrics)[0][0]["threads"] == more
+    assert Place(local_workers=2).threads(None) == max(1, num_cores() // 2) and Place().threads(3) == 3
 
 
 def test_missing_horovod_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

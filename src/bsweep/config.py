@@ -13,7 +13,7 @@ import json
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -330,6 +330,7 @@ class LaunchConfig(_Section):
 
     slowdown: tuple[Annotated[float, Field(ge=1, allow_inf_nan=False)], ...] | None
     memory_limit_mb: tuple[Positive, ...] | None
+    threads_per_worker: Count | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -480,7 +481,11 @@ class RunConfig(_Section):
     @property
     def run_id(self) -> str:
         """A readable name and a hash of all that changes the numbers, e.g. `b64_w4_horovod_s0-1a2b3c4d`."""
-        numbers = {key: value for key, value in _flatten(asdict(self)) if key not in _CHANGES_NO_NUMBER}
+        numbers = {
+            key: value
+            for key, value in _flatten(asdict(self))
+            if key not in _CHANGES_NO_NUMBER and (key, value) not in _ADDED_LATER
+        }
         numbers["examples_per_step"] = self.examples_per_step
         digest = hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:8]
         batch, workers = self.examples_per_pass, self.num_workers
@@ -503,6 +508,9 @@ _CHANGES_NO_NUMBER = {
     "launch.stall_timeout_seconds",
     "strategy.loss_timeout_seconds",
 }
+
+# Keys that runs of earlier versions do not have, with the values that change nothing for them: their ids stay.
+_ADDED_LATER = (("launch.threads_per_worker", None),)
 
 _ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
 
@@ -839,10 +847,10 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def _keys(schema: type, prefix: str = "") -> Iterator[str]:
     hints = typing.get_type_hints(schema)
-    for field in fields(schema):
-        yield f"{prefix}{field.name}"
-        hint = hints[field.name]
+    for one in fields(schema):
+        yield f"{prefix}{one.name}"
+        hint = hints[one.name]
         variants = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         for variant in variants:
             if is_dataclass(variant) and isinstance(variant, type):
-                yield from _keys(variant, f"{field.name}.")
+                yield from _keys(variant, f"{one.name}.")

@@ -21,6 +21,10 @@ class Place:
     def is_server(self) -> bool:
         return self.rank >= self.num_workers
 
+    def threads(self, wanted: int | None) -> int:
+        """Threads that this process computes with: as many as wanted, by default its part of the machine's cores."""
+        return wanted or max(1, num_cores() // self.local_workers)
+
     @classmethod
     def from_environment(cls, num_servers: int = 0) -> Place:
         """The place that horovodrun or torchrun gave to this process; a lone worker's where there is none."""

@@ -25,7 +25,7 @@ from bsweep.clock import Slowdown, StepClock
 from bsweep.config import ImageConfig, RunConfig, read
 from bsweep.data import augment, plan
 from bsweep.errors import Diverged, Stopped, errors_reported
-from bsweep.place import Place, num_cores
+from bsweep.place import Place
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.strategies import Strategy
 from bsweep.vector import Vector
@@ -118,7 +118,7 @@ def train(
         Stopped: on all workers alike, in a state that is saved.
         WorkerLost: another worker ended.
     """
-    torch.set_num_threads(max(1, num_cores() // place.local_workers))
+    torch.set_num_threads(place.threads(config.launch.threads_per_worker))
     device = choose_device(config, place)
     _reset_peak_memory(device)
     with RunLog(paths.metrics) as log:

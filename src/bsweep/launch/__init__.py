@@ -56,7 +56,7 @@ def check(config: RunConfig) -> list[str]:
         )
     match config.launch:
         case InlineConfig():
-            return []
+            return processes.too_many_threads(config)
         case HorovodrunConfig() | TorchrunConfig():
             return [*processes.check(config, config.launch), *_theory(config)]
 

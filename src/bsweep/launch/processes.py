@@ -47,7 +47,15 @@ def check(config: RunConfig, launch: ProcessesConfig) -> list[str]:
     if (not gpus or config.device == "cpu") and processes > cores:
         kinds = f"{workers} workers" + f" and {processes - workers} servers" * (processes > workers)
         return [f"{kinds} share {cores} cores: their times say little about workers with cores of their own"]
-    return []
+    return too_many_threads(config)
+
+
+def too_many_threads(config: RunConfig) -> list[str]:
+    """A warning where workers on this machine are given more threads than it has cores."""
+    threads, workers, cores = config.launch.threads_per_worker, config.num_workers, num_cores()
+    if threads is None or threads * workers <= cores:
+        return []
+    return [f"launch.threads_per_worker={threads} x {workers} workers share {cores} cores: their threads take turns"]
 
 
 def launch(
