@@ -118,7 +118,8 @@ def _round(config: Mapping[str, Any], epoch: int, number: int) -> dict[str, Any]
             epoch=epoch, round=number, workers=tuple(workers), local_batches=tuple(batches), local_steps=tuple(steps),
             began_seconds=(began,) * len(workers), compute_seconds=tuple(compute),
             idle_seconds=tuple(max(compute) - seconds for seconds in compute),
-            exchange_seconds=(ROUND_EXCHANGE_SECONDS,) * len(workers), num_examples=examples,
+            exchange_seconds=(ROUND_EXCHANGE_SECONDS,) * len(workers), codec_seconds=None,
+            exposed_exchange_seconds=(ROUND_EXCHANGE_SECONDS,) * len(workers), num_examples=examples,
             train_loss=3 + 4 / (1 + number * examples / 5_000) + 0.02 * config["seed"], is_whole=True,
         )
     )  # fmt: skip
@@ -260,7 +261,7 @@ def _epoch(config: Mapping[str, Any], epoch: int, num_train: int) -> dict[str, A
             train_accuracy=accuracy, test_loss=2.4 * (1 - accuracy) + 0.1, test_accuracy=accuracy - 0.03,
             images_per_second=num_train / seconds, tokens_per_second=None, step_seconds_p50=seconds / num_steps,
             step_seconds_p95=1.2 * seconds / num_steps, learning_rate=0.1, global_batch=batch * workers,
-            peak_memory_bytes=None, **traffic,
+            peak_memory_bytes=None, codec_seconds=None, exposed_exchange_seconds=traffic["exchange_seconds"], **traffic,
         )
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ from torch.optim import AdamW
 from bsweep import data, models
 from bsweep.config import DiLoCoConfig, RunConfig
 from bsweep.data import augment
+from bsweep.place import Place
 from bsweep.runlog import RunPaths, read_records
+from bsweep.strategies.diloco import Arrivals
+from bsweep.strategies.eager import EagerDiLoCo
 from tests.running import TINY, bsweep, compose, imported_first, write_text
 from tests.test_equivalence import (  # noqa: F401 (the fixture ends the processes that `trained` starts)
     CONTRACT,
@@ -191,6 +195,13 @@ def test_the_sum_may_be_anyones(algorithm: str) -> None:
         torch.testing.assert_close(worker["parameters"], expected, rtol=1e-9, atol=1e-11)
 
 
+def test_messages_are_counted_on_the_worker_with_most_of_them() -> None:
+    """Of three workers in a tree the first takes part in all four messages, the others in two each."""
+    first, *_ = diloco(3, *UNEVEN[3], "strategy.algorithm=tree")
+    rounds = [sum(record["epoch"] == epoch for record in first["rounds"]) for epoch in (1, 2)]
+    assert [epoch["exchange_steps"] for epoch in first["epochs"]] == [4 * number for number in rounds]
+
+
 def test_a_codec_sends_less_and_keeps_workers_equal() -> None:
     plain, *_ = diloco(3, *UNEVEN[3], "precision=fp32")
     vector_bytes = 4 * len(plain["parameters"])
@@ -199,6 +210,7 @@ def test_a_codec_sends_less_and_keeps_workers_equal() -> None:
     assert sent == pytest.approx([number * 2 * 2 / 3 * vector_bytes for number in rounds], rel=0.01)
     for codec, part in ((("compression=fp16",), 0.5), (("compression=topk", "compression.density=0.05"), 0.15)):
         workers = diloco(3, *UNEVEN[3], "precision=fp32", *codec)
+        assert all(epoch["codec_seconds"] > 0 for epoch in workers[0]["epochs"])
         assert all(torch.equal(worker["parameters"], workers[0]["parameters"]) for worker in workers)
         assert workers[0]["moved"] > 0.001 and not torch.equal(workers[0]["parameters"], plain["parameters"])
         assert [epoch["sent_bytes"] for epoch in workers[0]["epochs"]] == pytest.approx(
@@ -249,12 +261,13 @@ def test_a_rounds_times_add_up(overlap: str) -> None:
     rounds, epochs = workers[0]["rounds"], workers[0]["epochs"]
     assert [record["round"] for record in rounds] == list(range(1, len(rounds) + 1))
     assert all(record["workers"] == [0, 1] and record["local_batches"] == [5, 9] for record in rounds)
-    keys = ("began_seconds", "compute_seconds", "idle_seconds", "exchange_seconds")
+    keys = ("began_seconds", "compute_seconds", "idle_seconds", "exposed_exchange_seconds", "exchange_seconds")
     before, epoch = torch.zeros(2, dtype=torch.float64), 1
     for record in rounds:
-        began, compute, idle, exchange = (torch.tensor(record[key], dtype=torch.float64) for key in keys)
-        arrived, released = began + compute, began + compute + idle + exchange
-        assert compute.min() > 0 and idle.min() >= 0 and exchange.min() > -1e-9
+        began, compute, idle, exposed, travel = (torch.tensor(record[key], dtype=torch.float64) for key in keys)
+        arrived, released = began + compute, began + compute + idle + exposed
+        assert compute.min() > 0 and idle.min() >= 0 and exposed.min() > -1e-9
+        assert travel.min() > 0, "it is timed where it travels, hidden or not"
         if overlap == "false":
             torch.testing.assert_close(idle, arrived.max() - arrived, rtol=0, atol=1e-6)
             assert idle[arrived.argmax()] == 0
@@ -263,12 +276,15 @@ def test_a_rounds_times_add_up(overlap: str) -> None:
         before, epoch = released, record["epoch"]
     assert min(rounds[0]["began_seconds"]) == 0
     for number, of_epoch in enumerate(epochs, 1):
-        idle, exchange = (
+        idle, exposed, travel = (
             torch.tensor([record[key] for record in rounds if record["epoch"] == number], dtype=torch.float64)
             for key in keys[2:]
         )
         assert of_epoch["worker_wait_seconds"] == pytest.approx(idle.sum(dim=0).tolist(), abs=1e-6)
-        assert of_epoch["exchange_seconds"] == pytest.approx(float(exchange.mean(dim=1).sum()), abs=1e-6)
+        exchange = float(travel.min(dim=1).values.sum())
+        assert of_epoch["exchange_seconds"] == pytest.approx(exchange, abs=1e-6) and of_epoch["codec_seconds"] is None
+        not_hidden = float(exposed.mean(dim=1).sum()) if overlap == "true" else exchange
+        assert of_epoch["exposed_exchange_seconds"] == pytest.approx(not_hidden, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -338,6 +354,37 @@ def test_steps_of_a_network_aware_run_follow_the_exchange_that_is_measured(tmp_p
     rounds = [record for record in read_records(RunPaths(folder).metrics)[0] if record["type"] == "round"]
     assert [record["local_steps"] for record in rounds[:3]] == [[1, 1]] * 3
     assert min(rounds[3]["local_steps"]) >= 3
+
+
+def test_a_network_aware_run_goes_by_the_exchange_itself_though_computing_hides_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps of 0.1 s, and 1 s of travel and codec of which nothing is exposed: a tenth of the time is 90 steps."""
+    point = ("strategy.overlap=true", "allocation=network_aware", "allocation.local_steps=[90,90]")
+    share = ("allocation.adapt_every=2", "allocation.max_exchange_share=0.1", "strategy.sync_every=90")
+    config = compose("local_batch=8", "num_workers=2", "strategy=diloco", *point, *share)
+    assert isinstance(config.strategy, DiLoCoConfig)
+    monkeypatch.setattr("bsweep.strategies.diloco._exchange", lambda *_: SimpleNamespace(has_codec=True))
+    worker = EagerDiLoCo(config, config.strategy, Place(0, 2))
+    for number in range(1, 5):
+        began = torch.full((2,), 10.0 * number, dtype=torch.float64)
+        arrived = began + 9
+        worker._close_round(
+            1, number, arrivals(began, arrived, released=arrived, spent=[0.75, 0.25]), float(arrived[0])
+        )
+    assert [share.num_steps for share in worker.shares] == [90, 90]
+    begun = torch.full((2,), 50.0, dtype=torch.float64)
+    for number in (5, 6):
+        rare = arrivals(begun, begun + 9, released=begun + 9, spent=[1.5, 0.5])
+        worker._close_round(1, number, rare, float(begun[0]) + 9)
+    assert [share.num_steps for share in worker.shares] == [180, 180]
+
+
+def arrivals(began: Tensor, arrived: Tensor, released: Tensor, spent: list[float]) -> Arrivals:
+    """Of two workers that took whole rounds of 90 steps of 8 examples."""
+    examples, steps = (torch.full((2,), number, dtype=torch.float64) for number in (720.0, 90.0))
+    sums, both = torch.ones(2, 3, dtype=torch.float64), torch.tensor([spent, spent], dtype=torch.float64)
+    return Arrivals((0, 1), sums, examples, examples, steps, began, arrived, released, both)
 
 
 def test_dgc_takes_the_outer_momentum_over_whatever_may_be_lost() -> None:

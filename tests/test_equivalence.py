@@ -241,6 +241,19 @@ def test_buckets_travel_while_the_backward_pass_goes_on() -> None:
     assert set(first["sent_early"]) == {0}
 
 
+def test_what_travels_is_timed_apart_from_what_hides_it_and_from_what_compresses_it() -> None:
+    plain, *_ = trained(2, "strategy=allreduce")
+    compressed, *_ = trained(2, "strategy=allreduce", "compression=signsgd", "precision=fp32")
+    hidden, *_ = trained(2, "strategy=horovod", "strategy.buckets=3")
+    for run in (plain, compressed):
+        for epoch in run["epochs"]:
+            assert epoch["exchange_seconds"] == epoch["exposed_exchange_seconds"] > 0
+    assert all(epoch["codec_seconds"] is None for epoch in (*plain["epochs"], *hidden["epochs"]))
+    assert all(epoch["codec_seconds"] > 0 for epoch in compressed["epochs"])
+    for epoch in hidden["epochs"]:
+        assert epoch["exchange_seconds"] is None and epoch["exposed_exchange_seconds"] > 0
+
+
 def test_split_evaluation_and_training_metrics_are_those_of_one_worker() -> None:
     many, one = trained(3, "strategy=horovod", "global_batch=24")[0]["epochs"], oracle(24)["epochs"]
     for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):

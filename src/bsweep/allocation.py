@@ -77,7 +77,7 @@ class Probe:
     schema: int
     probed: dict[str, Any]
     workers: tuple[ProbedWorker, ...]
-    exchange_seconds: float  # of one exchange of the whole vector, nobody waiting
+    exchange_seconds: float  # of one exchange of the whole vector with its codec, nobody waiting
 
 
 def probe_path(config: RunConfig) -> Path:
@@ -96,6 +96,7 @@ def probed_of(config: RunConfig) -> dict[str, Any]:
         "optimizer.name": config.optimizer.name,
         "launch.slowdown": config.launch.slowdown,
         "launch.memory_limit_mb": config.launch.memory_limit_mb,
+        "launch.threads_per_worker": config.launch.threads_per_worker,
         **_exchange_of(config),
     }
     plain: dict[str, Any] = json.loads(json.dumps(keys))

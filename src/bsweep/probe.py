@@ -33,7 +33,7 @@ from bsweep.config import (
     read,
 )
 from bsweep.errors import errors_reported, is_out_of_memory
-from bsweep.place import Place, num_cores
+from bsweep.place import Place
 from bsweep.runlog import RunLog, RunPaths
 from bsweep.strategies import Strategy
 from bsweep.strategies.horovod import PLAIN
@@ -55,7 +55,7 @@ def measure(config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callab
         MemoryError: not even one example fits this worker.
         WorkerLost: another worker ended.
     """
-    torch.set_num_threads(max(1, num_cores() // place.local_workers))
+    torch.set_num_threads(place.threads(config.launch.threads_per_worker))
     device = worker.choose_device(config, place)
     with RunLog(paths.metrics) as log:
         job = worker._prepare(_with_exchange(config), place, paths, device, log, on_step)
@@ -235,7 +235,7 @@ def _peak_flops(job: Job) -> float:
 
 
 def _exchange_seconds(job: Job) -> float:
-    """One exchange of the whole vector as the strategy counts it, without waits for others; the median of a few."""
+    """One exchange of the whole vector and a codec's computing for it, nobody waiting; the median of a few."""
     if job.place.num_workers == 1:
         return 0.0
     seconds = []
@@ -243,9 +243,10 @@ def _exchange_seconds(job: Job) -> float:
         job.vector.gradients.normal_()
         job.strategy.traffic()  # all workers meet here
         job.strategy.step()
-        exchange = job.strategy.traffic().exchange_seconds
-        assert exchange is not None, job.config.strategy
-        seconds.append(exchange)
+        traffic = job.strategy.traffic()
+        exposed = traffic.exposed_exchange_seconds  # all of it: nothing computes meanwhile
+        assert exposed is not None, job.config.strategy
+        seconds.append(exposed + (traffic.codec_seconds or 0.0))
         job.heartbeat()
     return statistics.median(seconds[1:])
 

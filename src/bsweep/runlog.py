@@ -114,11 +114,13 @@ class Epoch:
 
     `train_seconds` counts training steps only. `train_loss` and `train_accuracy` are means over the epoch's
     training examples (of a text over their tokens), taken while training; `test_*` over the whole test set.
-    `images_per_second` counts examples, of a text its sequences. `exchange_seconds` is the part of the
-    training time in which the slowest worker's data travelled, `wait_seconds` the mean time a worker waited for it,
-    `worker_wait_seconds` each worker's; `sent_bytes` is the mean over workers, `exchange_steps`
-    counts messages that had to follow one another. `servers` says what each parameter
-    server did, see `bsweep.strategies.base.ServerLoad`.
+    `images_per_second` counts examples, of a text its sequences. `exchange_seconds` is the time in which data travelled
+    and nobody waited, hidden behind computing or not; `exposed_exchange_seconds` what of it was not hidden, all where
+    nothing is; `codec_seconds` what compressing and decompressing took, the mean over workers, null without a codec;
+    `wait_seconds` the mean time for which a worker was ready to send and waited for the slowest, `worker_wait_seconds`
+    each worker's. `sent_bytes` is the mean over workers, `exchange_steps` counts messages that had to follow one
+    another, on the worker with most of them. `servers` says what each parameter server did, see
+    `bsweep.strategies.base.ServerLoad`.
     """
 
     epoch: int  # from 1
@@ -133,6 +135,8 @@ class Epoch:
     step_seconds_p50: float
     step_seconds_p95: float
     exchange_seconds: float | None
+    exposed_exchange_seconds: float | None
+    codec_seconds: float | None
     wait_seconds: float | None
     worker_wait_seconds: tuple[float, ...] | None
     sent_bytes: int | None
@@ -151,7 +155,10 @@ class Round:
     """Local steps of several workers and the synchronisation after them.
 
     Tuples have an entry for each of `workers`, the ranks that took part. Each worker computes, is idle until the last
-    one arrives, and exchanges: `began_seconds` says when it began, on rank 0's clock since its first round began.
+    one arrives, and is held up by the exchange: `began_seconds` says when it began, on rank 0's clock since its first
+    round began, and `exposed_exchange_seconds` lasts from the last arrival until it goes on, its codec's computing
+    included. In `exchange_seconds` its data travelled and in `codec_seconds` (null: none) its codec computed, hidden
+    behind the next round's computing or not.
     `train_loss` is the mean over all `num_examples` of the round. One that an epoch's end cuts short is not `is_whole`.
     """
 
@@ -163,7 +170,9 @@ class Round:
     began_seconds: tuple[float, ...]
     compute_seconds: tuple[float, ...]
     idle_seconds: tuple[float, ...]
+    exposed_exchange_seconds: tuple[float, ...]
     exchange_seconds: tuple[float, ...]
+    codec_seconds: tuple[float, ...] | None
     train_loss: float | None
     num_examples: int
     is_whole: bool

@@ -347,7 +347,8 @@ def _numbered_records(run: Run, kind: Literal["epoch", "round"]) -> list[dict[st
 _BY_WORKER = {
     "worker": "workers",
     "local_batch": "local_batches",
-    **{name: name for name in ("local_steps", "began_seconds", "compute_seconds", "idle_seconds", "exchange_seconds")},
+    **{name: name for name in ("local_steps", "began_seconds", "compute_seconds", "idle_seconds")},
+    "exchange_seconds": "exposed_exchange_seconds",
 }
 
 
@@ -355,6 +356,7 @@ def _round_rows(run: Run) -> list[dict[str, Any]]:
     """The rounds of a run by worker."""
     rows: list[dict[str, Any]] = []
     for record in _numbered_records(run, "round"):
+        record.setdefault("exposed_exchange_seconds", record["exchange_seconds"])  # of records before it had that name
         of_all = {name: record[name] for name in ("run_id", "epoch", "round", "train_loss", "num_examples", "is_whole")}
         values = zip(*(record[name] for name in _BY_WORKER.values()), strict=True)
         rows += [of_all | dict(zip(_BY_WORKER, of_worker, strict=True)) for of_worker in values]

@@ -41,20 +41,23 @@ class ServerLoad:
     queue_seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What the exchanges of an epoch cost; None is not measured.
+    """What the exchanges of an epoch cost; None is not measured, or of a codec that there is none.
 
-    Bytes are means over workers. `exchange_steps`: messages that had to follow one another.
-    `exchange_seconds`: while data travelled and nobody waited. `worker_wait_seconds`:
-    before that, for slower workers, by worker.
+    Bytes are means over workers. `exchange_steps`: messages that had to follow one another, of the worker with most.
+    `exchange_seconds`: while data travelled and nobody waited, hidden behind computing or not.
+    `exposed_exchange_seconds`: the part of that which computing did not hide. `codec_seconds`: compressing and
+    decompressing, the mean of workers. `worker_wait_seconds`: ready to send until the slowest was, by worker.
     """
 
-    sent_bytes: int | None
-    received_bytes: int | None
-    exchange_steps: int | None
-    exchange_seconds: float | None
-    worker_wait_seconds: tuple[float, ...] | None
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    exchange_steps: int | None = None
+    exchange_seconds: float | None = None
+    exposed_exchange_seconds: float | None = None
+    codec_seconds: float | None = None
+    worker_wait_seconds: tuple[float, ...] | None = None
     servers: tuple[ServerLoad, ...] | None = None
 
 
@@ -79,18 +82,29 @@ class Meter:
     received_bytes: int = 0
     num_steps: int = 0
     seconds: list[float] = field(default_factory=list)  # one for each exchange, waiting for others included
+    codec_seconds: float | None = None
 
     @contextmanager
-    def exchange(self, vector: Tensor) -> Iterator[None]:
-        if vector.is_cuda:
-            torch.cuda.current_stream(
-                vector.device
-            ).synchronize()  # the clock must not count the rest of the backward pass
-        start = time.perf_counter()
+    def exchange(self, tensor: Tensor) -> Iterator[None]:
+        """Time that `tensor` travels, from when this worker is ready to send it."""
+        start = _time_on(tensor)
         yield
-        if vector.is_cuda:
-            torch.cuda.current_stream(vector.device).synchronize()
-        self.seconds.append(time.perf_counter() - start)
+        self.seconds.append(_time_on(tensor) - start)
+
+    @contextmanager
+    def codec(self, gradients: Tensor) -> Iterator[None]:
+        """Time what a codec computes: all but the exchanges within, so that nobody seems to wait while it computes."""
+        start, num_before = _time_on(gradients), len(self.seconds)
+        yield
+        computed = _time_on(gradients) - start - sum(self.seconds[num_before:])
+        self.codec_seconds = (self.codec_seconds or 0.0) + computed
+
+
+def _time_on(tensor: Tensor) -> float:
+    """The clock, once a GPU has done what it was given: the clock must not count the rest of the backward pass."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
+    return time.perf_counter()
 
 
 class Strategy(ABC):
@@ -108,6 +122,9 @@ class Strategy(ABC):
 
     is_finished = False
     """The run ends here, whatever epochs are left."""
+
+    hides_exchange = False
+    """Data travel while workers compute, and are timed only from when computing is over."""
 
     stop_reason: str | None = None
     """Why to stop after this round, in a state that a later run goes on from."""
@@ -177,13 +194,20 @@ class Strategy(ABC):
         All workers leave an exchange together, and the last to arrive waits for nobody: its time is the exchange.
         """
         meter, self.meter = self.meter, Meter()
-        counts = [meter.sent_bytes, meter.received_bytes, meter.num_steps]
+        counts = [meter.sent_bytes, meter.received_bytes, meter.num_steps, meter.codec_seconds or 0.0]
         every = self.gather(torch.tensor([*counts, *meter.seconds], dtype=torch.float64))
+        sent, received, num_steps, codec_seconds = every[:, : len(counts)].T
         seconds = every[:, len(counts) :]
-        exchange = seconds.min(dim=0).values.sum()  # 0 where there was none
-        sent, received = (int(number) for number in every[:, :2].mean(dim=0))
-        waits = seconds.sum(dim=1) - exchange
-        return Traffic(sent, received, int(every[:, 2].max()), float(exchange), tuple(waits.tolist()))
+        exchange = float(seconds.min(dim=0).values.sum())  # 0 where there was none
+        return Traffic(
+            sent_bytes=int(sent.mean()),
+            received_bytes=int(received.mean()),
+            exchange_steps=int(num_steps.max()),
+            exchange_seconds=None if self.hides_exchange else exchange,
+            exposed_exchange_seconds=exchange,
+            codec_seconds=None if meter.codec_seconds is None else float(codec_seconds.mean()),
+            worker_wait_seconds=tuple((seconds.sum(dim=1) - exchange).tolist()),
+        )
 
     def state(self) -> dict[str, Any]:
         """What all workers know alike, of a run that is to be taken up again."""

@@ -56,8 +56,8 @@ class DDP(TorchStrategy):
     def traffic(self) -> Traffic:
         meter, self.meter = self.meter, Meter()
         if self._config.hook == "powersgd" and self.num_workers > 1:
-            return Traffic(None, None, None, None, None)
-        return Traffic(meter.sent_bytes, meter.received_bytes, None, None, None)
+            return Traffic()
+        return Traffic(sent_bytes=meter.sent_bytes, received_bytes=meter.received_bytes)
 
     def _hook(self) -> tuple[Any, Any]:
         match self._config.hook:

@@ -45,11 +45,22 @@ class Arrivals:
     began: Tensor
     arrived: Tensor
     released: Tensor  # when it went on
+    spent: Tensor  # (members, 2): seconds in which its data travelled, and in which its codec computed
 
     def without(self, lost: Sequence[int]) -> Arrivals:
         rows = [row for row, member in enumerate(self.members) if member not in lost]
         values = {f.name: getattr(self, f.name)[rows] for f in dataclasses.fields(self)[1:]}
         return Arrivals(tuple(self.members[row] for row in rows), **values)
+
+
+@dataclass
+class OfEpoch:
+    """Seconds of an epoch so far; see `Traffic`."""
+
+    waits: Tensor  # (workers,)
+    exchange: float = 0.0
+    exposed: float = 0.0
+    codec: float = 0.0
 
 
 class DiLoCo(Strategy):
@@ -70,8 +81,7 @@ class DiLoCo(Strategy):
         self._train_seconds = 0.0
         self._origin: float | None = None  # of the run's times, on the first worker's clock
         self._last_end = 0.0  # of a round, since the origin
-        self._waits = torch.zeros(place.num_workers, dtype=torch.float64)  # of this epoch
-        self._exchange_seconds = 0.0  # of this epoch
+        self._of_epoch = OfEpoch(torch.zeros(place.num_workers, dtype=torch.float64))
         self._least_steps = min(share.num_steps for share in self.shares)
         self._compute_seconds: list[Tensor] = []  # of a step by worker, for each round since the last allocation
 
@@ -127,11 +137,17 @@ class DiLoCo(Strategy):
     def traffic(self) -> Traffic:
         meter, self._exchange.meter = self._exchange.meter, Meter()
         counts = torch.tensor([meter.sent_bytes, meter.received_bytes, meter.num_steps], dtype=torch.float64)
-        sent, received, num_steps = (int(count) for count in self.gather(counts).mean(dim=0))
-        traffic = Traffic(sent, received, num_steps, self._exchange_seconds, tuple(self._waits.tolist()))
-        self._exchange_seconds = 0.0
-        self._waits = torch.zeros_like(self._waits)
-        return traffic
+        sent, received, num_steps = self.gather(counts).T
+        seconds, self._of_epoch = self._of_epoch, OfEpoch(torch.zeros_like(self._of_epoch.waits))
+        return Traffic(
+            sent_bytes=int(sent.mean()),
+            received_bytes=int(received.mean()),
+            exchange_steps=int(num_steps.max()),
+            exchange_seconds=seconds.exchange,
+            exposed_exchange_seconds=seconds.exposed if self._strategy.overlap else seconds.exchange,
+            codec_seconds=seconds.codec if self._exchange.has_codec else None,
+            worker_wait_seconds=tuple(seconds.waits.tolist()),
+        )
 
     def state(self) -> dict[str, Any]:
         return {
@@ -141,7 +157,7 @@ class DiLoCo(Strategy):
             "train_seconds": self._train_seconds,
             "last_end": self._last_end,
             "num_steps": [share.num_steps for share in self.shares],
-            "of_epoch": (self._waits, self._exchange_seconds, dataclasses.asdict(self._exchange.meter)),
+            "of_epoch": (dataclasses.asdict(self._of_epoch), dataclasses.asdict(self._exchange.meter)),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -152,8 +168,9 @@ class DiLoCo(Strategy):
             state[key] for key in ("round", "train_seconds", "last_end")
         )
         self._take_steps(state["num_steps"])
-        waits, self._exchange_seconds, meter = state["of_epoch"]
-        self._waits, self._exchange.meter = waits.cpu(), Meter(**meter)
+        seconds, meter = state["of_epoch"]
+        self._of_epoch = OfEpoch(**{**seconds, "waits": seconds["waits"].cpu()})
+        self._exchange.meter = Meter(**meter)
         self._look_at_the_clock()  # it may have stopped after its last round
 
     def close(self) -> None:
@@ -174,7 +191,8 @@ class DiLoCo(Strategy):
     def _meet(self, own: Tensor) -> Arrivals:
         every = self.gather(own)
         times = (self._on_first_clock(column) for column in every[:, 6:].unbind(dim=1))
-        return Arrivals(self.members, every[:, :3], *every[:, 3:6].unbind(dim=1), *times)
+        spent = torch.zeros(len(every), 2, dtype=torch.float64)  # nothing yet
+        return Arrivals(self.members, every[:, :3], *(*every[:, 3:6].unbind(dim=1), *times, spent))
 
     def _on_first_clock(self, times: Tensor) -> Tensor:
         return times - torch.tensor([self._offsets[member] for member in self.members], dtype=torch.float64)
@@ -192,24 +210,32 @@ class DiLoCo(Strategy):
             weight = self._weight(arrivals.members, arrivals.num_examples, arrivals.num_steps)
             torch.sub(self._anchor.parameters, self._vector.parameters, out=self._anchor.gradients).mul_(weight)
             problem: WorkerLost | None = None
+            spent = [0.0, 0.0]
             try:
                 if self._is_broken:
                     self._regroup()
-                self._exchange.exchange()
+                spent = self._timed_exchange()
             except WorkerLost as error:
                 if self._roll_call is None:
                     raise
                 problem = error
-            every = self.gather(torch.tensor([problem is None, time.monotonic()], dtype=torch.float64))
+            every = self.gather(torch.tensor([problem is None, time.monotonic(), *spent], dtype=torch.float64))
             arrivals = arrivals.without([member for member in arrivals.members if member not in self.members])
             if bool(every[:, 0].all()):
-                return dataclasses.replace(arrivals, released=self._on_first_clock(every[:, 1]))
+                return dataclasses.replace(arrivals, released=self._on_first_clock(every[:, 1]), spent=every[:, 2:])
             if self.members == members:
                 if not may_try_again:
                     raise problem or WorkerLost("the exchange broke off twice on another worker, though all are there")
                 may_try_again = False
                 self._message_timeout *= 2
             self._is_broken = True
+
+    def _timed_exchange(self) -> list[float]:
+        """Exchange, which all workers begin together: seconds of travel, and of the codec's computing."""
+        meter = self._exchange.meter
+        before = sum(meter.seconds), meter.codec_seconds or 0.0
+        self._exchange.exchange()
+        return [sum(meter.seconds) - before[0], (meter.codec_seconds or 0.0) - before[1]]
 
     def _weight(self, members: Sequence[int], num_examples: Tensor, num_steps: Tensor) -> float:
         """How much this worker's move counts, of those of `members`, which took examples and steps (members,).
@@ -232,12 +258,16 @@ class DiLoCo(Strategy):
         if self._origin is None:
             self._origin = float(began.min()) - self._last_end
         idle = (released.clamp(max=last) - arrived).clamp(min=0)
-        exchange = released - arrived - idle
+        exposed = released - arrived - idle
+        travel, codec = arrivals.spent.unbind(dim=1)
         start, end = float(began.min()) - self._origin, float(released.max()) - self._origin
         self._train_seconds += end - max(start, self._last_end)  # rounds may overlap
         self._last_end = end
-        self._waits[list(arrivals.members)] += idle
-        self._exchange_seconds += float(exchange.mean())
+        of_epoch = self._of_epoch
+        of_epoch.waits[list(arrivals.members)] += idle
+        of_epoch.exchange += float(travel.min())
+        of_epoch.exposed += float(exposed.mean())
+        of_epoch.codec += float(codec.mean())
         is_whole = bool(arrivals.num_examples.sum() == arrivals.num_planned.sum())
         loss, _, num_labels = arrivals.sums.sum(dim=0).tolist()
         self.records.append(
@@ -250,14 +280,17 @@ class DiLoCo(Strategy):
                 began_seconds=tuple((began - self._origin).tolist()),
                 compute_seconds=tuple((arrived - began).tolist()),
                 idle_seconds=tuple(idle.tolist()),
-                exchange_seconds=tuple(exchange.tolist()),
+                exposed_exchange_seconds=tuple(exposed.tolist()),
+                exchange_seconds=tuple(travel.tolist()),
+                codec_seconds=tuple(codec.tolist()) if self._exchange.has_codec else None,
                 train_loss=loss / max(1, num_labels) if abs(loss) < float("inf") else None,
                 num_examples=int(arrivals.num_examples.sum()),
                 is_whole=is_whole,
             )
         )
         if is_whole:  # a tail's steps are short
-            self._adapt((arrived - began) / arrivals.num_steps, float(exchange.min()))
+            # The exchange itself counts, not what computing fails to hide of it: with overlap that is about nothing.
+            self._adapt((arrived - began) / arrivals.num_steps, float((travel + codec).min()))
 
     def _look_at_the_clock(self) -> None:
         limit = self._strategy.max_seconds

@@ -73,8 +73,8 @@ class EagerDiLoCo(DiLoCo):
     def _travel(self, own: Tensor) -> Arrivals:
         with torch.cuda.device_of(self._anchor.gradients), torch.cuda.stream(self._stream):
             arrivals = self._meet(own)
-            self._exchange.exchange()  # the host waits for its end
-        return arrivals
+            spent = self._timed_exchange()  # the host waits for its end
+            return replace(arrivals, spent=self.gather(torch.tensor(spent, dtype=torch.float64)))
 
     def _land(self, is_last: bool = False) -> bool:
         """Make the outer step of the round that travels; whether one did."""

@@ -52,6 +52,7 @@ class Horovod(Summing):
         hvd.init()
         self._hvd = hvd
         self._num_buckets = strategy.buckets
+        self.hides_exchange = strategy.buckets > 1 and self.num_workers > 1
         self._operation = hvd.Adasum if strategy.op == "adasum" else hvd.Sum
         if strategy.op == "adasum":
             self.loss_scale = float(self.num_workers)  # it combines local means, not shares of the global one

@@ -34,5 +34,5 @@ class LocalSGD(TorchStrategy):
         parameters = self._vector.parameters
         with self.meter.exchange(parameters):
             self.all_reduce(parameters)
-            parameters.div_(self.num_workers)
+        parameters.div_(self.num_workers)
         self._averaged_at = self._num_steps

@@ -88,11 +88,13 @@ class ParameterServer(TorchStrategy):
         every = self.gather(torch.cat([torch.tensor(own, dtype=torch.float64), self._server_reports()]))
         sent, received, seconds, wait = every[:, : len(own)].T
         reports = every[0, len(own) :].view(len(self._parts), -1)
+        exchange = float((seconds - wait).mean())
         return Traffic(
             sent_bytes=int(sent.mean()),
             received_bytes=int(received.mean()),
             exchange_steps=None,
-            exchange_seconds=float((seconds - wait).mean()),
+            exchange_seconds=exchange,
+            exposed_exchange_seconds=exchange,
             worker_wait_seconds=tuple(wait.tolist()),
             servers=tuple(decode_load(part.share, report) for part, report in zip(self._parts, reports, strict=True)),
         )

@@ -21,5 +21,10 @@ class Single(Strategy):
 
     def traffic(self) -> Traffic:
         return Traffic(
-            sent_bytes=0, received_bytes=0, exchange_steps=0, exchange_seconds=0.0, worker_wait_seconds=(0.0,)
+            sent_bytes=0,
+            received_bytes=0,
+            exchange_steps=0,
+            exchange_seconds=0.0,
+            exposed_exchange_seconds=0.0,
+            worker_wait_seconds=(0.0,),
         )

@@ -37,6 +37,10 @@ class Summing(Strategy):
             num_workers=self.num_workers,
         )
 
+    @property
+    def has_codec(self) -> bool:
+        return self._codec is not None
+
     def begin_epoch(self, epoch: int) -> None:
         if self._codec:
             self._codec.begin_epoch(epoch)
@@ -53,10 +57,12 @@ class Summing(Strategy):
         """
         if self.num_workers == 1:
             return
-        with self.meter.exchange(self._vector.gradients):
-            if self._codec:
-                self._codec.exchange(self._vector.gradients, self)
-            else:
+        gradients = self._vector.gradients
+        if self._codec:
+            with self.meter.codec(gradients):
+                self._codec.exchange(gradients, _Metered(self))
+        else:
+            with self.meter.exchange(gradients):
                 self.sum_gradients()
 
     @abstractmethod
@@ -70,3 +76,19 @@ class Summing(Strategy):
     @abstractmethod
     def all_gather(self, payload: Tensor) -> list[Tensor]:
         """See `Group`."""
+
+
+class _Metered:
+    """The workers' connection for a codec: it times what travels apart from what the codec computes."""
+
+    def __init__(self, strategy: Summing) -> None:
+        self.rank, self.num_workers = strategy.rank, strategy.num_workers
+        self._strategy = strategy
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        with self._strategy.meter.exchange(tensor):
+            self._strategy.all_reduce(tensor)
+
+    def all_gather(self, payload: Tensor) -> list[Tensor]:
+        with self._strategy.meter.exchange(payload):
+            return self._strategy.all_gather(payload)

@@ -1,0 +1,97 @@
+"""What exchanges cost, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from bsweep.place import Place
+from bsweep.strategies.base import Group, Traffic
+from bsweep.strategies.summing import Summing
+from tests.running import compose
+
+
+class Pair(Summing):
+    """One of two workers, whose every message takes `message_seconds`; the other one's numbers are `other`."""
+
+    def __init__(self, clock: list[float], message_seconds: float) -> None:
+        super().__init__(compose("local_batch=8", "num_workers=2"), Place(0, 2))
+        self._vector, self._codec = SimpleNamespace(gradients=torch.zeros(4)), None  # type: ignore[assignment]
+        self.clock, self.message_seconds = clock, message_seconds
+        self.other = torch.zeros(0)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        self.clock[0] += self.message_seconds
+
+    def sum_gradients(self) -> None:
+        self.all_reduce(self._vector.gradients)
+
+    def gather(self, values: Tensor) -> Tensor:
+        return torch.stack([values, self.other])
+
+    def all_gather(self, payload: Tensor) -> list[Tensor]:
+        raise NotImplementedError
+
+    def prepare(self, *_: object) -> None:
+        raise NotImplementedError
+
+
+class TwoMessages:
+    """A codec that computes for so many seconds before, between and after two messages."""
+
+    memory = None
+
+    def __init__(self, clock: list[float], *computing: float) -> None:
+        self.clock, self.computing = clock, computing
+
+    def exchange(self, gradients: Tensor, group: Group) -> None:
+        first, second, third = self.computing
+        self.clock[0] += first
+        group.all_reduce(gradients)
+        self.clock[0] += second
+        group.all_reduce(gradients)
+        self.clock[0] += third
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pair]:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    def make(message_seconds: float, *computing: float) -> Pair:
+        one = Pair(clock, message_seconds)
+        one._codec = TwoMessages(clock, *computing) if computing else None  # type: ignore[assignment]
+        return one
+
+    return make
+
+
+def cost(one: Pair, other_codec: float, *other_messages: float) -> Traffic:
+    one.exchange()
+    one.other = torch.tensor([0, 0, 0, other_codec, *other_messages], dtype=torch.float64)
+    return one.traffic()
+
+
+def test_a_codec_computes_apart_from_what_travels_and_nobody_waits_for_it_while_it_computes(
+    pair: Callable[..., Pair],
+) -> None:
+    """This worker's codec takes 6 s and the other's 14 s: its messages of 4 s are 1 s of travel and 3 s of waiting."""
+    traffic = cost(pair(4.0, 1.0, 2.0, 3.0), 14.0, 1.0, 1.0)
+    assert traffic.exchange_seconds == traffic.exposed_exchange_seconds == 2
+    assert traffic.worker_wait_seconds == (6, 0)
+    assert traffic.codec_seconds == 10
+
+
+def test_what_nobody_measured_is_null_not_zero(pair: Callable[..., Pair]) -> None:
+    one = pair(4.0)
+    traffic = cost(one, 0.0, 3.0)
+    assert traffic.codec_seconds is None
+    assert traffic.exchange_seconds == traffic.exposed_exchange_seconds == 3 and traffic.worker_wait_seconds == (1, 0)
+    one.hides_exchange = True
+    hidden = cost(one, 0.0, 3.0)
+    assert hidden.exchange_seconds is None and hidden.exposed_exchange_seconds == 3
