@@ -233,8 +233,15 @@ def test_batches_are_those_that_workers_had(tmp_path: Path) -> None:
     for allocation in ("uniform", "batch_by_memory"):
         write_rounds(tmp_path / "s", allocation, num_rounds=2)
     write_rounds(tmp_path / "s", "hybrid", num_rounds=2, lists=((16,) * 4, None))
+    given = {"strategy": {"name": "allreduce"}, "allocation.local_batches": [2, 2, 2, 10]}  # of a run without rounds
+    write_run(tmp_path / "s", local_batch=4, num_workers=4, settings=given)
     batches = by_variant(analysis.cells(bsweep.load(tmp_path / "s").runs))["local_batches"].to_dict()
-    assert batches == {"uniform": "", "batch_by_memory": "8/8/32/16", "hybrid": "16/16/16/16"}
+    assert batches == {
+        "diloco uniform": "",
+        "diloco batch_by_memory": "8/8/32/16",
+        "diloco hybrid": "16/16/16/16",
+        "allreduce": "2/2/2/10",
+    }
 
 
 def test_an_exchange_that_overlaps_the_next_round_is_no_time_of_its_own(tmp_path: Path) -> None:
