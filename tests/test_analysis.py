@@ -354,21 +354,20 @@ def test_the_time_to_a_target_is_interpolated_and_may_be_never(tmp_path: Path) -
     write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
     write_run(tmp_path / "s", local_batch=32, status="failed", num_epochs_done=2)
     write_run(tmp_path / "s", local_batch=64, status="diverged", num_epochs_done=2)
+    write_run(tmp_path / "s", local_batch=128, status="diverged", num_epochs_done=0)
     study = bsweep.load(tmp_path / "s")
     curve = [0.2, 0.5, 0.7]
     for batch, accuracies in ((8, curve), (16, [0.65, 0.5, 0.6]), (32, [0.3, 0.4]), (64, [0.3, 0.1])):
         of_batch = study.runs.loc[study.runs["local_batch"] == batch, "run_id"].iloc[0]
         study.epochs.loc[study.epochs["run_id"] == of_batch, "test_accuracy"] = accuracies
-    study.runs["test_accuracy"] = (
-        study.epochs.groupby("run_id")["test_accuracy"].last()[study.runs["run_id"]].to_numpy()
-    )
+    study.runs["test_accuracy"] = study.runs["run_id"].map(study.epochs.groupby("run_id")["test_accuracy"].last())
     times = analysis.time_to_target(study).droplevel(["variant", "num_workers", "seed"])
     assert times["target"].unique().tolist() == [0.63]
-    assert times["reached"].to_dict() == {8: True, 16: True, 64: False}
+    assert times["reached"].to_dict() == {8: True, 16: True, 64: False, 128: False}
     epoch = train_seconds(8, 1) / 3
     assert times.loc[8, "seconds"] == pytest.approx((2 + 0.13 / 0.2) * epoch)
     assert times.loc[16, "seconds"] == pytest.approx(train_seconds(16, 1) / 3), "the first evaluation has it"
-    assert times["seconds"].isna().tolist() == [False, False, True]
+    assert times["seconds"].isna().tolist() == [False, False, True, True]
     never = analysis.time_to_target(study, 0.9)
     assert not never["reached"].any()
 

@@ -50,14 +50,12 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
         target: a fraction; None: `TARGET_SHARE` of the best cell's mean final test accuracy, in whole percents. The
             table is empty where no cell has learned.
     """
-    keys, curves = cell_keys(study.runs), _curves(study)
+    keys, curves, runs = cell_keys(study.runs), _curves(study), keyed(study.runs)
     wanted = _default_target(study) if target is None else target
-    curves = curves[curves["status"].isin(["completed", "diverged"]) & np.isfinite(wanted)]
-    rows = [
-        {**run[["seed", *keys]].iloc[0].to_dict(), "target": wanted, "seconds": _seconds_to(run, wanted)}
-        for _, run in curves.groupby("run_id")
-    ]
-    grouped = pd.DataFrame(rows, columns=[*keys, "seed", "target", "seconds"]).groupby([*keys, "seed"])
+    is_evaluated = (runs["status"] == "completed") & runs["run_id"].isin(curves["run_id"])
+    runs = runs[(is_evaluated | (runs["status"] == "diverged")) & np.isfinite(wanted)]
+    seconds = [_seconds_to(curves[curves["run_id"] == run_id], wanted) for run_id in runs["run_id"]]
+    grouped = runs.assign(target=wanted, seconds=seconds).groupby([*keys, "seed"])
     table = pd.DataFrame({"target": grouped["target"].first(), "reached": grouped["seconds"].count() == grouped.size()})
     return table.assign(seconds=grouped["seconds"].mean().where(table["reached"]))
 
