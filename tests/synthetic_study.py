@@ -141,10 +141,11 @@ def write_run(
     num_train: int = NUM_TRAIN,
     num_rounds: int = 0,
     threads: int = 2,
+    accuracy: float | None = None,
 ) -> Path:
     """Write one run folder. `status=None` leaves the summary out; `settings` overrides keys by dotted name.
 
-    `num_rounds` is of each epoch, see `diloco`.
+    `num_rounds` is of each epoch, see `diloco`; `accuracy` is that of training and test in place of the usual ones.
     """
     config = _config(study.name, local_batch, num_workers, seed, epochs, settings or {})
     strategy = config["strategy"]["name"]
@@ -167,6 +168,8 @@ def write_run(
     rounds = [_round(config, number // num_rounds + 1, number + 1) for number in range(done * num_rounds)]
     if status == "diverged" and lines:
         lines[-1].update(train_loss=None, test_loss=None, train_accuracy=0.1, test_accuracy=0.1)
+    for line in lines if accuracy is not None else ():
+        line.update(train_accuracy=accuracy, test_accuracy=accuracy)
     written = [*(vars(record) for record in records), *rounds, *lines]
     paths.metrics.write_text(
         "".join(json.dumps({"schema": SCHEMA, "time": 0.0, **record}) + "\n" for record in written)

@@ -35,7 +35,7 @@ def test_it_shows_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("BSWEEP_STUDY", "results/mine")
     pictures, text = pictures_and_text(folder)
     assert pictures == 5
-    assert "mine\nFastest: local batch 256 on 2 workers" in text
+    assert "mine\nFastest within 0.01 of the best test accuracy: local batch 64 on 2 workers" in text
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_without_any_study_it_shows_the_published_numbers(tmp_path: Path, monkey
     monkeypatch.delenv("BSWEEP_STUDY", raising=False)
     pictures, text = pictures_and_text(tmp_path)
     assert pictures == 5
-    assert "published\nFastest: local batch 256 on 4 workers" in text
+    assert "published\nFastest within 0.01 of the best training accuracy: local batch 128 on 4 workers" in text
 
 
 def test_a_study_shows_itself_in_five_lines(tmp_path: Path) -> None:

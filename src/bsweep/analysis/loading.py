@@ -424,12 +424,7 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
-    """What a reader of the numbers should know, each thing once."""
-    said: dict[str, list[str]] = {}
-    for run_id, text in zip(runs["run_id"], runs["warnings"], strict=True):
-        for line in text.split("\n") if text else ():
-            said.setdefault(line, []).append(run_id)
-    yield from (f"{_some(run_ids)}: {line}" for line, run_ids in said.items())
+    """What a reader of the numbers should know, each thing once: of the whole study first, then of runs."""
     unfinished = list(runs.loc[runs["status"] == "unfinished", "run_id"])
     if unfinished:
         yield f"{_some(unfinished)}: unfinished (still training, or ended together with the launcher)."
@@ -439,6 +434,11 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
         yield f"Runs on different hardware are kept in separate curves, whose times do not compare: {names}."
     if "commit" in provenance and provenance["commit"].nunique() > 1:
         yield f"The runs come from {provenance['commit'].nunique()} different commits: see the provenance."
+    said: dict[str, list[str]] = {}
+    for run_id, text in zip(runs["run_id"], runs["warnings"], strict=True):
+        for line in text.split("\n") if text else ():
+            said.setdefault(line, []).append(run_id)
+    yield from (f"{_some(run_ids)}: {line}" for line, run_ids in said.items())
 
 
 def _some(run_ids: Sequence[str]) -> str:

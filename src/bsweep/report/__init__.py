@@ -1,0 +1,184 @@
+"""A study's report: its tables as CSV, Markdown and LaTeX, its figures, and one HTML page that needs no network."""
+
+from __future__ import annotations
+
+import base64
+import html
+import shlex
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from string import Template
+
+import pandas as pd
+
+from bsweep import analysis, plots
+from bsweep.analysis import Study
+from bsweep.report import conclusions, formats, tables
+from bsweep.report.conclusions import headlines
+
+__all__ = ["headlines", "idle_text", "write"]
+
+_MAX_LINES = 4  # of a list that are not folded away
+
+
+def write(study_dir: str | Path, out_dir: str | Path | None = None, command: str | None = None) -> Path:
+    """Write the report of a study, by default to its folder `report`, and return the path of the HTML page.
+
+    Files of an earlier report are replaced once all new ones are written, the page last. `command` is what the page
+    says it was made with.
+
+    Raises:
+        FileNotFoundError, ValueError: see `bsweep.load`.
+    """
+    study = analysis.load(study_dir)
+    out = study.folder / "report" if out_dir is None else Path(out_dir).expanduser()
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as name:
+        new = Path(name)
+        _write_data(study, new)
+        all_tables = list(tables.tables(study))
+        (new / "table.md").write_text(formats.as_markdown(study.name, all_tables), encoding="utf-8")
+        (new / "table.tex").write_text(formats.as_latex(study.name, all_tables), encoding="utf-8")
+        captions = _write_figures(study, new)
+        page = _page(study, all_tables, captions, new, command or f"bsweep report {shlex.quote(str(study_dir))}")
+        (new / "report.html").write_text(page, encoding="utf-8")
+        for path in sorted(new.iterdir(), key=lambda path: path.suffix == ".html"):
+            path.replace(out / path.name)
+    return out / "report.html"
+
+
+def _write_data(study: Study, folder: Path) -> None:
+    for name in ("runs", "epochs", "provenance", "servers", "waits", "rounds"):
+        table: pd.DataFrame = getattr(study, name)
+        if len(table) or name in ("runs", "epochs"):
+            table.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
+
+
+def _write_figures(study: Study, folder: Path) -> dict[str, str]:
+    """Write all figures and return their captions."""
+    captions = {}
+    for name, draw in plots.figures(study).items():
+        figure = draw(study)
+        captions[name] = plots.caption(figure)
+        for suffix in ("png", "svg", "pdf"):
+            plots.save(figure, folder / f"{name}.{suffix}")
+    return captions
+
+
+def idle_text(study: Study) -> str:
+    """Idle seconds by node, total and change as a table for a terminal; empty for a study without rounds."""
+    idle = analysis.idle_table(study)
+    if idle.empty:
+        return ""
+    table = tables.idle_seconds(study, idle)
+    return formats.as_text(replace(table, cells=table.cells.drop(columns="n", errors="ignore")))
+
+
+def _page(
+    study: Study, all_tables: Sequence[formats.Table], captions: dict[str, str], folder: Path, command: str
+) -> str:
+    statuses = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in Counter(study.runs["status"]).items())
+    failures = analysis.failures(study.runs)
+    sections = [
+        *(f"<p class=headline>{html.escape(line)}</p>" for line in headlines(study)),
+        _list("Warnings", [*analysis.caveats(study), *study.warnings], "warnings"),
+        "<h2>Figures</h2>",
+        *(_figure(study, name, caption, folder) for name, caption in captions.items()),
+        "<h2>Tables</h2>",
+        *(formats.as_html(table) for table in all_tables),
+        "" if failures.empty else "<h2>Runs that did not complete</h2>" + formats.as_html(_failures(failures)),
+        "<h2>Against the published studies</h2>",
+        *(f"<p>{html.escape(text)}</p>" for text in conclusions.against_published(study)),
+        "<h2>Provenance</h2>",
+        _definitions({"written by": command, "study": study.name} | _provenance(study.provenance)),
+        f"<details><summary>Settings that all runs share</summary>{_definitions(_shared(study))}</details>",
+    ]
+    summary = f"{plots.counted(len(study.runs), 'run')}: {statuses}."
+    body = "\n".join(section for section in sections if section)
+    return _PAGE.substitute(title=html.escape(study.name), summary=summary, body=body)
+
+
+def _figure(study: Study, name: str, caption: str, folder: Path) -> str:
+    image = base64.b64encode((folder / f"{name}.svg").read_bytes()).decode()
+    caption = html.escape(caption)
+    run_ids = html.escape(", ".join(study.runs["run_id"]))
+    files = " ".join(f'<a href="{name}.{suffix}">{suffix.upper()}</a>' for suffix in ("pdf", "svg", "png"))
+    return (
+        f'<figure id="{name}"><img alt="{caption} The tables below give the numbers." '
+        f'src="data:image/svg+xml;base64,{image}"><figcaption>{caption} {files}'
+        f"<details><summary>Runs behind it</summary>{run_ids}</details></figcaption></figure>"
+    )
+
+
+def _failures(runs: pd.DataFrame) -> formats.Table:
+    shown = runs.astype(str).assign(status=runs["status"].str.replace("_", " "))
+    return formats.Table("They count in no mean.", shown.rename(columns={"run_id": "run", **tables.HEADINGS}))
+
+
+def _list(title: str, lines: Sequence[str], kind: str) -> str:
+    """Lines under a title, of many the last ones folded away."""
+    items = [f"<li>{html.escape(line)}</li>" for line in lines]
+    shown, rest = "".join(items[:_MAX_LINES]), "".join(items[_MAX_LINES:])
+    more = f"<details><summary>{len(lines) - _MAX_LINES} more</summary><ul>{rest}</ul></details>" if rest else ""
+    return f"<section class={kind}><h2>{title}</h2><ul>{shown}</ul>{more}</section>" if lines else ""
+
+
+def _definitions(entries: dict[str, str]) -> str:
+    items = "".join(f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in entries.items())
+    return f"<dl>{items}</dl>"
+
+
+def _provenance(provenance: pd.DataFrame) -> dict[str, str]:
+    """What `meta.json` says, each value with the number of runs it holds for, where they differ."""
+    entries = {}
+    for column in provenance.columns.drop(["run_id", "launched_at"], errors="ignore"):
+        counts = Counter(str(value) for value in provenance[column].dropna() if value != "").most_common()
+        if len(counts) == 1:
+            entries[str(column)] = counts[0][0]
+        elif counts:
+            shown = "; ".join(f"{value} ({plots.counted(count, 'run')})" for value, count in counts[:5])
+            entries[str(column)] = shown + f"; {len(counts) - 5} more in provenance.csv" * (len(counts) > 5)
+    return entries
+
+
+def _shared(study: Study) -> dict[str, str]:
+    columns = list(study.runs.columns)
+    settings = study.runs[columns[columns.index("planned_epochs") :]].drop(columns=list(analysis.OTHER_COLUMNS))
+    same = [name for name in settings if settings[name].nunique() == 1 and settings[name].notna().all()]
+    return {str(name): analysis.setting_text(settings[name].iloc[0]) for name in same}
+
+
+_PAGE = Template("""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title - bsweep report</title>
+<style>
+:root { color-scheme: light dark; --line: #8886; --soft: #8881; --accent: #0072b2; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
+.headline { font-size: 1.15rem; border-left: 4px solid var(--accent); padding-left: .8rem; margin: .8rem 0; }
+.warnings { background: #e69f0022; border-left: 4px solid #e69f00; padding: .2rem 1rem; margin-top: 1.5rem; }
+.warnings h2 { margin-top: .4rem; border: 0; font-size: 1.1rem; }
+figure { margin: 1.5rem 0; break-inside: avoid; }
+img { display: block; max-width: 100%; margin: auto; background: #fff; padding: .5rem; border-radius: .4rem; }
+figcaption, caption, details { font-size: .9rem; } figcaption a { margin-left: .4rem; }
+details { overflow-wrap: anywhere; }
+.wide { overflow-x: auto; margin: 1.5rem 0; } caption { text-align: left; padding-bottom: .4rem; }
+table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .45rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { border-bottom-width: 2px; } tr:nth-child(even) td { background: var(--soft); }
+.numbers td { white-space: nowrap; } .word, .text :is(th, td) { text-align: left; white-space: pre-line; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .85rem; }
+dt { font-weight: 600; } dd { margin: 0; overflow-wrap: anywhere; }
+@media print {
+  :root { color-scheme: light; } body { font-size: 11px; max-width: none; margin: 0; padding: 0; }
+  .wide { overflow: visible; } table { font-size: 8px; } th, td { padding: .1rem .3rem; }
+  .numbers td { white-space: normal; } details { display: none; }
+}
+</style></head><body>
+<h1>$title</h1><p>$summary</p>
+$body
+</body></html>
+""")

@@ -1,0 +1,234 @@
+"""What a study says, in sentences: which cell to train with, what has not learned, what the published ones found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from bsweep import analysis, plots
+from bsweep.analysis import Study
+from bsweep.report.numbers import number, spread
+
+# Cells that differ in these are no alternatives to each other, so that each group of them has its own best.
+_CONTEXT = ("planned_epochs", "model", "stem", "data", "num_train", "device", "hardware")
+_MAX_NAMED = 3
+
+
+def headlines(study: Study) -> list[str]:
+    """Which batch size, workers and exchange to take, in words; once for each data set, model or hardware.
+
+    What has not learned is named so and never recommended.
+    """
+    cells = analysis.cells(study.runs)
+    lines = []
+    pending = int(study.runs["status"].isin(["unfinished", "interrupted"]).sum())
+    if pending:
+        lines.append(f"Unfinished: {pending} of {plots.counted(len(study.runs), 'run')} may still change what follows.")
+    measured = _with_words(cells)[cells["n"] > 0]
+    if measured.empty:
+        none = f"No run of {plots.counted(len(cells), 'cell')} has completed, so there is nothing to compare yet."
+        return [*lines, none]
+    lines += _gains(study)
+    for where, group in _groups(measured):
+        lines += [f"{where}{where and ': '}{line}" for line in _conclusions(study, group) if line]
+    if measured["n"].max() == 1:
+        lines.append("Each cell was run once: repeat with other seeds before trusting small differences.")
+    elif measured["n"].min() < analysis.MIN_SEEDS_FOR_INTERVAL:
+        fewest = "one seed" if measured["n"].min() == 1 else "two seeds"
+        lines.append(f"Some cells have {fewest} only: repeat with other seeds before trusting small differences.")
+    return lines
+
+
+def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The cells, in groups that are alternatives to each other, after what sets each group apart, in words."""
+    context = [name for name in analysis.varying(cells) if name in _CONTEXT]
+    if not context:
+        yield "", cells
+        return
+    for key, group in cells.groupby([cells.index.get_level_values(name) for name in context]):
+        yield ", ".join(plots.words(name, value) for name, value in zip(context, key, strict=True)), group
+
+
+def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
+    """What the measured cells of a group say."""
+    has_learned = cells["has_learned"].fillna(True).astype(bool)
+    learned, others = cells[has_learned], cells[~has_learned]
+    if learned.empty:
+        who = "The only cell has not" if len(cells) == 1 else f"None of {len(cells)} cells has"
+        yield f"{who} learned (test accuracy not above chance), so that none is recommended."
+        if len(cells) > 1:
+            yield _times(study, cells)
+        return
+    yield from (_after_equal_time if analysis.ends_in_rounds(study) else _fastest_and_most_accurate)(study, learned)
+    yield from _more_workers(cells)
+    if len(others):
+        have = f"{len(others)} of {len(cells)} cells {'has' if len(others) == 1 else 'have'}"
+        yield f"{have} not learned (test accuracy not above chance): {_some(others['brief'])}."
+
+
+def _times(study: Study, cells: pd.DataFrame) -> str:
+    """The shortest and the longest training, of cells of which nothing else can be said."""
+    by_time = cells.sort_values("train_seconds", kind="stable")
+    ends = (by_time.iloc[0], by_time.iloc[-1])
+    shortest, longest = (f"{_shown(row, 'train_seconds')} s ({row['brief']})" for row in ends)
+    trained = plots.length_of(study)
+    return f"As to time alone, training{f' for {trained}' if trained else ''} took {shortest} to {longest}."
+
+
+def _gains(study: Study) -> Iterator[str]:
+    """What sharding by memory gains in speed, which is true whether or not anything was learned."""
+    for row in analysis.sharding_gains(study).reset_index().to_dict("records"):
+        faster = f"{100 * abs(row['gain']):.0f} % {'faster' if row['gain'] > 0 else 'slower'}"
+        where = plots.words("num_workers", row["num_workers"])
+        yield f"Sharded by memory, the model trains {faster} than sharded by layer on {where}."
+
+
+def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[str]:
+    metric = next((name for name in ("test_accuracy", "train_accuracy") if learned[name].notna().any()), None)
+    part = {"test_accuracy": "test accuracy", "train_accuracy": "training accuracy"}.get(metric or "", "")
+    candidates = analysis.fastest_accurate(learned)
+    best, trained = candidates.iloc[0], plots.length_of(study)
+    result = f"{_shown(best, 'train_seconds')} s of training{f' for {trained}' if trained else ''}"
+    result += f" and {part} {_shown(best, metric)}" if metric else ""
+    within = f" within {analysis.ACCURACY_MARGIN:g} of the best {part}"
+    rivals = _rivals(candidates, best)
+    if not metric or len(learned) < 2:
+        yield f"Fastest: {best['words']}, with {result} ({_seeds(best['n'])}).{rivals}"
+        return
+    most_accurate = learned.sort_values([metric, "train_seconds"], ascending=[False, True], kind="stable").iloc[0]
+    fastest = learned.sort_values("train_seconds", kind="stable").iloc[0]
+    rivals += " No cell is more accurate." if most_accurate.name == best.name else ""
+    yield f"Fastest{within}: {best['words']}, with {result} ({_seeds(best['n'])}).{rivals}"
+    for adjective, row in (("Most accurate", most_accurate), ("Faster, but less accurate", fastest)):
+        if row.name != best.name:
+            yield f"{adjective}: {row['words']}, with {_shown(row, metric)} in {_shown(row, 'train_seconds')} s."
+
+
+def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
+    """What more workers bring in speed, or why that was not measured."""
+    table = analysis.scaling(cells).reset_index()
+    more = table[table["num_workers"] > table["base_workers"]]
+    for (base, workers), rows in more.groupby(["base_workers", "num_workers"]):
+        speedup, efficiency = (
+            " to ".join(dict.fromkeys(f"{end:.{places}f}" for end in (values.min(), values.max())))
+            for values, places in ((rows["speedup"], 2), (100 * rows["efficiency"], 0))
+        )
+        yield (
+            f"At equal local batches {plots.words('num_workers', workers)} train {speedup} times as many examples a "
+            f"second as {base}: an efficiency of {efficiency} %."
+        )
+    yield analysis.unequal_threads(cells)
+
+
+def _after_equal_time(study: Study, learned: pd.DataFrame) -> Iterator[str]:
+    """The lowest training loss at one time, of runs that train unlike amounts."""
+    losses = analysis.equal_time_losses(study).dropna(subset="train_loss")
+    known = losses.join(learned[["words", "brief"]], how="inner")
+    for _, cells in known.groupby("elapsed_seconds"):
+        if len(cells) < 2:
+            continue
+        best = cells.sort_values("train_loss", kind="stable").iloc[0]
+        after = f"after {number(best['elapsed_seconds'])} s of each"
+        shown = f"{spread(best['train_loss'], best['train_loss_ci95'])} ({_seeds(best['n'])})"
+        rivals = _rivals(cells, best, "train_loss")
+        yield f"Lowest training loss {after}: {best['words']}, with {shown}.{rivals}"
+
+
+def _shown(row: pd.Series[Any], metric: str) -> str:
+    return spread(row[metric], row[f"{metric}_ci95"], row[f"{metric}_points"]).replace(", ", " and ")
+
+
+def _seeds(n: int) -> str:
+    return {1: "one run", 2: "two seeds"}.get(n, f"mean of {n} seeds, 95 % interval")
+
+
+def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seconds") -> str:
+    """Who may be as good: the cells whose interval overlaps that of the best one."""
+    distance = (cells[metric] - best[metric]).abs()
+    rivals = cells[(distance <= cells[f"{metric}_ci95"] + best[f"{metric}_ci95"]) & (cells.index != best.name)]
+    what = "time" if metric == "train_seconds" else "loss"
+    return f" The interval of its {what} overlaps that of {_some(rivals['brief'])}." if len(rivals) else ""
+
+
+def _some(names: pd.Series[str]) -> str:
+    more = len(names) - _MAX_NAMED
+    return "; ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells with what to call each: all of it in `words`, what tells it apart in `brief`."""
+    varying = [name for name in analysis.varying(cells) if name not in _CONTEXT]
+    others = [name for name in varying if name not in ("num_workers", "local_batch")]
+    words, brief = [], []
+    for row in cells.reset_index().to_dict("records"):
+        values: dict[str, Any] = {str(name): value for name, value in row.items()}
+        lists = values["local_batches"]
+        batch = f"local batches {lists}" if lists else f"local batch {values['local_batch']}"
+        where = f"{batch} on {plots.words('num_workers', values['num_workers'])}"
+        settings = [plots.words(name, values[name]) for name in others]
+        in_all = f"global batch {values['global_batch']}"
+        if settings and varying == others:  # there is no choice of batches and workers
+            brief.append(", ".join(settings))
+            words.append(f"{brief[-1]} ({where}, {in_all})")
+        else:
+            brief.append(", ".join([where, *settings]))
+            words.append(f"{brief[-1]} ({in_all})")
+    return cells.assign(words=words, brief=brief)
+
+
+def against_published(study: Study) -> list[str]:
+    """What the study may be held against; nothing if it trained something else than the published ones."""
+    words = []
+    if analysis.comparable(study):
+        words.append(
+            "The batch-size study is drawn in grey. Its accuracy and loss are training accuracy and loss. With another "
+            "number of workers, an equal local batch is a different global batch and, by most learning-rate rules, a "
+            f"different rate. What else differs: {'; '.join(analysis.differences(study)) or 'nothing on record'}."
+        )
+    if not analysis.sharding_gains(study).empty:
+        words.append(
+            "The parameter-sharding study (ImageNet on NVIDIA RTX 2080 Ti, 10 Gbit/s Ethernet, a server for two "
+            f"workers) gives the gain of memory over layer sharding only.{_implied(study)}"
+        )
+    if analysis.compares_allocations(study):
+        words.append(_uneven_words())
+    if not words:
+        words.append(
+            "Not drawn: the published studies trained ResNet-18 on all 50,000 training images of CIFAR-10, VGG-16 on "
+            "parameter servers sharded by layer and by memory, and a language model on uneven nodes with work shared "
+            "out evenly and unevenly. These runs did none of it."
+        )
+    return words
+
+
+def _uneven_words() -> str:
+    """What the published study of uneven GPUs found, what of it holds together, and what it implies."""
+    idle, model = analysis.modelled_idle(), analysis.idle_model()
+    totals = idle.groupby(level="method")["published_seconds"].sum()
+    changes = ", ".join(f"{method} {100 * (totals[method] / totals['baseline'] - 1):+.0f} %" for method in "ABC")
+    steps = model.steps_by_speed()
+    left = model.idle_seconds(model.baseline["local_batch"], steps).sum()
+    return (
+        "The study of uneven GPUs (a LLaMA of 150 million parameters under DiLoCo, four nodes of four GPUs, 1 Gbit/s "
+        "Ethernet) gives idle times of its baseline, here uniform, and of A, B and C, here batches by FLOP/s, batches "
+        f"by memory and steps by FLOP/s; their totals change by {changes}. {analysis.CONTRADICTIONS} The model "
+        f"that explains its baseline and C would leave {left:.1f} s of C's {totals['C']:.1f} s idle with steps by "
+        f"measured speed ({', '.join(map(str, steps))})."
+    )
+
+
+def _implied(study: Study) -> str:
+    """What the measured steps imply for the two times of the published formula, which neither of them measures."""
+    line, computing = analysis.sharding_fit(study), analysis.computing_seconds(study)
+    if line is None:
+        return ""
+    text = (
+        " By its formula a step takes C + max(1, w s) x seconds, with w workers and the share s on the fullest server. "
+        f"A line through the steps measured here gives x = {number(line.slope)} s, to bring all parameters through one "
+        f"link, there and back, and the intercept C = {number(line.intercept)} s (R² = {line.r_squared:.3f})."
+    )
+    if computing is None:
+        return text
+    return f"{text} C is no measured computing time: a step computed for {' to '.join(map(number, computing))} s."

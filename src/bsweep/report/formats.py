@@ -1,0 +1,107 @@
+"""A report's tables as Markdown, LaTeX, HTML and text for a terminal."""
+
+from __future__ import annotations
+
+import html
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+_HEADING_WIDTH = 9  # characters of a line of a heading in LaTeX
+
+
+@dataclass(frozen=True)
+class Table:
+    caption: str
+    cells: pd.DataFrame  # of text, under headings; empty where the caption says all there is
+
+
+def as_markdown(title: str, tables: Sequence[Table]) -> str:
+    blocks = [f"# {title}\n"]
+    for table in tables:
+        if table.cells.empty:
+            blocks.append(f"{table.caption}\n")
+            continue
+        lines = [f"| {' | '.join(row)} |" for row in _rows(table, lambda cell: cell.replace("|", "\\|"))]
+        lines.insert(1, f"| {' | '.join('---:' if numbers else ':---' for numbers in _are_numbers(table))} |")
+        blocks.append(table.caption + "\n\n" + "\n".join(lines) + "\n")
+    return "\n".join(blocks)
+
+
+def as_latex(title: str, tables: Sequence[Table]) -> str:
+    """Tables of small type with headings of several lines, which shrink only where they are wider than the text."""
+    blocks = ["% Needs \\usepackage{adjustbox,booktabs}.\n"]
+    for table in tables:
+        if table.cells.empty:
+            blocks.append(f"% {table.caption}\n")
+            continue
+        are_numbers = _are_numbers(table)
+        _, *body = (" & ".join(row) + r" \\" for row in _rows(table, _tex))
+        head = " & ".join(map(_tex_heading, map(str, table.cells.columns), are_numbers)) + r" \\"
+        columns = "".join("r" if numbers else "l" for numbers in are_numbers)
+        lines = [
+            r"\begin{table}", r"\centering\small\setlength{\tabcolsep}{4pt}\setlength{\belowcaptionskip}{1ex}",
+            rf"\caption{{{_tex(title)}: {_tex(table.caption)}}}", r"\begin{adjustbox}{max width=\linewidth}",
+            rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body,
+            r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}", r"\end{table}",
+        ]  # fmt: skip
+        blocks.append("\n".join(lines) + "\n")
+    return "\n".join(blocks)
+
+
+def as_html(table: Table) -> str:
+    if table.cells.empty:
+        return f"<p>{html.escape(table.caption)}</p>"
+    head, *body = _rows(table, html.escape)
+    looks = ["" if numbers else " class=word" for numbers in _are_numbers(table)]
+    heads = "".join(f"<th scope=col{look}>{cell}</th>" for look, cell in zip(looks, head, strict=True))
+    rows = "".join(
+        f"<tr>{''.join(f'<td{look}>{cell}</td>' for look, cell in zip(looks, row, strict=True))}</tr>" for row in body
+    )
+    kind = "text" if "message" in table.cells else "numbers"
+    caption = html.escape(table.caption)
+    return f"<div class=wide><table class={kind}><caption>{caption}</caption><tr>{heads}</tr>{rows}</table></div>"
+
+
+def as_text(table: Table) -> str:
+    rows = list(_rows(table, str))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        numbers = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        lines.append("  ".join([first.ljust(widths[0]), *numbers]))
+    return "\n".join([textwrap.fill(table.caption, 100), "", *lines])
+
+
+def _rows(table: Table, escape: Callable[[str], str]) -> Iterator[list[str]]:
+    """The heading and the rows of a table, escaped for a format."""
+    for row in (table.cells.columns, *table.cells.to_numpy()):
+        yield [escape(str(cell)) for cell in row]
+
+
+def _are_numbers(table: Table) -> list[bool]:
+    """For each column, whether it holds numbers, which line up on the right."""
+    return [
+        all(re.fullmatch(r"-|[\d.,/e+-]+( ± .*|, [\d.,e+-]+| to [\d+-]+)?", text) for text in values)
+        for _, values in table.cells.items()
+    ]
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "²": r"$^2$",
+}  # fmt: skip
+
+
+def _tex(text: str) -> str:
+    escaped = "".join(_LATEX.get(character, character) for character in text)
+    return re.sub(r"(?<![\w.)])-(?=\d)", "$-$", escaped)
+
+
+def _tex_heading(text: str, is_number: bool) -> str:
+    lines = textwrap.wrap(text, _HEADING_WIDTH, break_long_words=False, break_on_hyphens=False)
+    stacked = r" \\ ".join(map(_tex, lines))
+    return rf"\shortstack[{'r' if is_number else 'l'}]{{{stacked}}}"

@@ -1,0 +1,41 @@
+"""Numbers as text: four significant digits, three below 0.1, and of a mean no more than its interval leaves known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def number(value: float) -> str:
+    """A number for reading; `-` for one that was not measured."""
+    if math.isnan(value):
+        return "-"
+    if not 1e-4 <= abs(value) < math.inf:
+        return f"{value:.3g}"
+    return f"{value:.{_decimals(value)}f}"
+
+
+def spread(mean: float, half_width: float = math.nan, points: Sequence[float] = ()) -> str:
+    """A mean with half the width of its interval; where there is none, the values of two seeds rather than a mean."""
+    if math.isnan(mean):
+        return "-"
+    if math.isnan(half_width):
+        return ", ".join(map(number, points)) if len(points) == 2 else number(mean)
+    if not half_width:
+        return f"{number(mean)} ± 0"
+    first = -math.floor(math.log10(half_width))  # the place of its first digit
+    decimals = max(0, first, min(first + 1, _decimals(mean)))
+    return f"{mean:.{decimals}f} ± {half_width:.{decimals}f}"
+
+
+def fixed(value: float, decimals: int, half_width: float = math.nan) -> str:
+    """A number of a column whose numbers all have as many decimals."""
+    if math.isnan(value):
+        return "-"
+    return f"{value:.{decimals}f}" + ("" if math.isnan(half_width) else f" ± {half_width:.{decimals}f}")
+
+
+def _decimals(value: float) -> int:
+    digits = 3 if abs(value) < 0.1 else 4
+    rounded = abs(float(f"{value:.{digits}g}"))  # 9.9999 is 10.00
+    return max(0, digits - 1 - math.floor(math.log10(rounded))) if rounded else 0

@@ -1,0 +1,251 @@
+"""What a report's tables hold: the numbers of the analysis as text, under headings in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from bsweep import analysis, plots
+from bsweep.analysis import Study
+from bsweep.report.formats import Table
+from bsweep.report.numbers import fixed, number, spread
+
+_MAX_NODES = 8  # that have a column each
+_WHOLE = ("num_servers", "max_lead", "rounds")  # means of whole numbers
+HEADINGS = {
+    "num_workers": "workers",
+    "local_batch": "local batch",
+    "global_batch": "global batch",
+    "planned_epochs": "epochs",
+    "lr": "base learning rate",
+    "lr_rule": "learning-rate rule",
+    "other_statuses": "not completed",
+    "train_seconds": "time (s)",
+    "images_per_second": "examples/s",
+    "train_accuracy": "train accuracy",
+    "train_loss": "train loss",
+    "test_accuracy": "test accuracy",
+    "test_loss": "test loss",
+    "smaller_batch": "against batch",
+    "base_workers": "against workers",
+    "speedup": "speed-up",
+    "fixed_seconds": "a (s)",
+    "batch_seconds": "c (s)",
+    "r_squared": "R²",
+    "misses": "misses (%)",
+    "num_batches": "batch sizes",
+    "step_seconds": "fixed cost of a step (s)",
+    "image_seconds": "time per example of one worker (s)",
+    "compute_seconds": "computing (s)",
+    "codec_seconds": "codec (s)",
+    "exposed_exchange_seconds": "exchange not hidden (s)",
+    "wait_seconds": "waiting (s)",
+    "total_seconds": "in all (s)",
+    "sent_megabytes": "sent by a worker (MB)",
+    "num_servers": "servers",
+    "largest_share": "largest share",
+    "busiest_load": "load of the busiest",
+    "queue_seconds": "queue of a push (s)",
+    "max_lead": "largest lead (clocks)",
+    "layer_share": "largest share by layer",
+    "memory_share": "largest share by memory",
+    "predicted_gain": "gain by the fitted formula",
+    "elapsed_seconds": "training time (s)",
+    "num_examples": "examples",
+    "idle_seconds": "total (s)",
+    "idle_seconds_per_round": "total of a round (s)",
+    "change": "change (%)",
+    "idle_share": "idle (% of time)",
+    "exchange_share": "exchange (% of time)",
+    "examples_per_second": "examples/s",
+    "tokens_per_second": "tokens/s",
+}
+
+
+def tables(study: Study) -> Iterator[Table]:
+    """All tables for which a study has the numbers."""
+    cells = analysis.cells(study.runs)
+    yield _means(study, cells)
+    no_speedup = analysis.unequal_threads(cells)
+    others = {
+        "Ratio to the next smaller local batch, everything else being equal.": _ratios(cells),
+        " ".join(filter(None, (_SPEEDUP, no_speedup))): _speedups(cells),
+        _FIT: _fits(study),
+        _steps_caption(study): _steps(study),
+        "Parameter servers: how evenly they share model and work.": analysis.server_loads(study),
+        _SHARDING: analysis.sharding_gains(study),
+        _EQUAL_TIME: _equal_time(study),
+    }
+    yield from (_table(study, caption, rows) for caption, rows in others.items() if len(rows))
+    if no_speedup and _speedups(cells).empty:
+        yield Table(no_speedup, pd.DataFrame())
+    if len(idle := analysis.idle_table(study)):
+        yield idle_seconds(study, idle)
+        yield _table(study, "Rounds, and what workers do with their time in them.", _shares_of_time(idle))
+
+
+def _means(study: Study, cells: pd.DataFrame) -> Table:
+    """What each cell came to."""
+    values = cells[["global_batch", "n"]].astype(object)
+    rates = analysis.by_cell(study.runs)["learning_rate"].groupby(level=analysis.levels(cells)).first()
+    if rates.nunique() > 1:
+        values.insert(1, "learning_rate", rates.map("{:.3g}".format))
+    for metric in analysis.METRICS:
+        if cells[metric].notna().any():
+            columns = cells[[metric, f"{metric}_ci95", f"{metric}_points"]]
+            values[metric] = [spread(*row) for row in columns.itertuples(index=False)]
+    learned = cells["has_learned"]
+    if not learned.fillna(True).all():
+        values["has_learned"] = learned.map({True: "yes", False: "no"}).fillna("-")
+    if (cells["other_statuses"] != "").any():
+        values["other_statuses"] = cells["other_statuses"]
+    ends = "Losses are those of the last round." if analysis.ends_in_rounds(study) else ""
+    return _table(study, " ".join(filter(None, ("What each cell came to.", ends, _of_seeds(cells["n"])))), values)
+
+
+def _of_seeds(n: pd.Series[int]) -> str:
+    """What stands in a table of means, intervals and the values of two seeds."""
+    counts = set(n[n > 0])
+    told = ["± is the half-width of the 95 % t-interval over seeds."] if max(counts, default=0) > 2 else []
+    return " ".join([*told, "Of two seeds both values stand, in the order of the seeds."] if 2 in counts else told)
+
+
+_SPEEDUP = "Speed-up over workers at equal local batch (weak scaling), by examples per second."
+_FIT = (
+    "Least-squares fit of training time, a + c / local batch. The misses are the largest below and above the fit, in "
+    "percent of the times."
+)
+_SHARDING = (
+    "What sharding VGG-16 by memory gains in images per second over sharding it by layer, as a fraction. The fitted "
+    "formula is the published study's, with its constant fitted to the published gains and the shares on record."
+)
+_EQUAL_TIME = (
+    "Training loss after equal time, half a round before the shortest run of those compared ended, and the examples "
+    "trained on until then. A round's mean loss is that of its midpoint in time; between midpoints it is interpolated."
+)
+
+
+def _ratios(cells: pd.DataFrame) -> pd.DataFrame:
+    return analysis.batch_ratios(cells).drop(columns="images_per_second_ratio")
+
+
+def _speedups(cells: pd.DataFrame) -> pd.DataFrame:
+    table = analysis.scaling(cells)
+    return table[table.index.get_level_values("num_workers") > table["base_workers"]]
+
+
+def _fits(study: Study) -> pd.DataFrame:
+    fits = analysis.seconds_fits(study.runs)
+    misses = zip(fits.pop("lowest_residual"), fits.pop("highest_residual"), strict=True)
+    fits.insert(3, "misses", [f"{100 * low:+.0f} to {100 * high:+.0f}" for low, high in misses])
+    return fits
+
+
+def _steps_caption(study: Study) -> str:
+    unit = analysis.step_unit(study)
+    of_what = "A training step" if unit == "step" else f"Training on {unit}, for workers take unequal steps"
+    caption = f"{of_what}: where the time goes, and what a worker sends. Exchange is what computing did not hide."
+    has_codec = ~study.runs["compression"].isin(["", "none"]) & study.runs["compression"].notna()
+    is_within = has_codec.any() and study.epochs["codec_seconds"].isna().all()
+    return f"{caption} What codecs compute was not measured apart, and is in the exchange." if is_within else caption
+
+
+def _steps(study: Study) -> pd.DataFrame:
+    steps = analysis.step_times(study)
+    steps["sent_megabytes"] = steps.pop("sent_bytes") / 1e6
+    return steps[steps["sent_megabytes"] != 0]
+
+
+def _equal_time(study: Study) -> pd.DataFrame:
+    table = analysis.equal_time_losses(study)
+    if len(table) < 2:
+        return table[:0]
+    losses = zip(table["train_loss"], table.pop("train_loss_ci95"), strict=True)
+    texts = [spread(mean, half) for mean, half in losses]
+    return table.assign(train_loss=texts, num_examples=table["num_examples"].round().astype(int))
+
+
+def idle_seconds(study: Study, table: pd.DataFrame) -> Table:
+    """Table 3 of the paper of uneven GPUs: nodes, or of many the span, then total, change and speed."""
+    decimals = max(1, 2 - math.floor(math.log10(max(table["idle_seconds"].max(), 1e-3))))
+    nodes = table[analysis.node_columns(table)].rename(columns=lambda name: name.replace(": idle_seconds", " (s)"))
+    if len(nodes.columns) > _MAX_NODES:
+        nodes = nodes.agg(["min", "median", "max"], axis="columns")
+        nodes.columns = pd.Index(["least idle node (s)", "median node (s)", "most idle node (s)"])
+    cells = nodes.map(lambda seconds: fixed(seconds, decimals))
+    for name, scale, places in (("idle_seconds", 1, decimals), ("change", 100, 1)):
+        if table[name].isna().all():
+            continue
+        pairs = zip(scale * table[name], scale * table[f"{name}_ci95"], strict=True)
+        cells[name] = [fixed(value, places, half) for value, half in pairs]
+    if (table["rounds"] != table["shown_rounds"]).any():
+        cells["idle_seconds_per_round"] = [fixed(value, decimals + 1) for value in table["idle_seconds_per_round"]]
+    rate = "examples_per_second" if table["tokens_per_second"].isna().any() else "tokens_per_second"
+    return _table(study, _idle_caption(table), cells.assign(**{rate: table[rate]}, n=table["n"]))
+
+
+def _shares_of_time(table: pd.DataFrame) -> pd.DataFrame:
+    shares = {name: [fixed(100 * value, 1) for value in table[name]] for name in ("idle_share", "exchange_share")}
+    return table[["rounds"]].assign(**shares)
+
+
+def _idle_caption(table: pd.DataFrame) -> str:
+    caption = (
+        "Seconds that nodes are idle until the slowest one arrives to synchronise, summed over a run's rounds; node k "
+        "is the worker of rank k - 1. Rounds that the end of an epoch cuts short do not count."
+    )
+    change = "The change of the total is against the uniform allocation, by equal seeds where there are any."
+    is_compared = table["change"].notna().any()
+    intervals = "± is the half-width of the 95 % t-interval over seeds." if table["n"].max() > 2 else ""
+    return " ".join(filter(None, (caption, change if is_compared else "", intervals, plots.scaled_rounds(table))))
+
+
+def _table(study: Study, caption: str, rows: pd.DataFrame) -> Table:
+    """Rows indexed by cells, or by series of them, for reading: what they all share is said once, in the caption."""
+    rows = _with_realised_batches(study, rows.dropna(axis="columns", how="all"))
+    varying = analysis.varying(rows)
+    shared = [name for name in ("num_workers", "local_batch") if name in analysis.levels(rows) and name not in varying]
+    said = [plots.words(name, rows.index.get_level_values(name)[0]) for name in shared] if varying else []
+    counts = sorted(set(rows["n"]) - {0}) if "n" in rows else []
+    if len(counts) == 1:
+        said, rows = [*said, "one run each" if counts == [1] else f"{counts[0]} seeds each"], rows.drop(columns="n")
+    if len(rows) > 1 and "global_batch" in rows and rows["global_batch"].nunique() == 1:
+        said, rows = (
+            [*said, plots.words("global_batch", rows["global_batch"].iloc[0])],
+            rows.drop(columns="global_batch"),
+        )
+    columns = [*(varying or shared), *rows.columns]
+    flat = rows.reset_index()[columns]
+    text = {heading(str(name)): [_text(str(name), value) for value in flat[name]] for name in columns}
+    return Table(" ".join(filter(None, (caption, _sentence(said)))), pd.DataFrame(text))
+
+
+def _sentence(parts: Sequence[str]) -> str:
+    text = ", ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _with_realised_batches(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with each worker's batch in the place of the local batch that not all of them took."""
+    cells = analysis.cells(study.runs)
+    if analysis.levels(rows) != analysis.levels(cells):
+        return rows
+    index = rows.index.to_frame(index=False)
+    lists = cells["local_batches"].reindex(rows.index).fillna("")
+    index["local_batch"] = [text or batch for text, batch in zip(lists, index["local_batch"], strict=True)]
+    return rows.set_index(pd.MultiIndex.from_frame(index))
+
+
+def heading(name: str) -> str:
+    if name.endswith("_ratio"):
+        return heading(name.removesuffix("_ratio")).removesuffix(" (s)")
+    return HEADINGS.get(name, name.rpartition(".")[2].replace("_", " "))
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}" if name in _WHOLE else number(value)
+    return plots.words(name, value) if name == "variant" else str(value).replace("_", " ")
