@@ -68,8 +68,8 @@ def main(study: Path, table: Path) -> int:
         own = [over_seeds(values) for values in zip(*by_seed, strict=True)]
         row = min(rows, key=lambda row: abs(float((numbers(row["time (s)"]) or ["inf"])[0]) - own[0][0]))
         told = json.loads(config)
-        where = f"local batch {told['local_batch']}, {told['num_workers']} workers"
-        print(f"{told['strategy']['name']}, {where}, {len(seeds)} seeds: the row {', '.join(list(row.values())[:3])}")
+        where = f"local_batch={told['local_batch']} num_workers={told['num_workers']} n={len(seeds)}"
+        print(f"{told['strategy']['name']} {where}: the row {', '.join(list(row.values())[:3])}")
         for column, values in zip(COLUMNS, own, strict=True):
             pairs = zip(values, numbers(row[column]), strict=True)
             mark = "" if all(is_rounded(*pair) for pair in pairs) else "  DIFFERS"

@@ -289,10 +289,10 @@ def test_a_sharding_study_is_held_against_the_published_one(tmp_path: Path) -> N
     assert len(copy.waits) == 2 * (1 + 4 + 8)
 
 
-def uneven_study(folder: Path, max_rounds: int | None = None, **rounds: int) -> analysis.Study:
+def uneven_study(folder: Path, max_rounds: int | None = None, seeds: int = 3, **rounds: int) -> analysis.Study:
     """Runs on four uneven workers, with so many rounds under each allocation."""
     for name, num_rounds in rounds.items():
-        for seed in range(3):
+        for seed in range(seeds):
             settings = diloco(name, max_rounds=max_rounds)
             write_run(
                 folder, local_batch=4, num_workers=4, seed=seed, epochs=1, settings=settings, num_rounds=num_rounds
@@ -327,6 +327,14 @@ def test_runs_that_end_in_rounds_are_compared_after_equal_time(tmp_path: Path) -
         "4 workers, global batch 16), with 3.895 ± 0.064 (mean of 3 seeds, 95 % interval). The interval of its loss "
         "overlaps that of uniform."
     )
+
+
+def test_two_seeds_of_rounds_are_both_shown(tmp_path: Path) -> None:
+    study = uneven_study(tmp_path / "s", max_rounds=10, seeds=2, uniform=10, steps_by_flops=10)
+    assert "with 3.869 and 3.895 (two seeds)." in report.headlines(study)[0]
+    markdown = report_tables(tmp_path / "s")
+    assert "| 14.7 | 4.9 | 20.6, 20.8 | - |" in markdown
+    assert "±" not in markdown
 
 
 def test_uneven_batches_are_said_as_they_were(tmp_path: Path) -> None:

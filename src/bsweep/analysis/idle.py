@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from bsweep.analysis.keys import ALLOCATION_LISTS, cell_keys, chosen, keyed, levels
 from bsweep.analysis.loading import Study
-from bsweep.analysis.statistics import over_seeds
+from bsweep.analysis.statistics import over_seeds, seed_points
 
 # In the order of a table: the baseline, the published methods A, B and C, then those that measure.
 POLICIES = (
@@ -52,10 +52,10 @@ def idle_table(study: Study) -> pd.DataFrame:
 
     Columns: `n`; `rounds` of a run; a column `NODE` for each worker and `idle_seconds`, their total, each with its
     interval `<name>_ci95`, summed over `shown_rounds`: those of the baseline, to which runs with more or fewer rounds
-    are scaled; `change` of the total against the baseline, as a fraction, from runs of equal seed where there are any,
-    with `change_ci95`; `idle_seconds_per_round`; `idle_share` and `exchange_share` of the workers' time;
-    `examples_per_second`, and `tokens_per_second` of text. The baseline is the allocation `uniform` without lists,
-    everything else being equal; without it nothing is scaled, and `change` is NaN.
+    are scaled; `idle_seconds_points`, the totals by seed; `change` of the total against the baseline, as a fraction,
+    from runs of equal seed where there are any, with `change_ci95`; `idle_seconds_per_round`; `idle_share` and
+    `exchange_share` of the workers' time; `examples_per_second`, and `tokens_per_second` of text. The baseline is the
+    allocation `uniform` without lists, everything else being equal; without it nothing is scaled, and `change` is NaN.
     """
     runs = _by_run(study)
     keys = cell_keys(study.runs)
@@ -72,7 +72,8 @@ def idle_table(study: Study) -> pd.DataFrame:
     changes = {key: _change(cell, runs) for key, cell in grouped}
     change = pd.DataFrame.from_dict(changes, orient="index").to_numpy(float).reshape(-1, 2)
     table = table.assign(change=change[:, 0], change_ci95=change[:, 1])
-    return _in_order(table.join(whole[others]), grouped["policy"].first())
+    totals = seed_points(runs, keys, ["idle_seconds"])
+    return _in_order(table.join(whole[others]).join(totals), grouped["policy"].first())
 
 
 def node_columns(table: pd.DataFrame) -> list[str]:
@@ -107,8 +108,8 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
 
     Cells that differ in the variant alone are compared. That is the last time of which the loss of all runs is known,
     half a round before the shortest run ended. Indexed by `cell_keys`. Columns: `n`; `elapsed_seconds` then;
-    `num_examples` trained on until then; `train_loss` with its interval, interpolated between rounds' midpoints, NaN
-    where the first round's is later.
+    `num_examples` trained on until then; `train_loss` with its interval and points, interpolated between rounds'
+    midpoints, NaN where the first round's is later.
     """
     keys = cell_keys(study.runs)
     curves = dict(_loss_curves(study))
@@ -130,7 +131,8 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
     means = ["elapsed_seconds", "num_examples", "train_loss"]
     table = pd.DataFrame(rows, columns=[*keys, "seed", "policy", *means])
     whole = over_seeds(table, keys, means)
-    return _in_order(whole[["n", *means, "train_loss_ci95"]], table.groupby(keys)["policy"].first())
+    points = seed_points(table, keys, ["train_loss"])
+    return _in_order(whole[["n", *means, "train_loss_ci95"]].join(points), table.groupby(keys)["policy"].first())
 
 
 def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:

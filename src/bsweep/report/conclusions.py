@@ -131,7 +131,7 @@ def _after_equal_time(study: Study, learned: pd.DataFrame) -> Iterator[str]:
             continue
         best = cells.sort_values("train_loss", kind="stable").iloc[0]
         after = f"after {number(best['elapsed_seconds'])} s of each"
-        shown = f"{spread(best['train_loss'], best['train_loss_ci95'])} ({_seeds(best['n'])})"
+        shown = f"{_shown(best, 'train_loss')} ({_seeds(best['n'])})"
         rivals = _rivals(cells, best, "train_loss")
         yield f"Lowest training loss {after}: {best['words']}, with {shown}.{rivals}"
 

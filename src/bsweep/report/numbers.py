@@ -28,10 +28,12 @@ def spread(mean: float, half_width: float = math.nan, points: Sequence[float] = 
     return f"{mean:.{decimals}f} ± {half_width:.{decimals}f}"
 
 
-def fixed(value: float, decimals: int, half_width: float = math.nan) -> str:
-    """A number of a column whose numbers all have as many decimals."""
+def fixed(value: float, decimals: int, half_width: float = math.nan, points: Sequence[float] = ()) -> str:
+    """As `spread`, in a column whose numbers all have as many decimals."""
     if math.isnan(value):
         return "-"
+    if len(points) == 2:
+        return ", ".join(f"{point:.{decimals}f}" for point in points)
     return f"{value:.{decimals}f}" + ("" if math.isnan(half_width) else f" ± {half_width:.{decimals}f}")
 
 

@@ -163,8 +163,8 @@ def _equal_time(study: Study) -> pd.DataFrame:
     table = analysis.equal_time_losses(study)
     if len(table) < 2:
         return table[:0]
-    losses = zip(table["train_loss"], table.pop("train_loss_ci95"), strict=True)
-    texts = [spread(mean, half) for mean, half in losses]
+    losses = zip(table["train_loss"], table.pop("train_loss_ci95"), table.pop("train_loss_points"), strict=True)
+    texts = [spread(*loss) for loss in losses]
     return table.assign(train_loss=texts, num_examples=table["num_examples"].round().astype(int))
 
 
@@ -176,11 +176,11 @@ def idle_seconds(study: Study, table: pd.DataFrame) -> Table:
         nodes = nodes.agg(["min", "median", "max"], axis="columns")
         nodes.columns = pd.Index(["least idle node (s)", "median node (s)", "most idle node (s)"])
     cells = nodes.map(lambda seconds: fixed(seconds, decimals))
-    for name, scale, places in (("idle_seconds", 1, decimals), ("change", 100, 1)):
-        if table[name].isna().all():
-            continue
-        pairs = zip(scale * table[name], scale * table[f"{name}_ci95"], strict=True)
-        cells[name] = [fixed(value, places, half) for value, half in pairs]
+    totals = table[["idle_seconds", "idle_seconds_ci95", "idle_seconds_points"]].itertuples(index=False)
+    cells["idle_seconds"] = [fixed(total, decimals, *of_seeds) for total, *of_seeds in totals]
+    if table["change"].notna().any():
+        changes = zip(100 * table["change"], 100 * table["change_ci95"], strict=True)
+        cells["change"] = [fixed(change, 1, half) for change, half in changes]
     if (table["rounds"] != table["shown_rounds"]).any():
         cells["idle_seconds_per_round"] = [fixed(value, decimals + 1) for value in table["idle_seconds_per_round"]]
     rate = "examples_per_second" if table["tokens_per_second"].isna().any() else "tokens_per_second"
