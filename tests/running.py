@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import random
+import select
+import shlex
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 from bsweep.config import RunConfig, conf_dir, parse
+from bsweep.launch import processes
+from tests.ask_forks import ask
 
+ROOT = Path(__file__).parents[1]
 TINY = ("data=synthetic", "data.num_train=90", "data.num_test=20", "data.shape=[3,8,8]", "data.crop_padding=1")
 """A data set whose last step is uneven for most batches."""
 
@@ -27,20 +40,131 @@ def compose(*overrides: str) -> RunConfig:
     return parse({str(key): value for key, value in container.items()})
 
 
-def bsweep(
-    *arguments: str, cwd: Path, env: dict[str, str] | None = None, prefix: tuple[str, ...] = (), timeout: float = 240
-) -> subprocess.CompletedProcess[str]:
-    """Run the installed command as a person would, from a folder of its own."""
-    command = [*prefix, tool("bsweep"), *arguments]
-    return subprocess.run(
+def popen(
+    command: Sequence[str], cwd: Path, *, env: dict[str, str] | None = None, output: IO[str] | int | None = None
+) -> subprocess.Popen[str]:
+    """A process that ends with this one, however that ends."""
+    return subprocess.Popen(
         command,
         cwd=cwd,
         env={**os.environ, **(env or {})},
-        capture_output=True,
+        stdout=output,
+        stderr=output,
         text=True,
-        timeout=timeout,
-        check=False,
+        preexec_fn=processes._end_with_parent,
     )
+
+
+def ranks(num_processes: int) -> list[dict[str, str]]:
+    """The variables that torchrun gives to each of its processes, and where they meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    size = {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
+    return [{**there, **size, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)]
+
+
+def bsweep(
+    *arguments: str,
+    cwd: Path,
+    env: dict[str, str] | None = None,
+    prefix: tuple[str, ...] = (),
+    timeout: float = 240,
+    fresh: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run the command as a person would, from a folder of its own.
+
+    It and the processes that it starts are forked from one that has imported what they need. A `fresh` one, one with
+    variables or a prefix, and one that measures memory is the installed command, whose processes import for themselves.
+    """
+    command = [*prefix, tool("bsweep"), *arguments]
+    variables = {**os.environ, **(env or {})}
+    measures_memory = arguments[0] == "probe" or any("memory_limit" in argument for argument in arguments)
+    if fresh or env or prefix or measures_memory:
+        return subprocess.run(
+            command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, check=False
+        )
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = Fork("bsweep", *arguments, cwd=cwd, env=variables, stdout=stdout, stderr=stderr, has_forks=True)
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+        printed = [(file.seek(0), file.read())[1] for file in (stdout, stderr)]
+        return subprocess.CompletedProcess(command, code, *printed)
+
+
+class Fork:
+    """`python -m module arguments` without the seconds of its imports; it has what tests use of a `Popen`.
+
+    Where it `has_forks`, launchers that it starts and their workers are such processes too.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        cwd: Path,
+        stdout: IO[str] | None = None,
+        stderr: IO[str] | None = None,
+        env: dict[str, str] | None = None,
+        has_forks: bool = False,
+    ) -> None:
+        server = forks()
+        self._connection = ask(
+            server.socket,
+            module,
+            list(arguments),
+            cwd=str(cwd),
+            env={**os.environ, **(env or {})},
+            executable=server.python if has_forks else sys.executable,
+            streams=[0, stdout.fileno() if stdout else 1, stderr.fileno() if stderr else 2],
+        )
+        self._answers = self._connection.makefile("r")
+        self.pid = int(self._answers.readline())
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code; subprocess.TimeoutExpired if it does not end in time."""
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            self.returncode = int(self._answers.readline())
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+
+class _Forks:
+    """`tests.forks`: where it listens, and commands whose processes are its forks."""
+
+    def __init__(self) -> None:
+        folder = Path(os.environ["BSWEEP_TEST_FORKS"])
+        self.socket, self.python = str(folder / "socket"), str(folder / "python")
+        asks = shlex.join([sys.executable, "-S", str(ROOT / "tests/ask_forks.py"), self.socket])
+        for name, module in (("python", ""), ("torchrun", "-m torch.distributed.run")):
+            (folder / name).write_text(f'#!/bin/sh\nexec {asks} {module} "$@"\n')
+            (folder / name).chmod(0o755)
+        (folder / "horovodrun").symlink_to(tool("horovodrun"))  # it is light
+        self._process = popen(
+            [sys.executable, "-m", "tests.forks", self.socket], ROOT, env={"OPENBLAS_NUM_THREADS": "1"}
+        )
+        while not Path(self.socket).exists():
+            assert self._process.poll() is None
+            time.sleep(0.05)
+
+
+@functools.cache
+def forks() -> _Forks:
+    return _Forks()
 
 
 def imported_first(folder: Path) -> dict[str, str]:

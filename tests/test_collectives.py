@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,9 +10,8 @@ import torch
 import torch.distributed as dist
 
 from bsweep.strategies.collectives import ALGORITHMS, Wire
-from tests.running import tool
+from tests.running import ROOT, Fork, ranks
 
-ROOT = Path(__file__).parents[1]
 SIZES = (1, 3, 1000, 4099)  # fewer elements than workers, and lengths that nothing divides
 GROUPS = (2, 3, 4, 5)
 Results = list[dict[tuple[int, str, int], tuple[torch.Tensor, int, int]]]
@@ -45,8 +43,12 @@ def results(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Results:
     out = tmp_path_factory.mktemp("collectives")
-    command = [tool("torchrun"), "--standalone", f"--nproc-per-node={max(GROUPS)}", "-m", "tests.test_collectives"]
-    subprocess.run([*command, str(out)], cwd=ROOT, check=True, capture_output=True, timeout=120)
+    with (out / "output").open("w") as output:
+        started = [
+            Fork("tests.test_collectives", str(out), cwd=ROOT, env=env, stdout=output, stderr=output)
+            for env in ranks(max(GROUPS))
+        ]
+    assert [process.wait(120) for process in started] == [0] * len(started), (out / "output").read_text()
     return [torch.load(out / f"{rank}.pt") for rank in range(max(GROUPS))]
 
 

@@ -26,7 +26,15 @@ import torch
 from PIL import Image
 
 from bsweep import data
-from bsweep.config import AnyData, Cifar10Config, DataConfig, DigitsConfig, ImageFolderConfig, SyntheticConfig
+from bsweep.config import (
+    AnyData,
+    Cifar10Config,
+    DataConfig,
+    DigitsConfig,
+    ImageFolderConfig,
+    SyntheticConfig,
+    conf_dir,
+)
 from bsweep.data import cache, digits
 from bsweep.data.dataset import Dataset, balanced_subset, channel_statistics
 from bsweep.torchvision_shim import import_torchvision
@@ -86,7 +94,7 @@ def check_contract(config: AnyData) -> Dataset:
 
 
 def test_every_configured_data_set_has_its_loader() -> None:
-    assert set(data.DATASETS) == {"cifar10", "digits", "imagefolder", "synthetic", "text"}
+    assert set(data.DATASETS) == {path.stem for path in (conf_dir() / "data").glob("*.yaml")}
 
 
 def test_channel_statistics_are_those_of_floats() -> None:

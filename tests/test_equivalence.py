@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,7 @@ import pytest
 import torch
 
 from bsweep.config import conf_dir
-from tests.running import TINY, compose, tool, write_text
+from tests.running import ROOT, TINY, Fork, compose, popen, ranks, tool, write_text
 
 NUM_TRAIN = 91  # the last step of an epoch, 19 of 24, has uneven parts for two workers and for three
 CONTRACT = (
@@ -42,24 +40,29 @@ TEXT_CONTRACT = (
     "optimizer.lr=0.5",
     "optimizer.weight_decay=0.01",
 )
-ROOT = Path(__file__).parents[1]
 
 
 class Processes:
-    """Real processes, started once by one of the launchers, that train job after job; see `tests.one_run`."""
+    """Real processes, started once, that train job after job; see `tests.one_run`.
 
-    def __init__(self, launcher: str, num_processes: int) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="bsweep-contract-"))
-        self.num_processes, self.num_jobs = num_processes, 0
-        worker = ["-m", "tests.one_run", str(self.folder)]
-        command = {
-            "alone": [sys.executable],
-            "horovodrun": [tool("horovodrun"), "-np", str(num_processes), "--gloo", sys.executable],
-            "torchrun": [tool("torchrun"), "--standalone", f"--nproc-per-node={num_processes}"],
-        }[launcher]
-        self.output = (self.folder / "output").open("w+")
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen([*command, *worker], cwd=ROOT, env=env, stdout=self.output, stderr=self.output)
+    Only horovodrun's need a launcher: it keeps where they meet. Others meet by variables, as torchrun would set them.
+    """
+
+    def __init__(self, folder: Path, launcher: str, num_processes: int) -> None:
+        self.folder, self.num_processes, self.num_jobs = folder, num_processes, 0
+        self.output = folder / "output"
+        self.processes: list[Fork] | list[subprocess.Popen[str]]
+        with self.output.open("w") as output:
+            if launcher == "horovodrun":
+                command = [tool("horovodrun"), "-np", str(num_processes), "--gloo"]
+                worker = [sys.executable, "-m", "tests.one_run", str(folder)]
+                self.processes = [popen([*command, *worker], ROOT, output=output)]
+            else:
+                variables = ranks(num_processes) if launcher == "torchrun" else [{}]
+                self.processes = [
+                    Fork("tests.one_run", str(folder), cwd=ROOT, env=env, stdout=output, stderr=output)
+                    for env in variables
+                ]
 
     def run(self, overrides: list[str] | None) -> list[dict[str, Any]]:
         """Each process's answer to a job; None ends them."""
@@ -68,26 +71,29 @@ class Processes:
         unfinished.write_text(json.dumps(overrides))
         unfinished.rename(self.folder / f"{number}.json")
         if overrides is None:
-            assert self.process.wait(60) == 0
+            assert all(process.wait(60) == 0 for process in self.processes)
             return []
         answers = [self.folder / f"{number}.{rank}.pt" for rank in range(self.num_processes)]
         end = time.monotonic() + 120
         while not all(answer.exists() for answer in answers):
-            failed = self.process.poll() is not None or time.monotonic() > end
-            assert not failed, f"{overrides}:\n{(self.folder / 'output').read_text()}"
+            failed = time.monotonic() > end or any(process.poll() is not None for process in self.processes)
+            assert not failed, f"{overrides}:\n{self.output.read_text()}"
             time.sleep(0.02)
         return [torch.load(answer) for answer in answers]
 
 
+_FOLDER: Path
 _STARTED: dict[tuple[str, int], Processes] = {}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _end_processes() -> Iterator[None]:
+def _end_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    global _FOLDER
+    _FOLDER = tmp_path_factory.mktemp("contract")
     yield
-    for processes in _STARTED.values():
-        if processes.process.poll() is None:
-            processes.run(None)
+    for group in _STARTED.values():
+        if all(process.poll() is None for process in group.processes):
+            group.run(None)
     _STARTED.clear()  # another module starts its own
 
 
@@ -101,7 +107,8 @@ def trained(num_workers: int, *overrides: str, contract: tuple[str, ...] = CONTR
     launcher = "alone" if num_processes == 1 and config.launch.name == "horovodrun" else config.launch.name
     key = (launcher, num_processes)
     if key not in _STARTED:
-        _STARTED[key] = Processes(*key)
+        (folder := _FOLDER / f"{launcher}{num_processes}").mkdir()
+        _STARTED[key] = Processes(folder, *key)
     return _STARTED[key].run(words)[:num_workers]
 
 

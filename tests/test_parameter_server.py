@@ -9,8 +9,6 @@ import os
 import queue
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,10 +27,9 @@ from bsweep.strategies.server import Server, encode_layout
 from bsweep.strategies.server_links import Arrival, Inbox, Kind, Request, ToWorker, Within
 from bsweep.vector import Slice
 from tests.one_server_run import Case, gradient, learning_rate, make_vector
-from tests.running import compose
+from tests.running import ROOT, Fork, compose
 from tests.test_sharding import SHARDINGS
 
-ROOT = Path(__file__).parents[1]
 PLAIN = ("optimizer.momentum=0", "optimizer.nesterov=false", "optimizer.weight_decay=0")
 
 
@@ -55,24 +52,21 @@ def free_port() -> int:
         return port
 
 
-def start(folder: Path, names: list[str], num_processes: int) -> list[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "tests.one_server_run", str(folder), *names]
+def start(folder: Path, names: list[str], num_processes: int) -> list[Fork]:
+    """One process for each rank, whose output is pytest's to show."""
     return [
-        subprocess.Popen(command, cwd=ROOT, env={**os.environ, "RANK": str(rank)}, stderr=subprocess.PIPE)
+        Fork("tests.one_server_run", str(folder), *names, cwd=ROOT, env={"RANK": str(rank)})
         for rank in range(num_processes)
     ]
 
 
-def finish(processes: list[subprocess.Popen[bytes]], timeout: float = 240) -> list[int]:
+def finish(processes: list[Fork], timeout: float = 240) -> list[int]:
     """Wait for all; their exit codes."""
     try:
-        for process in processes:
-            _, errors = process.communicate(timeout=timeout)
-            sys.stderr.write(errors.decode())
+        return [process.wait(timeout) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return [process.returncode for process in processes]
 
 
 def results(folder: Path, num_workers: int) -> list[dict[str, Any]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +18,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from bsweep.strategies import clocks
 from bsweep.strategies.roll_call import RollCall
+from tests.running import ROOT, Fork
 
-ROOT = Path(__file__).parents[1]
 NUM_WORKERS = 4
 AHEAD = (0.0, 3.7, -1000.0, 86_400.0)  # seconds, of the workers' clocks
 TIMEOUT_SECONDS = 2.0
@@ -53,27 +51,27 @@ def main(out: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[subprocess.Popen[str]]]]:
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[Fork]]]:
     """Processes whose store is kept by this one, as torchrun keeps it for its workers."""
     out = tmp_path_factory.mktemp("roll_call")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     env = {
-        **os.environ,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": str(NUM_WORKERS),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "tests.test_roll_call", str(out)]
-    started = [
-        subprocess.Popen(command, cwd=ROOT, env={**env, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
-        for rank in range(NUM_WORKERS)
-    ]
+    started = []
+    for rank in range(NUM_WORKERS):
+        with (out / f"{rank}.output").open("w") as output:
+            variables = {**env, "RANK": str(rank)}
+            started.append(
+                Fork("tests.test_roll_call", str(out), cwd=ROOT, env=variables, stdout=output, stderr=output)
+            )
     yield out, started
     for process in started:
         process.kill()
-        process.communicate()
 
 
 def recorded(out: Path, rank: int) -> list[Any]:
@@ -92,14 +90,14 @@ def wait_for(out: Path, rank: int, met: Callable[[list[Any]], bool]) -> list[Any
     raise AssertionError(recorded(out, rank)[-3:])
 
 
-def test_clocks_far_apart_are_compared_to_milliseconds(workers: tuple[Path, list[subprocess.Popen[str]]]) -> None:
+def test_clocks_far_apart_are_compared_to_milliseconds(workers: tuple[Path, list[Fork]]) -> None:
     out, _ = workers
     for rank in range(NUM_WORKERS):
         for offsets in wait_for(out, rank, lambda records: len(records) >= 2)[:2]:
             assert offsets == pytest.approx(AHEAD, abs=0.02)
 
 
-def test_who_is_silent_is_left_out_and_all_agree(workers: tuple[Path, list[subprocess.Popen[str]]]) -> None:
+def test_who_is_silent_is_left_out_and_all_agree(workers: tuple[Path, list[Fork]]) -> None:
     out, processes = workers
     wait_for(out, 0, lambda records: len(records) >= 10)
     processes[0].kill()  # even the first one
@@ -115,8 +113,9 @@ def test_who_is_silent_is_left_out_and_all_agree(workers: tuple[Path, list[subpr
     stopped.suspend()
     wait_for(out, 3, lambda records: records[-1]["members"] == [1, 3])
     stopped.resume()
-    _, stderr = processes[2].communicate(timeout=30)
-    assert "WorkerLost: the other workers went on without rank 2, which was silent for too long" in stderr
+    processes[2].wait(30)
+    output = (out / "2.output").read_text()
+    assert "WorkerLost: the other workers went on without rank 2, which was silent for too long" in output
     wait_for(out, 3, lambda records: len(records) >= here + 20)
     by_number: dict[int, Any] = {}
     for rank in range(NUM_WORKERS):

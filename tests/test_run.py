@@ -20,7 +20,7 @@ from bsweep.config import HorovodrunConfig
 from bsweep.launch.processes import environment
 from bsweep.place import Place, num_cores
 from bsweep.runlog import RunPaths, read_records
-from tests.running import TINY, bsweep, compose, imported_first, tool
+from tests.running import TINY, bsweep, compose, imported_first, popen, tool
 
 TEXT = ("data=text", f"data.path={__file__}", "model=llama_tiny")
 QUICK = (*TINY, "model=tiny_cnn", "epochs=2", "study=s")
@@ -36,9 +36,7 @@ def summary(paths: RunPaths) -> dict[str, Any]:
 
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [tool("bsweep"), "run", *arguments], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return popen([tool("bsweep"), "run", *arguments], cwd, output=subprocess.PIPE)
 
 
 def wait_for_steps(cwd: Path, timeout: float = 60) -> RunPaths:
@@ -64,7 +62,7 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def test_two_workers_train_and_leave_a_whole_run_folder(tmp_path: Path) -> None:
-    result = bsweep("run", "local_batch=8", "num_workers=2", *QUICK, cwd=tmp_path)
+    result = bsweep("run", "local_batch=8", "num_workers=2", *QUICK, cwd=tmp_path, fresh=True)
     assert result.returncode == 0, result.stderr
     (paths,) = runs(tmp_path)
     assert paths.folder.name.startswith("b8_w2_horovod_s0-")
@@ -91,6 +89,32 @@ def test_two_workers_train_and_leave_a_whole_run_folder(tmp_path: Path) -> None:
     )
     assert {p.name for p in paths.logs.iterdir()} >= {"rank.0", "rank.1", "launcher.log"}
     assert "epoch 2/2" in result.stderr and "images/s" in result.stderr
+
+
+def test_the_command_itself_imports_no_torch(tmp_path: Path) -> None:
+    """It would take seconds at every start, of which workers alone make use."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, json, sys\n"
+        "def note():\n"
+        "    if sys.argv[0].endswith(('bsweep', 'bsweep run')):\n"
+        f"        with open({str(tmp_path / 'noted')!r}, 'a') as file:\n"
+        "            print(json.dumps(sorted(sys.modules)), file=file)\n"
+        "atexit.register(note)\n"
+    )
+    env = imported_first(tmp_path)
+    for arguments, code in (
+        (("--version",), 0),
+        (("--help",), 0),
+        (("run", "lokal_batch=8"), 2),
+        (("report", "nowhere"), 2),
+        (("run", "local_batch=8", *QUICK), 0),
+    ):
+        assert bsweep(*arguments, cwd=tmp_path, env=env, fresh=True).returncode == code
+    version, usage, bad, report, run = (set(json.loads(line)) for line in (tmp_path / "noted").open())
+    for modules in (version, usage, bad, report, run):
+        assert "bsweep.cli" in modules and not {"torch", "torchvision", "timm", "sklearn"} & modules
+    assert not {"hydra", "pydantic", "numpy"} & (version | usage)
+    assert "bsweep.study" in run and not {"pandas", "matplotlib"} & run
 
 
 def test_a_second_sweep_skips_what_is_completed_and_a_grid_names_every_point(tmp_path: Path) -> None:

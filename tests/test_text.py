@@ -84,6 +84,8 @@ def test_a_tokenizers_tokens_spell_the_text_and_are_made_once(tmp_path: Path) ->
     config = text(path, tokenizer=str(definition), sequence_length=32)
     dataset = data.load(config, CPU)
     assert dataset.train_inputs.dtype == torch.int32 and dataset.num_classes == 270
+    sizes = len(dataset.train_inputs), len(dataset.test_inputs)
+    assert data.prepare(config) == data.DataInfo(*sizes, (32,), (), 270)
     assert torch.equal(dataset.train_inputs[:, 1:], dataset.train_labels[:, :-1])
     spelled = Tokenizer.from_file(str(definition)).decode(dataset.train_inputs.flatten().tolist())
     assert path.read_text().startswith(spelled) and len(spelled) > 150_000

@@ -5,19 +5,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import torch
-
-from bsweep import models
 from bsweep.config import ParameterServerConfig, RunConfig
-from bsweep.vector import Slice, layout
+
+if TYPE_CHECKING:
+    from bsweep.vector import Slice
 
 _ELEMENT_BYTES = 4  # `chunk_bytes` counts fp32, whatever travels
 
 
 def check(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
     """`shards` of a run's model, for its ValueError only; the model is not filled with numbers."""
-    if isinstance(config.strategy, ParameterServerConfig):
+    if isinstance(config.strategy, ParameterServerConfig) and config.num_shards > 1:
+        import torch
+
+        from bsweep import models
+        from bsweep.vector import layout
+
         with torch.device("meta"):
             model = models.build(config.model, num_classes=num_classes, shape=shape)
         shards(layout(model), config.num_shards, config.strategy)

@@ -24,6 +24,7 @@ from bsweep.checkpoint import Cursor
 from bsweep.clock import Slowdown, StepClock
 from bsweep.config import ImageConfig, RunConfig, read
 from bsweep.data import augment, plan
+from bsweep.data.dataset import Dataset
 from bsweep.errors import Diverged, Stopped, errors_reported
 from bsweep.place import Place
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
@@ -40,7 +41,7 @@ class Job:
     place: Place
     device: torch.device
     precision: str
-    dataset: data.Dataset
+    dataset: Dataset
     model: nn.Module
     training_model: nn.Module  # the same, or what a strategy wraps around it
     vector: Vector
@@ -193,7 +194,7 @@ def _prepare(
     )
 
 
-def _refuse_unequal(dataset: data.Dataset, strategy: Strategy, place: Place) -> None:
+def _refuse_unequal(dataset: Dataset, strategy: Strategy, place: Place) -> None:
     """ValueError on all workers if one has other data: hosts may have files of their own under the same path."""
     if place.num_workers == 1:
         return

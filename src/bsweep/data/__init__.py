@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-import torch
+import importlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from bsweep.config import AnyData
-from bsweep.data import cifar10, digits, imagefolder, synthetic, text
-from bsweep.data.dataset import Dataset, balanced_subset
+from bsweep.data.info import DataInfo
 
-__all__ = ["DATASETS", "DataInfo", "Dataset", "load", "prepare"]
+if TYPE_CHECKING:
+    import torch
 
-# Each gives the complete data set on the CPU, or a ValueError that says how to mend its configuration.
-DATASETS: dict[str, Callable[[Any], Dataset]] = {
-    "cifar10": cifar10.load,
-    "digits": digits.load,
-    "imagefolder": imagefolder.load,
-    "synthetic": synthetic.load,
-    "text": text.load,
+    from bsweep.data.dataset import Dataset
+
+__all__ = ["DATASETS", "DataInfo", "load", "prepare"]
+
+# Each module has `info(config)`, which also downloads, decodes and caches, and needs no torch once that is done; and
+# `load(config)`, the complete data set on the CPU. Both raise a ValueError that says how to mend the configuration.
+DATASETS = {
+    "cifar10": "bsweep.data.cifar10",
+    "digits": "bsweep.data.digits",
+    "imagefolder": "bsweep.data.imagefolder",
+    "synthetic": "bsweep.data.synthetic",
+    "text": "bsweep.data.text",
 }
-
-
-@dataclass(frozen=True)
-class DataInfo:
-    """What the parent process needs to know about the data before it starts workers."""
-
-    num_train: int  # after `subset`
-    num_test: int
-    shape: tuple[int, ...]  # of an example: channels, height, width; or tokens
-    classes: tuple[str, ...]
-    num_classes: int
 
 
 def prepare(config: AnyData) -> DataInfo:
     """Check, download, decode and cache whatever the workers will load; to be called before they are launched.
 
     Raises:
-        ValueError: the data are missing or damaged, or fewer than `subset`.
+        ValueError: the data are missing, or fewer than `subset`.
     """
     prepared = _prepared(config)
     if isinstance(prepared, ValueError):
@@ -52,16 +44,11 @@ def prepare(config: AnyData) -> DataInfo:
 def _prepared(config: AnyData) -> DataInfo | ValueError:
     """Once per process, failures too: a sweep asks for every point, and an answer may take a while."""
     try:
-        dataset = load(config, torch.device("cpu"))
+        info: DataInfo = _module(config).info(config)
+        _refuse_larger(config.subset, info.num_train)
     except ValueError as error:
         return error
-    return DataInfo(
-        num_train=len(dataset.train_labels),
-        num_test=len(dataset.test_labels),
-        shape=tuple(dataset.train_inputs.shape[1:]),
-        classes=dataset.classes,
-        num_classes=dataset.num_classes,
-    )
+    return replace(info, num_train=config.subset or info.num_train)
 
 
 def load(config: AnyData, device: torch.device) -> Dataset:
@@ -70,12 +57,22 @@ def load(config: AnyData, device: torch.device) -> Dataset:
     Raises:
         ValueError: as `prepare`.
     """
-    dataset = DATASETS[config.name](config)
+    from bsweep.data.dataset import balanced_subset  # imports torch
+
+    dataset: Dataset = _module(config).load(config)
+    _refuse_larger(config.subset, len(dataset.train_labels))
     if config.subset is not None:
-        if config.subset > len(dataset.train_labels):
-            raise ValueError(
-                f"data.subset={config.subset} is larger than the training set of {len(dataset.train_labels)} "
-                "examples: choose a smaller one, or data.subset=null for all."
-            )
         dataset = balanced_subset(dataset, config.subset)
     return dataset.to(device)
+
+
+def _module(config: AnyData) -> Any:
+    return importlib.import_module(DATASETS[config.name])
+
+
+def _refuse_larger(subset: int | None, num_train: int) -> None:
+    if subset is not None and subset > num_train:
+        raise ValueError(
+            f"data.subset={subset} is larger than the training set of {num_train} examples: choose a smaller one, or "
+            "data.subset=null for all."
+        )

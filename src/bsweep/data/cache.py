@@ -10,12 +10,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
-from bsweep.data.dataset import Dataset
+from bsweep.data.info import DataInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bsweep.data.dataset import Dataset
+
+    Build = Callable[[], tuple[Mapping[str, Tensor], str]]
+
+Read = TypeVar("Read")
 
 # A data set's tensors by their names in the file, which has those that the first caches were written with.
 _NAMES = {
@@ -30,19 +38,38 @@ _NAMES = {
 
 def cached(name: str, build: Callable[[], Dataset]) -> Dataset:
     """The data set of images in the cache under `name`, built first where it is not there; see `cached_tensors`."""
+    from bsweep.data.dataset import Dataset
 
-    def build_tensors() -> tuple[dict[str, Tensor], str]:
-        dataset = build()
-        return {key: getattr(dataset, field) for key, field in _NAMES.items()}, json.dumps(dataset.classes)
-
-    tensors, text = cached_tensors(name, tuple(_NAMES), build_tensors)
+    tensors, text = cached_tensors(name, tuple(_NAMES), _tensors_of(build))
     classes = tuple(json.loads(text))
     return Dataset(**{_NAMES[key]: v for key, v in tensors.items()}, classes=classes, num_classes=len(classes))
 
 
-def cached_tensors(
-    name: str, keys: Sequence[str], build: Callable[[], tuple[Mapping[str, Tensor], str]]
-) -> tuple[dict[str, Tensor], str]:
+def cached_info(name: str, build: Callable[[], Dataset]) -> DataInfo:
+    """What the data set of images in the cache under `name` is, built first where it is not there."""
+    slices, text = cached_slices(name, tuple(_NAMES), _tensors_of(build))
+    (num_train, *shape), (num_test,) = slices["train_images"].get_shape(), slices["test_labels"].get_shape()
+    classes = tuple(json.loads(text))
+    return DataInfo(num_train, num_test, tuple(shape), classes, len(classes))
+
+
+def _tensors_of(build: Callable[[], Dataset]) -> Build:
+    def build_tensors() -> tuple[dict[str, Tensor], str]:
+        dataset = build()
+        return {key: getattr(dataset, field) for key, field in _NAMES.items()}, json.dumps(dataset.classes)
+
+    return build_tensors
+
+
+def cached_slices(name: str, keys: Sequence[str], build: Build) -> tuple[dict[str, Any], str]:
+    """As `cached_tensors`, but safetensors' slices, whose shapes are known without reading them and without torch.
+
+    Their content is not checked: who loads the tensors does that.
+    """
+    return _cached(name, keys, build, _slices)
+
+
+def cached_tensors(name: str, keys: Sequence[str], build: Build) -> tuple[dict[str, Tensor], str]:
     """The tensors `keys`, and a text, in the cache under `name`, built first where they are not there or damaged.
 
     Many processes may call this at once: one builds, the others wait. On the CPU, all of a host's processes share the
@@ -51,22 +78,26 @@ def cached_tensors(
     Raises:
         ValueError: the cache folder cannot be written; or `build` raised it.
     """
+    return _cached(name, keys, build, _read)
+
+
+def _cached(name: str, keys: Sequence[str], build: Build, read: Callable[[Path, Sequence[str]], Read]) -> Read:
     path = cache_folder() / f"{name}.safetensors"
     try:
-        return _read(path, keys)
+        return read(path, keys)
     except (OSError, SafetensorError, ValueError):
         pass  # only who holds the lock knows that nobody is mending it
     try:
         with _locked(path):
             try:
-                return _read(path, keys)
+                return read(path, keys)
             except FileNotFoundError:
                 pass
             except (OSError, SafetensorError, ValueError) as error:
                 print(f"{path} is damaged ({error}) and is made anew", file=sys.stderr)
             tensors, text = build()
             _write({key: tensors[key] for key in keys}, text, path)
-            return _read(path, keys)
+            return read(path, keys)
     except (OSError, SafetensorError) as error:
         raise ValueError(
             f"{path} cannot be written ({error}): set XDG_CACHE_HOME to a folder with space for decoded data sets"
@@ -90,8 +121,18 @@ def _read(path: Path, keys: Sequence[str]) -> tuple[dict[str, Tensor], str]:
     return tensors, text
 
 
+def _slices(path: Path, keys: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """Raises what `_read` does, if the file's head is damaged."""
+    if not path.exists():
+        raise FileNotFoundError(path)
+    with safe_open(path, framework="numpy") as file:
+        return {key: file.get_slice(key) for key in keys}, (file.metadata() or {}).get("classes", "")
+
+
 def _write(tensors: Mapping[str, Tensor], text: str, path: Path) -> None:
     """Under the lock, so that the temporary file is ours; nobody sees half a file."""
+    from safetensors.torch import save_file
+
     unfinished = path.with_suffix(".tmp")
     save_file(dict(tensors), unfinished, metadata={"classes": text, "sha256": _digest(tensors, text)})
     unfinished.replace(path)

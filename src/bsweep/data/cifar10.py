@@ -8,17 +8,24 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from bsweep.config import Cifar10Config
-from bsweep.data.cache import cached
-from bsweep.data.dataset import Dataset, from_images
-from bsweep.torchvision_shim import import_torchvision
+from bsweep.data.cache import cached, cached_info
+from bsweep.data.info import DataInfo
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bsweep.data.dataset import Dataset
+
+_NAME = "cifar10-1"  # in the cache
 _PATIENCE_SECONDS = 30.0
+
+
+def info(config: Cifar10Config) -> DataInfo:
+    """See `load`."""
+    return cached_info(_NAME, lambda: _from_torchvision(config))
 
 
 def load(config: Cifar10Config) -> Dataset:
@@ -29,12 +36,16 @@ def load(config: Cifar10Config) -> Dataset:
     Raises:
         ValueError: it is neither there nor can it be downloaded.
     """
-    return cached("cifar10-1", lambda: _from_torchvision(config))
+    return cached(_NAME, lambda: _from_torchvision(config))
 
 
 def _from_torchvision(config: Cifar10Config) -> Dataset:
-    import_torchvision()  # here, for a launched worker should not have to wait for it
+    from bsweep.torchvision_shim import import_torchvision  # here, for a launched worker should not wait for it
+
+    import_torchvision()
     from torchvision.datasets import CIFAR10
+
+    from bsweep.data.dataset import from_images
 
     root = Path(config.root).expanduser()
     try:
@@ -52,6 +63,8 @@ def _from_torchvision(config: Cifar10Config) -> Dataset:
 
 
 def _tensors(split: Any) -> tuple[Tensor, Tensor]:
+    import torch
+
     images = torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous()
     return images, torch.tensor(split.targets)
 

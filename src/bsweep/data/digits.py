@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from bsweep.config import DigitsConfig
-from bsweep.data.dataset import Dataset, from_images
+from bsweep.data.info import DataInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bsweep.data.dataset import Dataset
+
+_CLASSES = tuple("0123456789")
+
+
+def info(config: DigitsConfig) -> DataInfo:
+    """See `load`."""
+    _path()
+    return DataInfo(1437, 360, (3, config.side, config.side), _CLASSES, len(_CLASSES))
 
 
 def load(config: DigitsConfig) -> Dataset:
@@ -19,27 +30,33 @@ def load(config: DigitsConfig) -> Dataset:
 
     scikit-learn brings no split. Here, of all examples sorted by class, every fifth is for testing.
     """
+    import torch
+    from torch.nn import functional as F
+
+    from bsweep.data.dataset import from_images
+
     greys, labels = read_digits()
     pixels = F.interpolate(greys[:, None] * (255 / 16), size=(config.side, config.side), mode="bilinear")
     images = pixels.round().to(torch.uint8).repeat(1, 3, 1, 1)
     tests = torch.zeros(len(labels), dtype=torch.bool)
     tests[labels.argsort(stable=True)[::5]] = True
-    return from_images(
-        (images[~tests], labels[~tests]), (images[tests], labels[tests]), classes=[str(digit) for digit in range(10)]
-    )
+    return from_images((images[~tests], labels[~tests]), (images[tests], labels[tests]), _CLASSES)
 
 
 def read_digits() -> tuple[Tensor, Tensor]:
     """Grey levels 0 to 16, float32 (1797, 8, 8), and labels, int64 (1797,): what `sklearn.datasets.load_digits` gives.
 
     Read from the file inside the package, for importing scikit-learn takes longer than a second.
-
-    Raises:
-        ValueError: scikit-learn is not installed.
     """
+    import torch
+
+    table = torch.from_numpy(np.loadtxt(_path(), delimiter=",", dtype=np.float32))
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].long()
+
+
+def _path() -> Path:
+    """Raises ValueError where scikit-learn is not installed."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError("data=digits is read from scikit-learn, which is not installed: run scripts/setup.sh")
-    path = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
-    table = torch.from_numpy(np.loadtxt(path, delimiter=",", dtype=np.float32))
-    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].long()
+    return Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"

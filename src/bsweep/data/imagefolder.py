@@ -6,20 +6,22 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from bsweep.config import ImageFolderConfig
-from bsweep.data.cache import cached
-from bsweep.data.dataset import Dataset, from_images
+from bsweep.data.cache import cached, cached_info
+from bsweep.data.info import DataInfo
 from bsweep.place import num_cores
+
+if TYPE_CHECKING:
+    from bsweep.data.dataset import Dataset
 
 _LAYOUT = "it must hold train/<class>/ and test/<class>/ with images in them"
 _CHUNK = 64  # images that a thread decodes at once
@@ -36,6 +38,11 @@ class _Split:
     fingerprint: str  # changes with any path, size or time of modification
 
 
+def info(config: ImageFolderConfig) -> DataInfo:
+    """See `load`."""
+    return cached_info(*_listed(config))
+
+
 def load(config: ImageFolderConfig) -> Dataset:
     """The images as 3 x side x side, decoded only if the folder's listing is another than any before.
 
@@ -45,6 +52,11 @@ def load(config: ImageFolderConfig) -> Dataset:
     Raises:
         ValueError: a folder is missing or empty, train and test differ in their classes, or an image is corrupt.
     """
+    return cached(*_listed(config))
+
+
+def _listed(config: ImageFolderConfig) -> tuple[str, Callable[[], Dataset]]:
+    """Where the decoded images are cached, and what decodes them."""
     root = Path(config.root).expanduser()
     try:
         train, test = _list(root, "train"), _list(root, "test")
@@ -52,7 +64,7 @@ def load(config: ImageFolderConfig) -> Dataset:
         raise ValueError(f"data.root={config.root} cannot be read ({error}): {_LAYOUT}.") from error
     _check_same_classes(root, train, test)
     key = hashlib.sha256(f"1 {config.side} {train.fingerprint} {test.fingerprint}".encode()).hexdigest()[:32]
-    return cached(f"imagefolder-{key}", lambda: _decode_splits(train, test, config.side))
+    return f"imagefolder-{key}", lambda: _decode_splits(train, test, config.side)
 
 
 def _list(root: Path, split: str) -> _Split:
@@ -107,14 +119,18 @@ def _check_same_classes(root: Path, train: _Split, test: _Split) -> None:
 
 
 def _decode_splits(train: _Split, test: _Split, side: int) -> Dataset:
-    images = _decode(train.paths + test.paths, side)
+    import torch
+
+    from bsweep.data.dataset import from_images
+
+    images = torch.from_numpy(_decode(train.paths + test.paths, side))
     train_images, test_images = torch.split(images, [len(train.paths), len(test.paths)])
     return from_images(
         (train_images, torch.tensor(train.labels)), (test_images, torch.tensor(test.labels)), train.classes
     )
 
 
-def _decode(paths: Sequence[str], side: int) -> Tensor:
+def _decode(paths: Sequence[str], side: int) -> NDArray[np.uint8]:
     """All images, uint8 (len(paths), 3, side, side). Threads suffice: Pillow decodes without Python's lock."""
     try:
         images = np.empty((len(paths), 3, side, side), dtype=np.uint8)
@@ -134,7 +150,7 @@ def _decode(paths: Sequence[str], side: int) -> Tensor:
         raise ValueError(
             "\n  ".join(["data=imagefolder: not readable as images; repair or remove:", *problems[:_NAMED], *more])
         )
-    return torch.from_numpy(images)
+    return images
 
 
 def _decode_into(out: NDArray[np.uint8], path: str) -> str | None:

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from typing import TYPE_CHECKING
 
 from bsweep.config import SyntheticConfig
-from bsweep.data.dataset import Dataset, from_images
+from bsweep.data.info import DataInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bsweep.data.dataset import Dataset
 
 _NOISE = 64  # grey levels; images of one class differ by up to this much in each pixel
 
 
+def info(config: SyntheticConfig) -> DataInfo:
+    """See `load`."""
+    return DataInfo(config.num_train, config.num_test, tuple(config.shape), _classes(config), config.num_classes)
+
+
+def _classes(config: SyntheticConfig) -> tuple[str, ...]:
+    return tuple(str(number) for number in range(config.num_classes))
+
+
 def load(config: SyntheticConfig) -> Dataset:
     """One smooth random image per class, plus noise; the classes equally frequent; the same at each call."""
+    import torch
+    from torch.nn import functional as F
+
+    from bsweep.data.dataset import from_images
+
     generator = torch.Generator().manual_seed(0)
     _, height, width = config.shape
     coarse = torch.rand(config.num_classes, config.shape[0], min(4, height), min(4, width), generator=generator)
@@ -28,4 +45,4 @@ def load(config: SyntheticConfig) -> Dataset:
         return images, labels
 
     train, test = examples(config.num_train), examples(config.num_test)
-    return from_images(train, test, classes=[str(number) for number in range(config.num_classes)])
+    return from_images(train, test, _classes(config))

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from bsweep.config import TextConfig
-from bsweep.data.cache import cached_tensors
-from bsweep.data.dataset import Dataset
+from bsweep.data.cache import cached_slices, cached_tensors
+from bsweep.data.info import DataInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bsweep.data.cache import Build
+    from bsweep.data.dataset import Dataset
 
 _PIECE_CHARACTERS = 100_000  # that a thread tokenizes at once
 _BATCH_PIECES = 64
+
+
+def info(config: TextConfig) -> DataInfo:
+    """See `load`."""
+    text = _read(config.path, "data.path", "a text file")
+    num_tokens, vocabulary_size = len(text), 256
+    if config.tokenizer is not None:
+        slices, _ = cached_slices(*_tokenized(text, config.tokenizer))
+        num_tokens, vocabulary_size = slices["tokens"].get_shape()[0], int(slices["vocabulary_size"][:][0])
+    num_train, num_test = (_num_sequences(tokens, config.sequence_length) for tokens in _split(config, num_tokens))
+    return DataInfo(num_train, num_test, (config.sequence_length,), (), vocabulary_size)
 
 
 def load(config: TextConfig) -> Dataset:
@@ -25,20 +42,17 @@ def load(config: TextConfig) -> Dataset:
     Raises:
         ValueError: the file or the tokenizer cannot be read, or the text is too short.
     """
+    import torch
+
+    from bsweep.data.dataset import Dataset
+
     text = _read(config.path, "data.path", "a text file")
     if config.tokenizer is None:
         tokens, vocabulary_size = torch.from_numpy(np.frombuffer(bytearray(text), dtype=np.uint8)), 256
     else:
-        tokens, vocabulary_size = _tokenized(text, config.tokenizer)
-    num_train = len(tokens) - int(len(tokens) * config.test_share)
-    train, test = tokens[:num_train], tokens[num_train:]
-    if min(len(train), len(test)) <= config.sequence_length:
-        raise ValueError(
-            f"data.path={config.path} has {len(tokens)} tokens, {len(train)} to train on and {len(test)} to test on by "
-            f"data.test_share={config.test_share:g}. A sequence of data.sequence_length={config.sequence_length} and "
-            f"the token after it need {config.sequence_length + 1} of either: use a longer text, a smaller "
-            "data.sequence_length, or another data.test_share."
-        )
+        tensors, _ = cached_tensors(*_tokenized(text, config.tokenizer))
+        tokens, vocabulary_size = tensors["tokens"], int(tensors["vocabulary_size"])
+    train, test = tokens.split(_split(config, len(tokens)))
     return Dataset(
         *_sequences(train, config.sequence_length),
         *_sequences(test, config.sequence_length),
@@ -47,9 +61,27 @@ def load(config: TextConfig) -> Dataset:
     )
 
 
+def _split(config: TextConfig, num_tokens: int) -> tuple[int, int]:
+    """How many tokens are for training and for testing; ValueError for fewer than a sequence."""
+    num_test = int(num_tokens * config.test_share)
+    num_train = num_tokens - num_test
+    if min(num_train, num_test) <= config.sequence_length:
+        raise ValueError(
+            f"data.path={config.path} has {num_tokens} tokens, {num_train} to train on and {num_test} to test on by "
+            f"data.test_share={config.test_share:g}. A sequence of data.sequence_length={config.sequence_length} and "
+            f"the token after it need {config.sequence_length + 1} of either: use a longer text, a smaller "
+            "data.sequence_length, or another data.test_share."
+        )
+    return num_train, num_test
+
+
+def _num_sequences(num_tokens: int, length: int) -> int:
+    return (num_tokens - 1) // length
+
+
 def _sequences(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Inputs and labels (N, length), both views of `tokens`: each label is the token after its input."""
-    stop = (len(tokens) - 1) // length * length
+    stop = _num_sequences(len(tokens), length) * length
     return tokens[:stop].view(-1, length), tokens[1 : stop + 1].view(-1, length)
 
 
@@ -60,20 +92,21 @@ def _read(path: str, key: str, what: str) -> bytes:
         raise ValueError(f"{key}={path} cannot be read ({error}): give {what}.") from error
 
 
-def _tokenized(text: bytes, tokenizer: str) -> tuple[Tensor, int]:
-    """Tokens, int32 (n,), and the size of the vocabulary; tokenized once for each content of the two files."""
+def _tokenized(text: bytes, tokenizer: str) -> tuple[str, Sequence[str], Build]:
+    """Where tokens, int32 (n,), and the size of the vocabulary are cached: once for each content of the two files."""
     definition = _read(tokenizer, "data.tokenizer", "a Hugging Face tokenizer.json, or null for bytes")
     key = hashlib.sha256(b"1" + hashlib.sha256(definition).digest() + hashlib.sha256(text).digest()).hexdigest()[:32]
 
     def build() -> tuple[Mapping[str, Tensor], str]:
+        import torch
+
         tokens, vocabulary_size = _tokenize(text, definition, tokenizer)
-        return {"tokens": tokens, "vocabulary_size": torch.tensor([vocabulary_size])}, ""
+        return {"tokens": torch.from_numpy(tokens), "vocabulary_size": torch.tensor([vocabulary_size])}, ""
 
-    tensors, _ = cached_tensors(f"text-{key}", ("tokens", "vocabulary_size"), build)
-    return tensors["tokens"], int(tensors["vocabulary_size"])
+    return f"text-{key}", ("tokens", "vocabulary_size"), build
 
 
-def _tokenize(text: bytes, definition: bytes, path: str) -> tuple[Tensor, int]:
+def _tokenize(text: bytes, definition: bytes, path: str) -> tuple[NDArray[np.int32], int]:
     from tokenizers import Tokenizer  # here, for a worker that finds the cache should not have to wait for it
 
     try:
@@ -85,11 +118,11 @@ def _tokenize(text: bytes, definition: bytes, path: str) -> tuple[Tensor, int]:
     tokenizer.no_truncation()  # both are kept in the file, as they were set for some model
     tokenizer.no_padding()
     pieces = _pieces(text.decode(errors="replace"))
-    numbers: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = [np.empty(0, dtype=np.int32)]
+    numbers: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
     while batch := list(itertools.islice(pieces, _BATCH_PIECES)):
         encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
         numbers += [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
-    return torch.from_numpy(np.concatenate(numbers)), 1 + max(tokenizer.get_vocab().values())
+    return np.concatenate(numbers), 1 + max(tokenizer.get_vocab().values())
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from torch import nn
+from typing import TYPE_CHECKING
 
 from bsweep.config import AnyModel, LlamaConfig, ResNet18Config, TinyCNNConfig, VGG16Config
-from bsweep.models import llama, resnet18, tiny_cnn, vgg16
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def check(config: AnyModel, num_classes: int) -> None:
@@ -23,6 +25,8 @@ def build(config: AnyModel, *, num_classes: int, shape: tuple[int, ...]) -> nn.M
     For examples of `shape` (C, H, W) it maps images (B, C, H, W) to logits (B, num_classes); a language model maps
     tokens (B, T) to logits (B, T, num_classes).
     """
+    from bsweep.models import llama, resnet18, tiny_cnn, vgg16  # here, for `check` needs no torch
+
     in_channels = shape[0]
     match config:
         case ResNet18Config():

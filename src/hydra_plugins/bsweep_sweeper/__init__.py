@@ -16,7 +16,7 @@ class Sweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> list[str]:
         """Run the grid that `hydra.sweeper.params` and the command line span; the status of every point."""
-        from bsweep import cli  # Hydra imports all plugins at every start
+        from bsweep import sweep  # Hydra imports all plugins at every start
 
         assert self.config is not None and self.hydra_context is not None and self.launcher is not None
         loader = self.hydra_context.config_loader
@@ -24,10 +24,10 @@ class Sweeper(BasicSweeper):
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         (points,) = self.split_arguments(overrides, None)
         composed = [loader.load_sweep_config(self.config, list(point)) for point in points]
-        chosen = cli.plan(composed)
+        chosen = sweep.plan(composed)
         returned = self.launcher.launch([points[index] for index in chosen], initial_job_idx=0)
         statuses = [_status(job) for job in returned]
-        cli.STATUSES.extend(statuses)
+        sweep.STATUSES.extend(statuses)
         return statuses
 
     def _parse_config(self) -> list[str]:

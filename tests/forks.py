@@ -1,0 +1,105 @@
+"""A process that has imported what tests' processes need, and forks for each: what takes seconds is done once.
+
+`tests.running` starts it, and asks it for processes over the socket that it listens at. It imports torch and uses
+nothing of it, so that no thread is lost in a fork.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bsweep.launch import processes
+
+_IMPORTED = (
+    "bsweep.strategies.diloco",
+    "bsweep.strategies.parameter_server",
+    "bsweep.probe",
+    "bsweep.report",
+    "bsweep.sweep",
+    "horovod.torch",
+    "hydra.main",
+    "pytest",
+    "torch.distributed.run",
+)
+
+
+def main(path: str) -> None:
+    processes._end_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
+    for module in _IMPORTED:
+        importlib.import_module(module)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{path}.new")
+        server.listen(100)
+        Path(f"{path}.new").rename(path)
+        while True:
+            connection, _ = server.accept()
+            if not os.fork():
+                server.close()
+                _keep(connection)
+            connection.close()
+
+
+def _keep(connection: socket.socket) -> NoReturn:
+    """Fork what is asked for, and say its id and its exit code; it is killed with the process that asked for it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        _, streams, *_ = socket.recv_fds(connection, 1, 3)
+        with connection.makefile("rw") as file:
+            wanted = json.loads(file.readline())
+            ended, lives = os.pipe()
+            pid = os.fork()
+            if not pid:
+                _become(list(streams), **wanted)
+            os.close(lives)
+            print(pid, file=file, flush=True)
+            watched: list[int | socket.socket] = [ended, connection]
+            if ended not in select.select(watched, [], [])[0]:
+                os.kill(pid, signal.SIGKILL)
+                os._exit(0)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=file, flush=True)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def _become(
+    streams: list[int], module: str, arguments: list[str], cwd: str, env: dict[str, str], executable: str
+) -> NoReturn:
+    """Be `python -m module` from here on, to which `executable` is Python."""
+    os.setsid()  # torchrun ends its whole process group
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv, sys.executable = [module, *arguments], executable
+    code: Any = 0
+    try:
+        for folder in filter(None, env.get("PYTHONPATH", "").split(os.pathsep)):
+            if (Path(folder) / "sitecustomize.py").exists():
+                runpy.run_path(f"{folder}/sitecustomize.py")
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
