@@ -14,9 +14,20 @@ import yaml
 from bsweep.config import conf_dir
 from tests.running import TINY, bsweep, write_text
 
-SHRUNK = (*TINY, "model=tiny_cnn", "num_workers=2", "epochs=1", "optimizer.warmup_epochs=0", "log_every_steps=5")
+SHRUNK = ("num_workers=2", "epochs=1", "optimizer.warmup_epochs=0", "log_every_steps=5")
 SHRUNK_AXES = ("local_batch", "num_workers")
 ROOT = Path(__file__).parents[1]
+
+
+def shrunk(experiment: str) -> tuple[str, ...]:
+    """Overrides for tiny data and a tiny model, without the keys that only the experiment's own have."""
+    text = yaml.safe_load((conf_dir() / "experiment" / f"{experiment}.yaml").read_text())
+    foreign = [
+        f"~{group}.{key}"
+        for group, choice in (("data", "synthetic"), ("model", "tiny_cnn"))
+        for key in text.get(group, {}).keys() - yaml.safe_load((conf_dir() / group / f"{choice}.yaml").read_text())
+    ]
+    return (f"experiment={experiment}", *TINY, "model=tiny_cnn", *foreign, "local_batch=8", *SHRUNK)
 
 
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml")))
@@ -24,8 +35,7 @@ def test_every_experiment_runs_shrunk_and_reports(experiment: str, tmp_path: Pat
     text = yaml.safe_load((conf_dir() / "experiment" / f"{experiment}.yaml").read_text())
     axes = text.get("hydra", {}).get("sweeper", {}).get("params", {})
     first = [f"{axis}={values.split(',')[0]}" for axis, values in axes.items() if values and axis not in SHRUNK_AXES]
-    arguments = ("-m", f"experiment={experiment}", "local_batch=8", *first, *SHRUNK)
-    result = bsweep("run", "--report", *arguments, cwd=tmp_path)
+    result = bsweep("run", "--report", "-m", *shrunk(experiment), *first, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     page = tmp_path / result.stdout.strip().splitlines()[-1]
     statuses = [json.loads(path.read_text())["status"] for path in page.parents[1].glob("*/summary.json")]
@@ -61,15 +71,7 @@ def test_an_installed_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
     assert found.stdout.split() == [str(site / "bsweep/__init__.py"), str(site / "bsweep/conf")]
     script = ["bash", str(site / "bsweep/scripts/build_horovod.sh"), sys.executable, "--key"]
     assert "horovod" in subprocess.run(script, capture_output=True, text=True, check=True).stdout
-    command = [
-        sys.executable,
-        str(site / "bin/bsweep"),
-        "run",
-        "--report",
-        "experiment=quickstart",
-        "local_batch=8",
-        *SHRUNK,
-    ]
+    command = [sys.executable, str(site / "bin/bsweep"), "run", "--report", *shrunk("quickstart")]
     result = subprocess.run(command, cwd=elsewhere, env=env, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert (elsewhere / "results/quickstart/report/report.html").exists()
