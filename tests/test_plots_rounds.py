@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,18 +11,24 @@ from matplotlib.figure import Figure
 
 import bsweep
 from bsweep import analysis, plots
-from tests.synthetic_study import ALLOCATIONS, ROUND_EXCHANGE_SECONDS, diloco, round_seconds, write_run
+from tests.synthetic_study import ALLOCATIONS, META, ROUND_EXCHANGE_SECONDS, diloco, round_seconds, write_run
 
+NAMES = [
+    "uniform (4 each)", "batch by FLOP/s (4/4/6/5)", "batch by memory (8/8/32/16)", "steps by FLOP/s (4 each)",
+    "steps by speed (4 each)", "hybrid (4/4/16/8)", "network-aware (4 each)",
+]  # fmt: skip
 FIGURES = ("idle_by_node", "round_timeline", "loss_by_time", "published_idle")
 
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
-    """All allocations on four uneven workers, three seeds of four rounds."""
+    """All allocations on four uneven workers, three seeds of four rounds, launched in the order of the allocations."""
     folder = tmp_path_factory.mktemp("studies") / "uneven"
-    for name in ALLOCATIONS:
+    for place, name in enumerate(ALLOCATIONS):
         for seed in range(3):
-            write_run(folder, local_batch=4, num_workers=4, seed=seed, epochs=1, settings=diloco(name), num_rounds=4)
+            launched = META | {"launched_at": float(seed * len(ALLOCATIONS) + place)}
+            settings: dict[str, Any] = {"settings": diloco(name), "meta": launched, "num_rounds": 4}
+            write_run(folder, local_batch=4, num_workers=4, seed=seed, epochs=1, **settings)
     return bsweep.load(folder)
 
 
@@ -49,14 +56,18 @@ def test_a_figure_is_saved_the_same_twice(name: str, uneven: analysis.Study, tmp
 def test_idle_seconds_are_a_bar_a_node_with_total_and_change(uneven: analysis.Study) -> None:
     figure = plots.idle_by_node(uneven)
     (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == list(ALLOCATIONS)
-    baseline = [bar.get_width() for bar in axes.containers[0]]
+    assert [label.get_text() for label in axes.get_yticklabels()] == NAMES
+    bars: list[Any] = [container for container in axes.containers if hasattr(container, "patches")]
+    baseline = [bar.get_width() for bar in bars[0]]
+    intervals = bars[0].errorbar.lines[2][0].get_segments()
+    half = analysis.idle_table(uneven)["node 3: idle_seconds_ci95"].iloc[0]
+    assert half > 0 and np.ptp(intervals[2][:, 0]) == pytest.approx(2 * half)
     assert baseline == pytest.approx([0.4 * 1.01 * seconds for seconds in (1.1, 0, 14.6, 4.9)])
     beside = [text.get_text() for text in axes.texts]
     assert beside[0] == "8.3 ± 0.2 s"
     assert beside[3] == "5.2 ± 0.1 s, \N{MINUS SIGN}38 %"
     assert beside[-1] == "total, change"
-    assert legend_texts(figure) == ["4 workers, local batch 4", "node 1", "node 2", "node 3", "node 4"]
+    assert legend_texts(figure) == ["4 workers", "node 1", "node 2", "node 3", "node 4"]
 
 
 def test_many_nodes_are_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +81,7 @@ def test_many_nodes_are_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_timeline_has_a_panel_a_method_and_a_row_a_node(uneven: analysis.Study) -> None:
     figure = plots.round_timeline(uneven)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == list(ALLOCATIONS)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == NAMES
     by_flops = figure.axes[3]
     compute, idle, exchange = ([bar.get_width() for bar in bars][:4] for bars in by_flops.containers)
     assert compute == pytest.approx(round_seconds((4,) * 4, (100, 104, 145, 117)))
@@ -79,21 +90,24 @@ def test_a_timeline_has_a_panel_a_method_and_a_row_a_node(uneven: analysis.Study
     longest = 3 * (max(round_seconds((4,) * 4, (208, 200, 384, 238))) + ROUND_EXCHANGE_SECONDS)
     assert by_flops.get_xlim() == pytest.approx((0, 1.01 * longest))
     assert plots.caption(figure).startswith("What each node does in rounds 2 to 4 of the first seed.")
-    assert legend_texts(figure) == ["4 workers, local batch 4", "compute", "idle", "exchange"]
+    assert legend_texts(figure) == ["4 workers", "computing", "idle", "exchange"]
 
 
-def test_loss_is_drawn_by_time_and_to_the_end_of_the_comparison(uneven: analysis.Study) -> None:
+def test_loss_is_drawn_by_time_with_bands_and_the_end_of_the_shortest(uneven: analysis.Study) -> None:
     figure = plots.loss_by_time(uneven)
     axes, zoomed = figure.axes
     first, last = zoomed.get_xlim()
-    assert 0 < first < 3.5 * 3.55 < last and zoomed.get_ylim()[1] < axes.get_ylim()[1]
+    middle = 3.5 * 3.55  # of the last of four rounds
+    assert 0 < first < middle < last and zoomed.get_ylim()[1] < axes.get_ylim()[1]
+    assert axes.get_yscale() == "log"
     *curves, end = axes.lines
     assert len(curves) == len(axes.collections) == len(ALLOCATIONS)
-    seconds, losses = (np.asarray(values) for values in curves[-1].get_data())  # uniform, the last by name
-    assert seconds[-1] == pytest.approx(3.5 * 3.55)
+    seconds, losses = (np.asarray(values) for values in curves[0].get_data())
+    assert seconds[-1] == pytest.approx(middle)
     assert losses[0] > losses[-1]
-    assert list(end.get_xdata()) == pytest.approx([3.5 * 3.55] * 2)  # type: ignore[arg-type]
-    assert legend_texts(figure) == ["4 workers, local batch 4, n = 3", *sorted(ALLOCATIONS), "end of the comparison"]
+    assert list(end.get_xdata()) == pytest.approx([middle] * 2)  # type: ignore[arg-type]
+    assert legend_texts(figure) == ["4 workers", *NAMES, "the same time for all"]
+    assert "n = 3 seeds" in plots.caption(figure)
 
 
 def test_published_idle_times_stand_beside_the_model_and_the_caption_says_what_contradicts(

@@ -1,41 +1,38 @@
-"""What all figures share: style, colours, words, axes, bars, legends, captions and files."""
+"""What all figures share: style, panels, axes, points, legends, captions and files."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from bsweep import analysis
 from bsweep.analysis import Study
+from bsweep.plots.curves import handle, readable
+from bsweep.plots.naming import counted
 
-# Okabe and Ito (2008) without the yellow, which a white page swallows.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
 BATCH_LABEL = "Local batch (examples per worker)"
 AXES = {"local_batch": (BATCH_LABEL, "local batch"), "num_workers": ("Workers", "number of workers")}
-PARTS_OF_A_STEP: dict[str, dict[str, Any]] = {
-    "compute": {"facecolor": "#0072B2"},
-    "codec": {"facecolor": "#009E73"},
-    "exposed exchange": {"facecolor": "#E69F00"},
-    "wait": {"facecolor": "#E3E3E3", "edgecolor": "#7A7A7A", "hatch": "//////", "linewidth": 0},
-}
 PALE = "#A9C6D9"
-_MAX_TICKS = 12
-_MAX_BARS = 48
 GRAY = "#7A7A7A"
+BEHIND: dict[str, Any] = {"color": "#D5D5D5", "linewidth": 0.8, "zorder": 1}  # lines that have panels of their own
+WIDTH = 7.0  # inches, of a page
+TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {}  # what each figure is drawn from
+_MAX_TICKS = 12
+_CUT = 1000  # losses this many times above or below a panel's median leave it
+_MAX_LABEL = 60  # letters of a line of a legend
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -64,21 +61,30 @@ _NO_METADATA = {
 }
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One line: `cells` and `runs` are indexed by what runs along its horizontal axis."""
+def drawn_from(
+    table: Callable[[Study], pd.DataFrame],
+) -> Callable[[Callable[[Study, pd.DataFrame], Figure]], Callable[[Study], Figure]]:
+    """A figure of a `readable` table, in the style of all; without a row, a sentence instead of a figure."""
 
-    key: dict[str, Any]
-    colored_by: str
-    color_label: str
-    line_label: str
-    look: dict[str, Any]
-    cells: pd.DataFrame
-    runs: pd.DataFrame
+    def decorated(draw: Callable[[Study, pd.DataFrame], Figure]) -> Callable[[Study], Figure]:
+        def drawn(study: Study) -> Figure:
+            with rc_context(STYLE):
+                numbers = table(study)
+                return draw(study, readable(study, numbers)) if len(numbers) else _nothing(draw.__name__)
 
-    @property
-    def label(self) -> str:
-        return ", ".join(filter(None, (self.color_label, self.line_label)))
+        drawn.__name__ = drawn.__qualname__ = draw.__name__
+        drawn.__doc__, drawn.__module__ = draw.__doc__, draw.__module__
+        TABLES[draw.__name__] = table
+        return drawn
+
+    return decorated
+
+
+def _nothing(name: str) -> Figure:
+    figure = Figure(figsize=(4.8, 1.0))
+    text = f"{name.replace('_', ' ').capitalize()}: nothing was measured that this would show."
+    figure.text(0.5, 0.5, textwrap.fill(text, 50), ha="center", va="center")
+    return captioned(figure, text)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -93,8 +99,9 @@ def caption(figure: Figure) -> str:
     return str(figure.get_label())
 
 
-def counted(number: object, noun: str) -> str:
-    return f"{number} {noun}{'s' * (str(number) != '1')}"
+def captioned(figure: Figure, *sentences: str) -> Figure:
+    figure.set_label(" ".join(filter(None, sentences)))
+    return figure
 
 
 def length_of(study: Study) -> str:
@@ -106,141 +113,72 @@ def length_of(study: Study) -> str:
     return counted(lengths[0], "epoch") if len(lengths) == 1 else ""
 
 
-def captioned(figure: Figure, *sentences: str) -> Figure:
-    figure.set_label(" ".join(filter(None, sentences)))
-    return figure
-
-
-def curves(
-    table: pd.DataFrame,
-    along: str,
-    colored_by: str,
-    runs: pd.DataFrame | None = None,
-    whole: pd.DataFrame | None = None,
-) -> list[Curve]:
-    """The lines of a table indexed by cells: one for each combination of all index levels but `along`.
-
-    Colour and marker tell the values of one level apart, dashes the other levels: of that with the most values, or of
-    `colored_by` where none has more. Colours are those of the cells of `whole`, of which `table` may be a part.
-    """
-    names: list[Any] = [name for name in analysis.levels(table) if name != along]
-    if table.empty:
-        return []
-    groups: dict[Any, pd.DataFrame] = dict(list(table.groupby(level=names)))
-    cells_of_runs = {} if runs is None else dict(list(analysis.by_cell(runs).groupby(level=names)))
-    levels = {name: sorted(set((table if whole is None else whole).index.get_level_values(name))) for name in names}
-    colored_by = max(sorted(names, key=lambda name: name != colored_by), key=lambda name: len(levels[name]))
-    at, values = names.index(colored_by), levels[colored_by]
-    others = list(dict.fromkeys(key[:at] + key[at + 1 :] for key in groups))
-    varying = [name for name in names if name in analysis.varying(table)]
-    alone = "local_batch" if colored_by == "local_batch" else "variant"  # what to call the only line there is
-    curves = []
-    for key, cells in groups.items():
-        named = dict(zip(names, key, strict=True))
-        said = {name: words(name, named[name]) for name in varying or [alone]}
-        if colored_by == "local_batch":
-            said[colored_by] = str(key[at])  # below a title that says what it is
-        color_label, line_label = said.pop(colored_by, ""), ", ".join(reversed(said.values()))
-        color, line = values.index(key[at]), others.index(key[:at] + key[at + 1 :])
-        look: dict[str, Any] = {
-            "color": COLORS[color % len(COLORS)],
-            "marker": MARKERS[(color + color // len(COLORS)) % len(MARKERS)],
-            "linestyle": LINES[line % len(LINES)],
-        }
-        members = cells_of_runs.get(key, pd.DataFrame())
-        drawn = (frame.droplevel(names) if len(frame) else frame for frame in (cells, members))
-        curves.append(Curve(named, colored_by, color_label, line_label, look, *drawn))
-    return curves
-
-
-_LONG_NAMES = {"lr_rule": "learning rate", "lr": "base learning rate"}
-
-
-def words(name: str, value: object) -> str:
-    """A setting as a legend says it."""
-    text = analysis.setting_text(value).replace("_", " ")
-    if name == "num_workers":
-        return counted(text, "worker")
-    if name == "planned_epochs":
-        return counted(text, "epoch")
-    if name in _LONG_NAMES:
-        return f"{_LONG_NAMES[name]}: {text}"
-    if name == "variant":
-        return str(value)  # as one types it
-    if name in ("model", "stem", "data", "optimizer", "device", "hardware", "precision", "placement"):
-        return text
-    return f"{name.rpartition('.')[2].replace('_', ' ')} {text}"
-
-
-def handles(curves: Sequence[Curve]) -> list[Line2D]:
-    """The legend's entries: one for each line, or, if colour and dashes both tell something, one for each of these."""
-    if len({curve.line_label for curve in curves}) < 2:
-        return [handle(curve.look, curve.label) for curve in curves]
-    colors = {curve.color_label: {**curve.look, "linestyle": "-"} for curve in curves}
-    lines = {curve.line_label: {"color": "#444444", "linestyle": curve.look["linestyle"]} for curve in curves}
-    return [handle(look, label) for label, look in (*colors.items(), *lines.items())]
-
-
-def legend_title(cells: pd.DataFrame) -> str:
-    """A legend's title: what all cells share, and how often each was measured."""
-    counts = span(n for n in cells["n"] if n)
-    bars = "; bars: 95 % t-interval" if cells["n"].max() > 1 and "train_seconds_ci95" in cells else ""
-    return ", ".join(filter(None, (common(cells), f"n = {counts} per point{bars}" if counts else "")))
-
-
-def common(table: pd.DataFrame, names: Sequence[str] = ("num_workers", "local_batch")) -> str:
-    """Workers and batch where only other settings vary, in words."""
-    varying = analysis.varying(table)
-    shared = [name for name in names if name not in varying] if varying else []
-    return ", ".join(words(name, table.index.get_level_values(name)[0]) for name in shared)
-
-
 def span(numbers: Iterable[int]) -> str:
     found = sorted(set(numbers))
     return " to ".join(str(number) for number in dict.fromkeys([found[0], found[-1]])) if found else ""
 
 
 def number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    """Three significant digits, and no fewer of the whole part."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
-def few_enough(table: pd.DataFrame, most: int = _MAX_BARS) -> tuple[pd.DataFrame, str]:
-    """As many cells as a page has room for: those of one batch size, the most measured, and a sentence that says so."""
-    if len(table) <= most:
-        return table, ""
-    batches = table.index.get_level_values("local_batch")
-    counts = Counter(batches)
-    batch = max(counts, key=lambda batch: (counts[batch], batch))
-    return table[batches == batch].iloc[:most], f"Shown for local batch {batch}; the table has all."
+def extent(values: Iterable[float]) -> tuple[float, float]:
+    found = [value for value in values if math.isfinite(value)]
+    return (min(found), max(found)) if found else (0.0, 1.0)
 
 
-def panels_of_bars(
-    table: pd.DataFrame, columns: int, bar_inches: float = 0.19
-) -> tuple[Figure, list[tuple[Sequence[Axes], pd.DataFrame]]]:
-    """Room for a horizontal bar, or some, for each cell: rows of `columns` panels, and the cells in each.
+def repeats(n: pd.Series[int], what: str = "point") -> str:
+    """How often what is drawn was measured, and how its scatter is shown, in sentences."""
+    counts = sorted({int(count) for count in n if count})
+    if not counts:
+        return "No run has completed."
+    told = [f"n = {span(counts)} per {what}."]
+    if counts[-1] >= analysis.MIN_SEEDS_FOR_INTERVAL:
+        told.append("Small circles are single seeds, bars 95 % t-intervals over seeds, cut at the edge of the panel.")
+    if 2 in counts:
+        told.append("Where there are two seeds, both are drawn, without an interval.")
+    return " ".join(told)
 
-    What shares a panel differs in variant, or else in batch size; without either all cells share one.
+
+def grid(num_panels: int, num_parts: int, height: float = 2.1) -> tuple[Figure, list[list[Axes]]]:
+    """A row of `num_parts` axes for each panel; many panels stand abreast."""
+    abreast = 1 if num_panels <= 3 else max(1, (4 if num_parts > 1 else 3) // num_parts)
+    num_rows, columns = math.ceil(num_panels / abreast), abreast * num_parts
+    size = (WIDTH if columns > 1 else 4.8, 0.5 + num_rows * (height if num_rows <= 3 else 1.3))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(num_rows, columns, squeeze=False).reshape(-1, num_parts)
+    for unused in axes[num_panels:].flat:
+        unused.remove()
+    return figure, [list(row) for row in axes[:num_panels]]
+
+
+def name_panels(panels: Iterable[str], grid: Sequence[Sequence[Axes]], along: str, names: Sequence[str]) -> None:
+    """Titles of rows; what axes are, and numbers that panels share, at the outer ones alone.
+
+    Axes in a column of the same part, such as the test's, show the same range.
     """
-    varying = analysis.varying(table)
-    compared = next((name for name in ("variant", "local_batch") if name in varying), "num_workers")
-    by = [name for name in ("num_workers", "local_batch") if name in varying and name != compared]
-    groups = [(dict(zip(by, key, strict=True)), rows) for key, rows in table.groupby(level=by)] if by else [({}, table)]
-    figure = Figure(figsize=(7.0, 0.7 + sum(0.42 + bar_inches * len(rows) for _, rows in groups)), layout="constrained")
-    heights = [1.2 + len(rows) for _, rows in groups]
-    grid = figure.subplots(len(groups), columns, squeeze=False, sharex="col", sharey="row", height_ratios=heights)
-    for axes, (where, rows) in zip(grid[:, 0], groups, strict=True):
-        keys = (dict(zip(analysis.levels(table), key, strict=True)) for key in rows.index)
-        said = [name for name in varying if name not in by] or [compared]
-        axes.set_yticks(range(len(rows)), [", ".join(words(name, key[name]) for name in said) for key in keys])
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_title(", ".join(words(name, value) for name, value in where.items()), loc="left")
-    for axes in grid.flat:
-        axes.grid(visible=False, axis="y")
-        axes.tick_params(axis="y", length=0)
-    return figure, [(list(row), rows) for row, (_, rows) in zip(grid, groups, strict=True)]
+    places: list[list[Any]] = [[axes.get_subplotspec() for axes in row] for row in grid]
+    letters = 46 if len(grid) <= 3 else 34 if len(names) > 1 else 32  # of a title that is centred within twice its axes
+    lowest = {place.colspan.start: place.rowspan.start for row in places for place in row}
+    for title, row, of_row in zip(panels, grid, places, strict=True):
+        row[0].set_title(broken(title, letters), loc="left")
+        for axes, place, name in zip(row, of_row, names, strict=True):
+            is_left = place.colspan.start < len(names)
+            is_low = lowest[place.colspan.start] == place.rowspan.start
+            axes.set(ylabel=name if is_left else "", xlabel=along if is_low else "")
+            axes.tick_params(labelleft=is_left, labelbottom=is_low)
 
 
-def log_axis(axes: Axes, cells: pd.DataFrame, along: str, also: Iterable[int] = (), named: bool = True) -> None:
+def broken(text: str, letters: int) -> str:
+    """Text in lines of so many letters, which end after a comma where they can."""
+    no_break = text.replace(" ", "\0").replace(",\0", ", ")
+    keep: Any = {"width": letters, "break_long_words": False, "break_on_hyphens": False}
+    lines = (line.replace("\0", " ") for line in textwrap.wrap(no_break, **keep))
+    return "\n".join(textwrap.fill(line, **keep) for line in lines)
+
+
+def log_axis(axes: Axes, cells: pd.DataFrame, along: str, also: Iterable[int] = ()) -> None:
     """A log2 axis with plain integers at the measured sizes, as many as there is room for."""
     sizes = sorted({*cells.index.get_level_values(along), *also})
     apart = math.log2(sizes[-1] / sizes[0]) / _MAX_TICKS
@@ -252,33 +190,127 @@ def log_axis(axes: Axes, cells: pd.DataFrame, along: str, also: Iterable[int] = 
     axes.set_xticks(ticks, [str(size) for size in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
-    axes.set_xlabel(AXES[along][0] if named else "")
+    axes.set_xlabel(AXES[along][0])
 
 
-def extent(values: Iterable[float]) -> tuple[float, float]:
-    found = list(values)
-    return (min(found), max(found)) if found else (0.0, 1.0)
+def loss_axis(axes: Axes, values: Iterable[float], flat: bool = False, few: bool = False) -> None:
+    """A log axis with room for all losses, except that one which exploded leaves it rather than flatten all others."""
+    known = np.asarray([value for value in values if 0 < value < math.inf])
+    middle = float(np.median(known)) if len(known) else 1.0
+    low, high = extent(known[(known <= _CUT * middle) & (known >= middle / _CUT)])
+    margin = (high / low) ** 0.06 * 1.01
+    axis, scale, limits = (
+        (axes.xaxis, axes.set_xscale, axes.set_xlim) if flat else (axes.yaxis, axes.set_yscale, axes.set_ylim)
+    )
+    scale("log")
+    limits(low / margin, high * margin)
+    plain_log_ticks(axis, low, high, few)
 
 
-def handle(look: dict[str, Any], label: str) -> Line2D:
-    return Line2D([], [], label=label, **look)
+def plain_log_ticks(axis: Axis, low: float, high: float, few: bool = False) -> None:
+    """Plain numbers on a logarithmic axis, also where it spans less than a power of ten."""
+    most, is_wide = 3 if few else 6, high / low > 6
+    every = (1.0,) if high / low > 100 else (1.0, 3.0) if few else (1.0, 2.0, 5.0)
+    axis.set_major_locator(
+        LogLocator(subs=every, numticks=most + 1) if is_wide else MaxNLocator(most, steps=[1, 2, 2.5, 5, 10])
+    )
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"))
+    axis.set_minor_locator(NullLocator())
 
 
-def row_of_panels(num_panels: int) -> tuple[Figure, Sequence[Axes]]:
-    figure = Figure(figsize=(7.0 if num_panels > 1 else 4.8, 2.8), layout="constrained")
-    return figure, figure.subplots(1, num_panels, squeeze=False)[0]
+def mark_cut(axes: Axes, places: Iterable[float], values: Iterable[float], color: str, flat: bool = False) -> bool:
+    """Triangles on the edge that a value lies beyond, at its place on the other axis; whether there are any."""
+    low, high = axes.get_xlim() if flat else axes.get_ylim()
+    found = False
+    for place, value in zip(places, values, strict=True):
+        if value != value or low <= value <= high:
+            continue
+        found, edge = True, float(value > high)
+        marker = (">" if edge else "<") if flat else ("^" if edge else "v")
+        at: dict[str, Any] = {"transform": axes.get_yaxis_transform() if flat else axes.get_xaxis_transform()}
+        axes.plot(*((edge, place) if flat else (place, edge)), marker, color=color, clip_on=False, zorder=5, **at)
+    return found
+
+
+CUT_WORDS = "Triangles on an edge are losses beyond it."
+
+
+def chance_line(axes: Axes, study: Study, flat: bool = False) -> list[Line2D]:
+    """What guessing would reach, where the number of classes is known, and its entry for the legend.
+
+    Where that would squeeze all points, it is not in the panel, and the legend says so.
+    """
+    level = chance(study)
+    if level is None:
+        return []
+    look: dict[str, Any] = {"color": GRAY, "linestyle": (0, (1, 1.5)), "linewidth": 1.2}
+    if level < (axes.get_xlim() if flat else axes.get_ylim())[0]:
+        return [handle({"linestyle": ""}, f"chance, off the axis: {level:.3g}")]
+    (axes.axvline if flat else axes.axhline)(level, zorder=1, **look)
+    return [handle(look, f"chance: {level:.3g}")]
+
+
+def chance(study: Study) -> float | None:
+    known = study.runs["num_classes"].dropna().unique()
+    return 1 / float(known[0]) if len(known) == 1 else None
+
+
+def accuracy_limits(study: Study, values: Iterable[float]) -> tuple[float, float]:
+    low, high = extent(values)
+    level = chance(study)
+    if level is not None and low - level <= 2 * (high - low):
+        low = min(low, level)
+    margin = max(0.02, 0.08 * (high - low))
+    return max(0.0, low - margin), min(1.0, high + margin)
+
+
+def has_learned(study: Study) -> bool:
+    """Whether some cell is more accurate than a guess, as far as that is known."""
+    cells = analysis.cells(study.runs)
+    known = cells.loc[cells["n"] > 0, "has_learned"]
+    return known.empty or bool(known.fillna(True).any())
+
+
+def draw_line(axes: Axes, look: dict[str, Any], cells: pd.DataFrame, metric: str) -> None:
+    """A line through the means of cells, with what they are means of, see `draw_spread`."""
+    known = cells[cells[metric].notna()]
+    shown = [int(place) for place in np.flatnonzero(known["n"] != 2)]  # of two seeds the points are drawn
+    axes.plot(known.index, known[metric], **look, markevery=shown)
+    draw_spread(axes, known, metric, look["color"], look["marker"])
+
+
+def draw_spread(
+    axes: Axes, cells: pd.DataFrame, metric: str, color: str, marker: str = "o", flat: bool = False
+) -> None:
+    """What cells at the places of their index are means of: two seeds, or an interval and small circles for seeds."""
+    half = cells[f"{metric}_ci95"]
+    if half.notna().any():
+        place = (cells[metric], cells.index) if flat else (cells.index, cells[metric])
+        bars: dict[str, Any] = {"xerr" if flat else "yerr": half, "fmt": "none", "ecolor": color, "elinewidth": 1.0}
+        axes.errorbar(*place, **bars)
+    behind_the_mean = 1.9
+    small: dict[str, Any] = {"marker": "o", "markersize": 3, "markerfacecolor": "white", "zorder": behind_the_mean}
+    for these, look in ((cells["n"] > 2, small), (cells["n"] == 2, {"marker": marker})):
+        points = cells.loc[these, f"{metric}_points"].explode().dropna().astype(float)
+        if len(points):
+            place = (points, points.index) if flat else (points.index, points)
+            axes.plot(*place, linestyle="", color=color, **look)
 
 
 def legends(figure: Figure, *legends: tuple[Sequence[Artist], str]) -> None:
-    """Entries and title of a legend, or of two side by side, below the panels; the figure grows by their rows."""
-    letters = 15 * figure.get_figwidth() / len(legends)
-    most_rows = 0
+    """Entries and title of a legend, or of two side by side, below the panels; the figure grows by their height."""
+    room = figure.get_figwidth() * figure.dpi / len(legends) - 8
+    tallest = 0.0
     for place, (handles, title) in zip(("left", "right") if len(legends) > 1 else ("center",), legends, strict=True):
-        lengths = [9 + len(str(handle.get_label())) for handle in handles]  # with the line before it
-        rows = 1
-        while rows < len(handles) and sum(max(lengths[i : i + rows]) for i in range(0, len(handles), rows)) > letters:
-            rows += 1
+        for entry in handles:
+            entry.set_label(broken(str(entry.get_label()), _MAX_LABEL // len(legends)))
         where: Any = f"outside lower {place}"
-        figure.legend(handles=handles, title=title, loc=where, ncols=math.ceil(len(handles) / rows))
-        most_rows = max(most_rows, rows + bool(title))
-    figure.set_figheight(figure.get_figheight() + 0.17 * most_rows)
+        for rows in range(1, len(handles) + 2):  # the fewest rows that leave the legend within the figure
+            columns = max(1, math.ceil(len(handles) / rows))
+            legend = figure.legend(handles=handles, title=title, loc=where, ncols=columns)
+            box = legend.get_window_extent()
+            if box.width <= room or columns == 1:
+                break
+            legend.remove()
+        tallest = max(tallest, box.height / figure.dpi)
+    figure.set_figheight(figure.get_figheight() + tallest)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -17,14 +16,17 @@ from matplotlib.ticker import MaxNLocator
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.plots import drawing
+from bsweep.plots.curves import COLORS, Curve, common, curves, handle, in_panels, panel_handles, said
+from bsweep.plots.exchange import PARTS
+from bsweep.plots.rows import few_enough, panels_of_rows
 
 _MAX_METHODS = 16  # of bars for each node
 _MAX_TIMELINES = 8
 _MAX_NODES_NAMED = 8
 _PARTS_OF_A_ROUND = {
-    "compute": drawing.PARTS_OF_A_STEP["compute"],
-    "idle": drawing.PARTS_OF_A_STEP["wait"],
-    "exchange": drawing.PARTS_OF_A_STEP["exposed exchange"],
+    "compute": ("computing", PARTS["compute_seconds"][1]),
+    "idle": ("idle", PARTS["wait_seconds"][1]),
+    "exchange": ("exchange", PARTS["exposed_exchange_seconds"][1]),
 }
 _PUBLISHED_METHODS = {
     "baseline": "Baseline",
@@ -34,35 +36,37 @@ _PUBLISHED_METHODS = {
 }
 
 
-@rc_context(drawing.STYLE)
-def idle_by_node(study: Study) -> Figure:
+@drawing.drawn_from(analysis.idle_table)
+def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
     """Idle seconds of each node, one group of bars a cell, with total and change: table 3 of the paper as a figure."""
-    table, left_out = drawing.few_enough(analysis.idle_table(study), _MAX_METHODS)
+    table, left_out = few_enough(table, _MAX_METHODS)
     idle = table[analysis.node_columns(table)].to_numpy()
     num_nodes = idle.shape[1]
-    are_bars = num_nodes <= len(drawing.COLORS)
-    figure, panels = drawing.panels_of_bars(table, 1, 0.12 + 0.08 * num_nodes if are_bars else 0.25)
+    are_bars = num_nodes <= len(COLORS)
+    figure, panels = panels_of_rows(table, 1, 0.12 + 0.08 * num_nodes if are_bars else 0.25)
     for (axes,), rows in panels:
         for place, (_, row) in enumerate(rows.iterrows()):
             seconds = row[analysis.node_columns(table)].to_numpy(float)
             if are_bars:
                 height = 0.8 / num_nodes
                 places = place + height * (np.arange(num_nodes) - (num_nodes - 1) / 2)
-                axes.barh(places, seconds, height, color=drawing.COLORS[:num_nodes])
+                half = row.reindex([f"{name}_ci95" for name in analysis.node_columns(table)]).to_numpy(float)
+                bars: dict[str, Any] = {"ecolor": "#444444", "error_kw": {"elinewidth": 0.8, "capsize": 1.5}}
+                axes.barh(places, seconds, height, color=COLORS[:num_nodes], xerr=half, **bars)
             else:
-                axes.plot(seconds, [place] * num_nodes, "o", color=drawing.COLORS[0], alpha=0.4)
+                axes.plot(seconds, [place] * num_nodes, "o", color=COLORS[0], alpha=0.4)
             _name_total(axes, place, row)
         _beside(axes, -0.62, "total, change" if table["change"].notna().any() else "total")
         axes.set_xlim(0, 1.04 * max(np.nanmax(idle), 1e-9))
     axes.set_xlabel(f"Idle seconds of a node in {drawing.span(table['shown_rounds'].round().astype(int))} rounds")
-    nodes = [Patch(color=color, label=f"node {at + 1}") for at, color in enumerate(drawing.COLORS[:num_nodes])]
-    drawing.legends(figure, (nodes if are_bars else [], drawing.common(table)))
-    half = " ± is the half-width of its 95 % t-interval." if table["idle_seconds_ci95"].notna().any() else ""
+    nodes = [Patch(color=color, label=f"node {at + 1}") for at, color in enumerate(COLORS[:num_nodes])]
+    drawing.legends(figure, (nodes if are_bars else [], common(table)))
+    interval = " ± is the half-width of its 95 % t-interval." if table["idle_seconds_ci95"].notna().any() else ""
     return drawing.captioned(
         figure,
         "Seconds that each node is idle until the slowest one arrives to synchronise, summed over a run's rounds"
         f"{'' if are_bars else ', a dot for each node'}.",
-        f"At the right the total over nodes{_and_change(table)}.{half}",
+        f"At the right the total over nodes{_and_change(table)}.{interval}",
         scaled_rounds(table),
         f"n = {drawing.span(table['n'])} per {'bar' if are_bars else 'dot'}.",
         left_out,
@@ -77,10 +81,9 @@ def scaled_rounds(table: pd.DataFrame) -> str:
     return f"Runs had {rounds} rounds: idle times are scaled to as many as the baseline's."
 
 
-@rc_context(drawing.STYLE)
-def round_timeline(study: Study) -> Figure:
+@drawing.drawn_from(analysis.rounds_timeline)
+def round_timeline(study: Study, table: pd.DataFrame) -> Figure:
     """A few rounds of each cell, a row a worker: computing, idle, exchanging."""
-    table = analysis.rounds_timeline(study)
     num_cells = len(set(table.index))
     if num_cells > _MAX_TIMELINES:  # those of the most workers, who wait the most
         workers = table.index.get_level_values("num_workers")
@@ -94,7 +97,7 @@ def round_timeline(study: Study) -> Figure:
     varying = analysis.varying(table) or ["variant"]
     for axes, key in zip(grid.flat, shown, strict=False):
         named = dict(zip(analysis.levels(table), key, strict=True))
-        axes.set_title(", ".join(drawing.words(name, named[name]) for name in varying), loc="left")
+        axes.set_title(", ".join(said(name, named[name]) for name in varying), loc="left")
         _draw_rounds(axes, table.loc[[key]])
     for axes in list(grid.flat)[len(shown) :]:
         axes.remove()
@@ -108,8 +111,8 @@ def round_timeline(study: Study) -> Figure:
     named_nodes = nodes[:: math.ceil(len(nodes) / _MAX_NODES_NAMED)]
     grid[0, 0].set_yticks(named_nodes, [f"node {worker + 1}" for worker in named_nodes])
     grid[0, 0].set_ylim(max(nodes) + 0.6, min(nodes) - 0.6)
-    handles = [Patch(label=part, **look) for part, look in _PARTS_OF_A_ROUND.items()]
-    drawing.legends(figure, (handles, drawing.common(table)))
+    handles = [Patch(label=name, **look) for name, look in _PARTS_OF_A_ROUND.values()]
+    drawing.legends(figure, (handles, common(table)))
     first, last = table["round"].min(), table["round"].max()
     rounds = f"rounds {first} to {last}" if first < last else f"round {first}"
     return drawing.captioned(
@@ -120,40 +123,46 @@ def round_timeline(study: Study) -> Figure:
     )
 
 
-@rc_context(drawing.STYLE)
-def loss_by_time(study: Study) -> Figure:
+@drawing.drawn_from(analysis.loss_by_time)
+def loss_by_time(study: Study, table: pd.DataFrame) -> Figure:
     """Training loss by elapsed training time, one line a cell: what is left after equal time."""
-    table = analysis.loss_by_time(study)
-    curves = drawing.curves(table, "elapsed_seconds", "variant")
+    found = curves(table, "elapsed_seconds", "variant")
+    panels = in_panels(found)
     ends = set(analysis.equal_time_losses(study)["elapsed_seconds"])
-    ends = ends if len(ends) == 1 and len(curves) > 1 else set()  # one for all, or none
-    figure, panels = drawing.row_of_panels(1 + len(ends))
+    ends = ends if len(ends) == 1 and len(found) > 1 and len(panels) == 1 else set()  # one for all, or none
+    figure, grid = drawing.grid(len(panels), 1 + len(ends), 2.6)
     end: dict[str, Any] = {"color": drawing.GRAY, "linestyle": (0, (4, 2)), "linewidth": 1.0}
-    for axes in panels:
-        for curve in curves:
-            cells, color = curve.cells, curve.look["color"]
-            axes.plot(cells["train_loss"], **curve.look, markevery=max(1, math.ceil(len(cells) / 8)))
-            low, high = (cells["train_loss"] + sign * cells["train_loss_ci95"] for sign in (-1, 1))
-            axes.fill_between(cells.index, low, high, color=color, alpha=0.1, linewidth=0)
-        for seconds in ends:
-            axes.axvline(seconds, **end)
-        axes.set(xlabel="Training time (s)", xlim=(0, None))
-    panels[0].set_ylabel("Training loss")
+    for row, panel in zip(grid, panels, strict=True):
+        for axes in row:
+            for curve in panel.curves:
+                _draw_loss(axes, curve)
+            for seconds in ends:
+                axes.axvline(seconds, **end)
+            axes.set_xlim(left=0)
+        drawing.loss_axis(row[0], table["train_loss"])
+    names = ["Training loss", ""][: len(grid[0])]
+    drawing.name_panels([panel.title for panel in panels], grid, "Training time (s)", names)
     for seconds in ends:
-        _zoom(panels[1], [curve.cells["train_loss"] for curve in curves], 0.75 * seconds, 1.1 * seconds)
-    handles = drawing.handles(curves)
-    handles += [drawing.handle(end, "end of the comparison")] if ends else []
-    repeated = table["n"].max() > 1
-    drawing.legends(
-        figure, (handles, ", ".join(filter(None, (drawing.common(table), f"n = {drawing.span(table['n'])}"))))
-    )
+        _zoom(grid[0][1], [curve.cells["train_loss"] for curve in found], 0.75 * seconds, 1.1 * seconds)
+    entries = panel_handles(panels) + [handle(end, "the same time for all") for _ in ends]
+    drawing.legends(figure, (entries, common(table)))
+    repeated = table["n"].max() >= analysis.MIN_SEEDS_FOR_INTERVAL
     return drawing.captioned(
         figure,
         "Training loss of a round, the mean over its examples, by the training time at its midpoint, without "
         "evaluations.",
-        "Each line is a mean over seeds, interpolated between rounds; bands are 95 % t-intervals." if repeated else "",
-        "Right: the same around the last time of which all losses are known." if ends else "",
+        f"Lines are means over n = {drawing.span(table['n'])} seeds, interpolated between rounds."
+        if table["n"].max() > 1
+        else "n = 1.",
+        "Bands are 95 % t-intervals." if repeated else "",
+        "Right: the same around the last time of which the loss of all runs is known." if ends else "",
     )
+
+
+def _draw_loss(axes: Axes, curve: Curve) -> None:
+    cells, half = curve.cells["train_loss"], curve.cells["train_loss_ci95"]
+    axes.plot(cells, **curve.look, markevery=max(1, math.ceil(len(cells) / 8)))
+    axes.fill_between(cells.index, cells - half, cells + half, color=curve.look["color"], alpha=0.12, linewidth=0)
 
 
 def _zoom(axes: Axes, losses: Sequence[pd.Series[float]], first: float, last: float) -> None:
@@ -163,13 +172,18 @@ def _zoom(axes: Axes, losses: Sequence[pd.Series[float]], first: float, last: fl
     axes.set(xlim=(first, last), ylim=(low - 0.1 * (high - low), high + 0.1 * (high - low)))
 
 
-@rc_context(drawing.STYLE)
-def published_idle(study: Study) -> Figure:
+def _modelled_idle(study: Study) -> pd.DataFrame:
+    table = analysis.modelled_idle()
+    return table if analysis.compares_allocations(study) else table[:0]
+
+
+@drawing.drawn_from(_modelled_idle)
+def published_idle(study: Study, idle: pd.DataFrame) -> Figure:
     """Published idle seconds by node beside the model's."""
-    idle, model, published = analysis.modelled_idle(), analysis.idle_model(), analysis.published_idle()
+    model, published = analysis.idle_model(), analysis.published_idle()
     figure = Figure(figsize=(7.0, 2.6), layout="constrained")
     panels: Sequence[Axes] = figure.subplots(1, len(_PUBLISHED_METHODS), sharey=True)
-    looks: dict[str, Any] = {"published": {"color": drawing.GRAY}, "modelled": {"color": drawing.COLORS[4]}}
+    looks: dict[str, Any] = {"published": {"color": drawing.GRAY}, "modelled": {"color": COLORS[4]}}
     for axes, (method, title) in zip(panels, _PUBLISHED_METHODS.items(), strict=True):
         rows = idle[idle.index.get_level_values("method") == method].droplevel("method")
         told = published.loc[[method], ["local_batch", "local_steps"]].to_numpy()
@@ -221,7 +235,7 @@ def _draw_rounds(axes: Axes, rounds: pd.DataFrame) -> None:
     starts = rounds["began_seconds"].to_numpy(float).copy()
     for began in rounds.groupby("round")["began_seconds"].min():
         axes.axvline(began, color="#444444", linewidth=0.7)
-    for part, look in _PARTS_OF_A_ROUND.items():
+    for part, (_, look) in _PARTS_OF_A_ROUND.items():
         seconds = rounds[f"{part}_seconds"].to_numpy(float)
         axes.barh(rounds["worker"], seconds, 0.8, left=starts, **look)
         starts += seconds

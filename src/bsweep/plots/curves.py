@@ -1,0 +1,228 @@
+"""The cells of a study as lines: in the order of their launch, in words, those that coincide as one, few to a panel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.lines import Line2D
+
+from bsweep import analysis
+from bsweep.analysis import Study
+from bsweep.plots.naming import words
+
+# Okabe and Ito (2008) without the yellow, which a white page swallows.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
+MAX_LINES = 8  # of a panel
+_LISTED = re.compile(r"\(\d+(?:(?:/\d+)+| each)\)$")  # a variant that is named with each worker's batch
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line: `cells` by what runs along its horizontal axis, and the variants that it stands for."""
+
+    key: dict[str, Any]
+    colored_by: str
+    color_label: str
+    line_label: str
+    look: dict[str, Any]
+    cells: pd.DataFrame
+    members: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return ", ".join(filter(None, (self.color_label, self.line_label)))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines that share a panel, with others in its background where each line has a panel of its own."""
+
+    title: str
+    curves: Sequence[Curve]
+    others: Sequence[Curve] = ()
+
+
+def readable(study: Study, table: pd.DataFrame) -> pd.DataFrame:
+    """A table of cells with its variants in words, and its rows in the order of the configuration.
+
+    Numbers ascend; other settings come as they were first launched, or else as they come in the table. Where workers
+    have batches of their own, variants are named with them.
+    """
+    if table.empty or "variant" not in table.index.names:
+        return table
+    ranks = zip(*(_ranks(study, table, name) for name in analysis.levels(table)), strict=True)
+    places = [place for _, place in sorted(zip(ranks, range(len(table)), strict=True))]
+    table = table.iloc[places]
+    names = _names(study)
+    index = table.index.to_frame(index=False)
+    index["variant"] = [names.get(variant) or words("variant", variant) for variant in index["variant"]]
+    return table.set_index(pd.MultiIndex.from_frame(index))
+
+
+def _ranks(study: Study, table: pd.DataFrame, name: str) -> list[int]:
+    """The place of each row's value of one level among all values."""
+    found = table.index.get_level_values(name)
+    values = _values(found)
+    if not pd.api.types.is_numeric_dtype(found) and "launched_at" in study.provenance:
+        launched = pd.to_numeric(study.provenance.set_index("run_id")["launched_at"])
+        runs = analysis.by_cell(study.runs)
+        if name in runs.index.names:
+            first = runs["run_id"].map(launched).groupby(level=name).min()
+            values.sort(key=lambda value: first.get(value, np.inf))
+    return [values.index(value) for value in found]
+
+
+def _values(found: pd.Index[Any]) -> list[Any]:
+    """Numbers in ascending order, other values in that of the table."""
+    return sorted(set(found)) if pd.api.types.is_numeric_dtype(found) else list(dict.fromkeys(found))
+
+
+def _names(study: Study) -> dict[str, str]:
+    """Variants whose workers have batches of their own, named with them; nothing where none has."""
+    cells = analysis.cells(study.runs)
+    if not (cells["local_batches"] != "").any() or "local_batch" in analysis.varying(cells):
+        return {}
+    even = str(cells.index.get_level_values("local_batch")[0])
+    lists = cells["local_batches"].replace("", even).groupby(level="variant").agg(dict.fromkeys).map(list)
+    named = {str(name): "; ".join(map(_each, texts)) for name, texts in lists.items()}
+    return {name: f"{words('variant', name)} ({batches})" for name, batches in named.items()}
+
+
+def _each(batches: str) -> str:
+    found = batches.split("/")
+    return batches if len(set(found)) > 1 else f"{found[0]} each"
+
+
+def said(name: str, value: object) -> str:
+    """A value of a `readable` table's index, as a label says it."""
+    return str(value) if name == "variant" else words(name, value)
+
+
+def common(table: pd.DataFrame, names: Sequence[str] = ("num_workers", "local_batch")) -> str:
+    """Workers and batch where only other settings vary, in words."""
+    varying = analysis.varying(table)
+    is_uneven = table.index.get_level_values("variant").astype(str).str.contains(_LISTED).any()
+    shared = [name for name in names if varying and name not in varying and not (is_uneven and name == "local_batch")]
+    return ", ".join(said(name, table.index.get_level_values(name)[0]) for name in shared)
+
+
+def curves(
+    table: pd.DataFrame,
+    along: str,
+    colored_by: str,
+    whole: pd.DataFrame | None = None,
+    alike_in: Sequence[str] = (),
+) -> list[Curve]:
+    """The lines of a `readable` table: one for each combination of all index levels but `along`.
+
+    Colour and marker tell the values of one level apart, dashes the other levels: of that with the most values, or of
+    `colored_by` where none has more. Colours are those of the cells of `whole`, of which `table` may be a part.
+    Variants that are equal in the columns `alike_in` are one line.
+    """
+    names: list[Any] = [name for name in analysis.levels(table) if name != along]
+    if table.empty:
+        return []
+    groups: dict[Any, pd.DataFrame] = dict(list(table.groupby(level=names, sort=False)))
+    members = _alike(groups, names, along, alike_in)
+    shown = pd.MultiIndex.from_tuples(members, names=names) if whole is None else whole.index
+    levels = {name: _values(shown.get_level_values(name)) for name in names}
+    colored_by = max(sorted(names, key=lambda name: name != colored_by), key=lambda name: len(levels[name]))
+    at, values = names.index(colored_by), levels[colored_by]
+    others = list(dict.fromkeys(key[:at] + key[at + 1 :] for key in members))
+    varying = [name for name in names if name in analysis.varying(table)]
+    alone = "local_batch" if colored_by == "local_batch" else "variant"  # what to call the only line there is
+    found = []
+    for key, of_line in members.items():
+        named = dict(zip(names, key, strict=True))
+        labels = {name: said(name, named[name]) for name in varying or [alone]}
+        if colored_by == "local_batch":
+            labels[colored_by] = str(key[at])  # below a title that says what it is
+        if len(of_line) > 1:
+            labels["variant"] = f"{len(of_line)} exact strategies"
+        color_label, line_label = labels.pop(colored_by, ""), ", ".join(reversed(labels.values()))
+        look = _look(values.index(key[at]), others.index(key[:at] + key[at + 1 :]))
+        cells = groups[key].droplevel(names)
+        found.append(Curve(named, colored_by, color_label, line_label, look, cells, of_line))
+    return found
+
+
+def _look(color: int, line: int) -> dict[str, Any]:
+    return {
+        "color": COLORS[color % len(COLORS)],
+        "marker": MARKERS[(color + color // len(COLORS)) % len(MARKERS)],
+        "linestyle": LINES[line % len(LINES)],
+    }
+
+
+def _alike(
+    groups: dict[Any, pd.DataFrame], names: Sequence[str], along: str, columns: Sequence[str]
+) -> dict[Any, tuple[str, ...]]:
+    """The variants that a line stands for, by the key of the first of them."""
+    firsts: dict[Any, Any] = {}
+    members: dict[Any, tuple[str, ...]] = {}
+    for key, cells in groups.items():
+        settings = dict(zip(names, key, strict=True))
+        variant = str(settings.pop("variant", ""))
+        values = [f"{value:.6g}" for value in cells[list(columns)].to_numpy(float).flat]
+        is_known = any(value != "nan" for value in values)
+        seen = (*settings.values(), *cells.index.get_level_values(along), *values, *(() if is_known else key))
+        first = firsts.setdefault(seen, key)
+        members[first] = (*members.get(first, ()), variant)
+    return members
+
+
+def alike_words(curves: Sequence[Curve]) -> str:
+    """A sentence for each line that stands for several variants."""
+    said = []
+    for curve in curves:
+        if len(curve.members) > 1:
+            others = curve.line_label if curve.colored_by == "variant" else curve.color_label
+            where = f" ({others})" if others else ""
+            said.append(f"The {len(curve.members)} exact strategies{where} coincide: {'; '.join(curve.members)}.")
+    return " ".join(said)
+
+
+def in_panels(curves: Sequence[Curve], apart: bool = False) -> list[Panel]:
+    """Lines by panel, `MAX_LINES` at most: by what dashes tell apart, if need be or `apart`, or else one by one."""
+    if len(curves) <= MAX_LINES and not apart:
+        return [Panel("", curves)]
+    titles = list(dict.fromkeys(curve.line_label for curve in curves))
+    solid = [replace(curve, look={**curve.look, "linestyle": "-"}) for curve in curves]
+    panels = [Panel(title, [curve for curve in solid if curve.line_label == title]) for title in titles]
+    if all(len(panel.curves) <= MAX_LINES for panel in panels):
+        return panels
+    alone = [replace(curve, look=_look(0, 0)) for curve in curves]
+    return [Panel(curve.label, [curve], [other for other in alone if other is not curve]) for curve in alone]
+
+
+def handles(curves: Sequence[Curve]) -> list[Line2D]:
+    """The legend's entries: one for each line, or, if colour and dashes both tell something, one for each of these."""
+    if len({curve.line_label for curve in curves}) < 2:
+        return [handle(curve.look, curve.label) for curve in curves]
+    lines = {curve.line_label: {"color": "#444444", "linestyle": curve.look["linestyle"]} for curve in curves}
+    return [*colors(curves), *(handle(look, label) for label, look in lines.items())]
+
+
+def colors(curves: Sequence[Curve]) -> list[Line2D]:
+    """The legend's entries where titles tell apart what dashes do."""
+    looks = {curve.color_label or curve.line_label: {**curve.look, "linestyle": "-"} for curve in curves}
+    return [handle(look, label) for label, look in looks.items()]
+
+
+def panel_handles(panels: Sequence[Panel]) -> list[Line2D]:
+    """The legend's entries for lines in panels."""
+    if panels[0].others:
+        return [handle({"color": "#D5D5D5"}, "the others")]
+    shown = [curve for panel in panels for curve in panel.curves]
+    return handles(shown) if len(panels) == 1 else colors(shown)
+
+
+def handle(look: dict[str, Any], label: str) -> Line2D:
+    return Line2D([], [], label=label, **look)

@@ -1,0 +1,125 @@
+"""Figures of what a step is spent on, and of how parameter servers share the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from bsweep import analysis
+from bsweep.analysis import Study
+from bsweep.plots import drawing
+from bsweep.plots.batches import PUBLISHED
+from bsweep.plots.curves import common, curves, handle, readable
+from bsweep.plots.rows import few_enough, panels_of_rows
+
+# By the column of `analysis.step_times`, in the order of a bar: what the legend says, and how it looks.
+PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "compute_seconds": ("computing", {"facecolor": "#0072B2"}),
+    "codec_seconds": ("coding", {"facecolor": "#CC79A7"}),
+    "exposed_exchange_seconds": ("exchange, not hidden", {"facecolor": "#E69F00"}),
+    "wait_seconds": (
+        "waiting for others",
+        {"facecolor": "#E3E3E3", "edgecolor": "#7A7A7A", "hatch": "//////", "linewidth": 0},
+    ),
+}
+
+
+def _step_times(study: Study) -> pd.DataFrame:
+    times = analysis.step_times(study)
+    return times if (times["exposed_exchange_seconds"] > 0).any() else times[:0]
+
+
+@drawing.drawn_from(_step_times)
+def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
+    """What a training step's time goes into, one bar a cell: computing, coding, exchanging, waiting for others."""
+    times, left_out = few_enough(table)
+    figure, panels = panels_of_rows(times, 1)
+    parts = {name: part for name, part in PARTS.items() if name in times and times[name].gt(0).any()}
+    is_split = times["compute_seconds"].notna()
+    for (axes,), rows in panels:
+        left = np.zeros(len(rows))
+        total = rows["total_seconds"].to_numpy()
+        axes.barh(range(len(rows)), total, facecolor=drawing.PALE)
+        for name, (_, look) in parts.items():
+            widths = rows[name].where(rows["compute_seconds"].notna(), 0).fillna(0).to_numpy()
+            axes.barh(range(len(rows)), widths, left=left, **look)
+            left += widths
+        for place, seconds in enumerate(total):
+            axes.annotate(
+                drawing.number(seconds), (seconds, place), (3, 0), textcoords="offset points", va="center", size=7
+            )
+    unit = analysis.step_unit(study)
+    label = "Seconds per training step" if unit == "step" else f"Seconds per {unit}"
+    axes.set(xlabel=label, xlim=(0, 1.12 * times["total_seconds"].max()))
+    handles = [Patch(label=name, **look) for name, look in parts.values() if is_split.any()]
+    handles += [] if is_split.all() else [Patch(facecolor=drawing.PALE, label="parts not measured")]
+    drawing.legends(figure, (handles, common(times)))
+    coding = ", what compressing and restoring takes" if "codec_seconds" in parts else ""
+    return drawing.captioned(
+        figure,
+        f"{label}: the slowest worker's exchange, as far as computing does not hide it{coding}, a worker's mean "
+        "wait for others before it, and the rest, which is computing.",
+        f"n = {drawing.span(times['n'])} per bar.",
+        left_out,
+    )
+
+
+@drawing.drawn_from(analysis.server_loads)
+def server_load(study: Study, table: pd.DataFrame) -> Figure:
+    """How parameter servers share the model, the fullest in dark, and how busy the busiest of them is."""
+    loads, left_out = few_enough(table)
+    shares = readable(study, analysis.server_shares(study))
+    figure, panels = panels_of_rows(loads, 2)
+    for (left_axes, right_axes), rows in panels:
+        for place, key in enumerate(rows.index):
+            held = np.sort(100 * shares.loc[key].dropna().to_numpy())[::-1]
+            starts = np.cumsum(held) - held
+            colors = ["#0072B2", *[drawing.PALE] * (len(held) - 1)]
+            left_axes.barh([place] * len(held), held, left=starts, color=colors, edgecolor="white", linewidth=0.6)
+        right_axes.barh(range(len(rows)), 100 * rows["busiest_load"], color="#E69F00")
+    left_axes.set(xlabel="Share of the parameters by\nserver, the fullest first (%)", xlim=(0, 100))
+    right_axes.set_xlabel("Busy time of the busiest\nserver (% of training time)")
+    right_axes.set_xlim(left=0)
+    return drawing.captioned(
+        figure,
+        "Left: the shares of the parameters that the servers hold, the fullest server's in dark. Right: the part of "
+        "the training time in which the busiest server receives, updates or sends.",
+        f"{common(loads).capitalize()}." if common(loads) else "",
+        f"n = {drawing.span(loads['n'])} per bar.",
+        left_out,
+    )
+
+
+@drawing.drawn_from(analysis.sharding_gains)
+def sharding_gain(study: Study, measured: pd.DataFrame) -> Figure:
+    """By how much sharding by memory is faster than by layer: published, modelled and measured, by workers."""
+    published = analysis.published_gains()["gain"]
+    ratio = analysis.fit_ratio(published)
+    figure, [(axes,)] = drawing.grid(1, 1, 2.6)
+    workers = sorted({*published.index, *measured.index.get_level_values("num_workers")})
+    fitted: dict[str, Any] = {"color": drawing.GRAY, "linestyle": (0, (4, 2))}
+    axes.plot(workers, [100 * analysis.predicted_gain(count, ratio) for count in workers], **fitted)
+    stars: dict[str, Any] = {**PUBLISHED, "linestyle": "", "markersize": 8}
+    axes.plot(100 * published, **stars)
+    found = curves(measured, "num_workers", "local_batch")
+    for curve in found:
+        axes.plot(100 * curve.cells["gain"], **curve.look)
+    drawing.log_axis(axes, measured, "num_workers", also=published.index)
+    axes.set_ylabel("Memory over layer sharding:\ngain in images per second (%)")
+    names = [f"measured here, {curve.label}" if len(found) > 1 else "measured here" for curve in found]
+    entries = [
+        handle(stars, "published"),
+        handle(fitted, f"fit to the published values (computing = {ratio:.2f} x exchange)"),
+        *(handle(curve.look, name) for curve, name in zip(found, names, strict=True)),
+    ]
+    drawing.legends(figure, (entries, ""))
+    return drawing.captioned(
+        figure,
+        "What sharding VGG-16 by memory gains over sharding it by layer. The line's one constant, the time to compute "
+        "over that of an exchange with evenly loaded servers, is fitted to the published gains, not to those measured "
+        "here.",
+    )

@@ -1,0 +1,96 @@
+"""Settings in words, as titles, legends and sentences say them: figures show no identifiers of the configuration."""
+
+from __future__ import annotations
+
+import re
+
+from bsweep import analysis
+
+_NAMES = {
+    "per_worker": "per worker",
+    "cifar10": "CIFAR-10",
+    "resnet18": "ResNet-18",
+    "vgg16": "VGG-16",
+    "tiny_cnn": "tiny CNN",
+    "llama_tiny": "tiny LLaMA",
+    "llama_150m": "LLaMA 150M",
+    "sgd": "SGD",
+    "adamw": "AdamW",
+    "lars": "LARS",
+    "lamb": "LAMB",
+}
+# What a variant is put together from. A comma comes before what goes on with a sentence that a strategy begins.
+_OF_VARIANTS = {
+    "single": "one worker alone",
+    "horovod": "Horovod",
+    "ddp": "DDP",
+    "allreduce": "all-reduce",
+    "allreduce native": "native all-reduce",
+    "allreduce ring": "ring all-reduce",
+    "allreduce tree": "tree all-reduce",
+    "allreduce halving_doubling": "halving-doubling all-reduce",
+    "parameter_server": "parameter server",
+    "local_sgd": "local SGD",
+    "diloco": "DiLoCo",
+    "native": ", native",
+    "ring": ", ring",
+    "tree": ", tree",
+    "halving_doubling": ", halving-doubling",
+    "adasum": ", Adasum",
+    "layer": ", by layer",
+    "layer_round_robin": ", by layer in turn",
+    "memory": ", by memory",
+    "hashed_chunks": ", hashed chunks",
+    "synchronous": ", synchronous",
+    "asynchronous": ", asynchronous",
+    "stale_synchronous": ", stale-synchronous",
+    "staleness": ", staleness",
+    "sync_every": ", synchronised every",
+    "colocated": ", with the workers",
+    "overlap": ", overlapped",
+    "fednova": ", FedNova",
+    "fp16": ", fp16",
+    "bf16": ", bf16",
+    "topk": ", top-k",
+    "dgc": ", DGC",
+    "qsgd": ", QSGD",
+    "terngrad": ", TernGrad",
+    "signsgd": ", signSGD",
+    "powersgd": ", PowerSGD",
+    "powersgd_rank": ", PowerSGD of rank",
+    "uniform": ", uniform",
+    "batch_by_flops": ", batch by FLOP/s",
+    "batch_by_memory": ", batch by memory",
+    "steps_by_flops": ", steps by FLOP/s",
+    "steps_by_speed": ", steps by speed",
+    "hybrid": ", hybrid",
+    "network_aware": ", network-aware",
+}
+_KNOWN = re.compile(rf"(?<!\S)(?:{'|'.join(sorted(_OF_VARIANTS, key=len, reverse=True))})(?!\S)")
+_LONG_NAMES = {"lr_rule": "learning rate: ", "lr": "base learning rate: "}
+_SPEAK_FOR_THEMSELVES = ("model", "stem", "data", "optimizer", "device", "hardware", "precision", "placement")
+
+
+def counted(number: object, noun: str) -> str:
+    return f"{number} {noun}{'s' * (str(number) != '1')}"
+
+
+def words(name: str, value: object) -> str:
+    """A setting as a legend says it."""
+    text = analysis.setting_text(value)
+    if name == "variant":
+        return _variant(text)
+    text = _NAMES.get(text, text.replace("_", " "))
+    if name == "num_workers":
+        return counted(text, "worker")
+    if name == "planned_epochs":
+        return counted(text, "epoch")
+    if name in _LONG_NAMES:
+        return f"{_LONG_NAMES[name]}{text}"
+    return text if name in _SPEAK_FOR_THEMSELVES else f"{name.rpartition('.')[2].replace('_', ' ')} {text}"
+
+
+def _variant(text: str) -> str:
+    text = re.sub(r"num_servers (\d+)", lambda found: ", " + counted(found[1], "server"), text)
+    text = _KNOWN.sub(lambda found: _OF_VARIANTS[found[0]], text)
+    return text.replace(" ,", ",").replace("_", " ").strip(", ")
