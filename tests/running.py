@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+import psutil
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
@@ -74,13 +75,13 @@ def bsweep(
 ) -> subprocess.CompletedProcess[str]:
     """Run the command as a person would, from a folder of its own.
 
-    It and the processes that it starts are forked from one that has imported what they need. A `fresh` one, one with
-    variables or a prefix, and one that measures memory is the installed command, whose processes import for themselves.
+    It and the processes that it starts are forked from one that has imported what they need. A `fresh` one, and one
+    that measures memory, is the installed command, whose processes import for themselves.
     """
-    command = [*prefix, tool("bsweep"), *arguments]
+    fresh = fresh or arguments[0] == "probe" or any("memory_limit" in argument for argument in arguments)
+    command = [*prefix, tool("bsweep") if fresh else forks().bsweep, *arguments]
     variables = {**os.environ, **(env or {})}
-    measures_memory = arguments[0] == "probe" or any("memory_limit" in argument for argument in arguments)
-    if fresh or env or prefix or measures_memory:
+    if fresh or prefix:
         return subprocess.run(
             command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, check=False
         )
@@ -148,9 +149,9 @@ class _Forks:
 
     def __init__(self) -> None:
         folder = Path(os.environ["BSWEEP_TEST_FORKS"])
-        self.socket, self.python = str(folder / "socket"), str(folder / "python")
+        self.socket, self.python, self.bsweep = (str(folder / name) for name in ("socket", "python", "bsweep"))
         asks = shlex.join([sys.executable, "-S", str(ROOT / "tests/ask_forks.py"), self.socket])
-        for name, module in (("python", ""), ("torchrun", "-m torch.distributed.run")):
+        for name, module in (("python", ""), ("bsweep", "-m bsweep"), ("torchrun", "-m torch.distributed.run")):
             (folder / name).write_text(f'#!/bin/sh\nexec {asks} {module} "$@"\n')
             (folder / name).chmod(0o755)
         (folder / "horovodrun").symlink_to(tool("horovodrun"))  # it is light
@@ -170,6 +171,42 @@ def forks() -> _Forks:
 def imported_first(folder: Path) -> dict[str, str]:
     """Variables with which processes import a folder's modules first; Python starts with its `sitecustomize.py`."""
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
+def struck(
+    folder: Path, ranks: Sequence[int], module: str, function: str, call: int, number: int = signal.SIGKILL
+) -> dict[str, str]:
+    """Variables with which workers send themselves a signal, the first time only, at the nth call of a function.
+
+    Each leaves its process's id in `folder`.
+    """
+    (folder / "sitecustomize.py").write_text(
+        "import os\n"
+        f"folder = {str(folder)!r}\n"
+        "rank = os.environ.get('RANK', os.environ.get('HOROVOD_RANK'))\n"
+        "if rank is not None:\n"
+        "    with open(folder + '/pid' + rank, 'w') as file: file.write(str(os.getpid()))\n"
+        f"if rank in {[str(rank) for rank in ranks]} and not os.path.exists(folder + '/struck' + rank):\n"
+        f"    import bsweep.{module} as m\n"
+        f"    of, _, name = {function!r}.rpartition('.')\n"
+        "    holder = getattr(m, of) if of else m\n"
+        "    plain, calls = getattr(holder, name), []\n"
+        "    def mortal(*a, **k):\n"
+        "        calls.append(1)\n"
+        f"        if len(calls) == {call}:\n"
+        "            open(folder + '/struck' + rank, 'w').close()\n"
+        f"            os.kill(os.getpid(), {int(number)})\n"
+        "        return plain(*a, **k)\n"
+        "    setattr(holder, name, mortal)\n"
+    )
+    return imported_first(folder)
+
+
+def workers_left(folder: Path) -> list[psutil.Process]:
+    """Workers of a run that was `struck` which are still there, or not gone at once."""
+    pids = [int(path.read_text()) for path in folder.glob("pid*")]
+    assert pids
+    return psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=5)[1]
 
 
 def write_text(path: Path, num_bytes: int, seed: int = 0) -> Path:

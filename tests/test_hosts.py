@@ -93,7 +93,7 @@ def test_a_run_over_hosts(up: Callable[..., dict[str, str]], tmp_path: Path, str
         "epochs=1",
         "study=s",
     )
-    result = bsweep("run", *arguments, cwd=tmp_path, prefix=on("h1"))
+    result = bsweep("run", *arguments, cwd=tmp_path, prefix=on("h1"), fresh=True)
     assert result.returncode == 0, result.stderr
     (summary,) = (tmp_path / "results/s").glob("*/summary.json")
     assert json.loads(summary.read_text())["status"] == "completed"

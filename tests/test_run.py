@@ -20,7 +20,7 @@ from bsweep.config import HorovodrunConfig
 from bsweep.launch.processes import environment
 from bsweep.place import Place, num_cores
 from bsweep.runlog import RunPaths, read_records
-from tests.running import TINY, bsweep, compose, imported_first, popen, tool
+from tests.running import TINY, bsweep, compose, imported_first, popen, struck, tool, workers_left
 
 TEXT = ("data=text", f"data.path={__file__}", "model=llama_tiny")
 QUICK = (*TINY, "model=tiny_cnn", "epochs=2", "study=s")
@@ -130,7 +130,7 @@ def test_a_second_sweep_skips_what_is_completed_and_a_grid_names_every_point(tmp
 
 def test_inside_horovodrun_the_warm_processes_train_point_after_point(tmp_path: Path) -> None:
     prefix = (tool("horovodrun"), "-np", "2", "--gloo")
-    result = bsweep("run", "-m", "local_batch=8,16", *QUICK, cwd=tmp_path, prefix=prefix)
+    result = bsweep("run", "-m", "local_batch=8,16", *QUICK, cwd=tmp_path, prefix=prefix, fresh=True)
     assert result.returncode == 0, result.stdout + result.stderr
     assert [summary(paths)["num_workers"] for paths in runs(tmp_path)] == [2, 2]
     assert not list(tmp_path.rglob("launcher.log")), "no process was started for a point"
@@ -196,17 +196,16 @@ def test_a_killed_process_ends_the_job_with_its_rank_and_the_sweep_goes_on(
     tmp_path: Path, strategy: str, killed: int, culprit: str
 ) -> None:
     point = ("local_batch=2", "num_workers=2", f"strategy={strategy}", *QUICK[:-2], "study=s")
-    process = start("-m", "epochs=500,1", *point, cwd=tmp_path)
-    paths = wait_for_steps(tmp_path)
-    workers = workers_of(process)
-    workers[killed].kill()
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 1, stderr
-    end = summary(paths)
-    assert end["status"] == "failed" and culprit in end["message"]
-    assert culprit in stderr
-    assert end["num_steps"] >= 0 and not any(worker.is_running() for worker in workers)
-    assert sorted(summary(p)["status"] for p in runs(tmp_path)) == ["completed", "failed"]
+    function = (
+        ("strategies.server", "Server._step") if strategy == "parameter_server" else ("data.plan", "step_indices")
+    )
+    env = struck(tmp_path, (killed,), *function, call=30)
+    result = bsweep("run", "-m", "epochs=500,1", *point, cwd=tmp_path, env=env, fresh=strategy == "horovod")
+    assert result.returncode == 1, result.stderr
+    ends = {end["status"]: end for end in map(summary, runs(tmp_path))}
+    assert set(ends) == {"completed", "failed"} and culprit in ends["failed"]["message"]
+    assert culprit in result.stderr
+    assert ends["failed"]["num_steps"] >= 0 and not workers_left(tmp_path)
 
 
 def test_an_exception_in_one_worker_is_quoted_from_that_worker(tmp_path: Path) -> None:
@@ -293,7 +292,7 @@ def test_an_interrupt_while_workers_are_started_is_not_lost(tmp_path: Path) -> N
         "os.register_at_fork(after_in_parent=interrupt)\n"
     )
     point = ("local_batch=2", "num_workers=2", *QUICK[:-2], "study=s")
-    result = bsweep("run", *point, "epochs=500", cwd=tmp_path, env=imported_first(tmp_path), timeout=60)
+    result = bsweep("run", *point, "epochs=500", cwd=tmp_path, env=imported_first(tmp_path), timeout=60, fresh=True)
     assert (tmp_path / "interrupted").exists() and result.returncode == 130, result.stderr
     (paths,) = runs(tmp_path)
     assert summary(paths)["status"] == "interrupted"
@@ -340,8 +339,9 @@ def test_out_of_memory_is_a_result_of_its_cell(tmp_path: Path) -> None:
         "    resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))\n"
     )
     env = {"PYTHONPATH": str(tmp_path)}
-    big = ("data=synthetic", "data.num_train=4096", "data.num_test=8", "model.stem=cifar", "epochs=1", "study=s")
-    result = bsweep("run", "-m", "local_batch=4096", "num_workers=1", *big, cwd=tmp_path, env=env)
+    data = ("data=synthetic", "data.num_train=256", "data.num_test=8", "data.shape=[3,256,256]")
+    big = (*data, "model=tiny_cnn", "model.width=512", "epochs=1", "study=s")  # 8 GiB behind its first layer
+    result = bsweep("run", "-m", "local_batch=256", "num_workers=1", *big, cwd=tmp_path, env=env)
     assert result.returncode == 1, result.stderr
     (paths,) = runs(tmp_path)
     assert summary(paths)["status"] == "out_of_memory", summary(paths)["message"]

@@ -1,36 +1,36 @@
-"""Workers of real DiLoCo runs that are killed or fall silent: the others go on, or stop so that all go on later."""
+"""Workers of real DiLoCo runs that die or fall silent: the others go on, or stop so that all go on later."""
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bsweep.runlog import RunPaths, read_records
-from tests.running import TINY, bsweep, compose, imported_first
-from tests.test_run import runs, start, summary, workers_of
+from tests.running import TINY, bsweep, compose, imported_first, struck, workers_left
+from tests.test_run import runs, summary
 
 Records = list[dict[str, Any]]
-MAX_ROUNDS = 24
+MAX_ROUNDS, SYNC_EVERY = 24, 10
 POINT = (
     *TINY,
-    "data.num_train=3000",  # ten rounds an epoch
+    "data.num_train=1200",  # ten rounds an epoch
     "model=tiny_cnn",
     "local_batch=4",
     "num_workers=3",
     "strategy=diloco",
-    "strategy.sync_every=25",
+    f"strategy.sync_every={SYNC_EVERY}",
     "strategy.loss_timeout_seconds=3",
     "epochs=100",
     "study=s",
 )
 SHORT = (*POINT, f"strategy.max_rounds={MAX_ROUNDS}")
-LONG = (*POINT, "strategy.max_rounds=200")
+LONG = (*POINT, "strategy.max_rounds=100")
 
 
 def of(paths: RunPaths, kind: str) -> Records:
@@ -39,21 +39,6 @@ def of(paths: RunPaths, kind: str) -> Records:
 
 def losses(paths: RunPaths) -> list[str]:
     return [record["message"] for record in of(paths, "event") if record["event"] == "worker_lost"]
-
-
-def wait_for(cwd: Path, met: Callable[[Records], bool], process: subprocess.Popen[str]) -> RunPaths:
-    """The run folder of the only run, once its rounds are as wanted."""
-    end = time.monotonic() + 90
-    while time.monotonic() < end and process.poll() is None:
-        for paths in runs(cwd):
-            if met(of(paths, "round")):
-                return paths
-        time.sleep(0.05)
-    raise AssertionError(process.communicate()[1] if process.poll() is not None else "it did not come to that")
-
-
-def trains(rounds: Records) -> bool:
-    return len(rounds) >= 2
 
 
 def check_went_on(paths: RunPaths, left: list[int], num_rounds: int) -> None:
@@ -65,8 +50,8 @@ def check_went_on(paths: RunPaths, left: list[int], num_rounds: int) -> None:
     workers = [record["workers"] for record in rounds]
     later = workers.index(left)
     assert all(those == [0, 1, 2] for those in workers[:later]) and all(those == left for those in workers[later:])
-    full = [record["num_examples"] for record in rounds[later + 1 :] if min(record["local_steps"]) == 25]
-    assert set(full) == {4 * 25 * len(left)}, "nobody takes the part of the lost"
+    full = [record["num_examples"] for record in rounds[later + 1 :] if min(record["local_steps"]) == SYNC_EVERY]
+    assert set(full) == {4 * SYNC_EVERY * len(left)}, "nobody takes the part of the lost"
     end = summary(paths)
     assert end["status"] == "completed", end["message"]
     assert all(any(f"rank {rank} was lost" in message for message in losses(paths)) for rank in {0, 1, 2} - {*left})
@@ -77,67 +62,45 @@ def check_went_on(paths: RunPaths, left: list[int], num_rounds: int) -> None:
     assert epochs[-1]["epoch"] == rounds[-1]["epoch"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("killed", [(0,), (1, 2)])
 def test_the_others_go_on_without_killed_workers(tmp_path: Path, killed: tuple[int, ...]) -> None:
-    process = start(*SHORT, "strategy.on_loss=continue", cwd=tmp_path)
-    paths = wait_for(tmp_path, trains, process)
-    workers = workers_of(process)
-    for rank in killed:
-        workers[rank].kill()
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0, stderr
+    env = struck(tmp_path, killed, "strategies.diloco", "DiLoCo.begin_round", 3)
+    result = bsweep("run", *SHORT, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=120)
+    assert result.returncode == 0, result.stderr
+    (paths,) = runs(tmp_path)
     check_went_on(paths, [rank for rank in range(3) if rank not in killed], MAX_ROUNDS)
-    assert not any(worker.is_running() for worker in workers)
+    assert not workers_left(tmp_path)
 
 
-@pytest.mark.slow
+def wake_when_lost(folder: Path) -> None:
+    end = time.monotonic() + 60
+    while not any(losses(paths) for paths in runs(folder)):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    os.kill(int((folder / "pid1").read_text()), signal.SIGCONT)
+
+
 def test_a_silent_worker_is_given_up_and_told_so_when_it_wakes(tmp_path: Path) -> None:
-    process = start(*LONG, "strategy.on_loss=continue", cwd=tmp_path)
-    paths = wait_for(tmp_path, trains, process)
-    workers = workers_of(process)
-    workers[1].suspend()
-    wait_for(tmp_path, lambda rounds: rounds[-1]["workers"] == [0, 2], process)
-    workers[1].resume()
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0, stderr
-    check_went_on(paths, [0, 2], 200)
+    env = struck(tmp_path, (1,), "strategies.diloco", "DiLoCo.begin_round", 3, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        woken = pool.submit(wake_when_lost, tmp_path)
+        result = bsweep("run", *LONG, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=120)
+        woken.result()
+    assert result.returncode == 0, result.stderr
+    (paths,) = runs(tmp_path)
+    check_went_on(paths, [0, 2], 100)
     assert "went on without rank 1, which was silent for too long" in (paths.rank_logs(1) / "stderr").read_text()
 
 
-@pytest.mark.slow
 def test_a_worker_that_stays_silent_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    process = start(*SHORT, "strategy.on_loss=continue", cwd=tmp_path)
-    paths = wait_for(tmp_path, trains, process)
-    workers = workers_of(process)
-    workers[2].suspend()
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 0, stderr
+    env = struck(tmp_path, (2,), "strategies.diloco", "DiLoCo.begin_round", 3, signal.SIGSTOP)
+    result = bsweep("run", *SHORT, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=60, fresh=True)
+    assert result.returncode == 0, result.stderr
+    (paths,) = runs(tmp_path)
     check_went_on(paths, [0, 1], MAX_ROUNDS)
-    assert not any(worker.is_running() for worker in workers)
+    assert not workers_left(tmp_path)
 
 
-def dying(folder: Path, rank: int, module: str, function: str, call: int) -> dict[str, str]:
-    """Variables with which a worker kills itself, the first time only, when it calls a function for the nth time."""
-    (folder / "sitecustomize.py").write_text(
-        "import os\n"
-        f"if os.environ.get('RANK') == '{rank}' and not os.path.exists({str(folder / 'died')!r}):\n"
-        f"    import bsweep.{module} as m, signal\n"
-        f"    of, _, name = {function!r}.rpartition('.')\n"
-        "    holder = getattr(m, of) if of else m\n"
-        "    plain, calls = getattr(holder, name), []\n"
-        "    def mortal(*a, **k):\n"
-        "        calls.append(1)\n"
-        f"        if len(calls) == {call}:\n"
-        f"            open({str(folder / 'died')!r}, 'w').close()\n"
-        "            os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return plain(*a, **k)\n"
-        "    setattr(holder, name, mortal)\n"
-    )
-    return imported_first(folder)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "module", "function", "call", "left", "more"),
     [
@@ -150,7 +113,7 @@ def dying(folder: Path, rank: int, module: str, function: str, call: int) -> dic
 def test_whenever_a_worker_dies_the_others_go_on(
     tmp_path: Path, rank: int, module: str, function: str, call: int, left: list[int], more: tuple[str, ...]
 ) -> None:
-    env = dying(tmp_path, rank, module, function, call)
+    env = struck(tmp_path, (rank,), module, function, call)
     result = bsweep("run", *SHORT, *more, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=120)
     assert result.returncode == 0, result.stderr
     (paths,) = runs(tmp_path)
@@ -160,9 +123,8 @@ def test_whenever_a_worker_dies_the_others_go_on(
         assert correct == pytest.approx(round(correct)), "the whole test set is evaluated"
 
 
-@pytest.mark.slow
 def test_the_others_find_together_though_one_of_them_fails_at_first(tmp_path: Path) -> None:
-    env = dying(tmp_path, 1, "strategies.diloco", "DiLoCo.end_round", 1)
+    env = struck(tmp_path, (1,), "strategies.diloco", "DiLoCo.end_round", 1)
     with (tmp_path / "sitecustomize.py").open("a") as file:
         file.write(
             "if os.environ.get('RANK') == '2':\n"
@@ -185,20 +147,19 @@ def test_the_others_find_together_though_one_of_them_fails_at_first(tmp_path: Pa
     assert (tmp_path / "failed").exists()
 
 
-@pytest.mark.slow
 def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    process = start(*SHORT, "strategy.on_loss=stop", cwd=tmp_path)
-    paths = wait_for(tmp_path, lambda rounds: len(rounds) >= 12, process)  # in the second epoch
-    workers_of(process)[1].kill()
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 1, stderr
+    point = (*SHORT, "strategy.sync_every=25", "data.num_train=3000", "strategy.on_loss=stop")  # enough to learn
+    env = struck(tmp_path, (1,), "strategies.diloco", "DiLoCo.begin_round", 14)  # in the second epoch
+    stopped = bsweep("run", *point, cwd=tmp_path, env=env, timeout=120)
+    assert stopped.returncode == 1, stopped.stderr
+    (paths,) = runs(tmp_path)
     end = summary(paths)
     assert end["status"] == "interrupted" and "rank 1 was lost" in end["message"] and "to go on" in end["message"]
     assert paths.checkpoint.exists()
     before = of(paths, "round")
     assert 12 < before[-1]["round"] < MAX_ROUNDS and before[-1]["workers"] == [0, 2]
 
-    again = bsweep("run", *SHORT, "strategy.on_loss=stop", cwd=tmp_path)
+    again = bsweep("run", *point, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert runs(tmp_path) == [paths]
     rounds, epochs = of(paths, "round"), of(paths, "epoch")
@@ -216,7 +177,6 @@ def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert end["status"] == "completed" and end["wall_seconds"] > end["train_seconds"] > 0
 
 
-@pytest.mark.slow
 def test_a_run_that_was_taken_up_again_ends_as_one_that_never_stopped(tmp_path: Path) -> None:
     """Both workers stop after 5 rounds, in the second epoch, though none is lost."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -231,7 +191,7 @@ def test_a_run_that_was_taken_up_again_ends_as_one_that_never_stopped(tmp_path: 
         "    m.DiLoCo.end_round = stopping\n"
     )
     path = imported_first(tmp_path)
-    epochs = ("num_workers=2", "data.num_train=700", "epochs=2")  # of three rounds and a tail
+    epochs = ("num_workers=2", "data.num_train=280", "epochs=2")  # of three rounds and a tail
     point = (*POINT, *epochs, "strategy.on_loss=stop")
     stopped = bsweep("run", *point, cwd=tmp_path, env={**path, "STOP": "1"})
     assert stopped.returncode == 1 and "told to; start it again to go on" in stopped.stderr
@@ -247,9 +207,8 @@ def test_a_run_that_was_taken_up_again_ends_as_one_that_never_stopped(tmp_path: 
         assert ours == theirs, "bit for bit"
 
 
-@pytest.mark.slow
 def test_a_run_that_stops_in_its_last_round_only_has_to_be_evaluated(tmp_path: Path) -> None:
-    env = dying(tmp_path, 0, "strategies.diloco", "DiLoCo.end_round", 10)
+    env = struck(tmp_path, (0,), "strategies.diloco", "DiLoCo.end_round", 10)
     point = (*POINT, "strategy.max_rounds=10", "strategy.on_loss=stop")
     stopped, again = (bsweep("run", *point, cwd=tmp_path, env=env) for _ in range(2))
     assert stopped.returncode == 1 and "rank 0 was lost" in stopped.stderr, stopped.stderr
@@ -257,16 +216,14 @@ def test_a_run_that_stops_in_its_last_round_only_has_to_be_evaluated(tmp_path: P
     (paths,) = runs(tmp_path)
     assert [record["round"] for record in of(paths, "round")] == list(range(1, 11))
     (epoch,) = of(paths, "epoch")
-    assert epoch["num_steps"] == 250 and epoch["test_accuracy"] is not None
+    assert epoch["num_steps"] == 10 * SYNC_EVERY and epoch["test_accuracy"] is not None
 
 
-@pytest.mark.slow
 def test_where_no_worker_may_be_lost_the_run_fails_and_names_it(tmp_path: Path) -> None:
-    process = start(*LONG, "strategy.on_loss=fail", cwd=tmp_path)
-    paths = wait_for(tmp_path, trains, process)
-    workers_of(process)[1].send_signal(signal.SIGKILL)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 1, stderr
+    env = struck(tmp_path, (1,), "strategies.diloco", "DiLoCo.begin_round", 3)
+    result = bsweep("run", *LONG, "strategy.on_loss=fail", cwd=tmp_path, env=env, timeout=60)
+    assert result.returncode == 1, result.stderr
+    (paths,) = runs(tmp_path)
     end = summary(paths)
     assert end["status"] == "failed" and end["message"].startswith("rank 1 was ended by SIGKILL")
     assert compose(*LONG).run_id == paths.folder.name

@@ -207,7 +207,7 @@ def _wait(
         if beat != seen:
             seen, seen_at = beat, time.monotonic()
         silent = time.monotonic() - seen_at
-        if outlives_workers(config) and silent > _GRACE_SECONDS and recorded(paths):
+        if outlives_workers(config) and silent > _grace(config) and recorded(paths):
             return None  # what is left was given up by the others, and cannot end
         if seen == launched and silent > launch.start_timeout_seconds:
             return f"the workers were not ready after launch.start_timeout_seconds={launch.start_timeout_seconds}"
@@ -217,6 +217,11 @@ def _wait(
                 f"no sign of life for launch.stall_timeout_seconds={launch.stall_timeout_seconds}; the first to fall "
                 f"silent was rank {first}"
             )
+
+
+def _grace(config: RunConfig) -> float:
+    """Seconds for what is left to end when a run has; no more than the others waited for a sign of life."""
+    return min(_GRACE_SECONDS, getattr(config.strategy, "loss_timeout_seconds", _GRACE_SECONDS))
 
 
 def _signs_of_life(config: RunConfig, paths: RunPaths) -> dict[int, float]:
