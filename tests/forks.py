@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bsweep.launch import processes
+from bsweep import fresh
 
 _IMPORTED = (
     "bsweep.strategies.diloco",
@@ -34,7 +34,7 @@ _IMPORTED = (
 
 
 def main(path: str) -> None:
-    processes._end_with_parent()
+    fresh.end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     for module in _IMPORTED:
         importlib.import_module(module)

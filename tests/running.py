@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import random
 import select
@@ -16,15 +17,15 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
+from bsweep import fresh
 from bsweep.config import RunConfig, conf_dir, parse
-from bsweep.launch import processes
 from tests.ask_forks import ask
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +53,7 @@ def popen(
         stdout=output,
         stderr=output,
         text=True,
-        preexec_fn=processes._end_with_parent,
+        preexec_fn=fresh.end_with_parent,
     )
 
 
@@ -166,6 +167,12 @@ class _Forks:
 @functools.cache
 def forks() -> _Forks:
     return _Forks()
+
+
+def summaries(cwd: Path, study: str = "s") -> dict[int, dict[str, Any]]:
+    """How each point of a study ended, by its local batch."""
+    found = (json.loads(path.read_text()) for path in (cwd / "results" / study).glob("*/summary.json"))
+    return {summary["local_batch"]: summary for summary in found}
 
 
 def imported_first(folder: Path) -> dict[str, str]:

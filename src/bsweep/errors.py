@@ -56,6 +56,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
 
 
+def spoils_process(error: BaseException) -> bool:
+    """Whether nothing more should be trained in this process: oneDNN may fail from now on, see `bsweep.fresh`."""
+    return is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError)  # which is a GPU's
+
+
 # The last is oneDNN's, which finds no room for its kernels.
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|alloc_failed|bad_alloc|could not create a primitive(?! desc)", re.IGNORECASE

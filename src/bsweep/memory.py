@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import re
 import resource
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
+"""What ends a process whose libraries do not look whether they were given memory."""
+
 
 @contextmanager
 def limited(mebibytes: float | None) -> Iterator[None]:
     """Let this process take so many MiB beside what it holds now, and no more; None leaves it as it is.
 
-    Beyond that, allocations fail: torch's and Python's raise what `errors.is_out_of_memory` knows. The kernel counts
-    what is private and writable (RLIMIT_DATA), so neither code nor a data set that is mapped from a file; Linux only.
+    Beyond that, allocations fail: torch's and Python's raise what `errors.is_out_of_memory` knows. A compiled kernel
+    that finds no room leaves oneDNN broken in its thread, or crashes (`CRASHES`): a process that has failed under a
+    limit must not train or measure anything else, see `bsweep.fresh`. The kernel of Linux counts what is private and
+    writable (RLIMIT_DATA), so neither libraries nor a data set that is mapped from a file.
     """
     if mebibytes is None:
         yield
@@ -41,13 +46,6 @@ def unlimited() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
-
-
-def give_back() -> None:
-    """Return to the system what was freed, which glibc keeps for later and the kernel goes on counting."""
-    gc.collect()
-    if hasattr(_LIBC, "malloc_trim"):
-        _LIBC.malloc_trim(0)
 
 
 def give_back_at_once() -> None:

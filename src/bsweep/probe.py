@@ -5,11 +5,11 @@ Workers measure at the same time, but exchange nothing until the end: one that i
 
 from __future__ import annotations
 
+import gc
 import json
 import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from bsweep import allocation, memory, optim, runlog, strategies, worker
+from bsweep import allocation, fresh, memory, optim, runlog, strategies, trial, worker
 from bsweep.allocation import ProbedBatch, ProbedWorker
 from bsweep.clock import StepClock
 from bsweep.config import (
@@ -27,9 +26,7 @@ from bsweep.config import (
     DDPConfig,
     DiLoCoConfig,
     LocalSGDConfig,
-    NominalConfig,
     RunConfig,
-    SingleConfig,
     read,
 )
 from bsweep.errors import errors_reported, is_out_of_memory
@@ -37,10 +34,8 @@ from bsweep.place import Place
 from bsweep.runlog import RunLog, RunPaths
 from bsweep.strategies import Strategy
 from bsweep.strategies.horovod import PLAIN
-from bsweep.strategies.single import Single
 from bsweep.worker import Job
 
-_NUM_STEPS, _MOST_SECONDS_A_BATCH = 20, 2.0  # steps that are timed, unless they take too long together
 _OWN_BATCH_TIMES = 5  # as many of the run's own batch, by which most allocations go
 _MOST_SECONDS = 60.0  # for batches larger than the run's own
 _NUM_EXCHANGES = 5
@@ -126,12 +121,16 @@ def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
 
 
 def _limit_mebibytes(job: Job) -> float | None:
-    """On a CPU this worker's own limit, else its part of what is there: to use it up would end more than a probe."""
+    """On a CPU this worker's own limit, else its part of what is there: to use it up would end more than a probe.
+
+    A process that tries a batch has a model and gradients of its own.
+    """
     if job.device.type == "cuda" or not memory.can_limit():
         return None
     if job.config.launch.memory_limit_mb:
         return job.config.launch.memory_limit_mb[job.place.rank]
-    return memory.available_bytes() / job.place.local_workers / 2**20
+    own = job.vector.parameters.nbytes + job.vector.gradients.nbytes
+    return (memory.available_bytes() / job.place.local_workers - own) / 2**20
 
 
 def _measure_batches(job: Job, own_batch: int, limit: float | None) -> tuple[list[ProbedBatch], str]:
@@ -139,21 +138,21 @@ def _measure_batches(job: Job, own_batch: int, limit: float | None) -> tuple[lis
 
     The run's own batch is one of them; so is the middle between the largest that fitted and the first that did not.
     """
-    alone = _alone(job)
     most = len(job.dataset.train_labels) // job.config.accumulation_steps
     found: list[ProbedBatch] = []
-    batch, started = 1, time.monotonic()
-    while (seconds := _step_seconds(alone, batch, limit, _OWN_BATCH_TIMES if batch == own_batch else 1)) is not None:
+    batch, spent = 1, 0.0
+    while (seconds := _step_seconds(job, batch, limit, _OWN_BATCH_TIMES if batch == own_batch else 1)) is not None:
         found.append(ProbedBatch(batch, seconds))
+        spent += seconds + min(trial.NUM_STEPS * seconds, trial.MOST_SECONDS)  # not the wall: hosts may be busy
         if batch == most:
             return found, "examples"
-        if batch >= own_batch and time.monotonic() - started + 4 * seconds > _MOST_SECONDS:
+        if batch >= own_batch and spent + 4 * seconds > _MOST_SECONDS:
             return found, "seconds"
         batch = min(_next(batch, own_batch), most)
     if not found:
         raise MemoryError("out of memory with a local batch of 1: give this worker more, or choose a smaller model")
     middle = (found[-1].local_batch + batch) // 2
-    if found[-1].local_batch < middle and (seconds := _step_seconds(alone, middle, limit)) is not None:
+    if found[-1].local_batch < middle and (seconds := _step_seconds(job, middle, limit)) is not None:
         found.append(ProbedBatch(middle, seconds))
     return found, "out_of_memory"
 
@@ -164,62 +163,28 @@ def _next(batch: int, own_batch: int) -> int:
     return own_batch if batch < own_batch < power else power
 
 
-def _alone(job: Job) -> Job:
-    """The same worker without others: its steps exchange nothing."""
-    config = replace(
-        job.config,
-        num_workers=1,
-        strategy=SingleConfig("single"),
-        allocation=NominalConfig(None, None, None, None, "uniform"),
-        launch=replace(job.config.launch, slowdown=None, memory_limit_mb=None),
-    )
-    strategy = Single(config, Place())
-    strategy.prepare(job.vector, job.optimizer)
-    return replace(job, config=config, place=Place(), strategy=strategy, training_model=job.model)
-
-
 def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 1) -> float | None:
     """The median of a few steps after a first one; None if they do not fit into memory.
 
-    A limit counts from what the process holds now: kernels that other batches needed stay, and are not this one's.
+    Under a limit, each batch has a process of its own, as in training: a failure there cannot spoil the next.
     """
-    memory.give_back()
     try:
-        with memory.limited(limit and limit - _state_bytes(job.optimizer) / 2**20):
-            seconds = _time_steps(job, local_batch, times)
+        if limit is None:
+            seconds = trial.step_seconds(trial.alone(job), local_batch, times)
+        else:
+            arguments = job.config, job.paths, job.place.rank, torch.get_num_threads(), local_batch, times
+            seconds = fresh.call(trial.step_seconds_within, limit, *arguments, on_poll=job.on_step)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        seconds = None
-    if seconds is None:  # not above: the error holds the step's tensors
-        memory.give_back()
-        torch.cuda.empty_cache()
-        print(f"local batch {local_batch}: out of memory", flush=True)
-        return None
-    print(f"local batch {local_batch}: {seconds:.3g} s per step", flush=True)
-    return seconds
-
-
-def _state_bytes(optimizer: Optimizer) -> int:
-    tensors = (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def _time_steps(job: Job, local_batch: int, times: int) -> float:
-    config = replace(job.config, local_batch=local_batch, global_batch=None)
-    job = replace(job, config=config)
-    examples = torch.arange(config.examples_per_step, device=job.device)
-    job.training_model.train()
-    worker.train_step(job, examples, examples, 1)
-    job.heartbeat()
-    clock, started = StepClock(job.device, []), time.monotonic()
-    for _ in range(times * _NUM_STEPS):
-        with clock.step():
-            worker.train_step(job, examples, examples, 1)
-        job.heartbeat()
-        if time.monotonic() - started > times * _MOST_SECONDS_A_BATCH:
-            break
-    return statistics.median(clock.seconds())
+        reason = str(error).partition("\n")[0]
+    else:
+        print(f"local batch {local_batch}: {seconds:.3g} s per step", flush=True)
+        return seconds
+    gc.collect()  # not above: the error holds the step's tensors
+    torch.cuda.empty_cache()
+    print(f"local batch {local_batch}: out of memory ({reason})", flush=True)
+    return None
 
 
 def _peak_flops(job: Job) -> float:
@@ -227,7 +192,7 @@ def _peak_flops(job: Job) -> float:
     side = _MATRIX_SIDE[job.device.type]
     matrix = torch.ones(side, side, dtype=_DTYPES[job.precision], device=job.device)
     clock = StepClock(job.device, [])
-    for _ in range(1 + _NUM_STEPS):
+    for _ in range(1 + trial.NUM_STEPS):
         with clock.step():
             matrix @ matrix
         job.heartbeat()

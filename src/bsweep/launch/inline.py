@@ -1,32 +1,52 @@
-"""One worker in the parent process, for debuggers: breakpoints and tracebacks are where one expects them."""
+"""One worker in the parent process, for debuggers: breakpoints and tracebacks are where one expects them.
+
+With a memory limit, or after a point that was out of memory on a CPU, it is a fresh process that trains: such a failure
+would spoil the points after it.
+"""
 
 from __future__ import annotations
 
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
+from bsweep import fresh
 from bsweep.config import RunConfig
 from bsweep.launch.outcome import Outcome, recorded
 from bsweep.launch.processes import Entry
 from bsweep.runlog import RunPaths
 
+_is_spoilt = False  # this process, for training
+
 
 def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry) -> Outcome:
-    from bsweep import probe, worker  # torch is imported only where a worker runs
-    from bsweep.errors import Diverged, status_of
+    from bsweep import probe  # torch is imported only where a worker runs
+    from bsweep.errors import spoils_process, status_of
     from bsweep.place import Place
 
+    global _is_spoilt
+    is_apart = _is_spoilt or bool(config.launch.memory_limit_mb)
     try:
         if entry == "bsweep.probe":
             probe.measure(config, paths, Place(), on_step=on_poll)
+        elif is_apart:
+            fresh.call(_train, config, paths, time.time(), on_poll=on_poll)
         else:
-            worker.train(config, paths, Place(), launched_at=time.time(), on_step=on_poll)
-    except Diverged:
-        pass
+            _train(config, paths, time.time(), on_poll)
     except Exception as error:
+        _is_spoilt = _is_spoilt or (not is_apart and spoils_process(error))
         traceback.print_exc()
         return Outcome(status_of(error), f"{type(error).__name__}: {error}")
     ended = recorded(paths)
     assert ended, "the worker returned without its last record"
     return ended
+
+
+def _train(config: RunConfig, paths: RunPaths, launched_at: float, on_step: Callable[[], None] = lambda: None) -> None:
+    from bsweep import worker
+    from bsweep.errors import Diverged
+    from bsweep.place import Place
+
+    with suppress(Diverged):  # on record
+        worker.train(config, paths, Place(), launched_at=launched_at, on_step=on_step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shlex
@@ -18,7 +17,9 @@ from typing import BinaryIO, Literal
 import psutil
 
 from bsweep.config import DiLoCoConfig, ProcessesConfig, RunConfig
+from bsweep.fresh import end_with_parent
 from bsweep.launch.outcome import Outcome, first_error, recorded
+from bsweep.memory import CRASHES
 from bsweep.place import Place, num_cores, num_gpus
 from bsweep.runlog import RunPaths
 
@@ -125,7 +126,7 @@ def _start(command: Sequence[str], env: Mapping[str, str], output: BinaryIO) -> 
         stderr=subprocess.STDOUT,
         env=env,
         start_new_session=True,  # a Ctrl-C is for the parent, which then ends the workers in order
-        preexec_fn=_end_with_parent,
+        preexec_fn=end_with_parent,
     )
 
 
@@ -268,6 +269,10 @@ def _failure(config: RunConfig, paths: RunPaths, failures: Sequence[tuple[int, i
         lines = console.read_text(errors="replace").splitlines()[-_QUOTED_LINES:]
         return Outcome("failed", "the workers could not be started:\n" + "\n".join(lines))
     rank, code = (killed or silent or failures)[0]
+    limits = config.launch.memory_limit_mb
+    if limits and rank < config.num_workers and _signal(code) in CRASHES:
+        cause = f"{_cause(code)} under its memory limit of {limits[rank]:g} MiB, as by kernels that find no room"
+        return Outcome("out_of_memory", f"{_who(config, rank)} {cause}")
     return Outcome("failed", f"{_who(config, rank)} {_cause(code)}\n{_last_lines(paths, rank)}".strip())
 
 
@@ -300,13 +305,3 @@ def _last_lines_of_all(config: RunConfig, paths: RunPaths) -> str:
     ranks = range(config.num_workers + config.num_server_processes)
     quotes = ((rank, _last_lines(paths, rank)) for rank in ranks)
     return "\n".join(f"{_who(config, rank)}:\n{lines}" for rank, lines in quotes if lines)
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end the command, and so its workers, when the parent is killed: no orphan uses up a GPU."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        _LIBC.prctl(pr_set_pdeathsig, signal.SIGTERM)
-
-
-_LIBC = ctypes.CDLL(None)  # loaded here, for between fork and exec nothing may take a lock

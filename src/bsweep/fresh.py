@@ -1,0 +1,89 @@
+"""Work in a process that has done nothing before, and does nothing after.
+
+A failure for want of memory outlives itself: where oneDNN finds no room for a kernel, its code generator keeps the
+error for the rest of the thread, also when memory is there again (oneDNN pull request 5907), or the process crashes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+from bsweep.memory import CRASHES
+
+_T = TypeVar("_T")
+_POLL_SECONDS = 0.2
+
+
+def call(function: Callable[..., _T], *arguments: object, on_poll: Callable[[], None] = lambda: None) -> _T:
+    """What a module's function returns for arguments that can be pickled, from a process forked for this alone.
+
+    It is forked from a server that has imported torch and run nothing: a fork of this process, whose libraries have
+    threads, might hang.
+
+    Raises:
+        MemoryError: it crashed, as kernels do that find no room.
+        RuntimeError: it was ended otherwise.
+        Exception: what the function raised; stderr has the traceback, but for a want of memory.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["bsweep.trial"])
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, function, arguments))
+    process.start()
+    sender.close()
+    try:
+        while not receiver.poll(_POLL_SECONDS):
+            on_poll()
+        is_answer, answer = receiver.recv()
+    except EOFError:
+        process.join()
+        raise _death(process.exitcode or 0) from None
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+    if is_answer:
+        return answer  # type: ignore[no-any-return]
+    raise answer
+
+
+def _answer(sender: Connection, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:
+    from bsweep.errors import is_out_of_memory  # imports torch
+
+    end_with_parent(signal.SIGKILL)
+    try:
+        answer: tuple[bool, Any] = (True, function(*arguments))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            traceback.print_exc()
+        is_known = type(error).__module__ == "builtins"  # others might not survive the pipe
+        answer = (False, error if is_known else RuntimeError(f"{type(error).__name__}: {error}"))
+    sender.send(answer)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # without the destructors of libraries that a failure may have left broken
+
+
+def _death(exit_code: int) -> Exception:
+    if -exit_code in CRASHES:
+        name = signal.Signals(-exit_code).name
+        return MemoryError(f"the process was ended by {name}, as by kernels that find no room")
+    return RuntimeError(f"the process ended with exit code {exit_code}")
+
+
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal when its parent ends: no orphan uses up a machine."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        _LIBC.prctl(pr_set_pdeathsig, number)
+
+
+_LIBC = ctypes.CDLL(None)  # loaded here, for between fork and exec nothing may take a lock
