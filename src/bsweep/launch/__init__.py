@@ -54,6 +54,11 @@ def check(config: RunConfig) -> list[str]:
             "launch.memory_limit_mb limits what Linux gives to a process, which does not count a GPU's memory: set "
             "device=cpu, or leave it out."
         )
+    if config.launch.memory_limit_mb and inside_horovodrun():
+        raise ValueError(
+            "launch.memory_limit_mb inside horovodrun, whose processes go on after a point: one that is out of memory "
+            "would spoil the next. Leave horovodrun out, so that each point has processes of its own."
+        )
     match config.launch:
         case InlineConfig():
             return processes.too_many_threads(config)

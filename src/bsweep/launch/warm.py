@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -18,10 +19,11 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
+from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
 from bsweep import worker
 from bsweep.config import RunConfig
-from bsweep.errors import Diverged, status_of
+from bsweep.errors import Diverged, spoils_process, status_of
 from bsweep.launch.outcome import Outcome, recorded
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
@@ -33,6 +35,7 @@ def run(lead: Callable[[], int]) -> int:
     """Run `lead` on rank 0 and follow it on the others; the exit code, the same on all ranks."""
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "300")  # a restart waits for the slowest rank's step
     hvd.init()
+    _agree_where_to_meet()
     if hvd.rank():
         code = _follow()
     else:
@@ -44,6 +47,12 @@ def run(lead: Callable[[], int]) -> int:
 
 def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
     """Train a point on all ranks; called on rank 0."""
+    if _spoilt_by:
+        return Outcome(
+            "interrupted",
+            f"not trained, for oneDNN may fail in these processes since an earlier point ({_spoilt_by}): start again, "
+            "without that point or without horovodrun",
+        )
     _send((config, paths.folder.resolve()))
     return _train(config, paths, on_poll)
 
@@ -64,6 +73,7 @@ def _follow() -> int:
 
 def _train(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> Outcome:
     """Train together, and agree on how it ended: a rank that failed by itself speaks for those that lost it."""
+    global _spoilt_by
     report = _attempt(config, paths, on_step)
     if report:
         gc.collect()  # a traceback holds the model, which the next point's memory needs
@@ -77,6 +87,8 @@ def _train(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> O
     failures: list[_Failure] = sorted((r for r in reports if r), key=lambda report: report.is_consequence)
     if failures:
         first: _Failure = failures[0]
+        if any(failure.spoils_process for failure in failures):
+            _spoilt_by = first.outcome.message
         return first.outcome
     ended = recorded(paths)
     assert ended or hvd.rank(), "training returned without its last record"
@@ -87,6 +99,10 @@ def _train(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> O
 class _Failure:
     outcome: Outcome
     is_consequence: bool
+    spoils_process: bool
+
+
+_spoilt_by: str | None = None  # the failure after which nothing more is trained in these processes
 
 
 def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> _Failure | None:
@@ -97,7 +113,7 @@ def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) ->
     except Exception as error:
         traceback.print_exc()
         message = f"rank {hvd.rank()} failed: {type(error).__name__}: {error}"
-        return _Failure(Outcome(status_of(error), message), isinstance(error, WorkerLost))
+        return _Failure(Outcome(status_of(error), message), isinstance(error, WorkerLost), spoils_process(error))
     return None
 
 
@@ -106,5 +122,43 @@ def _restart() -> None:
     knobs = [variable for variable, *_ in KNOBS.values() if variable in os.environ]
     if knobs:
         raise SystemExit(f"bsweep: {', '.join(knobs)} set: cannot go on past a failed point; start again for the rest")
+    assert _meeting_point, "run() has not begun"
+    os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = _meeting_point
     hvd.shutdown()
     hvd.init()
+    _agree_where_to_meet()
+
+
+class _Registry(RendezvousHandler):  # type: ignore[misc]
+    """Keeps all that it is told: a registry serves one meeting."""
+
+    def do_DELETE(self) -> None:
+        self.send_status_code(200)
+
+
+_meeting_point: tuple[str, str] | None = None  # address and port of the registry for the next restart
+_registry: RendezvousServer | None = None  # this process's, on rank 0
+
+
+def _agree_where_to_meet() -> None:
+    """Rank 0 keeps the registry in which ranks find each other when they restart, and says where, while all can hear.
+
+    horovodrun's own cannot be used twice: a part whose ranks are through makes it forget who else was (its
+    `finished_list.clear()`), so that addresses stay of which nobody listens any more, and Horovod aborts.
+    """
+    global _meeting_point, _registry
+    mine = None
+    if hvd.rank() == 0:
+        if _registry:
+            _registry.stop()
+        _registry = RendezvousServer()
+        mine = (_own_address(), str(_registry.start(_Registry)))
+    _meeting_point = hvd.broadcast_object(mine, root_rank=0, name="meeting point")
+
+
+def _own_address() -> str:
+    """This host's, as those see it that see horovodrun."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], 1))  # nothing is sent
+        address: str = probe.getsockname()[0]
+    return address
