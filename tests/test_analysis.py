@@ -619,6 +619,26 @@ def test_a_codecs_computing_and_what_is_hidden_are_no_exchange(tmp_path: Path) -
     assert np.isnan(step["codec_seconds"])
 
 
+def test_a_codec_that_computes_beside_the_steps_is_taken_off_once(tmp_path: Path) -> None:
+    """Where rounds overlap, what workers wait for it is in the exposed exchange already."""
+    write_run(tmp_path / "s", local_batch=4, num_workers=4, num_rounds=1, settings=diloco("uniform", overlap=True))
+    study = bsweep.load(tmp_path / "s")
+    steps = study.epochs["num_steps"].astype(float)
+    times = {"train_seconds": 4 * steps, "wait_seconds": 0 * steps}
+    codec = study.epochs.assign(exposed_exchange_seconds=0.5 * steps, codec_seconds=3 * steps, **times)
+    step = analysis.step_times(replace(study, epochs=codec)).iloc[0]
+    assert step["compute_seconds"] == pytest.approx(3.5)
+    assert np.isnan(step["codec_seconds"])
+
+
+def test_that_steps_were_shared_out_anew_is_no_warning(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "s", local_batch=4, num_workers=4, events=("cores are shared",))
+    event = {"schema": 1, "time": 0.0, "type": "event", "event": "reallocated", "message": "steps 4 become 5"}
+    with RunPaths(folder).metrics.open("a") as log:
+        log.write(json.dumps(event) + "\n")
+    assert [line.partition(": ")[2] for line in bsweep.load(tmp_path / "s").warnings] == ["cores are shared"]
+
+
 def test_the_sharding_model_is_within_five_points_of_the_published_gains() -> None:
     published = analysis.published_gains()["gain"]
     assert published.to_dict() == {1: 0, 2: 0, 4: pytest.approx(0.2), 8: pytest.approx(0.66)}

@@ -116,7 +116,8 @@ class Epoch:
     training examples (of a text over their tokens), taken while training; `test_*` over the whole test set.
     `images_per_second` counts examples, of a text its sequences. `exchange_seconds` is the time in which data travelled
     and nobody waited, hidden behind computing or not; `exposed_exchange_seconds` what of it was not hidden, all where
-    nothing is; `codec_seconds` what compressing and decompressing took, the mean over workers, null without a codec;
+    nothing is; `codec_seconds` what compressing and decompressing took, the mean over workers, null without a codec
+    (where rounds overlap that is beside computing, and what of it is not hidden is in `exposed_exchange_seconds`);
     `wait_seconds` the mean time for which a worker was ready to send and waited for the slowest, `worker_wait_seconds`
     each worker's. `sent_bytes` is the mean over workers, `exchange_steps` counts messages that had to follow one
     another, on the worker with most of them. `servers` says what each parameter server did, see
@@ -281,7 +282,7 @@ def write_summary(paths: RunPaths, config: RunConfig, status: Status, message: s
         "images_per_second": num_examples / train_seconds if train_seconds else None,
         **{key: last.get(key) for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")},
         "sent_bytes": None if not epochs or None in sent_bytes else sum(sent_bytes),
-        "warnings": [record["message"] for record in records if record["type"] == "event"],
+        "warnings": warnings(records),
     }
     write_json(paths.summary, {"schema": SCHEMA, **summary})
 
@@ -295,6 +296,12 @@ def numbered(records: Iterable[dict[str, Any]], kind: Literal["epoch", "round"])
                 kept.pop()
             kept.append(record)
     return kept
+
+
+def warnings(records: Iterable[dict[str, Any]]) -> list[str]:
+    """What events say, except that steps were shared out anew, which the rounds show."""
+    events = (record for record in records if record["type"] == "event")
+    return [event["message"] for event in events if event["event"] != "reallocated"]
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from bsweep import config as schema
+from bsweep import runlog
 from bsweep.analysis.derived import of_rounds, placement, with_derived
 from bsweep.runlog import Run, RunPaths, numbered, read_run
 
@@ -278,7 +279,7 @@ def _from_csv(folder: Path) -> Study:
 def _run_row(run: Run) -> dict[str, Any]:
     """One row of `runs`: from the summary; without one from the start record; without that from the config."""
     start: dict[str, Any] = next((record for record in reversed(run.records) if record["type"] == "start"), {})
-    warnings = [*run.warnings, *(record["message"] for record in run.records if record["type"] == "event")]
+    warnings = [*run.warnings, *runlog.warnings(run.records)]
     config = start.get("config")
     if config is None:
         config, problem = _saved_config(run.folder)

@@ -154,8 +154,9 @@ def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
 def step_times(study: Study) -> pd.DataFrame:
     """Seconds of a training step by what they went into, one row a cell: means over its completed runs.
 
-    Columns: `n`, `total_seconds`, `compute_seconds` (the rest), `codec_seconds` (NaN without one),
-    `exposed_exchange_seconds` (what computing did not hide; in older records with what the codec computes),
+    Columns: `n`, `total_seconds`, `compute_seconds` (the rest), `codec_seconds` (NaN without one, and where it computes
+    beside the steps), `exposed_exchange_seconds` (what computing did not hide; with what the codec computes where that
+    is beside the steps, and in older records),
     `wait_seconds` (a worker's mean), `sent_bytes` (of a worker); NaN where not measured. Where workers take unequal
     steps, all are for as many examples as `step_unit` says.
     """
@@ -164,9 +165,12 @@ def step_times(study: Study) -> pd.DataFrame:
 
 def step_seconds(study: Study) -> pd.DataFrame:
     """The columns of `step_times` by `run_id`."""
-    epochs = study.epochs
+    epochs, runs = study.epochs, study.runs.reindex(columns=["run_id", "strategy.overlap"])
     exposed = epochs["exposed_exchange_seconds"].fillna(epochs["exchange_seconds"])
-    parts = epochs[["run_id", "train_seconds", "codec_seconds", "wait_seconds", "sent_bytes"]].assign(
+    # Where rounds overlap, workers compute while the codec does, and wait for it as a part of the exchange.
+    is_beside = epochs["run_id"].isin(runs.loc[runs["strategy.overlap"].eq(True), "run_id"])
+    parts = epochs[["run_id", "train_seconds", "wait_seconds", "sent_bytes"]].assign(
+        codec_seconds=epochs["codec_seconds"].mask(is_beside),
         exposed_exchange_seconds=exposed,
         num_steps=epochs["num_steps"] if step_unit(study) == "step" else _examples(epochs) / EXAMPLES_OF_A_UNIT,
     )

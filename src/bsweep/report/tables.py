@@ -149,8 +149,8 @@ def _steps_caption(study: Study) -> str:
     of_what = "A training step" if unit == "step" else f"Training on {unit}, for workers take unequal steps"
     caption = f"{of_what}: where the time goes, and what a worker sends. Exchange is what computing did not hide."
     has_codec = ~study.runs["compression"].isin(["", "none"]) & study.runs["compression"].notna()
-    is_within = has_codec.any() and study.epochs["codec_seconds"].isna().all()
-    return f"{caption} What codecs compute was not measured apart, and is in the exchange." if is_within else caption
+    is_within = has_codec.any() and analysis.step_times(study)["codec_seconds"].isna().all()
+    return f"{caption} What codecs compute is not told apart, and is in the exchange." if is_within else caption
 
 
 def _steps(study: Study) -> pd.DataFrame:
