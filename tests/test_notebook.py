@@ -34,7 +34,7 @@ def test_it_shows_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     write_run(folder / "mine", local_batch=512, status="diverged", num_epochs_done=1)
     monkeypatch.setenv("BSWEEP_STUDY", "results/mine")
     pictures, text = pictures_and_text(folder)
-    assert pictures == 5
+    assert pictures == 7
     assert "mine\nFastest within 0.01 of the best test accuracy: local batch 64 on 2 workers" in text
 
 

@@ -286,12 +286,12 @@ def test_learning_rate_rules_are_told_apart_by_colour_or_dashes(tmp_path: Path) 
     write_study(tmp_path / "s", num_workers=(2,))
     write_study(tmp_path / "s", num_workers=(2,), settings=linear)
     texts = legend_texts(plots.accuracy_and_loss_by_batch(bsweep.load(tmp_path / "s")))
-    assert texts[:3] == ["2 workers", "learning rate: linear", "learning rate: per worker"]
+    assert texts[:3] == ["2 workers", "learning-rate rule linear", "learning-rate rule per worker"]
     write_study(tmp_path / "s", num_workers=(1,))
     write_study(tmp_path / "s", num_workers=(1,), settings=linear)
     study = bsweep.load(tmp_path / "s")
     figure = plots.accuracy_and_loss_by_batch(study)
-    words = ["1 worker", "2 workers", "learning rate: linear", "learning rate: per worker"]
+    words = ["1 worker", "2 workers", "learning-rate rule linear", "learning-rate rule per worker"]
     assert legend_texts(figure)[1:5] == words
     drawn = [line for line in figure.axes[0].lines if line.get_marker() in plots.MARKERS]
     assert len({(line.get_color(), line.get_linestyle()) for line in drawn}) == len(drawn) == 4

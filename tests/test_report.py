@@ -8,15 +8,16 @@ import runpy
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
 
 import bsweep
 from bsweep import analysis, plots, report
-from bsweep.report import formats
+from bsweep.report import conclusions, formats
 from bsweep.report.numbers import number, spread
 from bsweep.report.tables import tables
-from tests.synthetic_study import diloco, server, write_run, write_study
+from tests.synthetic_study import META, diloco, server, write_run, write_study
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +196,8 @@ def test_what_has_not_learned_is_named_and_never_recommended(tmp_path: Path) -> 
     assert fastest.startswith("Fastest within 0.01 of the best test accuracy: local batch 8 on 1 worker")
     assert faster.startswith("Faster, but less accurate: local batch 16 on 1 worker (global batch 16), with 0.1100 in")
     assert not_learned == (
-        "2 of 4 cells have not learned (test accuracy not above chance): local batch 64 on 1 worker; local batch 256 "
-        "on 1 worker."
+        "2 of 4 cells have not learned (test accuracy not above chance): local batch 64 on 1 worker and local batch "
+        "256 on 1 worker."
     )
 
 
@@ -221,7 +222,7 @@ def test_two_learning_rate_rules_are_no_two_seeds(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=128, status=None, num_epochs_done=1)
     unfinished, fastest, caveat = report.headlines(bsweep.load(tmp_path / "s"))
     assert unfinished == "Unfinished: 1 of 5 runs may still change what follows."
-    assert "learning rate: linear (global batch 64), with 1069 s of training for 3 epochs" in fastest
+    assert "learning-rate rule linear (global batch 64), with 1069 s of training for 3 epochs" in fastest
     assert "(one run)" in fastest
     assert caveat.startswith("Each cell was run once")
     text = (report_tables(tmp_path / "s")).split("Ratio")[0]
@@ -236,6 +237,30 @@ def test_three_seeds_have_an_interval(tmp_path: Path) -> None:
     assert "(mean of 3 seeds, 95 % interval)" in fastest
     assert "n |" not in report_tables(tmp_path / "s"), "it is said once, for all cells alike"
     assert "1 worker, 3 seeds each." in report_tables(tmp_path / "s")
+
+
+def test_a_margin_below_what_seeds_scatter_is_said_to_be(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((0.8, 0.9, 0.85)):
+        write_run(tmp_path / "s", local_batch=8, seed=seed, accuracy=accuracy)
+        write_run(tmp_path / "s", local_batch=64, seed=seed, accuracy=accuracy - 0.05)
+    fastest, *_ = report.headlines(bsweep.load(tmp_path / "s"))
+    assert "Its accuracy is known to ± 0.12 only: less accurate cells may be as good." in fastest
+
+
+def test_names_in_a_row_are_a_sentence() -> None:
+    assert conclusions._some(pd.Series(["a"])) == "a"
+    assert conclusions._some(pd.Series(["a", "b"])) == "a and b"
+    assert conclusions._some(pd.Series(["a, b", "c", "d"])) == "a, b; c and d"
+    assert conclusions._some(pd.Series([*"abcde"])) == "a, b, c and 2 more"
+
+
+def test_tables_have_the_order_of_the_launch(tmp_path: Path) -> None:
+    for place, strategy in enumerate(("ring", "native", "tree")):
+        settings = {"strategy": {"name": "allreduce", "algorithm": strategy}}
+        meta = {**META, "launched_at": float(place)}
+        write_run(tmp_path / "s", local_batch=8, num_workers=2, settings=settings, meta=meta)
+    rows = [line.split(" | ")[0] for line in report_tables(tmp_path / "s").splitlines() if line.startswith("| ")]
+    assert [row for row in rows if "---" not in row][:4] == ["| variant", "| ring", "| native", "| tree"]
 
 
 def test_speed_up_is_not_told_between_unequal_threads(tmp_path: Path) -> None:

@@ -46,8 +46,9 @@ def check(config: RunConfig, launch: ProcessesConfig) -> list[str]:
         )
     processes = workers + config.num_server_processes
     if (not gpus or config.device == "cpu") and processes > cores:
-        kinds = f"{workers} workers" + f" and {processes - workers} servers" * (processes > workers)
-        return [f"{kinds} share {cores} cores: their times say little about workers with cores of their own"]
+        counts = ((workers, "worker"), (processes - workers, "server"), (cores, "core"))
+        *kinds, shared = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts if count]
+        return [f"{' and '.join(kinds)} share {shared}: their times say little about workers with cores of their own"]
     return too_many_threads(config)
 
 

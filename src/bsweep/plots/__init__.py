@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from bsweep.analysis import Study
 from bsweep.plots.batches import accuracy_and_loss_by_batch, throughput_and_speedup, time_by_batch, time_to_target
-from bsweep.plots.curves import COLORS, LINES, MARKERS
+from bsweep.plots.curves import COLORS, LINES, MARKERS, in_order
 from bsweep.plots.drawing import BATCH_LABEL, TABLES, caption, length_of, save
 from bsweep.plots.epochs import accuracy_by_epoch, accuracy_by_time, loss_by_epoch
 from bsweep.plots.exchange import seconds_per_step, server_load, sharding_gain
@@ -57,6 +57,7 @@ __all__ = [
     "counted",
     "figures",
     "idle_by_node",
+    "in_order",
     "length_of",
     "loss_by_epoch",
     "loss_by_time",

@@ -50,20 +50,23 @@ class Panel:
 
 
 def readable(study: Study, table: pd.DataFrame) -> pd.DataFrame:
-    """A table of cells with its variants in words, and its rows in the order of the configuration.
-
-    Numbers ascend; other settings come as they were first launched, or else as they come in the table. Where workers
-    have batches of their own, variants are named with them.
-    """
+    """A table of cells `in_order` and with its variants in words, of uneven workers with the batches of each."""
+    table = in_order(study, table)
     if table.empty or "variant" not in table.index.names:
         return table
-    ranks = zip(*(_ranks(study, table, name) for name in analysis.levels(table)), strict=True)
-    places = [place for _, place in sorted(zip(ranks, range(len(table)), strict=True))]
-    table = table.iloc[places]
     names = _names(study)
     index = table.index.to_frame(index=False)
     index["variant"] = [names.get(variant) or words("variant", variant) for variant in index["variant"]]
     return table.set_index(pd.MultiIndex.from_frame(index))
+
+
+def in_order(study: Study, table: pd.DataFrame) -> pd.DataFrame:
+    """Rows in the order of the configuration: numbers ascend; other settings come as they were first launched.
+
+    Where that is not on record, as they come in the table.
+    """
+    ranks = zip(*(_ranks(study, table, name) for name in analysis.levels(table)), strict=True)
+    return table.iloc[[place for _, place in sorted(zip(ranks, range(len(table)), strict=True))]]
 
 
 def _ranks(study: Study, table: pd.DataFrame, name: str) -> list[int]:

@@ -67,7 +67,7 @@ _OF_VARIANTS = {
     "network_aware": ", network-aware",
 }
 _KNOWN = re.compile(rf"(?<!\S)(?:{'|'.join(sorted(_OF_VARIANTS, key=len, reverse=True))})(?!\S)")
-_LONG_NAMES = {"lr_rule": "learning rate: ", "lr": "base learning rate: "}
+_LONG_NAMES = {"lr_rule": "learning-rate rule ", "lr": "base learning rate: "}
 _SPEAK_FOR_THEMSELVES = ("model", "stem", "data", "optimizer", "device", "hardware", "precision", "placement")
 
 

@@ -94,6 +94,8 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     result += f" and {part} {_shown(best, metric)}" if metric else ""
     within = f" within {analysis.ACCURACY_MARGIN:g} of the best {part}"
     rivals = _rivals(candidates, best)
+    if metric and best[f"{metric}_ci95"] > analysis.ACCURACY_MARGIN and len(learned) > len(candidates):
+        rivals += f" Its accuracy is known to ± {best[f'{metric}_ci95']:.2g} only: less accurate cells may be as good."
     if not metric or len(learned) < 2:
         yield f"Fastest: {best['words']}, with {result} ({_seeds(best['n'])}).{rivals}"
         return
@@ -149,12 +151,16 @@ def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seco
     distance = (cells[metric] - best[metric]).abs()
     rivals = cells[(distance <= cells[f"{metric}_ci95"] + best[f"{metric}_ci95"]) & (cells.index != best.name)]
     what = "time" if metric == "train_seconds" else "loss"
-    return f" The interval of its {what} overlaps that of {_some(rivals['brief'])}." if len(rivals) else ""
+    those = "that" if len(rivals) == 1 else "those"
+    return f" The interval of its {what} overlaps {those} of {_some(rivals['brief'])}." if len(rivals) else ""
 
 
 def _some(names: pd.Series[str]) -> str:
-    more = len(names) - _MAX_NAMED
-    return "; ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    """`A, B and C`, or, where names have commas of their own, `A; B and C`; of many the first, and how many more."""
+    shown, more = list(names[:_MAX_NAMED]), len(names) - _MAX_NAMED
+    *first, last = [*shown, f"{more} more"] if more > 0 else shown
+    comma = "; " if any(", " in name for name in shown) else ", "
+    return " and ".join(filter(None, (comma.join(first), last)))
 
 
 def _with_words(cells: pd.DataFrame) -> pd.DataFrame:

@@ -205,7 +205,7 @@ def _idle_caption(table: pd.DataFrame) -> str:
 
 def _table(study: Study, caption: str, rows: pd.DataFrame) -> Table:
     """Rows indexed by cells, or by series of them, for reading: what they all share is said once, in the caption."""
-    rows = _with_realised_batches(study, rows.dropna(axis="columns", how="all"))
+    rows = _with_realised_batches(study, plots.in_order(study, rows.dropna(axis="columns", how="all")))
     varying = analysis.varying(rows)
     shared = [name for name in ("num_workers", "local_batch") if name in analysis.levels(rows) and name not in varying]
     said = [plots.words(name, rows.index.get_level_values(name)[0]) for name in shared] if varying else []
