@@ -51,10 +51,9 @@ class Panel:
 
 def readable(study: Study, table: pd.DataFrame) -> pd.DataFrame:
     """A table of cells `in_order` and with its variants in words, of uneven workers with the batches of each."""
-    table = in_order(study, table)
     if table.empty or "variant" not in table.index.names:
         return table
-    names = _names(study)
+    table, names = in_order(study, table), _names(study)
     index = table.index.to_frame(index=False)
     index["variant"] = [names.get(variant) or words("variant", variant) for variant in index["variant"]]
     return table.set_index(pd.MultiIndex.from_frame(index))
