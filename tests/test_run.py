@@ -17,6 +17,8 @@ import torch
 
 from bsweep import launch, worker
 from bsweep.config import HorovodrunConfig
+from bsweep.data.randomness import seed_of
+from bsweep.errors import errors_reported
 from bsweep.launch.processes import environment
 from bsweep.place import Place, num_cores
 from bsweep.runlog import RunPaths, read_records
@@ -452,8 +454,53 @@ def test_threads_of_a_worker_are_as_many_as_asked_and_on_record(tmp_path: Path) 
 
 def test_missing_horovod_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"scripts/setup\.sh"):
+    with pytest.raises(ValueError, match=r"bsweep setup-horovod.*scripts/setup\.sh.*strategy=ddp, allreduce"):
         launch.check(compose("local_batch=8"))
+
+
+def test_inside_horovodrun_diloco_is_refused_unless_horovod_makes_its_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "2")):
+        monkeypatch.setenv(f"HOROVOD_{name}", value)
+    diloco = ("local_batch=8", "num_workers=2", "strategy=diloco")
+    launch.check(compose(*diloco, "strategy.algorithm=horovod", "launch=horovodrun"))
+    with pytest.raises(ValueError, match=r"another strategy\.algorithm than horovod inside horovodrun: torchrun"):
+        launch.check(compose(*diloco))
+
+
+def test_fednova_is_doubted_with_an_optimizer_that_adapts_its_steps() -> None:
+    point = ("local_batch=8", "num_workers=2", "strategy=diloco", "strategy.weighting=fednova")
+    doubt = "it is known for sgd alone"
+    assert any(doubt in warning for warning in launch.check(compose(*point, "optimizer=adamw")))
+    assert not any(doubt in warning for warning in launch.check(compose(*point, "optimizer=sgd")))
+
+
+def test_the_innermost_reporter_says_when_an_error_happened(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    file = paths.rank_logs(0) / "error.json"
+    written = []
+
+    def fail_and_close() -> None:
+        try:
+            with errors_reported(paths, Place()):
+                raise RuntimeError("the first")
+        finally:
+            written.append(file.read_text())
+            time.sleep(0.001)  # closing takes a while
+
+    with pytest.raises(RuntimeError), errors_reported(paths, Place()):
+        fail_and_close()
+    assert "the first" in written[0] and file.read_text() == written[0]
+
+
+def test_what_a_worker_draws_is_its_own_and_its_seeds_own(tmp_path: Path) -> None:
+    """Rank 1 of seed 0 drops out other units than rank 0 of seed 1."""
+    point = ("launch=inline", "strategy=single", "local_batch=8", "seed=1", "launch.threads_per_worker=1", *QUICK)
+    before = torch.get_num_threads()
+    worker.train(compose(*point), RunPaths(tmp_path), Place())
+    torch.set_num_threads(before)
+    assert torch.initial_seed() == seed_of(1, 0, "dropout")
+    keys = [(seed, rank, purpose) for seed in range(9) for rank in range(9) for purpose in ("dropout", "qsgd")]
+    assert len({seed_of(*key) for key in keys}) == len(keys)
 
 
 @pytest.mark.parametrize(

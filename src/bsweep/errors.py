@@ -23,14 +23,23 @@ class Stopped(RuntimeError):
     """The run ended before its time, on record and in a state that a later run goes on from."""
 
 
+_REPORTED = "bsweep_reported"
+
+
 @contextmanager
 def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
-    """Leave what ended this worker in `error.json` beside its output, for the launcher to quote."""
+    """Leave what ended this worker in `error.json` beside its output, for the launcher to quote.
+
+    Of nested ones the innermost does: later ones would write a later time, and the first culprit is told by it.
+    """
     try:
         yield
     except (Diverged, Stopped):
         raise
     except BaseException as error:
+        if vars(error).get(_REPORTED):
+            raise
+        vars(error)[_REPORTED] = True
         folder = paths.rank_logs(place.rank)
         folder.mkdir(parents=True, exist_ok=True)
         runlog.write_json(

@@ -10,6 +10,7 @@ from bsweep import memory
 from bsweep.config import (
     DDPConfig,
     DGCConfig,
+    DiLoCoConfig,
     HorovodConfig,
     HorovodrunConfig,
     InlineConfig,
@@ -33,10 +34,12 @@ def check(config: RunConfig) -> list[str]:
         ValueError: the point cannot run here.
     """
     started = Place.from_environment().num_workers
-    if inside_horovodrun() and config.strategy.name not in ("horovod", "single"):
+    over_horovod = getattr(config.strategy, "algorithm", None) == "horovod"
+    if inside_horovodrun() and config.strategy.name not in ("horovod", "single") and not over_horovod:
+        what = " with another strategy.algorithm than horovod" if config.strategy.name == "diloco" else ""
         raise ValueError(
-            f"strategy={config.strategy.name} inside horovodrun: torchrun starts its processes. Leave horovodrun out, "
-            "or use strategy=horovod."
+            f"strategy={config.strategy.name}{what} inside horovodrun: torchrun starts its processes. Leave horovodrun "
+            "out, or use strategy=horovod."
         )
     if inside_horovodrun() and config.num_workers != started:
         raise ValueError(
@@ -63,7 +66,7 @@ def check(config: RunConfig) -> list[str]:
         case InlineConfig():
             return processes.too_many_threads(config)
         case HorovodrunConfig() | TorchrunConfig():
-            return [*processes.check(config, config.launch), *_theory(config)]
+            return [*processes.check(config, config.launch), *_theory(config), *_normalized(config)]
 
 
 def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry = "bsweep.worker") -> Outcome:
@@ -100,11 +103,20 @@ def _theory(config: RunConfig) -> list[str]:
     return [sent]
 
 
+def _normalized(config: RunConfig) -> list[str]:
+    """Whether FedNova's weights are those of its paper, which has none for optimizers that adapt their steps."""
+    s, name = config.strategy, config.optimizer.name
+    if not isinstance(s, DiLoCoConfig) or s.weighting != "fednova" or s.weights or name == "sgd":
+        return []
+    return [f"strategy.weighting=fednova counts steps of optimizer={name} as plain ones: it is known for sgd alone"]
+
+
 def _check_horovod(config: RunConfig) -> None:
     if importlib.util.find_spec("horovod") is None:
         raise ValueError(
-            "Horovod is not installed: run scripts/setup.sh, which compiles it, or train one worker with "
-            "launch=inline strategy=single."
+            "Horovod is not installed: `bsweep setup-horovod` compiles it, as scripts/setup.sh does in a checkout. "
+            "Without it there are strategy=ddp, allreduce, local_sgd, parameter_server and diloco, which torchrun "
+            "starts, and one worker with launch=inline strategy=single."
         )
     if not isinstance(config.strategy, HorovodConfig):
         return
