@@ -186,6 +186,11 @@ def test_run_ids_stay_so_that_studies_go_on(point: str) -> None:
     assert compose(*point.split()).run_id == GOLDEN_IDS[point]
 
 
+def test_local_sgd_under_a_rule_that_went_by_the_global_batch_once_is_another_run() -> None:
+    point = compose(*["local_batch=8", "num_workers=2", "strategy=local_sgd", "optimizer.lr_rule=linear"])
+    assert point.run_id != "b8_w2_local_sgd_s0-cd077037"
+
+
 def test_a_configuration_that_was_saved_before_a_key_was_added_reads_back(tmp_path: Path) -> None:
     config = compose("local_batch=64", "num_workers=2")
     save(config, tmp_path / "config.yaml")

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim import AdamW
+from torch.optim import SGD, AdamW
 
 from bsweep import data, models
 from bsweep.config import DiLoCoConfig, RunConfig
 from bsweep.data import augment
 from bsweep.place import Place
 from bsweep.runlog import RunPaths, read_records
-from bsweep.strategies.diloco import Arrivals
+from bsweep.strategies.diloco import Arrivals, DiLoCo
 from bsweep.strategies.eager import EagerDiLoCo
 from tests.running import TINY, bsweep, compose, imported_first, write_text
 from tests.test_equivalence import (  # noqa: F401 (the fixture ends the processes that `trained` starts)
@@ -354,6 +354,30 @@ def test_steps_of_a_network_aware_run_follow_the_exchange_that_is_measured(tmp_p
     rounds = [record for record in read_records(RunPaths(folder).metrics)[0] if record["type"] == "round"]
     assert [record["local_steps"] for record in rounds[:3]] == [[1, 1]] * 3
     assert min(rounds[3]["local_steps"]) >= 3
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_fednova_counts_what_momentum_makes_of_steps(monkeypatch: pytest.MonkeyPatch, nesterov: bool) -> None:
+    """||a_i||_1: how far an optimizer goes in so many steps along a gradient of 1, at a rate of 1."""
+    sgd = ("optimizer=sgd", "optimizer.momentum=0.9", f"optimizer.nesterov={str(nesterov).lower()}")
+    point = ("strategy=diloco", "strategy.weighting=fednova", *sgd)
+    config = compose("local_batch=8", "num_workers=2", *point)
+    assert isinstance(config.strategy, DiLoCoConfig)
+    monkeypatch.setattr("bsweep.strategies.diloco._exchange", lambda *_: SimpleNamespace(has_codec=False))
+    number = torch.tensor([3.0, 20.0], dtype=torch.float64)
+    went = []
+    for steps in (3, 20):
+        parameter = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+        optimizer = SGD([parameter], lr=1, momentum=0.9, nesterov=nesterov)
+        parameter.grad = torch.ones_like(parameter)
+        for _ in range(steps):
+            optimizer.step()
+        went.append(-float(parameter.detach()))
+    mean = sum(went) / 2
+    for rank in range(2):
+        worker = DiLoCo(config, config.strategy, Place(rank, 2))
+        weight = worker._weight((0, 1), torch.ones(2, dtype=torch.float64), number)
+        assert weight == pytest.approx(0.5 * mean / went[rank], rel=1e-12)
 
 
 def test_a_network_aware_run_goes_by_the_exchange_itself_though_computing_hides_it(

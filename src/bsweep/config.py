@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Density = Annotated[float, Field(gt=0, le=1)]
+LrRule = Literal["fixed", "per_worker", "linear", "sqrt"]
 Algorithm = Literal["ring", "tree", "halving_doubling", "native"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
 Hosts = Annotated[str, Field(pattern=r"^[\w.-]+:[1-9]\d*(,[\w.-]+:[1-9]\d*)*$")]
@@ -129,7 +131,7 @@ class OptimizerConfig(_Section):
     """What all optimizers share; see `conf/optimizer/`."""
 
     lr: Positive
-    lr_rule: Literal["fixed", "per_worker", "linear", "sqrt"]
+    lr_rule: LrRule
     reference_batch: Count
     warmup_epochs: NonNegative
     schedule: Literal["constant", "cosine", "multistep", "one_cycle"]
@@ -459,10 +461,15 @@ class RunConfig(_Section):
             return sum(self.allocation.local_batches) * self.accumulation_steps
         return self.global_batch or self._even_batch * self.num_workers * self.accumulation_steps
 
-    def step_batch(self, rank: int) -> int:
-        """Examples behind an optimizer step of a worker: the global batch, or its own part where it steps alone."""
+    def step_batch(self, rank: int) -> float:
+        """Examples behind an optimizer step of a worker: the global batch, or its own part where it steps alone.
+
+        In local SGD that is an even part: a larger one counts for more by its loss, not by its rate.
+        """
         if isinstance(self.strategy, DiLoCoConfig):
             return self.local_batches[rank] * self.accumulation_steps
+        if isinstance(self.strategy, LocalSGDConfig):
+            return self.examples_per_step / self.num_workers
         return self.examples_per_step
 
     @property
@@ -487,9 +494,22 @@ class RunConfig(_Section):
             if key not in _CHANGES_NO_NUMBER and (key, value) not in _ADDED_LATER
         }
         numbers["examples_per_step"] = self.examples_per_step
+        if isinstance(self.strategy, LocalSGDConfig) and self.optimizer.lr_rule in ("linear", "sqrt"):
+            numbers["step_batch"] = self.step_batch(0)  # the rule went by the global batch once: those runs are others
         digest = hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:8]
         batch, workers = self.examples_per_pass, self.num_workers
         return f"b{batch}_w{workers}_{self.strategy.name}_s{self.seed}-{digest}"
+
+
+def scaled_rate(lr: float, rule: LrRule, *, reference_batch: int, step_batch: float, num_workers: int) -> float:
+    """The learning rate in effect after warm-up, before its schedule.
+
+    `per_worker` is the first paper's rule: lr x workers whatever the batch. `linear` is Goyal et al.'s
+    (arXiv 1706.02677), `sqrt` Krizhevsky's (arXiv 1404.5997), both of the examples behind a step (`step_batch`) in
+    units of `reference_batch`.
+    """
+    scale = step_batch / reference_batch
+    return lr * {"fixed": 1.0, "per_worker": num_workers, "linear": scale, "sqrt": math.sqrt(scale)}[rule]
 
 
 # Where a run writes and how patient its launcher is. The batch sizes are hashed as the global batch they lead to.

@@ -15,6 +15,7 @@ from bsweep.config import (
     OptimizerConfig,
     RunConfig,
     SGDConfig,
+    scaled_rate,
 )
 from bsweep.torchvision_shim import import_torchvision
 from bsweep.vector import Flat
@@ -78,15 +79,15 @@ def _layer_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, objec
 
 
 def base_learning_rate(config: RunConfig, rank: int = 0) -> float:
-    """The rate that the rule gives for a worker's batch and the worker count, before warm-up and schedule.
-
-    `per_worker` is the first paper's rule: lr x workers whatever the batch. `linear` is Goyal et al.'s
-    (arXiv 1706.02677), `sqrt` Krizhevsky's (arXiv 1404.5997), both in units of `reference_batch`.
-    """
+    """The rate that the rule gives for a worker's batch and the worker count, before warm-up and schedule."""
     o = config.optimizer
-    scale = config.step_batch(rank) / o.reference_batch
-    factor = {"fixed": 1.0, "per_worker": config.num_workers, "linear": scale, "sqrt": math.sqrt(scale)}
-    return o.lr * factor[o.lr_rule]
+    return scaled_rate(
+        o.lr,
+        o.lr_rule,
+        reference_batch=o.reference_batch,
+        step_batch=config.step_batch(rank),
+        num_workers=config.num_workers,
+    )
 
 
 def schedule(config: RunConfig, rank: int = 0) -> Callable[[float], float]:

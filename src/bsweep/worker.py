@@ -25,6 +25,7 @@ from bsweep.clock import Slowdown, StepClock
 from bsweep.config import ImageConfig, RunConfig, read
 from bsweep.data import augment, plan
 from bsweep.data.dataset import Dataset
+from bsweep.data.randomness import seed_of
 from bsweep.errors import Diverged, Stopped, errors_reported
 from bsweep.place import Place
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
@@ -170,7 +171,7 @@ def _prepare(
         device, dtype=torch.float64 if precision == "fp64" else torch.float32
     )
     model = model.to(memory_format=memory_format(config))  # type: ignore[call-overload]
-    torch.manual_seed(config.seed + 1 + place.rank)  # dropout that differs between workers
+    torch.manual_seed(seed_of(config.seed, place.rank, "dropout"))  # differs between workers, and between runs
     vector = Vector(model)
     optimizer = optim.build(config.optimizer, vector)
     strategy.prepare(vector, optimizer)

@@ -24,6 +24,7 @@ from bsweep.config import (
     TernGradConfig,
     TopKConfig,
 )
+from bsweep.data.randomness import seed_of
 from bsweep.vector import Flat
 
 
@@ -46,15 +47,15 @@ def build(
         case DGCConfig():
             return DGC(config, vector.gradients, optimizer, num_workers)
         case QSGDConfig():
-            return QSGD(config, _generator(vector, seed, rank))
+            return QSGD(config, _generator(vector, seed, rank, "qsgd"))
         case TernGradConfig():
-            return TernGrad(config, vector, _generator(vector, seed, rank))
+            return TernGrad(config, vector, _generator(vector, seed, rank, "terngrad"))
         case SignSGDConfig():
             return SignSGD(vector)
         case PowerSGDConfig():
-            return PowerSGD(config, vector, _generator(vector, seed))
+            return PowerSGD(config, vector, _generator(vector, seed, "powersgd"))
 
 
-def _generator(vector: Flat, *key: int) -> torch.Generator:
-    """Its own random numbers, so that a run repeats whatever else draws some; whole numbers hash alike everywhere."""
-    return torch.Generator(vector.gradients.device).manual_seed(hash(key))
+def _generator(vector: Flat, *key: int | str) -> torch.Generator:
+    """Its own random numbers, so that a run repeats whatever else draws some."""
+    return torch.Generator(vector.gradients.device).manual_seed(seed_of(*key))

@@ -13,11 +13,20 @@ def random_bits(counters: Tensor, *key: int | str) -> Tensor:
     The outputs of splitmix64 (Steele, Lea, Flood, OOPSLA 2014) at the positions `counters` of the stream that `key`
     starts. Needs no state, no generator and no copy to the host; int64 arithmetic wraps as the original's uint64 does.
     """
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    digest = _digest(key)
     x = counters * _signed(0x9E3779B97F4A7C15) + int.from_bytes(digest, "little", signed=True)
     x = (x ^ _shift_right(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shift_right(x, 27)) * _signed(0x94D049BB133111EB)
     return x ^ _shift_right(x, 31)
+
+
+def seed_of(*key: int | str) -> int:
+    """A seed for a generator that is one key's alone, such as (seed, rank, purpose): their sum would be many keys'."""
+    return int.from_bytes(_digest(key), "little") >> 1
+
+
+def _digest(key: tuple[int | str, ...]) -> bytes:
+    return hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
 
 
 def _shift_right(x: Tensor, places: int) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from bsweep import allocation
-from bsweep.config import AdaptiveConfig, DiLoCoConfig, NetworkAwareConfig, RunConfig
+from bsweep.config import AdaptiveConfig, DiLoCoConfig, NetworkAwareConfig, RunConfig, SGDConfig
 from bsweep.data.plan import Share
 from bsweep.place import Place
 from bsweep.runlog import Event, Round
@@ -240,7 +240,8 @@ class DiLoCo(Strategy):
     def _weight(self, members: Sequence[int], num_examples: Tensor, num_steps: Tensor) -> float:
         """How much this worker's move counts, of those of `members`, which took examples and steps (members,).
 
-        FedNova (Wang et al., arXiv 2007.07481) undoes that who takes more steps pulls the mean towards its own data.
+        FedNova (Wang et al., arXiv 2007.07481) undoes that who takes more steps pulls the mean towards its own data: it
+        divides by how much a worker's steps count together, ||a_i||_1, which momentum makes more than their number.
         """
         s = self._strategy
         if s.weights:
@@ -249,8 +250,21 @@ class DiLoCo(Strategy):
             weights = torch.ones_like(num_steps) if s.weighting == "uniform" else num_examples
         weights = weights / weights.sum().clamp(min=1e-300)  # the lost may have had all examples of a tail
         if s.weighting == "fednova" and not s.weights:
-            weights = weights * (weights * num_steps).sum() / num_steps
+            counted = self._counted(num_steps)
+            weights = weights * (weights * counted).sum() / counted
         return float(weights[members.index(self.rank)])
+
+    def _counted(self, num_steps: Tensor) -> Tensor:
+        """||a_i||_1 of SGD with momentum m for tau steps: (tau - m (1 - m^tau) / (1 - m)) / (1 - m).
+
+        Nesterov's, a step ahead, has m^2 for the first m. Nothing like it is known of other optimizers, of which the
+        steps themselves count.
+        """
+        o = self._config.optimizer
+        if not isinstance(o, SGDConfig):
+            return num_steps
+        m = o.momentum
+        return (num_steps - m ** (1 + o.nesterov) * (1 - m**num_steps) / (1 - m)) / (1 - m)
 
     def _close_round(self, epoch: int, number: int, arrivals: Arrivals, last: float) -> None:
         """Put a round on record, after which workers had to wait for one that arrived at the time `last`."""
