@@ -314,6 +314,7 @@ def test_a_speedup_is_over_equal_threads(tmp_path: Path) -> None:
         ("per_worker", {}, 0.4),
         ("linear", {}, 0.1 * 128 / 256),
         ("sqrt", {}, 0.1 * (128 / 256) ** 0.5),
+        ("linear", {"strategy": {"name": "local_sgd", "sync_every": 8}}, 0.1 * 32 / 256),
         ("linear", diloco("uniform"), 0.1 * 32 / 256),
         ("linear", diloco("uniform", ((8, 8, 32, 16), None)), 0.1 * 8 / 256),
     ],

@@ -373,6 +373,10 @@ def test_fednova_counts_what_momentum_makes_of_steps(monkeypatch: pytest.MonkeyP
         for _ in range(steps):
             optimizer.step()
         went.append(-float(parameter.detach()))
+        DiLoCo._forget_momentum(SimpleNamespace(_config=config, _optimizer=optimizer))  # type: ignore[arg-type]
+        before = float(parameter.detach())
+        optimizer.step()
+        assert float(parameter.detach()) - before == pytest.approx(-1 - 0.9 * nesterov), "as if it were the first"
     mean = sum(went) / 2
     for rank in range(2):
         worker = DiLoCo(config, config.strategy, Place(rank, 2))

@@ -474,7 +474,8 @@ def test_fednova_is_doubted_with_an_optimizer_that_adapts_its_steps() -> None:
     assert not any(doubt in warning for warning in launch.check(compose(*point, "optimizer=sgd")))
 
 
-def test_the_innermost_reporter_says_when_an_error_happened(tmp_path: Path) -> None:
+@pytest.mark.parametrize("closing_fails", [False, True])
+def test_the_innermost_reporter_says_when_an_error_happened(tmp_path: Path, closing_fails: bool) -> None:
     paths = RunPaths(tmp_path)
     file = paths.rank_logs(0) / "error.json"
     written = []
@@ -486,8 +487,10 @@ def test_the_innermost_reporter_says_when_an_error_happened(tmp_path: Path) -> N
         finally:
             written.append(file.read_text())
             time.sleep(0.001)  # closing takes a while
+            if closing_fails:
+                raise OSError("no connection to close")
 
-    with pytest.raises(RuntimeError), errors_reported(paths, Place()):
+    with pytest.raises((RuntimeError, OSError)), errors_reported(paths, Place()):
         fail_and_close()
     assert "the first" in written[0] and file.read_text() == written[0]
 

@@ -501,7 +501,7 @@ class RunConfig(_Section):
         return f"b{batch}_w{workers}_{self.strategy.name}_s{self.seed}-{digest}"
 
 
-def scaled_rate(lr: float, rule: LrRule, *, reference_batch: int, step_batch: float, num_workers: int) -> float:
+def scaled_rate(lr: float, rule: LrRule, *, reference_batch: float, step_batch: float, num_workers: int) -> float:
     """The learning rate in effect after warm-up, before its schedule.
 
     `per_worker` is the first paper's rule: lr x workers whatever the batch. `linear` is Goyal et al.'s

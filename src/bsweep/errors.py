@@ -30,14 +30,15 @@ _REPORTED = "bsweep_reported"
 def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
     """Leave what ended this worker in `error.json` beside its output, for the launcher to quote.
 
-    Of nested ones the innermost does: later ones would write a later time, and the first culprit is told by it.
+    Of nested ones the innermost does: later ones would write a later time, and the first culprit is told by it, or an
+    error in closing, which is none.
     """
     try:
         yield
     except (Diverged, Stopped):
         raise
     except BaseException as error:
-        if vars(error).get(_REPORTED):
+        if _is_reported(error):
             raise
         vars(error)[_REPORTED] = True
         folder = paths.rank_logs(place.rank)
@@ -52,6 +53,11 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
             },
         )
         raise
+
+
+def _is_reported(error: BaseException | None) -> bool:
+    """Whether it is on record, or one while which was handled it came about."""
+    return error is not None and (_REPORTED in vars(error) or _is_reported(error.__context__))
 
 
 def status_of(error: BaseException) -> Status:

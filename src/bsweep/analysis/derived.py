@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
-import numpy as np
 import pandas as pd
+
+from bsweep.config import scaled_rate
 
 _CIFAR10_TEST, _DIGITS_TEST = 10_000, 360
 _BYTES = 256  # what a text without a tokenizer is made of
@@ -92,24 +92,17 @@ def _num_test(runs: pd.DataFrame) -> pd.Series:
     return known.mask(known.isna() & (_column(runs, "data") == "digits"), _DIGITS_TEST).astype(float)
 
 
-# Their workers step alone between synchronisations, so that rules count each one's own batch.
-_STEP_ALONE = ("diloco", "local_sgd")
-
-
 def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
-    """The base rate after its rule, before warm-up and schedule; of workers with uneven batches the first one's."""
+    """By `scaled_rate`, with the first worker's `RunConfig.step_batch`; NaN where a part of it is not on record."""
     of_first = pd.to_numeric(runs["local_batches"].str.partition("/")[0], errors="coerce").fillna(runs["local_batch"])
     own = of_first * pd.to_numeric(runs["accumulation_steps"]).fillna(1)
-    batch = own.where(runs["strategy"].isin(_STEP_ALONE), runs["global_batch"])
-    scale = batch / pd.to_numeric(_column(runs, "optimizer.reference_batch"))
-    rule = runs["lr_rule"].astype(object).fillna("fixed")
-    factors: dict[str, Any] = {
-        "fixed": 1.0,
-        "per_worker": runs["num_workers"],
-        "linear": scale,
-        "sqrt": np.sqrt(scale.astype(float)),
-    }
-    factor = pd.Series(np.nan, index=runs.index)
-    for name, value in factors.items():
-        factor = factor.mask(rule == name, value)
-    return runs["lr"] * factor
+    batch = runs["global_batch"] / runs["num_workers"].where(runs["strategy"] == "local_sgd", 1)
+    batch = batch.mask(runs["strategy"] == "diloco", own.astype(float))
+    references = pd.to_numeric(_column(runs, "optimizer.reference_batch")).astype(float)
+    rules = runs["lr_rule"].astype(object).fillna("fixed")
+    rows = zip(runs["lr"], rules, references, batch, runs["num_workers"], strict=True)
+    rates = [
+        scaled_rate(lr, rule, reference_batch=reference, step_batch=examples, num_workers=workers)
+        for lr, rule, reference, examples, workers in rows
+    ]
+    return pd.Series(rates, runs.index, dtype=float)

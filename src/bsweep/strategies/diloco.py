@@ -83,6 +83,7 @@ class DiLoCo(Strategy):
         self._last_end = 0.0  # of a round, since the origin
         self._of_epoch = OfEpoch(torch.zeros(place.num_workers, dtype=torch.float64))
         self._least_steps = min(share.num_steps for share in self.shares)
+        self._normalizes = strategy.weighting == "fednova" and not strategy.weights
         self._compute_seconds: list[Tensor] = []  # of a step by worker, for each round since the last allocation
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
@@ -108,6 +109,8 @@ class DiLoCo(Strategy):
         return max(1, num_own)  # each worker's own mean
 
     def begin_round(self) -> None:
+        if self._normalizes:
+            self._forget_momentum()
         self._began = time.monotonic()
 
     def step(self) -> None:
@@ -249,7 +252,7 @@ class DiLoCo(Strategy):
         else:
             weights = torch.ones_like(num_steps) if s.weighting == "uniform" else num_examples
         weights = weights / weights.sum().clamp(min=1e-300)  # the lost may have had all examples of a tail
-        if s.weighting == "fednova" and not s.weights:
+        if self._normalizes:
             counted = self._counted(num_steps)
             weights = weights * (weights * counted).sum() / counted
         return float(weights[members.index(self.rank)])
@@ -265,6 +268,13 @@ class DiLoCo(Strategy):
             return num_steps
         m = o.momentum
         return (num_steps - m ** (1 + o.nesterov) * (1 - m**num_steps) / (1 - m)) / (1 - m)
+
+    def _forget_momentum(self) -> None:
+        """Begin a round as FedNova's norms have it: momentum of the last one would move a worker of few steps far."""
+        if isinstance(self._config.optimizer, SGDConfig):
+            for state in self._optimizer.state.values():
+                if state.get("momentum_buffer") is not None:
+                    state["momentum_buffer"].zero_()
 
     def _close_round(self, epoch: int, number: int, arrivals: Arrivals, last: float) -> None:
         """Put a round on record, after which workers had to wait for one that arrived at the time `last`."""
