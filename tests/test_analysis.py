@@ -314,7 +314,7 @@ def test_a_speedup_is_over_equal_threads(tmp_path: Path) -> None:
         ("per_worker", {}, 0.4),
         ("linear", {}, 0.1 * 128 / 256),
         ("sqrt", {}, 0.1 * (128 / 256) ** 0.5),
-        ("linear", {"strategy": {"name": "local_sgd", "sync_every": 8}}, 0.1 * 32 / 256),
+        ("linear", {"strategy": {"name": "local_sgd", "sync_every": 8}}, 0.1 * 128 / 256),  # as it was then
         ("linear", diloco("uniform"), 0.1 * 32 / 256),
         ("linear", diloco("uniform", ((8, 8, 32, 16), None)), 0.1 * 8 / 256),
     ],
@@ -325,6 +325,13 @@ def test_the_rate_in_effect_stands_beside_the_base_rate(
     write_run(tmp_path / "s", local_batch=32, num_workers=4, settings={"optimizer.lr_rule": rule, **strategy})
     run = bsweep.load(tmp_path / "s").runs.iloc[0]
     assert (run["lr"], run["learning_rate"]) == (0.1, pytest.approx(rate))
+
+
+def test_a_rate_on_record_is_the_rate(tmp_path: Path) -> None:
+    metrics = RunPaths(write_run(tmp_path / "s", local_batch=32, num_workers=4)).metrics
+    start, *others = metrics.read_text().splitlines()
+    metrics.write_text("\n".join([json.dumps(json.loads(start) | {"learning_rate": 0.025}), *others]) + "\n")
+    assert bsweep.load(tmp_path / "s").runs["learning_rate"].tolist() == [0.025]
 
 
 def test_measured_rates_are_those_that_epochs_record() -> None:

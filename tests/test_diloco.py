@@ -373,8 +373,9 @@ def test_fednova_counts_what_momentum_makes_of_steps(monkeypatch: pytest.MonkeyP
         for _ in range(steps):
             optimizer.step()
         went.append(-float(parameter.detach()))
-        DiLoCo._forget_momentum(SimpleNamespace(_config=config, _optimizer=optimizer))  # type: ignore[arg-type]
-        before = float(parameter.detach())
+        worker = DiLoCo(config, config.strategy, Place(0, 2))
+        worker._optimizer, before = optimizer, float(parameter.detach())
+        worker.begin_round()
         optimizer.step()
         assert float(parameter.detach()) - before == pytest.approx(-1 - 0.9 * nesterov), "as if it were the first"
     mean = sum(went) / 2

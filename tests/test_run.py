@@ -501,6 +501,8 @@ def test_what_a_worker_draws_is_its_own_and_its_seeds_own(tmp_path: Path) -> Non
     before = torch.get_num_threads()
     worker.train(compose(*point), RunPaths(tmp_path), Place())
     torch.set_num_threads(before)
+    (start,) = (record for record in read_records(RunPaths(tmp_path).metrics)[0] if record["type"] == "start")
+    assert start["learning_rate"] == 0.1
     assert torch.initial_seed() == seed_of(1, 0, "dropout")
     keys = [(seed, rank, purpose) for seed in range(9) for rank in range(9) for purpose in ("dropout", "qsgd")]
     assert len({seed_of(*key) for key in keys}) == len(keys)

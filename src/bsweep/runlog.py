@@ -88,6 +88,7 @@ class Start:
     precision: str
     threads: int
     start_seconds: float | None  # from the launch to here
+    learning_rate: float | None = None  # the first worker's, by its rule, before warm-up and schedule
 
     type: str = "start"
 

@@ -468,6 +468,7 @@ def _start_record(job: Job, launched_at: float | None) -> runlog.Start:
         precision=job.precision,
         threads=torch.get_num_threads(),
         start_seconds=time.time() - launched_at if launched_at else None,
+        learning_rate=optim.base_learning_rate(config),
     )
 
 

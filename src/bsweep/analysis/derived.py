@@ -20,7 +20,7 @@ def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
     return known.assign(
         train_loss=runs["train_loss"].mask(in_rounds & runs["run_id"].isin(last["run_id"]), of_last_round),
         train_accuracy=runs["train_accuracy"].mask(in_rounds),
-        learning_rate=_learning_rate(known),
+        learning_rate=pd.to_numeric(_column(runs, "learning_rate")).fillna(_learning_rate(known)).astype(float),
         num_classes=_num_classes(runs),
         num_test=_num_test(runs),
     )
@@ -93,11 +93,13 @@ def _num_test(runs: pd.DataFrame) -> pd.Series:
 
 
 def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
-    """By `scaled_rate`, with the first worker's `RunConfig.step_batch`; NaN where a part of it is not on record."""
+    """By `scaled_rate`, for runs from before it was on record; of the first worker, NaN where a part is not known.
+
+    Rates of local SGD went by the global batch then.
+    """
     of_first = pd.to_numeric(runs["local_batches"].str.partition("/")[0], errors="coerce").fillna(runs["local_batch"])
     own = of_first * pd.to_numeric(runs["accumulation_steps"]).fillna(1)
-    batch = runs["global_batch"] / runs["num_workers"].where(runs["strategy"] == "local_sgd", 1)
-    batch = batch.mask(runs["strategy"] == "diloco", own.astype(float))
+    batch = own.where(runs["strategy"] == "diloco", runs["global_batch"]).astype(float)
     references = pd.to_numeric(_column(runs, "optimizer.reference_batch")).astype(float)
     rules = runs["lr_rule"].astype(object).fillna("fixed")
     rows = zip(runs["lr"], rules, references, batch, runs["num_workers"], strict=True)

@@ -80,6 +80,7 @@ _COUNTS_OR_NULL = (
     "threads",
 )  # fmt: skip
 _NUMBERS = ("lr", "start_seconds", "tokens_per_second")
+_OF_START = ("device", "precision", "num_train", "threads", "start_seconds", "learning_rate")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -300,7 +301,7 @@ def _run_row(run: Run) -> dict[str, Any]:
     return {
         **settings,
         **_place(config),
-        **{key: start[key] for key in ("device", "precision", "num_train", "threads", "start_seconds") if key in start},
+        **{key: start[key] for key in _OF_START if key in start},
         **{key: summary.get(key) for key in RUN_COLUMNS},
         "run_id": run.run_id,
         "message": summary.get("message") or "",
