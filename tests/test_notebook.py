@@ -42,7 +42,7 @@ def test_it_shows_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_without_any_study_it_shows_the_published_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BSWEEP_STUDY", raising=False)
     pictures, text = pictures_and_text(tmp_path)
-    assert pictures == 5
+    assert pictures == 3, "it has no epochs to draw"
     assert "published\nFastest within 0.01 of the best training accuracy: local batch 128 on 4 workers" in text
 
 
