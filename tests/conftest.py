@@ -12,7 +12,9 @@ import pytest
 
 
 def pytest_configure() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # fixtures end what they began, as after Ctrl-C
+    # Fixtures end what they began, and so do processes, to which a shell's background job would pass on a deaf SIGINT.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
