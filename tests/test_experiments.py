@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from bsweep.config import conf_dir
-from tests.running import TINY, bsweep, write_text
+from tests.running import TINY, bsweep, summaries, write_text
 
 SHRUNK = ("num_workers=2", "epochs=1", "optimizer.warmup_epochs=0", "log_every_steps=5")
 SHRUNK_AXES = ("local_batch", "num_workers")
@@ -41,6 +41,15 @@ def test_every_experiment_runs_shrunk_and_reports(experiment: str, tmp_path: Pat
     statuses = [json.loads(path.read_text())["status"] for path in page.parents[1].glob("*/summary.json")]
     assert statuses == ["completed"]
     assert page.name == "report.html" and page.exists()
+
+
+def test_the_quickstart_learns_at_its_largest_global_batch(tmp_path: Path) -> None:
+    """In twelve steps, to about 0.9; chance is 0.1. In one process, for two would take seconds to start."""
+    lone = ("local_batch=512", "num_workers=1", "launch=inline", "strategy=single", "study=s")
+    result = bsweep("run", "experiment=quickstart", *lone, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (end,) = summaries(tmp_path).values()
+    assert end["num_steps"] == 12 and end["test_accuracy"] > 0.7
 
 
 def test_a_sweep_over_allocations_prints_the_idle_seconds_of_each_node(tmp_path: Path) -> None:
