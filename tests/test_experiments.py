@@ -60,7 +60,7 @@ def test_a_sweep_over_allocations_prints_the_idle_seconds_of_each_node(tmp_path:
     assert result.returncode == 0, result.stderr
     head, uniform, by_flops = result.stdout.splitlines()[-3:]
     assert head.split()[:3] == ["variant", "node", "1"] and "change (%)" in head and head.endswith("tokens/s")
-    assert uniform.split()[0] == "uniform" and by_flops.split()[0] == "steps_by_flops"
+    assert uniform.split()[0] == "uniform" and by_flops.startswith("steps by FLOP/s")
     assert "round 3/3" in result.stderr and "3 rounds" in result.stderr and "local steps 4, 4, 6, 5" in result.stderr
 
 
