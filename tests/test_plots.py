@@ -101,7 +101,8 @@ def test_time_by_batch_shows_points_fit_and_the_published_curve(grid: analysis.S
     texts = legend_texts(figure)
     assert "least-squares fit" in plots.caption(figure) and "published" in plots.caption(figure)
     assert texts[0] == "b: local batch"
-    assert texts[1].replace("\n", " ") == "1 worker:  600 + 30000 / b  (R² = 1.0000, times +0 to +0 % off)"
+    r_squared = "R² = 1.0000".replace(" ", "\N{NO-BREAK SPACE}")
+    assert texts[1].replace("\n", " ") == f"1 worker:  600 + 30000 / b  ({r_squared}, times +0 to +0 % off)"
     published = texts[3].replace("\n", " ")
     assert published.startswith("published, 4 workers, 50 epochs, n = 1:  1599 + 106885 / b")
     assert published.endswith("times \N{MINUS SIGN}10 to +8 % off)")

@@ -226,7 +226,8 @@ def _formula(fits: pd.DataFrame, key: Any) -> str:
     a, c = fit["fixed_seconds"], fit["batch_seconds"]
     terms = f"{drawing.number(a)} {'-' if c < 0 else '+'} {drawing.number(abs(c))} / b"
     off = f"times {round(100 * fit['lowest_residual']):+d} to {round(100 * fit['highest_residual']):+d} % off"
-    return f":  {terms}  (R² = {fit['r_squared']:.4f}, {off})".replace("-", "\N{MINUS SIGN}")
+    share = f"R² = {fit['r_squared']:.4f}".replace(" ", "\N{NO-BREAK SPACE}")  # a legend breaks long lines
+    return f":  {terms}  ({share}, {off})".replace("-", "\N{MINUS SIGN}")
 
 
 def _draw_relative(axes: Axes, panel: Panel, cells: pd.DataFrame, reference: int) -> None:
