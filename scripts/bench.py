@@ -1,6 +1,6 @@
 """Speed and memory of bsweep against plain programs, measured in one run, alternating, as ratios of medians.
 
-python scripts/bench.py [--json FILE] [step] [exchange] [strategies] [start] [load] [memory]      without names: all
+python scripts/bench.py [--json FILE] [memory] [step] [exchange] [strategies] [start] [load]      without names: all
 
 The file gets every timed round of every program, in seconds, with the hardware and the command.
 """
@@ -38,13 +38,13 @@ Seconds = dict[str, list[float]]  # of each program, by round
 
 
 def main(names: list[str], file: Path | None) -> None:
-    found = {name: globals()[f"bench_{name}"]() for name in names or NAMES}
+    found = {name: globals()[f"bench_{name}"]() for name in NAMES if name in (names or NAMES)}
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({**study.provenance(compose("local_batch=64")), **found}, indent=1) + "\n")
 
 
-NAMES = ("step", "exchange", "strategies", "start", "load", "memory")
+NAMES = ("memory", "step", "exchange", "strategies", "start", "load")  # the peak of memory is the process's, so it is first
 
 
 def alternating(programs: dict[str, Callable[[], object]], rounds: int) -> Seconds:
