@@ -44,7 +44,7 @@ def main(names: list[str], file: Path | None) -> None:
         file.write_text(json.dumps({**study.provenance(compose("local_batch=64")), **found}, indent=1) + "\n")
 
 
-NAMES = ("memory", "step", "exchange", "strategies", "start", "load")  # the peak of memory is the process's, so it is first
+NAMES = ("memory", "step", "exchange", "strategies", "start", "load")  # memory first: its peak is the process's
 
 
 def alternating(programs: dict[str, Callable[[], object]], rounds: int) -> Seconds:
