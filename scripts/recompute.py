@@ -1,9 +1,9 @@
 """A study's first table, recomputed from its metrics.jsonl without the analysis, beside what the report says.
 
-    bsweep report results/quickstart && python scripts/recompute.py results/quickstart
+    bsweep report results/quickstart && python scripts/recompute.py results/quickstart [REPORT_FOLDER]
 
-A cell is what differs in the seed alone; it is held against the row of `report/table.md` whose time is the closest. The
-exit code is 1 if a value differs by more than its rounding.
+A cell is what differs in the seed alone; it is held against the row of the report's `table.md` that comes closest. The
+exit code is 1 if a value differs by more than its rounding, 2 if there is no such report.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ def is_rounded(value: float, text: str) -> bool:
     return abs(value - float(text)) <= 0.51 * 10.0 ** -len(text.partition(".")[2])
 
 
+def agree(values: Sequence[float], cell: str) -> bool:
+    told = numbers(cell)
+    return len(told) == len(values) and all(map(is_rounded, values, told))
+
+
 def over_seeds(values: Sequence[float]) -> list[float]:
     """What a table shows: one or two seeds as they are, of more the mean and half the width of its interval."""
     count = len(values)
@@ -66,13 +71,13 @@ def main(study: Path, table: Path) -> int:
     for config, seeds in recomputed(study).items():
         by_seed = [tuple(map(mean, zip(*runs, strict=True))) for runs in seeds.values()]
         own = [over_seeds(values) for values in zip(*by_seed, strict=True)]
-        row = min(rows, key=lambda row: abs(float((numbers(row["time (s)"]) or ["inf"])[0]) - own[0][0]))
+        columns = dict(zip(COLUMNS, own, strict=True))
+        row = max(rows, key=lambda row: sum(agree(columns[column], row[column]) for column in COLUMNS))
         told = json.loads(config)
         where = f"local_batch={told['local_batch']} num_workers={told['num_workers']} n={len(seeds)}"
         print(f"{told['strategy']['name']} {where}: the row {', '.join(list(row.values())[:3])}")
-        for column, values in zip(COLUMNS, own, strict=True):
-            pairs = zip(values, numbers(row[column]), strict=True)
-            mark = "" if all(is_rounded(*pair) for pair in pairs) else "  DIFFERS"
+        for column, values in columns.items():
+            mark = "" if agree(values, row[column]) else "  DIFFERS"
             print(f"  {column:13}  {', '.join(f'{value:.6g}' for value in values):20}  {row[column]}{mark}")
             differing += bool(mark)
     print(f"{differing} values differ.")
@@ -80,4 +85,11 @@ def main(study: Path, table: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[1], "report", "table.md")))
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    study, *folder = map(Path, sys.argv[1:])
+    table = Path(*folder or (study / "report",), "table.md")
+    if not table.is_file():
+        print(f"{table}: no such file. Write it with: bsweep report {study}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(main(study, table))
