@@ -26,14 +26,16 @@ from torch.nn import functional as F
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bsweep import study, worker  # noqa: E402
+from bsweep import loop, study, worker  # noqa: E402
 from bsweep.config import RunConfig  # noqa: E402
 from bsweep.data import augment, plan  # noqa: E402
+from bsweep.loop import Job  # noqa: E402
 from bsweep.place import Place  # noqa: E402
-from bsweep.runlog import RunLog, RunPaths, read_records  # noqa: E402
+from bsweep.runlog import RunPaths, read_records  # noqa: E402
 from tests.running import compose, tool  # noqa: E402
 
 MEGABYTE = 2**20
+NOWHERE = RunPaths(Path("nowhere"))
 Seconds = dict[str, list[float]]  # of each program, by round
 
 
@@ -74,7 +76,7 @@ def bench_step() -> Seconds:
     plain = plain_loop(job)
     core = core_of(job, batch)
     rounds = alternating(
-        {"plain": plain, "step": lambda: worker.train_step(job, batch, batch, 1), "core": core}, rounds=7
+        {"plain": plain, "step": lambda: loop.train_step(job, batch, batch, 1), "core": core}, rounds=7
     )
     rounds["data"] = data_seconds(job, batch)
     seconds = medians(rounds)
@@ -91,13 +93,12 @@ def bench_step() -> Seconds:
     return rounds
 
 
-def prepare(config: RunConfig) -> worker.Job:
+def prepare(config: RunConfig) -> Job:
     torch.set_num_threads(os.cpu_count() or 1)
-    device = worker.choose_device(config, Place())
-    return worker._prepare(config, Place(), RunPaths(Path("nowhere")), device, RunLog(Path("nowhere")), lambda: None)
+    return worker.prepare(config, NOWHERE, Place())
 
 
-def plain_loop(job: worker.Job) -> Callable[[], object]:
+def plain_loop(job: Job) -> Callable[[], object]:
     """What one writes first: contiguous fp32, the optimizer tensor by tensor, inputs ready as floats."""
     from bsweep import models
 
@@ -114,7 +115,7 @@ def plain_loop(job: worker.Job) -> Callable[[], object]:
     return step
 
 
-def core_of(job: worker.Job, batch: torch.Tensor) -> Callable[[], object]:
+def core_of(job: Job, batch: torch.Tensor) -> Callable[[], object]:
     """Forward, backward and optimizer of the job's own model on inputs that are ready."""
     images = job.inputs(job.dataset.train_inputs[batch.to(job.device)])
     labels = job.dataset.train_labels[batch.to(job.device)]
@@ -123,13 +124,13 @@ def core_of(job: worker.Job, batch: torch.Tensor) -> Callable[[], object]:
         job.vector.zero_gradients()
         with job.autocast():
             logits = job.model(images)
-        (worker.cross_entropy(logits, labels) / 64).backward()
+        (loop.cross_entropy(logits, labels) / 64).backward()
         job.optimizer.step()
 
     return step
 
 
-def data_seconds(job: worker.Job, batch: torch.Tensor) -> list[float]:
+def data_seconds(job: Job, batch: torch.Tensor) -> list[float]:
     def path() -> None:
         indices = batch.to(job.device)
         crops = augment.crop_and_flip(job.dataset.train_inputs, indices, seed=0, epoch=1, padding=4, flip=True)
@@ -162,10 +163,8 @@ def bench_exchange_worker() -> None:
     hvd.init()
     store = hvd.broadcast_object(tempfile.mktemp(), root_rank=0)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=place.rank, world_size=place.num_workers)
-    config = compose("local_batch=8", f"num_workers={place.num_workers}", "data=synthetic")
-    job = worker._prepare(
-        config, place, RunPaths(Path("nowhere")), torch.device("cpu"), RunLog(Path("nowhere")), lambda: None
-    )
+    config = compose("local_batch=8", f"num_workers={place.num_workers}", "data=synthetic", "device=cpu")
+    job = worker.prepare(config, NOWHERE, place)
     job.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     gloo_vector = job.vector.gradients.clone()
 
@@ -282,7 +281,7 @@ def bench_memory() -> dict[str, int]:
     order = plan.epoch_order(len(job.dataset.train_labels), seed=0, epoch=1)
     for step in range(3):
         batch = plan.step_indices(order, step * 64, 64)
-        worker.train_step(job, batch, batch, 1)
+        loop.train_step(job, batch, batch, 1)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     print(
         f"memory above the interpreter's {before / MEGABYTE:.0f} MB: {peak / MEGABYTE:.0f} MB, of which data "

@@ -17,14 +17,15 @@ from pathlib import Path
 
 import torch
 
-from bsweep import data, strategies, worker
+from bsweep import data, loop, strategies, worker
 from bsweep.data import augment
+from bsweep.loop import Job
 from bsweep.place import Place, inside_horovodrun
 from bsweep.runlog import RunPaths, read_records
 from bsweep.vector import Vector
 from tests.running import compose
 
-_PLAIN_STEP, _PLAIN_CROP = worker.train_step, augment.crop_and_flip
+_PLAIN_STEP, _PLAIN_CROP = loop.train_step, augment.crop_and_flip
 
 
 def main(folder: Path) -> None:
@@ -55,11 +56,11 @@ def run(folder: Path, overrides: list[str]) -> dict[str, object] | None:
         seen[-1][1].extend(crops.clone())
         return crops
 
-    def spying_step(job: worker.Job, batch: torch.Tensor, part: torch.Tensor, epoch: int) -> torch.Tensor:
+    def spying_step(job: Job, batch: torch.Tensor, part: torch.Tensor, epoch: int) -> torch.Tensor:
         seen.append(([], []))
         return _PLAIN_STEP(job, batch, part, epoch)
 
-    worker.train_step, augment.crop_and_flip = spying_step, spying_crop
+    loop.train_step, augment.crop_and_flip = spying_step, spying_crop
     folder.mkdir(exist_ok=True)
     if place.is_server:
         strategies.serve(config, place, RunPaths(folder))
@@ -112,14 +113,14 @@ def _count_early_sends() -> list[int]:
     return counts
 
 
-def _moved(job: worker.Job) -> float:
+def _moved(job: Job) -> float:
     """How far the weights are from where they began."""
     from bsweep import models
 
     torch.manual_seed(job.config.seed)
     info = data.prepare(job.config.data)
     model = models.build(job.config.model, num_classes=info.num_classes, shape=info.shape)
-    initial = Vector(model.double().to(memory_format=worker.memory_format(job.config))).parameters  # type: ignore[call-overload]
+    initial = Vector(model.double().to(memory_format=loop.memory_format(job.config))).parameters  # type: ignore[call-overload]
     return float((job.vector.parameters.double() - initial).abs().max())
 
 

@@ -34,8 +34,8 @@ UNEVEN = (*LARGE, "precision=fp32", "strategy=diloco", "launch.slowdown=[1,5]", 
 SPOILT = """
 import sys
 if not any("resource_tracker" in word for word in sys.orig_argv):
-    from bsweep import worker
-    plain, is_spoilt = worker.train_step, False
+    from bsweep import loop
+    plain, is_spoilt = loop.train_step, False
 
     def step(job, batch, part, epoch):
         global is_spoilt
@@ -44,7 +44,7 @@ if not any("resource_tracker" in word for word in sys.orig_argv):
             raise RuntimeError("could not create a primitive")
         return plain(job, batch, part, epoch)
 
-    worker.train_step = step
+    loop.train_step = step
 """
 
 

@@ -39,8 +39,8 @@ FAILING = """
 import os
 if os.environ.get("HOROVOD_RANK") == "1":
     import torch
-    import bsweep.worker as worker
-    plain = worker.train_epoch
+    import bsweep.loop as loop
+    plain = loop.train_epoch
 
     def failing(job, cursor):
         if job.config.local_batch == 8:
@@ -49,7 +49,7 @@ if os.environ.get("HOROVOD_RANK") == "1":
             raise MemoryError("no room")
         return plain(job, cursor)
 
-    worker.train_epoch = failing
+    loop.train_epoch = failing
 """
 
 

@@ -9,8 +9,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:  # processes that only launch others do without torch, which takes seconds to import
+    import torch
 
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 """What ends a process whose libraries do not look whether they were given memory."""
@@ -60,6 +64,29 @@ def give_back_at_once() -> None:
 
 _M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES = -3, 1 << 17  # a constant of glibc's <malloc.h>; its own threshold grows
 _LIBC = ctypes.CDLL(None)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Forget the peak of points that this process ran before."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Allocated on a GPU; resident on a CPU, the pages of a data set that it shares with others included."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    with suppress(OSError):
+        found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+        return int(found[1]) * 1024 if found else None
+    return None
 
 
 def can_limit() -> bool:

@@ -9,16 +9,14 @@ import gc
 import json
 import platform
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from bsweep import allocation, fresh, memory, optim, runlog, strategies, trial, worker
+from bsweep import allocation, fresh, memory, optim, runlog, trial, worker
 from bsweep.allocation import ProbedBatch, ProbedWorker
 from bsweep.clock import StepClock
 from bsweep.config import (
@@ -27,14 +25,14 @@ from bsweep.config import (
     DiLoCoConfig,
     LocalSGDConfig,
     RunConfig,
-    read,
 )
-from bsweep.errors import errors_reported, is_out_of_memory
+from bsweep.errors import is_out_of_memory
+from bsweep.loop import Job
 from bsweep.place import Place
-from bsweep.runlog import RunLog, RunPaths
+from bsweep.runlog import RunPaths
 from bsweep.strategies import Strategy
 from bsweep.strategies.horovod import PLAIN
-from bsweep.worker import Job
+from bsweep.worker import do_nothing
 
 _OWN_BATCH_TIMES = 5  # as many of the run's own batch, by which most allocations go
 _MOST_SECONDS = 60.0  # for batches larger than the run's own
@@ -43,34 +41,27 @@ _MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
-def measure(config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = lambda: None) -> None:
+def measure(config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing) -> None:
     """Measure this worker; all of them call this together. Rank 0 leaves `probe.json` in the folder.
 
     Raises:
         MemoryError: not even one example fits this worker.
         WorkerLost: another worker ended.
     """
-    torch.set_num_threads(place.threads(config.launch.threads_per_worker))
-    device = worker.choose_device(config, place)
-    with RunLog(paths.metrics) as log:
-        job = worker._prepare(_with_exchange(config), place, paths, device, log, on_step)
-        try:
-            with errors_reported(paths, place):
-                optim.set_learning_rate(job.optimizer, 0.0)  # steps cost the same, and the model stays finite
-                beside = _held_beside(config, job)
-                answers = _gather(job.strategy, asdict(_measure_worker(config, job)))
-                del beside
-                probe = {
-                    "schema": allocation.PROBE_SCHEMA,
-                    "probed": allocation.probed_of(config),
-                    "workers": answers,
-                    "exchange_seconds": _exchange_seconds(job),
-                }
-                if place.rank == 0:
-                    runlog.write_json(paths.folder / "probe.json", probe)
-                    log.write(runlog.End(status="completed", message=""))
-        finally:
-            job.strategy.close()
+    with worker.prepared(_with_exchange(config), paths, place, on_step) as job:
+        optim.set_learning_rate(job.optimizer, 0.0)  # steps cost the same, and the model stays finite
+        beside = _held_beside(config, job)
+        answers = _gather(job.strategy, asdict(_measure_worker(config, job)))
+        del beside
+        probe = {
+            "schema": allocation.PROBE_SCHEMA,
+            "probed": allocation.probed_of(config),
+            "workers": answers,
+            "exchange_seconds": _exchange_seconds(job),
+        }
+        if place.rank == 0:
+            runlog.write_json(paths.folder / "probe.json", probe)
+            job.log.write(runlog.End(status="completed", message=""))
 
 
 def _with_exchange(config: RunConfig) -> RunConfig:
@@ -226,17 +217,9 @@ def _gather(strategy: Strategy, answer: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(bytes(row[:length].tolist())) for row, length in zip(rows, lengths, strict=True)]
 
 
-def main() -> None:
-    """`python -m bsweep.probe FOLDER`, in a process that a launcher started."""
-    paths = RunPaths(Path(sys.argv[1]))
-    config = read(paths.config)
-    place = Place.from_environment(config.num_server_processes)
-    with errors_reported(paths, place):
-        if place.is_server:
-            strategies.serve(config, place, paths)
-        else:
-            measure(config, paths, place)
-    worker.leave()
+def main() -> NoReturn:
+    """`python -m bsweep.probe FOLDER`."""
+    worker.enter(measure)
 
 
 if __name__ == "__main__":

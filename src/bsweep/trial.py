@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import torch
 
-from bsweep import memory, optim, worker
+from bsweep import loop, memory, optim, worker
 from bsweep.clock import StepClock
 from bsweep.config import NominalConfig, RunConfig, SingleConfig
+from bsweep.loop import Job
 from bsweep.place import Place
-from bsweep.runlog import RunLog, RunPaths, SignOfLife
+from bsweep.runlog import RunPaths, SignOfLife
 from bsweep.strategies.single import Single
-from bsweep.worker import Job
 
 NUM_STEPS, MOST_SECONDS = 20, 2.0  # that are timed, unless they take too long together
 
@@ -49,12 +49,12 @@ def step_seconds(job: Job, local_batch: int, times: int) -> float:
     job = replace(job, config=config)
     examples = torch.arange(config.examples_per_step, device=job.device)
     job.training_model.train()
-    worker.train_step(job, examples, examples, 1)
+    loop.train_step(job, examples, examples, 1)
     job.heartbeat()
     clock, started = StepClock(job.device, []), time.monotonic()
     for _ in range(times * NUM_STEPS):
         with clock.step():
-            worker.train_step(job, examples, examples, 1)
+            loop.train_step(job, examples, examples, 1)
         job.heartbeat()
         if time.monotonic() - started > times * MOST_SECONDS:
             break
@@ -69,9 +69,8 @@ def step_seconds_within(
     To be called in a process of its own (`bsweep.fresh`), for one that has failed under a limit is of no further use.
     """
     torch.set_num_threads(num_threads)
-    with RunLog(paths.metrics) as log:
-        job = worker._prepare(lone_config(config, rank), Place(), paths, torch.device("cpu"), log, lambda: None)
-        optim.set_learning_rate(job.optimizer, 0.0)
-        job = replace(job, alive=SignOfLife(paths.alive(rank)))
-        with memory.limited(mebibytes):
-            return step_seconds(job, local_batch, times)
+    job = worker.prepare(lone_config(config, rank), paths, Place())
+    optim.set_learning_rate(job.optimizer, 0.0)
+    job = replace(job, alive=SignOfLife(paths.alive(rank)))
+    with memory.limited(mebibytes):
+        return step_seconds(job, local_batch, times)

@@ -1,0 +1,338 @@
+"""The one training loop: epochs, rounds, steps, and the evaluation after each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from bsweep import checkpoint, memory, optim, runlog
+from bsweep.checkpoint import Cursor
+from bsweep.clock import Slowdown, StepClock
+from bsweep.config import ImageConfig, RunConfig
+from bsweep.data import augment, plan
+from bsweep.data.dataset import Dataset
+from bsweep.errors import Diverged, Stopped
+from bsweep.place import Place
+from bsweep.runlog import RunLog, RunPaths, SignOfLife
+from bsweep.strategies import Strategy
+from bsweep.vector import Vector
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that the loop needs: what to train, on what, and this worker's place among the others."""
+
+    config: RunConfig
+    paths: RunPaths
+    place: Place
+    device: torch.device
+    precision: str
+    dataset: Dataset
+    model: nn.Module
+    training_model: nn.Module  # the same, or what a strategy wraps around it
+    vector: Vector
+    optimizer: Optimizer
+    strategy: Strategy
+    learning_rate: Callable[[float], float]
+    slowdown: Slowdown
+    alive: SignOfLife
+    log: RunLog
+    on_step: Callable[[], None]
+
+    def record(self, *records: runlog.Record) -> None:
+        """One worker writes: the first of those that still take part."""
+        if self.place.rank == self.strategy.members[0]:
+            for record in records:
+                self.log.write(record)
+
+    def heartbeat(self) -> None:
+        self.alive.show()
+        self.on_step()
+
+    def inputs(self, examples: Tensor) -> Tensor:
+        """Inputs of the model: uint8 images normalised, in the model's memory format; tokens as int64."""
+        if self.dataset.mean is None or self.dataset.std is None:
+            return examples.long()
+        return augment.normalize(
+            examples,
+            self.dataset.mean,
+            self.dataset.std,
+            dtype=self.vector.parameters.dtype,
+            memory_format=memory_format(self.config),
+        )
+
+    def training_inputs(self, indices: Tensor, epoch: int) -> Tensor:
+        """Inputs of the model for training examples: images cropped and flipped at random, text as it is."""
+        if not isinstance(self.config.data, ImageConfig):
+            return self.inputs(self.dataset.train_inputs[indices])
+        images = augment.crop_and_flip(
+            self.dataset.train_inputs,
+            indices,
+            seed=self.config.seed,
+            epoch=epoch,
+            padding=self.config.data.crop_padding,
+            flip=self.config.data.flip,
+        )
+        return self.inputs(images)
+
+    @property
+    def labels_per_example(self) -> int:
+        """Losses that an example counts for: of each token, or of the image."""
+        return self.dataset.tokens_per_example or 1
+
+    def autocast(self) -> AbstractContextManager[None]:
+        if self.precision != "bf16":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def sums(self, values: Tensor) -> list[float]:
+        """Sums over workers of a few numbers."""
+        return self.strategy.gather(values.to("cpu", torch.float64)).sum(dim=0).tolist()
+
+
+def train(job: Job) -> None:
+    """Train what is left of the run; see `bsweep.worker.train` for what is raised."""
+    cursor = checkpoint.load(job.paths, job.strategy, job.model, job.optimizer) or Cursor.of(job.device)
+    # Of a run that stopped after its last round, the epoch is still to be evaluated.
+    while cursor.epoch <= job.config.epochs and not (job.strategy.is_finished and cursor.position == 0):
+        job.record(train_epoch(job, cursor))
+        _record_rounds(job)  # of workers that were lost meanwhile
+        if not bool(job.vector.parameters.sum().isfinite()):  # the same on every worker
+            _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
+        cursor.begin_epoch()
+    job.record(runlog.End(status="completed", message=""))
+
+
+def warm_up(job: Job) -> None:
+    """A forward and a backward pass that nothing remembers: kernels are loaded and chosen before the clock starts."""
+    local_batch = job.config.local_batches[job.place.rank]
+    indices = torch.arange(min(local_batch, len(job.dataset.train_labels)), device=job.device)
+    statistics = [buffer.clone() for buffer in job.model.buffers()]
+    job.model.train()
+    with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
+        logits = job.model(job.inputs(job.dataset.train_inputs[indices]))
+    cross_entropy(logits, job.dataset.train_labels[indices].long()).backward()
+    job.vector.zero_gradients()
+    for buffer, before in zip(job.model.buffers(), statistics, strict=True):
+        buffer.copy_(before)
+
+
+def train_epoch(job: Job, cursor: Cursor) -> runlog.Epoch:
+    """What is left of a pass over the training examples, then the evaluation."""
+    config, strategy, num_train = job.config, job.strategy, len(job.dataset.train_labels)
+    order = plan.epoch_order(num_train, seed=config.seed, epoch=cursor.epoch).to(job.device)
+    clock = StepClock(job.device, cursor.step_seconds)
+    job.training_model.train()
+    strategy.begin_epoch(cursor.epoch)
+    while cursor.position < num_train and not strategy.is_finished:
+        batch = plan.step_indices(order, cursor.position, plan.round_size(strategy.shares))
+        _train_round(job, cursor, batch, clock)
+    totals = cursor.totals + cursor.recent
+    loss, correct, labels = job.sums(totals)
+    if _finite(loss) is None:
+        _diverge(job, f"the training loss became {loss / labels} in epoch {cursor.epoch}")
+    seconds = clock.seconds()
+    traffic = asdict(strategy.traffic())
+    waits = traffic["worker_wait_seconds"]
+    peak_memory_bytes = memory.peak_bytes(job.device)
+    test_loss, test_accuracy = evaluate(job)
+    return runlog.Epoch(
+        epoch=cursor.epoch,
+        num_steps=len(seconds),
+        train_seconds=sum(seconds),
+        train_loss=loss / labels,
+        train_accuracy=correct / labels,
+        test_loss=test_loss,
+        test_accuracy=test_accuracy,
+        images_per_second=labels / job.labels_per_example / sum(seconds),
+        tokens_per_second=labels / sum(seconds) if job.dataset.tokens_per_example else None,
+        step_seconds_p50=_quantile(seconds, 0.5),
+        step_seconds_p95=_quantile(seconds, 0.95),
+        learning_rate=job.optimizer.param_groups[0]["lr"],
+        global_batch=config.examples_per_step,
+        peak_memory_bytes=peak_memory_bytes,
+        wait_seconds=sum(waits) / len(waits) if waits else None,
+        **traffic,
+    )
+
+
+def _train_round(job: Job, cursor: Cursor, batch: Tensor, clock: StepClock) -> None:
+    """This worker's steps on its part of `batch`, and what the strategy does after them; often a round is one step."""
+    strategy, num_train = job.strategy, len(job.dataset.train_labels)
+    parts = plan.local_steps(batch, job.place.rank, strategy.shares)
+    sums = torch.zeros_like(cursor.totals)
+    strategy.begin_round()
+    for number, part in enumerate(parts, 1):
+        with clock.step():
+            trained = cursor.position + (number - 0.5) / len(parts) * len(batch)
+            optim.set_learning_rate(job.optimizer, job.learning_rate(cursor.epoch - 1 + trained / num_train))
+            sums_of_step = train_step(job, batch, part, cursor.epoch)
+            sums += sums_of_step
+            cursor.recent += sums_of_step
+            if number == len(parts):
+                cursor.position += len(batch)
+                strategy.end_round(cursor.epoch, sums, sum(map(len, parts)))
+                if cursor.position == num_train or strategy.is_finished:
+                    strategy.agree()
+        cursor.num_steps += 1
+        job.heartbeat()
+        is_last = number == len(parts) and (cursor.position == num_train or strategy.is_finished)
+        if len(clock) % job.config.log_every_steps == 0 or is_last:
+            _log_step(job, cursor, clock)
+    _record_rounds(job)
+    if strategy.stop_reason:
+        clock.seconds()  # The checkpoint holds them, and a GPU has perhaps not finished these steps yet.
+        checkpoint.save(job.paths, cursor, strategy, job.model, job.optimizer)
+        job.record(runlog.End(status="interrupted", message=f"{strategy.stop_reason}; start it again to go on"))
+        raise Stopped(strategy.stop_reason)
+
+
+def _record_rounds(job: Job) -> None:
+    records, job.strategy.records = job.strategy.records, []
+    job.record(*records)
+    for record in records:
+        if isinstance(record, runlog.Round) and record.train_loss is None:
+            _diverge(job, f"the training loss became infinite or NaN in round {record.round}")
+
+
+def _log_step(job: Job, cursor: Cursor, clock: StepClock) -> None:
+    # Workers that are not in step are not made to wait for one another: this one speaks for all.
+    strategy, share = job.strategy, job.strategy.shares[job.place.rank].num_examples
+    others = plan.round_size(strategy.shares) / share
+    loss, _, labels = job.sums(cursor.recent) if strategy.in_step else (cursor.recent * others).tolist()
+    cursor.totals += cursor.recent
+    cursor.recent.zero_()
+    job.record(
+        runlog.Step(
+            epoch=cursor.epoch,
+            step=cursor.num_steps,
+            train_loss=_finite(loss / labels) if labels else None,
+            learning_rate=job.optimizer.param_groups[0]["lr"],
+            images_per_second=clock.rate(labels / job.labels_per_example),
+        )
+    )
+    if _finite(loss) is None and strategy.in_step:
+        _diverge(job, f"the training loss became {loss / labels} in epoch {cursor.epoch}, by step {len(clock)}")
+
+
+def _diverge(job: Job, message: str) -> NoReturn:
+    job.record(runlog.End(status="diverged", message=message))
+    raise Diverged(message)
+
+
+def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int) -> Tensor:
+    """One optimizer step of this worker on the examples `part`, of all workers' `batch`, numbers of examples.
+
+    Returns:
+        Sum of losses, correct answers and labels of its part, float64 (3,) on the device.
+    """
+    config, dataset = job.config, job.dataset
+    parts = (plan.worker_part(part, i, config.accumulation_steps) for i in range(config.accumulation_steps))
+    passes = [indices for indices in parts if len(indices)]
+    totals = torch.zeros(3, dtype=torch.float64, device=job.device)
+    job.vector.zero_gradients()
+    with job.slowdown.step(len(part)):
+        # A worker that has no example of a tail computes one that counts nothing: some exchanges travel within a pass.
+        for number, indices in enumerate(passes or [batch[:1]], 1):
+            inputs, labels = job.training_inputs(indices, epoch), dataset.train_labels[indices].long()
+            if number == max(1, len(passes)):
+                job.strategy.before_last_pass()
+            with job.strategy.passes():
+                with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
+                    logits = job.training_model(inputs)
+                loss = cross_entropy(logits, labels)
+                num_labels = job.strategy.loss_divisor(len(part), len(batch)) * job.labels_per_example
+                (loss * (bool(passes) / num_labels)).backward()
+            if passes:
+                totals += _score(loss, logits, labels)
+    job.strategy.step()
+    return totals
+
+
+def evaluate(job: Job) -> tuple[float | None, float | None]:
+    """Mean loss and accuracy over the whole test set, each example counted once by one worker."""
+    if job.config.average_batchnorm:
+        average_batchnorm(job)
+    members = job.strategy.members
+    loss, correct, num_labels = job.sums(_scores_of_own_part(job))
+    if job.strategy.members != members:
+        return evaluate(job)  # what was lost with a worker is shared among the others
+    return _finite(loss / num_labels), correct / num_labels
+
+
+def _scores_of_own_part(job: Job) -> Tensor:
+    """Sums of losses, correct answers and labels of this worker's part of the test set, float64 (3,)."""
+    dataset, members = job.dataset, job.strategy.members
+    mine = plan.worker_part(torch.arange(len(dataset.test_labels)), members.index(job.place.rank), len(members))
+    tokens = dataset.tokens_per_example
+    at_once = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
+    totals = torch.zeros(3, dtype=torch.float64, device=job.device)
+    job.model.eval()
+    with memory.unlimited(), torch.inference_mode(), job.autocast():  # the limit is on what steps take
+        for indices in mine.to(job.device).split(at_once):
+            labels = dataset.test_labels[indices].long()
+            logits = job.model(job.inputs(dataset.test_inputs[indices]))
+            totals += _score(cross_entropy(logits, labels), logits, labels)
+            job.heartbeat()
+    return totals
+
+
+# Of one forward pass, to bound the memory of activations and of logits.
+_EVALUATION_IMAGES = 500
+_EVALUATION_TOKENS = 4096
+
+
+def average_batchnorm(job: Job) -> None:
+    """Give all workers the mean of their BatchNorm statistics, which each gathered on its own part of the data."""
+    statistics = [buffer for buffer in job.model.buffers() if buffer.is_floating_point()]
+    if job.place.num_workers == 1 or not statistics:
+        return
+    means = job.strategy.mean(torch.cat([s.reshape(-1).to("cpu", torch.float64) for s in statistics]))
+    for statistic, mean in zip(statistics, means.split([s.numel() for s in statistics]), strict=True):
+        statistic.copy_(mean.view_as(statistic))
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Sum of losses, in fp32 at least: of logits (B, C) and labels (B,), or (B, T, C) and (B, T)."""
+    if logits.dtype == torch.bfloat16:
+        logits = logits.float()
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
+
+
+def _score(loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    correct = (logits.detach().argmax(dim=-1) == labels).sum()
+    num_labels = torch.full_like(correct, labels.numel())  # filled on the device: a copy would make the host wait
+    return torch.stack([loss.detach().double(), correct.double(), num_labels.double()])
+
+
+@contextmanager
+def _batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
+    """A lone example, in the tail of an epoch, has no batch statistics where maps are 1x1: use the running ones."""
+    if num_examples > 1:
+        yield
+        return
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    for norm in norms:
+        norm.eval()
+    yield
+    for norm in norms:
+        norm.train()
+
+
+def memory_format(config: RunConfig) -> torch.memory_format:
+    return torch.channels_last if config.channels_last else torch.contiguous_format
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None
+
+
+def _quantile(values: list[float], q: float) -> float:
+    return float(torch.tensor(values, dtype=torch.float64).quantile(q))
