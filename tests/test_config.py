@@ -170,6 +170,7 @@ GOLDEN_IDS = {
     "experiment=paper_linear local_batch=8": "b8_w4_horovod_s0-2588e8d1",
     "experiment=parameter_sharding num_workers=2": "b16_w2_parameter_server_s0-8fe30187",
     "experiment=parameter_sharding_ring num_workers=2": "b16_w2_allreduce_s0-de774e2f",
+    "experiment=quickstart local_batch=8 num_workers=2": "b8_w2_horovod_s0-4acd95b9",
     "experiment=geo_distributed data.path=text.txt": "b4_w4_diloco_s0-892537b0",
     "local_batch=8 num_workers=2 strategy=ddp": "b8_w2_ddp_s0-241ec085",
     "local_batch=8 num_workers=2 strategy=local_sgd": "b8_w2_local_sgd_s0-a331a3d9",

@@ -17,7 +17,8 @@ from tests.running import compose
 
 def vgg16(num_classes: int = 1000, in_channels: int = 3) -> torch.nn.Module:
     with torch.device("meta"):
-        return models.build(VGG16Config("vgg16", dropout=0.25), num_classes=num_classes, shape=(in_channels, 32, 32))
+        config = VGG16Config(name="vgg16", dropout=0.25)
+        return models.build(config, num_classes=num_classes, shape=(in_channels, 32, 32))
 
 
 @pytest.mark.parametrize("side", [32, 64, 224])

@@ -31,6 +31,7 @@ from bsweep.config import (
     conf_dir,
     did_you_mean,
     refuse_contradictions,
+    show,
 )
 
 PROBE_SCHEMA = 1
@@ -139,7 +140,7 @@ def read_probe(config: RunConfig) -> Probe:
     ours = probed_of(config)
     ignored = () if isinstance(config.allocation, NetworkAwareConfig) else _exchange_of(config)
     problems = [
-        f"{key}={_show(ours.get(key))}, but {path} was probed with {_show(probe.probed.get(key))}: {remedy} again."
+        f"{key}={show(ours.get(key))}, but {path} was probed with {show(probe.probed.get(key))}: {remedy} again."
         for key in sorted({*ours, *probe.probed})
         if key not in ignored and ours.get(key) != probe.probed.get(key)
     ]
@@ -418,7 +419,7 @@ def _flops(config: RunConfig, a: AllocationConfig) -> list[float]:
     if a.devices is not None:
         if len(a.devices) != config.num_workers:
             raise ConfigError(
-                f"allocation.devices={_show(a.devices)} names {len(a.devices)} devices for "
+                f"allocation.devices={show(a.devices)} names {len(a.devices)} devices for "
                 f"num_workers={config.num_workers}: give one entry for each worker, such as '4 A30'."
             )
         return [device(entry).flops for entry in a.devices]
@@ -427,7 +428,3 @@ def _flops(config: RunConfig, a: AllocationConfig) -> list[float]:
     if all(known):
         return [one.flops for one in known if one]
     return [worker.peak_flops for worker in workers]
-
-
-def _show(value: object) -> str:
-    return json.dumps(value)

@@ -74,9 +74,9 @@ def _with_exchange(config: RunConfig) -> RunConfig:
             return replace(config, strategy=PLAIN)
         case DiLoCoConfig(algorithm=algorithm) | LocalSGDConfig(algorithm=algorithm):
             assert algorithm != "horovod"
-            return replace(config, strategy=AllReduceConfig("allreduce", algorithm))
+            return replace(config, strategy=AllReduceConfig(name="allreduce", algorithm=algorithm))
         case DDPConfig():
-            return replace(config, strategy=AllReduceConfig("allreduce", "native"))
+            return replace(config, strategy=AllReduceConfig(name="allreduce", algorithm="native"))
     return config
 
 

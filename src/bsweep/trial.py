@@ -25,8 +25,8 @@ def lone_config(config: RunConfig, rank: int) -> RunConfig:
     return replace(
         config,
         num_workers=1,
-        strategy=SingleConfig("single"),
-        allocation=NominalConfig(None, None, None, None, "uniform"),
+        strategy=SingleConfig(name="single"),
+        allocation=NominalConfig(name="uniform", devices=None, probe=None, local_batches=None, local_steps=None),
         launch=replace(
             config.launch,
             slowdown=slowdown and (slowdown[rank],),

@@ -22,7 +22,9 @@ from bsweep.strategies.summing import Summing
 from bsweep.vector import Flat
 
 # One call for the whole vector, and Horovod's core as it comes.
-PLAIN = HorovodConfig("horovod", "average", buckets=1, fusion_threshold_mb=128, cycle_time_ms=1.0, cache_capacity=1024)
+PLAIN = HorovodConfig(
+    name="horovod", op="average", buckets=1, fusion_threshold_mb=128, cycle_time_ms=1.0, cache_capacity=1024
+)
 
 # Horovod's knobs by their keys in the configuration: the variable that its core reads when it starts, and its unit in
 # that of the key.

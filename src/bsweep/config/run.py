@@ -1,396 +1,43 @@
-"""The schema of a run: every value that a YAML file or an override may set, and which values make sense.
+"""One point of a sweep: all its keys, what follows from them, and what contradicts what.
 
-`conf/*.yaml` holds the defaults and says what each key means; the frozen dataclasses here give its type and range.
+`conf/*.yaml` holds the defaults and says what each key means; the cards here give its type and range.
 `parse` turns one composed configuration into a `RunConfig`, or raises a `ConfigError` that lists everything wrong
 with it at once.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import math
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Density = Annotated[float, Field(gt=0, le=1)]
-LrRule = Literal["fixed", "per_worker", "linear", "sqrt"]
-Algorithm = Literal["ring", "tree", "halving_doubling", "native"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
-Hosts = Annotated[str, Field(pattern=r"^[\w.-]+:[1-9]\d*(,[\w.-]+:[1-9]\d*)*$")]
-
-
-class ConfigError(ValueError):
-    """What the user can mend in a configuration: one message per line, each with the value and the remedy."""
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-
-@dataclass(frozen=True)
-class _Section:
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-
-@dataclass(frozen=True)
-class DataConfig(_Section):
-    """What all data sets share; see `conf/data/`."""
-
-    subset: Count | None
-
-
-@dataclass(frozen=True)
-class ImageConfig(DataConfig):
-    """What all data sets of images share."""
-
-    crop_padding: Natural
-    flip: bool
-
-
-@dataclass(frozen=True)
-class Cifar10Config(ImageConfig):
-    name: Literal["cifar10"]
-    root: str
-    download: bool
-
-
-@dataclass(frozen=True)
-class ImageFolderConfig(ImageConfig):
-    name: Literal["imagefolder"]
-    root: str
-    side: Count
-
-
-@dataclass(frozen=True)
-class DigitsConfig(ImageConfig):
-    name: Literal["digits"]
-    side: Annotated[int, Field(ge=8)]
-
-
-@dataclass(frozen=True)
-class SyntheticConfig(ImageConfig):
-    name: Literal["synthetic"]
-    shape: tuple[Count, Count, Count]
-    num_classes: Annotated[int, Field(ge=2)]
-    num_train: Count
-    num_test: Count
-
-
-@dataclass(frozen=True)
-class TextConfig(DataConfig):
-    name: Literal["text"]
-    path: str
-    sequence_length: Count
-    tokenizer: str | None
-    test_share: Annotated[float, Field(gt=0, lt=1)]
-
-
-@dataclass(frozen=True)
-class ResNet18Config(_Section):
-    name: Literal["resnet18"]
-    stem: Literal["imagenet", "cifar"]
-
-
-@dataclass(frozen=True)
-class VGG16Config(_Section):
-    name: Literal["vgg16"]
-    dropout: Annotated[float, Field(ge=0, lt=1)]
-
-
-@dataclass(frozen=True)
-class TinyCNNConfig(_Section):
-    name: Literal["tiny_cnn"]
-    width: Count
-
-
-@dataclass(frozen=True)
-class LlamaConfig(_Section):
-    name: Literal["llama_150m", "llama_tiny"]
-    hidden_size: Count
-    intermediate_size: Count
-    num_layers: Count
-    num_heads: Count
-    vocabulary_size: Count | None
-
-
-@dataclass(frozen=True)
-class OptimizerConfig(_Section):
-    """What all optimizers share; see `conf/optimizer/`."""
-
-    lr: Positive
-    lr_rule: LrRule
-    reference_batch: Count
-    warmup_epochs: NonNegative
-    schedule: Literal["constant", "cosine", "multistep", "one_cycle"]
-    milestones: tuple[Positive, ...]
-    gamma: Positive
-    weight_decay: NonNegative
-    decay_norm_and_bias: bool
-
-
-@dataclass(frozen=True)
-class SGDConfig(OptimizerConfig):
-    name: Literal["sgd"]
-    momentum: Annotated[float, Field(ge=0, lt=1)]
-    nesterov: bool
-
-
-@dataclass(frozen=True)
-class AdamWConfig(OptimizerConfig):
-    name: Literal["adamw"]
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
-    eps: Positive
-
-
-@dataclass(frozen=True)
-class LARSConfig(OptimizerConfig):
-    name: Literal["lars"]
-    momentum: Annotated[float, Field(ge=0, lt=1)]
-    nesterov: bool
-    trust_coefficient: Positive
-
-
-@dataclass(frozen=True)
-class LAMBConfig(OptimizerConfig):
-    name: Literal["lamb"]
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
-    eps: Positive
-
-
-@dataclass(frozen=True)
-class SingleConfig(_Section):
-    name: Literal["single"]
-
-
-@dataclass(frozen=True)
-class HorovodConfig(_Section):
-    name: Literal["horovod"]
-    op: Literal["average", "adasum"]
-    buckets: Count
-    fusion_threshold_mb: NonNegative
-    cycle_time_ms: Positive
-    cache_capacity: Natural
-
-
-@dataclass(frozen=True)
-class DDPConfig(_Section):
-    name: Literal["ddp"]
-    hook: Literal["none", "fp16", "bf16", "powersgd"]
-    powersgd_rank: Count
-    bucket_mb: Positive
-
-
-@dataclass(frozen=True)
-class AllReduceConfig(_Section):
-    name: Literal["allreduce"]
-    algorithm: Algorithm
-
-
-@dataclass(frozen=True)
-class ParameterServerConfig(_Section):
-    name: Literal["parameter_server"]
-    num_servers: Count | None
-    sharding: Literal["layer", "layer_round_robin", "memory", "hashed_chunks"]
-    chunk_bytes: Count
-    consistency: Literal["synchronous", "asynchronous", "stale_synchronous"]
-    staleness: Natural | None
-    colocated: bool
-
-
-@dataclass(frozen=True)
-class LocalSGDConfig(_Section):
-    name: Literal["local_sgd"]
-    sync_every: Count
-    warmup_steps: Natural
-    algorithm: Algorithm
-
-
-@dataclass(frozen=True)
-class DiLoCoConfig(_Section):
-    name: Literal["diloco"]
-    sync_every: Count
-    outer_lr: Positive
-    outer_momentum: Annotated[float, Field(ge=0, lt=1)]
-    outer_nesterov: bool
-    weighting: Literal["uniform", "examples", "fednova"]
-    weights: tuple[NonNegative, ...] | None
-    algorithm: Algorithm | Literal["horovod"]
-    overlap: bool
-    max_rounds: Count | None
-    max_seconds: Positive | None
-    on_loss: Literal["fail", "stop", "continue"]
-    loss_timeout_seconds: Positive
-
-
-@dataclass(frozen=True)
-class NoCompressionConfig(_Section):
-    name: Literal["none"]
-
-
-@dataclass(frozen=True)
-class FP16Config(_Section):
-    name: Literal["fp16"]
-
-
-@dataclass(frozen=True)
-class TopKConfig(_Section):
-    name: Literal["topk"]
-    density: Density
-    warmup_densities: tuple[Density, ...]
-
-
-@dataclass(frozen=True)
-class DGCConfig(_Section):
-    name: Literal["dgc"]
-    density: Density
-    warmup_densities: tuple[Density, ...]
-    clip_norm: Positive | None
-
-
-@dataclass(frozen=True)
-class QSGDConfig(_Section):
-    name: Literal["qsgd"]
-    bits: Literal[2, 4, 8]
-    bucket_elements: Count
-
-
-@dataclass(frozen=True)
-class TernGradConfig(_Section):
-    name: Literal["terngrad"]
-    clip_sigmas: Positive | None
-
-
-@dataclass(frozen=True)
-class SignSGDConfig(_Section):
-    name: Literal["signsgd"]
-
-
-@dataclass(frozen=True)
-class PowerSGDConfig(_Section):
-    name: Literal["powersgd"]
-    rank: Count
-
-
-@dataclass(frozen=True)
-class AllocationConfig(_Section):
-    """What all allocations share; see `conf/allocation/`. The policy fills in the lists that are null."""
-
-    devices: tuple[str, ...] | None
-    probe: str | None
-    local_batches: tuple[Count, ...] | None
-    local_steps: tuple[Count, ...] | None
-
-
-@dataclass(frozen=True)
-class NominalConfig(AllocationConfig):
-    """Allocations that are made once."""
-
-    name: Literal["uniform", "batch_by_flops", "batch_by_memory", "steps_by_flops"]
-
-
-@dataclass(frozen=True)
-class AdaptiveConfig(AllocationConfig):
-    """Allocations that can follow a worker's speed while it drifts."""
-
-    adapt_every: Count | None
-    max_drift: Positive
-
-
-@dataclass(frozen=True)
-class BySpeedConfig(AdaptiveConfig):
-    name: Literal["steps_by_speed"]
-
-
-@dataclass(frozen=True)
-class HybridConfig(AdaptiveConfig):
-    name: Literal["hybrid"]
-    knee: Density
-
-
-@dataclass(frozen=True)
-class NetworkAwareConfig(AdaptiveConfig):
-    name: Literal["network_aware"]
-    max_exchange_share: Annotated[float, Field(gt=0, lt=1)]
-
-
-@dataclass(frozen=True)
-class LaunchConfig(_Section):
-    """What all launchers share; see `conf/launch/`."""
-
-    slowdown: tuple[Annotated[float, Field(ge=1, allow_inf_nan=False)], ...] | None
-    memory_limit_mb: tuple[Positive, ...] | None
-    threads_per_worker: Count | None = field(default=None, kw_only=True)
-
-
-@dataclass(frozen=True)
-class InlineConfig(LaunchConfig):
-    name: Literal["inline"]
-
-
-@dataclass(frozen=True)
-class ProcessesConfig(LaunchConfig):
-    """What the launchers share that start processes."""
-
-    hosts: Hosts | None
-    ssh_port: Count | None
-    ssh_identity_file: str | None
-    network_interface: str | None
-    start_timeout_seconds: Count
-    stall_timeout_seconds: Count
-
-
-@dataclass(frozen=True)
-class HorovodrunConfig(ProcessesConfig):
-    name: Literal["horovodrun"]
-
-
-@dataclass(frozen=True)
-class TorchrunConfig(ProcessesConfig):
-    name: Literal["torchrun"]
-
-
-AnyData = Annotated[
-    Cifar10Config | ImageFolderConfig | DigitsConfig | SyntheticConfig | TextConfig, Field(discriminator="name")
-]
-AnyModel = Annotated[ResNet18Config | VGG16Config | TinyCNNConfig | LlamaConfig, Field(discriminator="name")]
-AnyOptimizer = Annotated[SGDConfig | AdamWConfig | LARSConfig | LAMBConfig, Field(discriminator="name")]
-AnyStrategy = Annotated[
-    SingleConfig | HorovodConfig | DDPConfig | AllReduceConfig | ParameterServerConfig | LocalSGDConfig | DiLoCoConfig,
-    Field(discriminator="name"),
-]
-AnyCompression = Annotated[
-    NoCompressionConfig
-    | FP16Config
-    | TopKConfig
-    | DGCConfig
-    | QSGDConfig
-    | TernGradConfig
-    | SignSGDConfig
-    | PowerSGDConfig,
-    Field(discriminator="name"),
-]
-AnyAllocation = Annotated[
-    NominalConfig | BySpeedConfig | HybridConfig | NetworkAwareConfig,
-    Field(discriminator="name"),
-]
-AnyLaunch = Annotated[InlineConfig | HorovodrunConfig | TorchrunConfig, Field(discriminator="name")]
-
-
-@dataclass(frozen=True)
-class RunConfig(_Section):
+from pydantic import TypeAdapter, ValidationError
+
+from bsweep.config.allocation import AnyAllocation
+from bsweep.config.card import Card, ConfigError, Count, Name, Natural, did_you_mean, show
+from bsweep.config.compression import AnyCompression, DGCConfig, QSGDConfig, SignSGDConfig, TernGradConfig, TopKConfig
+from bsweep.config.data import AnyData, TextConfig
+from bsweep.config.launch import AnyLaunch, ProcessesConfig
+from bsweep.config.models import AnyModel, LlamaConfig, ResNet18Config
+from bsweep.config.optimizers import AnyOptimizer, LARSConfig, SGDConfig
+from bsweep.config.strategies import (
+    AnyStrategy,
+    DDPConfig,
+    DiLoCoConfig,
+    HorovodConfig,
+    LocalSGDConfig,
+    ParameterServerConfig,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Card):
     """One point of a sweep. Exactly one of `local_batch` and `global_batch` is set; the other follows from it."""
 
     study: Name
@@ -501,17 +148,6 @@ class RunConfig(_Section):
         return f"b{batch}_w{workers}_{self.strategy.name}_s{self.seed}-{digest}"
 
 
-def scaled_rate(lr: float, rule: LrRule, *, reference_batch: float, step_batch: float, num_workers: int) -> float:
-    """The learning rate in effect after warm-up, before its schedule.
-
-    `per_worker` is the first paper's rule: lr x workers whatever the batch. `linear` is Goyal et al.'s
-    (arXiv 1706.02677), `sqrt` Krizhevsky's (arXiv 1404.5997), both of the examples behind a step (`step_batch`) in
-    units of `reference_batch`.
-    """
-    scale = step_batch / reference_batch
-    return lr * {"fixed": 1.0, "per_worker": num_workers, "linear": scale, "sqrt": math.sqrt(scale)}[rule]
-
-
 # Where a run writes and how patient its launcher is. The batch sizes are hashed as the global batch they lead to.
 _CHANGES_NO_NUMBER = {
     "study",
@@ -559,8 +195,9 @@ def refuse_contradictions(config: RunConfig) -> None:
 
 def conf_dir() -> Path:
     """The configuration folder: inside an installed package, or beside `src/` in a checkout."""
-    installed = Path(__file__).parent / "conf"
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "conf"
+    package = Path(__file__).parents[1]
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parents[1] / "conf"
 
 
 def variants_with(key: str) -> list[str]:
@@ -593,12 +230,6 @@ def known_keys() -> list[str]:
     return sorted(set(_keys(RunConfig)))
 
 
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """` Did you mean 'x'?` for a near miss, or nothing."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f" Did you mean '{near[0]}'?" if near else ""
-
-
 def save(config: RunConfig, path: Path) -> None:
     """Write a resolved configuration; `read` gives it back."""
     path.write_text(yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False))
@@ -612,7 +243,7 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     c = config
     if (c.local_batch is None) == (c.global_batch is None):
         yield (
-            f"local_batch={_show(c.local_batch)} and global_batch={_show(c.global_batch)}: give exactly one, for "
+            f"local_batch={show(c.local_batch)} and global_batch={show(c.global_batch)}: give exactly one, for "
             "example local_batch=64, and set the other to null where an experiment or data=text gives it."
         )
     yield from _model_contradictions(c)
@@ -632,7 +263,7 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
 
 def _model_contradictions(c: RunConfig) -> Iterator[str]:
     if isinstance(c.model, ResNet18Config) and 1 in c.local_batches:
-        batch = "local_batch" if set(c.local_batches) == {1} else f"local batches {_show(c.local_batches)}: local_batch"
+        batch = "local_batch" if set(c.local_batches) == {1} else f"local batches {show(c.local_batches)}: local_batch"
         yield (
             f"{batch}=1 with model=resnet18: BatchNorm needs more than one example for its statistics. "
             "Use local_batch=2 or more."
@@ -675,12 +306,12 @@ def _launch_contradictions(c: RunConfig) -> Iterator[str]:
             )
     if c.launch.slowdown is not None and len(c.launch.slowdown) != c.num_workers:
         yield (
-            f"launch.slowdown={_show(c.launch.slowdown)} has {len(c.launch.slowdown)} factors for "
+            f"launch.slowdown={show(c.launch.slowdown)} has {len(c.launch.slowdown)} factors for "
             f"num_workers={c.num_workers}: give one for each worker, 1 for an undisturbed one."
         )
     if c.launch.memory_limit_mb is not None and len(c.launch.memory_limit_mb) != c.num_workers:
         yield (
-            f"launch.memory_limit_mb={_show(c.launch.memory_limit_mb)} has {len(c.launch.memory_limit_mb)} limits for "
+            f"launch.memory_limit_mb={show(c.launch.memory_limit_mb)} has {len(c.launch.memory_limit_mb)} limits for "
             f"num_workers={c.num_workers}: give one for each worker."
         )
 
@@ -747,14 +378,14 @@ def _diloco_contradictions(c: RunConfig, s: DiLoCoConfig) -> Iterator[str]:
         )
     if s.weights is not None and len(s.weights) != c.num_workers:
         yield (
-            f"strategy.weights={_show(s.weights)} has {len(s.weights)} weights for num_workers={c.num_workers}: give "
+            f"strategy.weights={show(s.weights)} has {len(s.weights)} weights for num_workers={c.num_workers}: give "
             "one for each worker."
         )
     if s.weights is not None and abs(sum(s.weights) - 1) > 1e-6:
-        yield f"strategy.weights={_show(s.weights)} sum to {sum(s.weights):.9g}: give weights that sum to 1."
+        yield f"strategy.weights={show(s.weights)} sum to {sum(s.weights):.9g}: give weights that sum to 1."
     if s.weights is not None and min(s.weights, default=1) == 0 and s.on_loss != "fail":
         yield (
-            f"strategy.weights={_show(s.weights)} with strategy.on_loss={s.on_loss}: nothing would count when the "
+            f"strategy.weights={show(s.weights)} with strategy.on_loss={s.on_loss}: nothing would count when the "
             "others are lost. Give each worker a weight greater than 0, or use strategy.on_loss=fail."
         )
 
@@ -764,11 +395,11 @@ def _allocation_contradictions(c: RunConfig) -> Iterator[str]:
     for key, values in (("local_batches", a.local_batches), ("local_steps", a.local_steps)):
         if values is not None and len(values) != c.num_workers:
             yield (
-                f"allocation.{key}={_show(values)} has {len(values)} numbers for num_workers={c.num_workers}: give one "
+                f"allocation.{key}={show(values)} has {len(values)} numbers for num_workers={c.num_workers}: give one "
                 "for each worker."
             )
     if c.strategy.name != "diloco" and (a.name in _STEP_POLICIES or a.local_steps is not None):
-        what = f"allocation={a.name}" if a.name in _STEP_POLICIES else f"allocation.local_steps={_show(a.local_steps)}"
+        what = f"allocation={a.name}" if a.name in _STEP_POLICIES else f"allocation.local_steps={show(a.local_steps)}"
         yield (
             f"{what} with strategy={c.strategy.name}: every step is a synchronisation, so that there are no local "
             "steps to share. Use strategy=diloco, or allocation=batch_by_flops or batch_by_memory."
@@ -794,7 +425,7 @@ def _batch_contradictions(c: RunConfig) -> Iterator[str]:
         )
     elif c.examples_per_step != c.global_batch:
         yield (
-            f"allocation.local_batches={_show(c.allocation.local_batches)} x accumulation_steps={c.accumulation_steps} "
+            f"allocation.local_batches={show(c.allocation.local_batches)} x accumulation_steps={c.accumulation_steps} "
             f"sum to {c.examples_per_step}, but global_batch={c.global_batch}: give "
             f"global_batch={c.examples_per_step}, or other batches."
         )
@@ -847,14 +478,10 @@ def _explain(problem: Any) -> str:
     if kind == "string_pattern_mismatch":
         remedy = "h1:4,h2:4" if key == "launch.hosts" else "letters, digits, '.', '_', '+' or '-'"
         return f"{key}={value}: not of the form {remedy}."
-    return f"{key}={_show(value)}: {problem['msg'][0].lower()}{problem['msg'][1:]}."
+    return f"{key}={show(value)}: {problem['msg'][0].lower()}{problem['msg'][1:]}."
 
 
 _GROUPS = ("data", "model", "optimizer", "strategy", "compression", "allocation", "launch")
-
-
-def _show(value: object) -> str:
-    return json.dumps(value, default=str).strip('"')
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
