@@ -17,13 +17,16 @@ from scipy import stats
 
 import bsweep
 from bsweep import analysis, report
+from bsweep.analysis.columns import EPOCHS, RUNS, names
 from bsweep.analysis.derived import placement
-from bsweep.analysis.loading import EPOCH_COLUMNS, RUN_COLUMNS
 from bsweep.analysis.sharding import largest_share
 from bsweep.runlog import RunPaths
 from tests.synthetic_study import META, diloco, server, server_step_seconds, train_seconds, write_run, write_study
 
 MEASURED = Path(__file__).parents[1] / "results" / "measured"
+
+
+RUN_COLUMNS, EPOCH_COLUMNS = names(RUNS, "promised"), names(EPOCHS, "promised")
 
 
 def one_series(table: pd.DataFrame) -> pd.DataFrame:
@@ -35,8 +38,8 @@ def test_runs_and_epochs_have_the_promised_columns_and_values(tmp_path: Path) ->
     study = bsweep.load(write_study(tmp_path / "paper", local_batches=(8, 64), num_workers=(2,)))
     assert study.name == "paper"
     assert study.warnings == ()
-    assert tuple(study.runs.columns[: len(RUN_COLUMNS)]) == RUN_COLUMNS
-    assert tuple(study.epochs.columns[: len(EPOCH_COLUMNS)]) == EPOCH_COLUMNS
+    assert list(study.runs.columns[: len(RUN_COLUMNS)]) == RUN_COLUMNS
+    assert list(study.epochs.columns[: len(EPOCH_COLUMNS)]) == EPOCH_COLUMNS
     run = study.runs.iloc[1]
     assert (run["local_batch"], run["global_batch"], run["epochs"], run["status"]) == (64, 128, 3, "completed")
     assert (run["model"], run["stem"], run["data"]) == ("resnet18", "imagenet", "imagefolder")
@@ -141,7 +144,7 @@ def test_the_csv_of_a_report_load_as_the_same_study(tmp_path: Path, monkeypatch:
     write_study(tmp_path / "s", local_batches=(8, 16, 32), num_workers=(1, 2), seeds=2)
     write_run(tmp_path / "s", local_batch=64, status="failed", message="two\nlines", num_epochs_done=0)
     raw, copy = bsweep.load(tmp_path / "s"), bsweep.load(report.write(tmp_path / "s").parent)
-    for ours, theirs in ((raw.runs[[*RUN_COLUMNS]], copy.runs[[*RUN_COLUMNS]]), (raw.epochs, copy.epochs)):
+    for ours, theirs in ((raw.runs[RUN_COLUMNS], copy.runs[RUN_COLUMNS]), (raw.epochs, copy.epochs)):
         assert_frame_equal(ours, theirs, check_dtype=False)
     assert_frame_equal(analysis.cells(raw.runs), analysis.cells(copy.runs), check_dtype=False)
     assert copy.warnings == raw.warnings

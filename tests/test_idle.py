@@ -14,7 +14,7 @@ from scipy import stats
 
 import bsweep
 from bsweep import analysis, report
-from bsweep.analysis.loading import ROUND_COLUMNS
+from bsweep.analysis.columns import ROUNDS, names
 from bsweep.runlog import RunPaths
 from tests.synthetic_study import ALLOCATIONS, ROUND_EXCHANGE_SECONDS, Lists, diloco, round_seconds, write_run
 
@@ -38,7 +38,7 @@ def test_rounds_are_a_row_a_worker_and_survive_a_report(tmp_path: Path, monkeypa
     monkeypatch.setattr(report, "_write_figures", lambda *_: {})
     folder = write_rounds(tmp_path / "s", "batch_by_flops", num_rounds=2)
     study = bsweep.load(tmp_path / "s")
-    assert tuple(study.rounds) == ROUND_COLUMNS
+    assert list(study.rounds) == names(ROUNDS)
     assert len(study.rounds) == 2 * 4
     third = study.rounds.iloc[6]
     assert (third["run_id"], third["round"], third["worker"]) == (folder.name, 2, 2)
@@ -78,7 +78,7 @@ def test_a_study_without_rounds_has_empty_tables(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=8)
     write_run(tmp_path / "text", local_batch=8, settings={"data.sequence_length": 64})
     for study in (bsweep.load(tmp_path / "s"), bsweep.load(tmp_path / "text"), analysis.published()):
-        assert tuple(study.rounds) == ROUND_COLUMNS
+        assert list(study.rounds) == names(ROUNDS)
         tables = (analysis.idle_table, analysis.loss_by_time, analysis.equal_time_losses, analysis.rounds_timeline)
         assert all(table(study).empty for table in tables) and report.idle_text(study) == ""
 

@@ -14,8 +14,8 @@ from pandas.testing import assert_frame_equal
 
 import bsweep
 from bsweep import analysis, plots, report
+from bsweep.analysis.numbers import number, spread
 from bsweep.report import conclusions, formats
-from bsweep.report.numbers import number, spread
 from bsweep.report.tables import tables
 from tests.synthetic_study import META, diloco, server, write_run, write_study
 

@@ -11,7 +11,7 @@ from bsweep.analysis.idle import (
     round_times,
     rounds_timeline,
 )
-from bsweep.analysis.keys import cell_keys, entangled, levels, variant_order, varying
+from bsweep.analysis.keys import cell_keys, entangled, levels, settings, variant_order, varying
 from bsweep.analysis.learning import (
     ACCURACY_MARGIN,
     TARGET_SHARE,
@@ -19,7 +19,8 @@ from bsweep.analysis.learning import (
     fastest_accurate,
     time_to_target,
 )
-from bsweep.analysis.loading import OTHER_COLUMNS, Study, ends_in_rounds, load, setting_text
+from bsweep.analysis.loading import load
+from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.published import comparable, differences, published, relative_seconds
 from bsweep.analysis.sharding import (
     computing_seconds,
@@ -30,6 +31,7 @@ from bsweep.analysis.sharding import (
     sharding_gains,
 )
 from bsweep.analysis.statistics import CHANCE_ALPHA, MIN_SEEDS_FOR_INTERVAL
+from bsweep.analysis.study import Study, ends_in_rounds
 from bsweep.analysis.tables import (
     METRICS,
     Line,
@@ -56,7 +58,6 @@ __all__ = [
     "METRICS",
     "MIN_SEEDS_FOR_INTERVAL",
     "NODE",
-    "OTHER_COLUMNS",
     "TARGET_SHARE",
     "IdleModel",
     "Line",
@@ -98,6 +99,7 @@ __all__ = [
     "server_loads",
     "server_shares",
     "setting_text",
+    "settings",
     "sharding_fit",
     "sharding_gains",
     "step_times",

@@ -10,8 +10,8 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from bsweep.analysis.keys import ALLOCATION_LISTS, cell_keys, chosen, keyed, levels
-from bsweep.analysis.loading import Study
 from bsweep.analysis.statistics import over_seeds, seed_points
+from bsweep.analysis.study import Study
 
 # In the order of a table: the baseline, the published methods A, B and C, then those that measure.
 POLICIES = (
@@ -136,7 +136,7 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
 
 
 def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
-    """A few rounds of the first seed of each cell, indexed as `idle_table`: `ROUND_COLUMNS`, begun from zero on.
+    """A few rounds of the first seed of each cell, indexed as `idle_table`: `Study.rounds`, begun from zero on.
 
     They are the second round, for the first may warm up, and those after it.
     """

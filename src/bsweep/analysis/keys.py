@@ -7,15 +7,18 @@ from functools import partial
 
 import pandas as pd
 
-from bsweep.analysis.loading import OTHER_COLUMNS, PLACEMENT_COLUMNS, RUN_COLUMNS, SETTING_COLUMNS, Study, setting_text
+from bsweep.analysis import columns
+from bsweep.analysis.numbers import setting_text
+from bsweep.analysis.study import Study
 
-_FOUND_OUT = ("device", "hardware", "precision", "num_train")  # not known of a run that failed before it started
-_EXCHANGE = (
-    "strategy",
-    "compression",
-    "allocation",
-    "slowdown",
-)  # columns, or the beginnings of their names, in a variant's order
+# Not known of a run that failed before it started.
+_FOUND_OUT = [
+    column.name
+    for column in columns.RUNS
+    if column.source in ("start", "meta") and column.role in ("context", "setting")
+]
+# Columns, or the beginnings of their names, in a variant's order.
+_EXCHANGE = ("strategy", "compression", "allocation", "slowdown")
 ALLOCATION_LISTS = ("allocation.local_batches", "allocation.local_steps")
 # Go without saying where a strategy was run with no other.
 _UNSAID = ("average", "native", "synchronous", "examples", "fail", "uniform")
@@ -49,13 +52,13 @@ def keyed(runs: pd.DataFrame) -> pd.DataFrame:
     """
     asked, filled = chosen(runs), _filled(runs)
     kept, mixed = _told_apart(filled)
-    columns = sorted(
-        (name for name in _settings(runs) if _of_exchange(name) and name not in mixed and filled[name].nunique() > 1),
+    told_apart = sorted(
+        (name for name in settings(runs) if _of_exchange(name) and name not in mixed and filled[name].nunique() > 1),
         key=lambda name: _EXCHANGE.index(name.partition(".")[0]),
     )
     strategies = filled.groupby("strategy")
     details = [""] * len(runs)
-    for name in columns:
+    for name in told_apart:
         tells_apart = (strategies[name].transform("nunique") > 1) & (name in kept)
         said = map(partial(_said, name), asked[name], tells_apart)
         details = [f"{detail} {word}".strip() for detail, word in zip(details, said, strict=True)]
@@ -97,11 +100,12 @@ def varying(table: pd.DataFrame) -> list[str]:
 def _told_apart(filled: pd.DataFrame) -> tuple[list[str], list[str]]:
     kept: list[str] = []
     mixed: list[str] = []
-    for column in sorted(_settings(filled), key=PLACEMENT_COLUMNS.__contains__):  # what follows from others, last
+    last = columns.names(columns.RUNS, "placement")  # for it follows from others
+    for column in sorted(settings(filled), key=last.__contains__):
         if filled[column].nunique() < 2 or _follows(filled, column, [*kept, "strategy"]):
             continue
-        lesser = column in ("lr", *PLACEMENT_COLUMNS) or column not in SETTING_COLUMNS
-        if lesser and _follows(filled, column, [*kept, "strategy", "num_workers", "local_batch"]):
+        may_follow = columns.role(column) in ("minor", "placement")
+        if may_follow and _follows(filled, column, [*kept, "strategy", "num_workers", "local_batch"]):
             mixed.append(column)
         else:
             kept.append(column)
@@ -136,8 +140,9 @@ def _is_missing(value: object) -> bool:
     return value is None or value == "" or value != value  # NaN
 
 
-def _settings(runs: pd.DataFrame) -> list[str]:
-    return [column for column in runs.columns if column not in (*RUN_COLUMNS, *OTHER_COLUMNS)]
+def settings(runs: pd.DataFrame) -> list[str]:
+    """The columns of what the runs were told or found out, which may tell cells apart."""
+    return [str(name) for name in runs if columns.role(str(name)) not in ("promised", "other")]
 
 
 def _filled(runs: pd.DataFrame) -> pd.DataFrame:
@@ -147,7 +152,7 @@ def _filled(runs: pd.DataFrame) -> pd.DataFrame:
         alike = runs.groupby(["placement", "num_workers"], dropna=False)["threads"]
         runs = runs.assign(threads=runs["threads"].fillna(alike.transform("first")))
     filled = runs.copy()
-    for column in _settings(runs):
+    for column in settings(runs):
         values = runs[column].astype(object).where(runs[column].notna() & (runs[column] != ""))
         known = values.dropna().unique()
         if not len(known) or not values.isna().any():

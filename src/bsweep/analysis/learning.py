@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.keys import cell_keys, keyed
-from bsweep.analysis.loading import Study
 from bsweep.analysis.statistics import over_seeds
+from bsweep.analysis.study import Study
 from bsweep.analysis.tables import cells
 
 ACCURACY_MARGIN = 0.01  # of the best accuracy, absolute: within it, what is faster is preferred

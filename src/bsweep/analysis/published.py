@@ -7,23 +7,18 @@ from typing import Any
 
 import pandas as pd
 
+from bsweep.analysis import columns
 from bsweep.analysis.keys import levels
-from bsweep.analysis.loading import EPOCH_COLUMNS, Study, setting_text, study_of
+from bsweep.analysis.numbers import setting_text
+from bsweep.analysis.study import Study, study_of
 
 # The model and data of the published study; curves of other ones have nothing to do with its curves.
 _MODEL = "resnet18"
 _NUM_TRAIN = 50_000
-_COMPARED = {
-    "planned_epochs": "epochs",
-    "num_workers": "workers",
-    "hardware": "hardware",
-    "optimizer": "optimizer",
-    "lr": "base learning rate",
-    "lr_rule": "learning-rate rule",
-    "optimizer.warmup_epochs": "warmup epochs",
-    "stem": "stem",
-    "precision": "precision",
-}
+_COMPARED = (
+    "planned_epochs", "num_workers", "hardware", "optimizer", "lr", "lr_rule", "optimizer.warmup_epochs", "stem",
+    "precision",
+)  # fmt: skip
 
 
 def published() -> Study:
@@ -40,7 +35,7 @@ def published() -> Study:
         images_per_second=runs["epochs"] * runs["num_train"] / runs["train_seconds"],
         is_cifar10=True,
     )
-    return study_of(path.parent, runs, pd.DataFrame(columns=[*EPOCH_COLUMNS]), runs[["run_id"]])
+    return study_of(path.parent, runs[["run_id"]], {"runs": runs})
 
 
 def comparable(study: Study) -> bool:
@@ -54,13 +49,13 @@ def differences(study: Study) -> list[str]:
     """What else differs from the published study, such as `epochs: 3 (published: 50)`."""
     ours, theirs = study.runs[study.runs["status"] == "completed"], published().runs
     found = []
-    for column, word in _COMPARED.items():
+    for column in _COMPARED:
         values, reference = (
             ", ".join(map(setting_text, sorted(set(known))))
             for known in (_known(runs, column) for runs in (ours, theirs))
         )
         if values != reference:
-            found.append(f"{word}: {values or 'not known'} (published: {reference or 'not given'})")
+            found.append(f"{columns.heading(column)}: {values or 'not known'} (published: {reference or 'not given'})")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from bsweep import analysis
+from bsweep.analysis import columns
 
 _NAMES = {
     "per_worker": "per worker",
@@ -67,8 +68,6 @@ _OF_VARIANTS = {
     "network_aware": ", network-aware",
 }
 _KNOWN = re.compile(rf"(?<!\S)(?:{'|'.join(sorted(_OF_VARIANTS, key=len, reverse=True))})(?!\S)")
-_LONG_NAMES = {"lr_rule": "learning-rate rule ", "lr": "base learning rate: "}
-_SPEAK_FOR_THEMSELVES = ("model", "stem", "data", "optimizer", "device", "hardware", "precision", "placement")
 
 
 def counted(number: object, noun: str) -> str:
@@ -80,14 +79,7 @@ def words(name: str, value: object) -> str:
     text = analysis.setting_text(value)
     if name == "variant":
         return _variant(text)
-    text = _NAMES.get(text, text.replace("_", " "))
-    if name == "num_workers":
-        return counted(text, "worker")
-    if name == "planned_epochs":
-        return counted(text, "epoch")
-    if name in _LONG_NAMES:
-        return f"{_LONG_NAMES[name]}{text}"
-    return text if name in _SPEAK_FOR_THEMSELVES else f"{name.rpartition('.')[2].replace('_', ' ')} {text}"
+    return columns.said(name, _NAMES.get(text, text.replace("_", " ")))
 
 
 def _variant(text: str) -> str:

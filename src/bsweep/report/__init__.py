@@ -16,6 +16,7 @@ import pandas as pd
 
 from bsweep import analysis, plots
 from bsweep.analysis import Study
+from bsweep.analysis.columns import TABLES, heading
 from bsweep.report import conclusions, formats, tables
 from bsweep.report.conclusions import headlines
 
@@ -51,7 +52,7 @@ def write(study_dir: str | Path, out_dir: str | Path | None = None, command: str
 
 
 def _write_data(study: Study, folder: Path) -> None:
-    for name in ("runs", "epochs", "provenance", "servers", "waits", "rounds"):
+    for name in ("provenance", *TABLES):
         table: pd.DataFrame = getattr(study, name)
         if len(table) or name in ("runs", "epochs"):
             table.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
@@ -115,7 +116,7 @@ def _figure(study: Study, name: str, caption: str, folder: Path) -> str:
 
 def _failures(runs: pd.DataFrame) -> formats.Table:
     shown = runs.astype(str).assign(status=runs["status"].str.replace("_", " "))
-    return formats.Table("They count in no mean.", shown.rename(columns={"run_id": "run", **tables.HEADINGS}))
+    return formats.Table("They count in no mean.", shown.rename(columns=heading))
 
 
 def _list(title: str, lines: Sequence[str], kind: str) -> str:
@@ -145,8 +146,7 @@ def _provenance(provenance: pd.DataFrame) -> dict[str, str]:
 
 
 def _shared(study: Study) -> dict[str, str]:
-    columns = list(study.runs.columns)
-    settings = study.runs[columns[columns.index("planned_epochs") :]].drop(columns=list(analysis.OTHER_COLUMNS))
+    settings = study.runs[analysis.settings(study.runs)]
     same = [name for name in settings if settings[name].nunique() == 1 and settings[name].notna().all()]
     return {str(name): analysis.setting_text(settings[name].iloc[0]) for name in same}
 

@@ -8,11 +8,9 @@ from typing import Any
 import pandas as pd
 
 from bsweep import analysis, plots
-from bsweep.analysis import Study
-from bsweep.report.numbers import number, spread
+from bsweep.analysis import Study, columns
+from bsweep.analysis.numbers import number, spread
 
-# Cells that differ in these are no alternatives to each other, so that each group of them has its own best.
-_CONTEXT = ("planned_epochs", "model", "stem", "data", "num_train", "device", "hardware")
 _MAX_NAMED = 3
 
 
@@ -43,7 +41,7 @@ def headlines(study: Study) -> list[str]:
 
 def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """The cells, in groups that are alternatives to each other, after what sets each group apart, in words."""
-    context = [name for name in analysis.varying(cells) if name in _CONTEXT]
+    context = [name for name in analysis.varying(cells) if columns.role(name) == "context"]
     if not context:
         yield "", cells
         return
@@ -165,7 +163,7 @@ def _some(names: pd.Series[str]) -> str:
 
 def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells with what to call each: all of it in `words`, what tells it apart in `brief`."""
-    varying = [name for name in analysis.varying(cells) if name not in _CONTEXT]
+    varying = [name for name in analysis.varying(cells) if columns.role(name) != "context"]
     others = [name for name in varying if name not in ("num_workers", "local_batch")]
     words, brief = [], []
     for row in cells.reset_index().to_dict("records"):

@@ -10,59 +10,11 @@ import pandas as pd
 
 from bsweep import analysis, plots
 from bsweep.analysis import Study
+from bsweep.analysis.columns import heading, number_text
+from bsweep.analysis.numbers import fixed, spread
 from bsweep.report.formats import Table
-from bsweep.report.numbers import fixed, number, spread
 
 _MAX_NODES = 8  # that have a column each
-_WHOLE = ("num_servers", "max_lead", "rounds")  # means of whole numbers
-HEADINGS = {
-    "num_workers": "workers",
-    "local_batch": "local batch",
-    "global_batch": "global batch",
-    "planned_epochs": "epochs",
-    "lr": "base learning rate",
-    "lr_rule": "learning-rate rule",
-    "other_statuses": "not completed",
-    "train_seconds": "time (s)",
-    "images_per_second": "examples/s",
-    "train_accuracy": "train accuracy",
-    "train_loss": "train loss",
-    "test_accuracy": "test accuracy",
-    "test_loss": "test loss",
-    "smaller_batch": "against batch",
-    "base_workers": "against workers",
-    "speedup": "speed-up",
-    "fixed_seconds": "a (s)",
-    "batch_seconds": "c (s)",
-    "r_squared": "R²",
-    "misses": "misses (%)",
-    "num_batches": "batch sizes",
-    "step_seconds": "fixed cost of a step (s)",
-    "image_seconds": "time per example of one worker (s)",
-    "compute_seconds": "computing (s)",
-    "codec_seconds": "codec (s)",
-    "exposed_exchange_seconds": "exchange not hidden (s)",
-    "wait_seconds": "waiting (s)",
-    "total_seconds": "in all (s)",
-    "sent_megabytes": "sent by a worker (MB)",
-    "num_servers": "servers",
-    "largest_share": "largest share",
-    "busiest_load": "load of the busiest",
-    "queue_seconds": "queue of a push (s)",
-    "max_lead": "largest lead (clocks)",
-    "layer_share": "largest share by layer",
-    "memory_share": "largest share by memory",
-    "predicted_gain": "gain by the fitted formula",
-    "elapsed_seconds": "training time (s)",
-    "num_examples": "examples",
-    "idle_seconds": "total (s)",
-    "idle_seconds_per_round": "total of a round (s)",
-    "change": "change (%)",
-    "idle_share": "idle (% of time)",
-    "exchange_share": "exchange (% of time)",
-    "examples_per_second": "examples/s",
-    "tokens_per_second": "tokens/s",
-}
 
 
 def tables(study: Study) -> Iterator[Table]:
@@ -84,7 +36,8 @@ def tables(study: Study) -> Iterator[Table]:
         yield Table(no_speedup, pd.DataFrame())
     if len(idle := analysis.idle_table(study)):
         yield idle_seconds(study, idle)
-        yield _table(study, "Rounds, and what workers do with their time in them.", _shares_of_time(idle))
+        shares = idle[["rounds", "idle_share", "exchange_share"]]
+        yield _table(study, "Rounds, and what workers do with their time in them.", shares)
 
 
 def _means(study: Study, cells: pd.DataFrame) -> Table:
@@ -92,7 +45,7 @@ def _means(study: Study, cells: pd.DataFrame) -> Table:
     values = cells[["global_batch", "n"]].astype(object)
     rates = analysis.by_cell(study.runs)["learning_rate"].groupby(level=analysis.levels(cells)).first()
     if rates.nunique() > 1:
-        values.insert(1, "learning_rate", rates.map("{:.3g}".format))
+        values.insert(1, "learning_rate", rates)
     for metric in analysis.METRICS:
         if cells[metric].notna().any():
             columns = cells[[metric, f"{metric}_ci95", f"{metric}_points"]]
@@ -187,11 +140,6 @@ def idle_seconds(study: Study, table: pd.DataFrame) -> Table:
     return _table(study, _idle_caption(table), cells.assign(**{rate: table[rate]}, n=table["n"]))
 
 
-def _shares_of_time(table: pd.DataFrame) -> pd.DataFrame:
-    shares = {name: [fixed(100 * value, 1) for value in table[name]] for name in ("idle_share", "exchange_share")}
-    return table[["rounds"]].assign(**shares)
-
-
 def _idle_caption(table: pd.DataFrame) -> str:
     caption = (
         "Seconds that nodes are idle until the slowest one arrives to synchronise, summed over a run's rounds; node k "
@@ -239,13 +187,7 @@ def _with_realised_batches(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
     return rows.set_index(pd.MultiIndex.from_frame(index))
 
 
-def heading(name: str) -> str:
-    if name.endswith("_ratio"):
-        return heading(name.removesuffix("_ratio")).removesuffix(" (s)")
-    return HEADINGS.get(name, name.rpartition(".")[2].replace("_", " "))
-
-
 def _text(name: str, value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:g}" if name in _WHOLE else number(value)
+        return number_text(name, value)
     return plots.words(name, value) if name == "variant" else str(value).replace("_", " ")

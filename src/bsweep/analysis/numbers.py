@@ -41,3 +41,7 @@ def _decimals(value: float) -> int:
     digits = 3 if abs(value) < 0.1 else 4
     rounded = abs(float(f"{value:.{digits}g}"))  # 9.9999 is 10.00
     return max(0, digits - 1 - math.floor(math.log10(rounded))) if rounded else 0
+
+
+def setting_text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,230 @@
+"""What is known of each column of a study's tables, said once: its name, type, heading, digits and role.
+
+A table is a tuple of columns in the order of its CSV; a column of several tables is said in the first of them. Whoever
+adds a field to a record of the run log adds its line here, and it is in the tables, the CSV and their reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Literal
+
+import pandas as pd
+
+from bsweep.analysis.numbers import number
+
+Type = Literal["text", "count", "count_or_null", "number", "flag", "any"]
+Role = Literal["promised", "context", "setting", "minor", "placement", "other"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Args:
+        name: as in the CSV, with its unit.
+        type: what its values become; `any`: they stay what they are.
+        heading: of a table that people read; empty: the name in words.
+        role: `promised`: the tables of every version have it. All but these and `other` are settings, which tell cells
+            apart: cells that differ in their `context` are no alternatives to each other; what is `minor` or
+            `placement` may change along with batch or workers.
+        digits: the format of a number; empty: see `number`. A format that ends in `%` leaves the sign to the heading.
+        said: how a legend says a value; `(s)` stands for the plural.
+        source: what a run says it in, if that is not its summary: its `start` record, its `meta.json`, or the
+            configuration, by dotted name.
+        is_always: whether a table has it even where nothing was measured.
+    """
+
+    name: str
+    type: Type = "number"
+    heading: str = ""
+    _: KW_ONLY
+    role: Role = "promised"
+    digits: str = ""
+    said: str = ""
+    source: str = ""
+    is_always: bool = True
+
+
+def _again(table: Sequence[Column], *names: str) -> tuple[Column, ...]:
+    """Columns of another table; what is an extra there is promised here."""
+    said = {column.name: column for column in table}
+    return tuple(replace(said[name], role="promised") for name in names)
+
+
+RUNS = (
+    Column("run_id", "text", "run"),
+    Column("status", "text"),
+    Column("strategy", "text", source="strategy.name"),
+    Column("num_workers", "count", "workers", said="{} worker(s)"),
+    Column("local_batch", "count"),
+    Column("global_batch", "count"),
+    Column("seed", "count"),
+    Column("epochs", "count"),
+    Column("num_steps", "count_or_null"),
+    Column("train_seconds", heading="time (s)"),
+    Column("wall_seconds"),
+    Column("images_per_second", heading="examples/s"),
+    Column("train_loss"),
+    Column("train_accuracy"),
+    Column("test_loss"),
+    Column("test_accuracy"),
+    Column("sent_bytes", "count_or_null"),
+    Column("planned_epochs", "count_or_null", "epochs", role="context", source="epochs", said="{} epoch(s)"),
+    Column("model", "any", role="context", source="model.name", said="{}"),
+    Column("stem", "any", role="context", source="model.stem", said="{}"),
+    Column("data", "any", role="context", source="data.name", said="{}"),
+    Column("num_train", "count_or_null", role="context", source="start"),
+    Column("optimizer", "any", role="setting", source="optimizer.name", said="{}"),
+    Column("lr", heading="base learning rate", role="minor", source="optimizer.lr", said="base learning rate: {}"),
+    Column("lr_rule", "any", "learning-rate rule", role="setting", source="optimizer.lr_rule"),
+    Column("accumulation_steps", "any", role="setting"),
+    Column("device", "text", role="context", source="start", said="{}"),
+    Column("hardware", "text", role="context", source="meta", said="{}"),
+    Column("precision", "text", role="setting", source="start", said="{}"),
+    Column("compression", "any", role="setting", source="compression.name"),
+    Column("allocation", "any", role="setting", source="allocation.name"),
+    Column("placement", "any", role="placement", said="{}"),
+    Column("network_interface", "any", role="placement"),
+    Column("memory_limit", "any", role="placement"),
+    Column("threads", "count_or_null", role="placement", source="start"),
+    Column("message", "text", role="other"),
+    Column("warnings", "text", role="other"),
+    Column("is_cifar10", "any", role="other"),
+    Column("start_seconds", role="other", source="start"),
+    Column("learning_rate", role="other", digits=".3g", source="start"),
+    Column("local_batches", "any", role="other"),
+    Column("num_classes", "any", role="other"),
+    Column("num_test", "any", role="other"),
+    Column("slowdown", "text", role="minor", source="launch.slowdown", is_always=False),
+)
+EPOCHS = (
+    *_again(RUNS, "run_id"),
+    Column("epoch", "count"),
+    *_again(RUNS, "num_steps", "train_seconds", "train_loss", "train_accuracy", "test_loss", "test_accuracy"),
+    *_again(RUNS, "images_per_second"),
+    Column("step_seconds_p50"),
+    Column("step_seconds_p95"),
+    Column("exchange_seconds"),
+    Column("wait_seconds", heading="waiting (s)"),
+    *_again(RUNS, "sent_bytes", "learning_rate", "global_batch"),
+    Column("exposed_exchange_seconds", heading="exchange not hidden (s)", role="other"),
+    Column("codec_seconds", heading="codec (s)", role="other"),
+    Column("tokens_per_second", heading="tokens/s", role="other", is_always=False),
+    Column("received_bytes", "count_or_null", role="other", is_always=False),
+    Column("exchange_steps", "count_or_null", role="other", is_always=False),
+    Column("peak_memory_bytes", "count_or_null", role="other", is_always=False),
+)
+SERVERS = (
+    *_again(RUNS, "run_id"),
+    Column("server", "count"),
+    Column("share"),
+    Column("received_bytes", "count"),
+    Column("sent_bytes", "count"),
+    Column("pushes", "count"),
+    Column("max_lead", "count", "largest lead (clocks)", digits="g"),
+    Column("busy_seconds"),
+    Column("queue_seconds", heading="queue of a push (s)"),
+    Column("load"),
+)
+WAITS = (*_again(RUNS, "run_id"), Column("worker", "count"), *_again(EPOCHS, "wait_seconds"))
+ROUNDS = (
+    *_again(EPOCHS, "run_id", "epoch"),
+    Column("round", "count"),
+    *_again(WAITS, "worker"),
+    *_again(RUNS, "local_batch"),
+    Column("local_steps", "count"),
+    Column("began_seconds"),
+    Column("compute_seconds", heading="computing (s)"),
+    Column("idle_seconds", heading="total (s)"),
+    *_again(EPOCHS, "exchange_seconds", "train_loss"),
+    Column("num_examples", "count", "examples"),
+    Column("is_whole", "flag"),
+)
+TABLES = {"runs": RUNS, "epochs": EPOCHS, "servers": SERVERS, "waits": WAITS, "rounds": ROUNDS}  # of a study
+COMPUTED = (  # of the tables that the analysis makes of these
+    Column("other_statuses", "text", "not completed"),
+    Column("smaller_batch", heading="against batch"),
+    Column("base_workers", heading="against workers"),
+    Column("speedup", heading="speed-up"),
+    Column("fixed_seconds", heading="a (s)"),
+    Column("batch_seconds", heading="c (s)"),
+    Column("r_squared", heading="R²"),
+    Column("misses", heading="misses (%)"),
+    Column("num_batches", heading="batch sizes"),
+    Column("step_seconds", heading="fixed cost of a step (s)"),
+    Column("image_seconds", heading="time per example of one worker (s)"),
+    Column("total_seconds", heading="in all (s)"),
+    Column("sent_megabytes", heading="sent by a worker (MB)"),
+    Column("num_servers", heading="servers", digits="g"),
+    Column("largest_share"),
+    Column("busiest_load", heading="load of the busiest"),
+    Column("layer_share", heading="largest share by layer"),
+    Column("memory_share", heading="largest share by memory"),
+    Column("predicted_gain", heading="gain by the fitted formula"),
+    Column("elapsed_seconds", heading="training time (s)"),
+    Column("rounds", digits="g"),
+    Column("idle_seconds_per_round", heading="total of a round (s)"),
+    Column("change", heading="change (%)"),
+    Column("idle_share", heading="idle (% of time)", digits=".1%"),
+    Column("exchange_share", heading="exchange (% of time)", digits=".1%"),
+    Column("examples_per_second", heading="examples/s"),
+)
+_SAID = {column.name: column for column in (*COMPUTED, *ROUNDS, *WAITS, *SERVERS, *EPOCHS, *RUNS)}
+
+_ROLES = {column.name: column.role for column in RUNS}
+_CASTS: dict[Type, Callable[[pd.Series[Any]], pd.Series[Any]]] = {
+    "text": lambda values: values.astype(object).where(values.notna(), "").astype(str),
+    "count": lambda values: values.astype("int64"),
+    "count_or_null": lambda values: pd.to_numeric(values).astype("Int64"),
+    "number": lambda values: pd.to_numeric(values).astype(float),
+    "flag": lambda values: values.astype(bool),
+    "any": lambda values: values,
+}
+
+
+def names(table: Sequence[Column], *roles: Role) -> list[str]:
+    """The names of those columns of a table that have one of the roles; without roles, of all."""
+    return [column.name for column in table if not roles or column.role in roles]
+
+
+def role(name: str) -> Role:
+    """The role of a column of `runs`, of which most settings have no line here, such as `optimizer.momentum`."""
+    return _ROLES.get(name, "minor")
+
+
+def of(name: str) -> Column:
+    return _SAID.get(name) or Column(name, "any", role="minor")
+
+
+def as_table(rows: pd.DataFrame, table: Sequence[Column]) -> pd.DataFrame:
+    """Rows with the columns of a table first, those that are always there filled in, in their types.
+
+    Whole numbers are such, a missing number is NaN, a missing text is empty.
+    """
+    always = [column.name for column in table if column.is_always]
+    typed = rows.reindex(columns=list(dict.fromkeys([*always, *rows.columns])))
+    for column in table:
+        if column.name in typed:
+            typed[column.name] = _CASTS[column.type](typed[column.name])
+    return typed
+
+
+def heading(name: str) -> str:
+    """The heading of a column in words, with its unit."""
+    if name.endswith("_ratio"):
+        return heading(name.removesuffix("_ratio")).removesuffix(" (s)")
+    return of(name).heading or name.rpartition(".")[2].replace("_", " ")
+
+
+def said(name: str, text: str) -> str:
+    """A setting as a legend says it, from the text of its value."""
+    template = of(name).said or f"{heading(name)} {{}}"
+    return template.replace("(s)", "s" * (text != "1")).format(text)
+
+
+def number_text(name: str, value: float) -> str:
+    """A number of a column for reading; `-` for one that was not measured."""
+    digits = of(name).digits
+    return number(value) if value != value or not digits else f"{value:{digits}}".removesuffix("%")

@@ -1,0 +1,190 @@
+"""From the records of one run to rows of a study's tables."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bsweep import config as schema
+from bsweep import runlog
+from bsweep.analysis import columns
+from bsweep.analysis.derived import placement
+from bsweep.analysis.numbers import setting_text
+from bsweep.runlog import Run, RunPaths, numbered
+
+Rows = list[dict[str, Any]]
+
+CIFAR10_CLASSES = frozenset(("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"))
+
+# Settings that have a column of a short name, by what the configuration calls them.
+_SHORT_NAMES = {column.source: column.name for column in columns.RUNS if column.source not in ("", "start", "meta")}
+_OF_START = [column.name for column in columns.RUNS if column.source == "start"]
+# Where a run lies and how it was started; and what the `start` record says better.
+_NO_SETTINGS = (
+    "study", "results_dir", "local_batch", "global_batch", "device", "precision", "log_every_steps", "data.download",
+    "allocation.probe", "allocation.devices",
+)  # fmt: skip
+_PATHS = ("data.root", "data.path", "data.tokenizer")
+
+# What an epoch's record has beside the columns of `epochs`.
+NO_COLUMNS = ("schema", "time", "type", "worker_wait_seconds", "servers")
+
+
+def rows_of(run: Run) -> dict[str, Rows]:
+    """The rows of a run by table; without a readable configuration, the one of `runs` has no `local_batch`."""
+    epochs, rounds = numbered(run.records, "epoch"), numbered(run.records, "round")
+    rows = {
+        "runs": [_run_row(run, len(epochs))],
+        "epochs": [{name: value for name, value in epoch.items() if name not in NO_COLUMNS} for epoch in epochs],
+        "servers": _server_rows(epochs),
+        "waits": _wait_rows(epochs),
+        "rounds": _round_rows(rounds),
+        "provenance": [_provenance(run.meta)],
+    }
+    return {name: [{"run_id": run.run_id, **row} for row in of_table] for name, of_table in rows.items()}
+
+
+def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:
+    """One row of `runs`: from the summary; without one from the start record; without that from the config."""
+    start: dict[str, Any] = next((record for record in reversed(run.records) if record["type"] == "start"), {})
+    config, problems = (start["config"], []) if start else _saved_config(run.folder)
+    settings = _settings(config)
+    found_out = _found_out(start)
+    unfinished = {**config, **start, **settings, "status": "unfinished", "epochs": num_epochs}
+    summary = run.summary or unfinished
+    warnings = [*run.warnings, *runlog.warnings(run.records), *problems]
+    return {
+        **settings,
+        **_place(config),
+        **found_out,
+        **{key: summary.get(key) for key in columns.names(columns.RUNS, "promised")},
+        "run_id": run.run_id,
+        "message": summary.get("message") or "",
+        "hardware": _hardware(run.meta),
+        "is_cifar10": settings.get("data") == "cifar10" or found_out["is_cifar10"],
+        "warnings": "\n".join(dict.fromkeys(warnings)),
+    }
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run was told, by the columns of `runs`."""
+    settings = {_SHORT_NAMES.get(key, key): value for key, value in _flatten(config) if _is_setting(key)}
+    for key in _PATHS:
+        if settings.get(key):
+            settings[key] = Path(settings[key]).name  # which data, not where on which machine
+    return settings
+
+
+def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run found out before it trained."""
+    classes = start.get("classes", ())
+    return {
+        **{key: start[key] for key in _OF_START if key in start},
+        "num_classes": len(classes) or None,
+        "num_test": start["num_test"] * (start.get("tokens_per_example") or 1) if start else None,
+        "is_cifar10": set(classes) == CIFAR10_CLASSES,
+    }
+
+
+def _place(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`PLACEMENT_COLUMNS` as far as they were asked for."""
+    launch, strategy, num_workers = config.get("launch", {}), config.get("strategy", {}), config.get("num_workers", 1)
+    has_servers = strategy.get("name") == "parameter_server" and not strategy.get("colocated")
+    num_servers = (strategy.get("num_servers") or max(1, num_workers // 2)) if has_servers else 0
+    nodes = placement(launch.get("hosts"), num_workers, num_servers)
+    limits = [setting_text(limit) for limit in launch.get("memory_limit_mb") or ()]
+    return {
+        "placement": nodes,
+        "network_interface": None if nodes == "1 node" else launch.get("network_interface"),
+        "memory_limit": f"{', '.join(limits if len(set(limits)) > 1 else limits[:1])} MB" if limits else None,
+        "threads": launch.get("threads_per_worker"),
+    }
+
+
+def _saved_config(folder: Path) -> tuple[Mapping[str, Any], list[str]]:
+    """The configuration that waits for its run, both batch sizes filled in, and what was wrong with it."""
+    try:
+        config = schema.read(RunPaths(folder).config)
+    except (OSError, ValueError) as error:
+        return {}, [f"config.yaml cannot be read: {error}"]
+    batches = {"local_batch": config.examples_per_pass, "global_batch": config.examples_per_step}
+    return {**asdict(config), **batches}, []
+
+
+def _server_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
+    """What each parameter server of a run did over its epochs."""
+    rows = []
+    for server, loads in enumerate(zip(*(epoch.get("servers") or () for epoch in epochs), strict=True)):
+        sums = ("received_bytes", "sent_bytes", "busy_seconds", "queue_seconds")
+        row = {name: sum(load[name] for load in loads) for name in sums}
+        row |= {
+            "server": server,
+            "share": loads[-1]["share"],
+            "pushes": sum(sum(load["pushes"]) for load in loads),
+            "max_lead": max(load["max_lead"] for load in loads),
+            "load": row["busy_seconds"] / sum(epoch["train_seconds"] for epoch in epochs),
+        }
+        rows.append(row)
+    return rows
+
+
+def _wait_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
+    waits = zip(*(epoch.get("worker_wait_seconds") or () for epoch in epochs), strict=True)
+    return [{"worker": worker, "wait_seconds": sum(seconds)} for worker, seconds in enumerate(waits)]
+
+
+_BY_WORKER = {
+    "worker": "workers",
+    "local_batch": "local_batches",
+    **{name: name for name in ("local_steps", "began_seconds", "compute_seconds", "idle_seconds")},
+    "exchange_seconds": "exposed_exchange_seconds",
+}
+
+
+def _round_rows(rounds: Sequence[Mapping[str, Any]]) -> Rows:
+    """The rounds of a run by worker."""
+    rows: Rows = []
+    for record in rounds:
+        told = {"exposed_exchange_seconds": record["exchange_seconds"], **record}  # before a record had that name
+        of_all = {name: told[name] for name in ("epoch", "round", "train_loss", "num_examples", "is_whole")}
+        values = zip(*(told[name] for name in _BY_WORKER.values()), strict=True)
+        rows += [of_all | dict(zip(_BY_WORKER, of_worker, strict=True)) for of_worker in values]
+    return rows
+
+
+def _hardware(meta: Mapping[str, Any]) -> str:
+    """GPUs, CPU and cores, in words: what makes times differ. Drivers are in the provenance."""
+    gpus = Counter(line.split(",")[0].strip() for line in meta.get("gpus") or ())
+    parts = [f"{count} x {name}" for name, count in gpus.items()]
+    parts += [str(meta["cpu"])] if meta.get("cpu") else []
+    return ", ".join(parts + ([f"{meta['cores']} core{'s' * (meta['cores'] > 1)}"] if meta.get("cores") else []))
+
+
+def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """`meta.json` by dotted names; its command, as the settings, without where the data lie on which machine."""
+    flat = dict(_flatten(meta))
+    command = flat.get("command") or ""
+    with contextlib.suppress(ValueError):  # an unbalanced quote
+        for word in shlex.split(command):
+            name, _, path = word.partition("=")
+            if name in _PATHS and path:
+                flat["command"] = flat["command"].replace(path, Path(path).name)
+    return flat
+
+
+def _is_setting(key: str) -> bool:
+    return key in _SHORT_NAMES or (key not in _NO_SETTINGS and not key.startswith("launch."))
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            is_list = isinstance(value, list | tuple)
+            yield f"{prefix}{key}", ", ".join(map(setting_text, value)) if is_list else value

@@ -1,0 +1,112 @@
+"""A study in memory: its tables, with the types and the order that readers may count on, and what to know of them."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bsweep.analysis import columns
+from bsweep.analysis.derived import of_rounds, with_derived
+from bsweep.analysis.numbers import setting_text
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Study:
+    """What was measured, in tables that have at least the columns that `bsweep.analysis.columns` says of each.
+
+    `runs` has a row a run and goes on with every other setting by its dotted name, such as `optimizer.momentum`. Of
+    runs that end with a round, `train_loss` is the last round's and `train_accuracy` NaN, for their last epoch is a
+    fragment. `placement` says on how many nodes, and `threads` with how many each, workers ran. `learning_rate` is the
+    rate after its rule, before warm-up and schedule, of the first worker; `local_batches` is what each worker took
+    where not all took `local_batch`, such as `8/8/32/16`; `num_test` counts the answers that a test accuracy is a mean
+    over (of a text its tokens), each one of `num_classes`. `epochs` has a row a run and epoch. `provenance` has a row a
+    run: `run_id` and what its `meta.json` says, by dotted names. `servers` has a row a run and parameter server, summed
+    over epochs (the largest `max_lead`); `pushes` are all workers', `load` is the busy part of the training time.
+    `waits` has the seconds that each worker of a run waited for slower ones. `rounds` has a row a run, round and
+    worker, with the seconds that `bsweep.runlog.Round` tells apart; `train_loss` and `num_examples` are the whole
+    round's.
+    """
+
+    name: str
+    folder: Path
+    runs: pd.DataFrame
+    epochs: pd.DataFrame
+    warnings: tuple[str, ...]
+    provenance: pd.DataFrame
+    servers: pd.DataFrame
+    waits: pd.DataFrame
+    rounds: pd.DataFrame
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {text}" for name, text in self._in_short().items())
+
+    def _repr_html_(self) -> str:
+        rows = (f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in self._in_short().items())
+        return f"<table>{''.join(rows)}</table>"
+
+    def _in_short(self) -> dict[str, str]:
+        """Five lines: what the study is called, how its runs ended, its grid, its seeds, its time and hardware."""
+        runs, seconds = self.runs, self.runs["train_seconds"].dropna()
+        statuses = Counter(runs["status"].str.replace("_", " ")).most_common()
+        batches, workers = _values(runs["local_batch"]), _values(runs["num_workers"])
+        lasted = f"{seconds.sum():,.0f} s in all, {seconds.min():,.0f} to {seconds.max():,.0f} s a run"
+        where = "; ".join(sorted(set(runs["hardware"]) - {""}))
+        return {
+            "study": self.name,
+            "runs": f"{len(runs)} ({', '.join(f'{count} {status}' for status, count in statuses)})",
+            "grid": f"local batch {batches} on {workers} worker{'s' * (workers != '1')}; {_values(runs['strategy'])}",
+            "seeds": _values(runs["seed"]),
+            "training time": "; ".join(filter(None, (lasted if len(seconds) else "none measured", where))),
+        }
+
+
+def study_of(
+    folder: Path, provenance: pd.DataFrame, tables: Mapping[str, pd.DataFrame], left_out: Sequence[str] = ()
+) -> Study:
+    """A study of tables by name, those that are missing empty, and of the runs that had to be left out."""
+    typed = {name: columns.as_table(tables.get(name, pd.DataFrame()), of) for name, of in columns.TABLES.items()}
+    runs = with_derived(typed.pop("runs"), typed["rounds"])
+    runs = runs.sort_values(["strategy", "num_workers", "local_batch", "seed", "run_id"], ignore_index=True)
+    lost = (f"{_some(left_out)}: left out, for want of a readable config.yaml.",) if left_out else ()
+    warnings = (*lost, *_warnings(runs, provenance))
+    return Study(folder.resolve().name, folder, runs=runs, warnings=warnings, provenance=provenance, **typed)
+
+
+def ends_in_rounds(study: Study) -> bool:
+    """Whether runs were to end with a round rather than an epoch, so that they differ in how much they train."""
+    return bool(of_rounds(study.runs).any())
+
+
+def _values(column: pd.Series[Any], most: int = 8) -> str:
+    """The different values of a column, or of many the ends."""
+    found = [setting_text(value) for value in sorted(column.unique())]
+    return ", ".join(found) if len(found) <= most else f"{found[0]} to {found[-1]} ({len(found)} values)"
+
+
+def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
+    """What a reader of the numbers should know, each thing once: of the whole study first, then of runs."""
+    unfinished = list(runs.loc[runs["status"] == "unfinished", "run_id"])
+    if unfinished:
+        yield f"{_some(unfinished)}: unfinished (still training, or ended together with the launcher)."
+    hardware = sorted(set(runs["hardware"]) - {""})
+    if len(hardware) > 1:
+        names = "; ".join(hardware)
+        yield f"Runs on different hardware are kept in separate curves, whose times do not compare: {names}."
+    if "commit" in provenance and provenance["commit"].nunique() > 1:
+        yield f"The runs come from {provenance['commit'].nunique()} different commits: see the provenance."
+    said: dict[str, list[str]] = {}
+    for run_id, text in zip(runs["run_id"], runs["warnings"], strict=True):
+        for line in text.split("\n") if text else ():
+            said.setdefault(line, []).append(run_id)
+    yield from (f"{_some(run_ids)}: {line}" for line, run_ids in said.items())
+
+
+def _some(run_ids: Sequence[str]) -> str:
+    shown = ", ".join(run_ids[:3])
+    return f"{shown} and {len(run_ids) - 3} more" if len(run_ids) > 3 else shown
