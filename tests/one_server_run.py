@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from bsweep import optim
 from bsweep.config import RunConfig, read, save
-from bsweep.errors import errors_reported
+from bsweep.errors import WorkerLost, errors_reported
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
-from bsweep.strategies import WorkerLost
 from bsweep.strategies.parameter_server import ParameterServer, serve
 from bsweep.strategies.server import Server
 from bsweep.strategies.server_links import Arrival

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bsweep.data.augment import crop_and_flip, normalize
-from bsweep.data.randomness import random_bits
+from bsweep.randomness import random_bits
 
 MASK = (1 << 64) - 1
 

@@ -33,7 +33,7 @@ def main(out: Path) -> None:
             for size in SIZES:
                 wire, values = Wire(group, rank, p), vector(rank, size)
                 algorithm(values, wire)
-                results[p, name, size] = (values, wire.sent_bytes, wire.num_steps)
+                results[p, name, size] = (values, wire.sent_bytes, wire.exchange_steps)
     torch.save(results, out / f"{rank}.pt")
     dist.destroy_process_group()
 

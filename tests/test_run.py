@@ -17,10 +17,10 @@ import torch
 
 from bsweep import launch, worker
 from bsweep.config import HorovodrunConfig
-from bsweep.data.randomness import seed_of
 from bsweep.errors import errors_reported
 from bsweep.launch.processes import environment
 from bsweep.place import Place, num_cores
+from bsweep.randomness import seed_of
 from bsweep.runlog import RunPaths, read_records
 from tests.running import TINY, bsweep, compose, imported_first, popen, struck, tool, workers_left
 

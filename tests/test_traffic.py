@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from bsweep.compression.base import Group
 from bsweep.place import Place
-from bsweep.strategies.base import Group, Traffic
+from bsweep.runlog import Traffic
 from bsweep.strategies.summing import Summing
 from tests.running import compose
 

@@ -12,7 +12,10 @@ import torch
 from bsweep import runlog
 from bsweep.place import Place
 from bsweep.runlog import RunPaths, Status
-from bsweep.strategies.base import WorkerLost
+
+
+class WorkerLost(RuntimeError):
+    """Another worker ended while this one waited for it: a consequence, not the cause of a failure."""
 
 
 class Diverged(ArithmeticError):
@@ -21,6 +24,17 @@ class Diverged(ArithmeticError):
 
 class Stopped(RuntimeError):
     """The run ended before its time, on record and in a state that a later run goes on from."""
+
+
+@contextmanager
+def worker_lost(broken: type[Exception] = RuntimeError) -> Iterator[None]:
+    """What an exchange raises when a connection breaks, as `WorkerLost`."""
+    try:
+        yield
+    except broken as error:
+        if is_out_of_memory(error):
+            raise
+        raise WorkerLost(f"the exchange broke off, another worker has probably ended: {error}") from error
 
 
 _REPORTED = "bsweep_reported"

@@ -109,6 +109,43 @@ class Step:
     type: str = "step"
 
 
+@dataclass(frozen=True)
+class ServerLoad:
+    """What one parameter server did since the last report.
+
+    `share` is its part of all parameters. `queue_seconds` sums the time that pushes waited for it to be free,
+    `busy_seconds` the time it received, updated and sent.
+    """
+
+    share: float
+    received_bytes: int
+    sent_bytes: int
+    pushes: tuple[int, ...]  # by worker
+    max_lead: int  # clocks by which an answered worker was ahead of the slowest
+    busy_seconds: float
+    queue_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What the exchanges of an epoch cost; None is not measured, or of a codec that there is none.
+
+    Bytes are means over workers. `exchange_steps`: messages that had to follow one another, of the worker with most.
+    `exchange_seconds`: while data travelled and nobody waited, hidden behind computing or not.
+    `exposed_exchange_seconds`: the part of that which computing did not hide. `codec_seconds`: compressing and
+    decompressing, the mean of workers. `worker_wait_seconds`: ready to send until the slowest was, by worker.
+    """
+
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    exchange_steps: int | None = None
+    exchange_seconds: float | None = None
+    exposed_exchange_seconds: float | None = None
+    codec_seconds: float | None = None
+    worker_wait_seconds: tuple[float, ...] | None = None
+    servers: tuple[ServerLoad, ...] | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
     """One finished epoch. Times in seconds, rates per second, `None` for what was not measured.
@@ -122,7 +159,7 @@ class Epoch:
     `wait_seconds` the mean time for which a worker was ready to send and waited for the slowest, `worker_wait_seconds`
     each worker's. `sent_bytes` is the mean over workers, `exchange_steps` counts messages that had to follow one
     another, on the worker with most of them. `servers` says what each parameter server did, see
-    `bsweep.strategies.base.ServerLoad`.
+    `ServerLoad`.
     """
 
     epoch: int  # from 1

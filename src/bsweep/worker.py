@@ -19,10 +19,10 @@ from bsweep import data, loop, memory, models, optim, runlog, strategies
 from bsweep.clock import Slowdown
 from bsweep.config import RunConfig, read
 from bsweep.data.dataset import Dataset
-from bsweep.data.randomness import seed_of
 from bsweep.errors import Diverged, Stopped, errors_reported
 from bsweep.loop import Job
 from bsweep.place import Place
+from bsweep.randomness import seed_of
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.strategies import Strategy
 from bsweep.vector import Vector

@@ -24,7 +24,7 @@ from bsweep.config import (
     TernGradConfig,
     TopKConfig,
 )
-from bsweep.data.randomness import seed_of
+from bsweep.randomness import seed_of
 from bsweep.vector import Flat
 
 

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Protocol
 
 from torch import Tensor
 
-from bsweep.strategies.base import Group
+
+class Group(Protocol):
+    """What a codec may ask of the workers' connection: sums and copies of what all of them have."""
+
+    rank: int
+    num_workers: int
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum `tensor` over workers, in place."""
+
+    def all_gather(self, payload: Tensor) -> list[Tensor]:
+        """Every worker's `payload` (1-d, of the same size and type on all), by rank."""
 
 
 class Codec(ABC):

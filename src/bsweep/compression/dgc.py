@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from bsweep.compression.base import Group
 from bsweep.compression.topk import TopK
 from bsweep.config import DGCConfig
-from bsweep.strategies.base import Group
 
 
 class DGC(TopK):

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bsweep.compression.base import Codec
-from bsweep.strategies.base import Group
+from bsweep.compression.base import Codec, Group
 
 
 class FP16(Codec):

@@ -12,9 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from bsweep.compression.base import Codec
+from bsweep.compression.base import Codec, Group
 from bsweep.config import PowerSGDConfig
-from bsweep.strategies.base import Group
 from bsweep.vector import Flat, Slice
 
 

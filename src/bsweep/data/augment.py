@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bsweep.data.randomness import random_bits
+from bsweep.randomness import random_bits
 
 
 def crop_and_flip(images: Tensor, indices: Tensor, *, seed: int, epoch: int, padding: int, flip: bool) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bsweep.data.randomness import random_bits
+from bsweep.randomness import random_bits
 
 _CHUNK = 256  # images counted at once
 

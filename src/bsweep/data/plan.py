@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bsweep.data.randomness import random_bits
+from bsweep.randomness import random_bits
 
 
 def epoch_order(num_examples: int, *, seed: int, epoch: int) -> Tensor:

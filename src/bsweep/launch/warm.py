@@ -23,11 +23,10 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
 from bsweep import worker
 from bsweep.config import RunConfig
-from bsweep.errors import Diverged, spoils_process, status_of
+from bsweep.errors import Diverged, WorkerLost, spoils_process, status_of
 from bsweep.launch.outcome import Outcome, recorded
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
-from bsweep.strategies import WorkerLost
 from bsweep.strategies.horovod import KNOBS
 
 

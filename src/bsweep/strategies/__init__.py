@@ -14,10 +14,10 @@ from bsweep.config import (
 )
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
-from bsweep.strategies.base import Strategy, Traffic, WorkerLost
+from bsweep.strategies.base import Strategy
 from bsweep.strategies.single import Single
 
-__all__ = ["Strategy", "Traffic", "WorkerLost", "build", "serve"]
+__all__ = ["Strategy", "build", "serve"]
 
 
 def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:

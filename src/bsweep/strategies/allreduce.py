@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from bsweep.config import Algorithm, RunConfig
+from bsweep.errors import worker_lost
 from bsweep.place import Place
 from bsweep.strategies.collectives import Wire
-from bsweep.strategies.process_group import TorchStrategy, worker_lost
+from bsweep.strategies.process_group import TorchStrategy
 from bsweep.strategies.summing import Summing
 from bsweep.vector import Flat
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,62 +16,8 @@ from torch.optim import Optimizer
 from bsweep.config import RunConfig
 from bsweep.data.plan import Share
 from bsweep.place import Place
-from bsweep.runlog import Record
+from bsweep.runlog import Record, Traffic
 from bsweep.vector import Flat
-
-
-class WorkerLost(RuntimeError):
-    """Another worker ended while this one waited for it: a consequence, not the cause of a failure."""
-
-
-@dataclass(frozen=True)
-class ServerLoad:
-    """What one parameter server did since the last report.
-
-    `share` is its part of all parameters. `queue_seconds` sums the time that pushes waited for it to be free,
-    `busy_seconds` the time it received, updated and sent.
-    """
-
-    share: float
-    received_bytes: int
-    sent_bytes: int
-    pushes: tuple[int, ...]  # by worker
-    max_lead: int  # clocks by which an answered worker was ahead of the slowest
-    busy_seconds: float
-    queue_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """What the exchanges of an epoch cost; None is not measured, or of a codec that there is none.
-
-    Bytes are means over workers. `exchange_steps`: messages that had to follow one another, of the worker with most.
-    `exchange_seconds`: while data travelled and nobody waited, hidden behind computing or not.
-    `exposed_exchange_seconds`: the part of that which computing did not hide. `codec_seconds`: compressing and
-    decompressing, the mean of workers. `worker_wait_seconds`: ready to send until the slowest was, by worker.
-    """
-
-    sent_bytes: int | None = None
-    received_bytes: int | None = None
-    exchange_steps: int | None = None
-    exchange_seconds: float | None = None
-    exposed_exchange_seconds: float | None = None
-    codec_seconds: float | None = None
-    worker_wait_seconds: tuple[float, ...] | None = None
-    servers: tuple[ServerLoad, ...] | None = None
-
-
-class Group(Protocol):
-    """What a codec may ask of the workers' connection: sums and copies of what all of them have."""
-
-    rank: int
-    num_workers: int
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Sum `tensor` over workers, in place."""
-
-    def all_gather(self, payload: Tensor) -> list[Tensor]:
-        """Every worker's `payload` (1-d, of the same size and type on all), by rank."""
 
 
 @dataclass
@@ -80,7 +26,7 @@ class Meter:
 
     sent_bytes: int = 0
     received_bytes: int = 0
-    num_steps: int = 0
+    exchange_steps: int = 0
     seconds: list[float] = field(default_factory=list)  # one for each exchange, waiting for others included
     codec_seconds: float | None = None
 
@@ -194,15 +140,15 @@ class Strategy(ABC):
         All workers leave an exchange together, and the last to arrive waits for nobody: its time is the exchange.
         """
         meter, self.meter = self.meter, Meter()
-        counts = [meter.sent_bytes, meter.received_bytes, meter.num_steps, meter.codec_seconds or 0.0]
+        counts = [meter.sent_bytes, meter.received_bytes, meter.exchange_steps, meter.codec_seconds or 0.0]
         every = self.gather(torch.tensor([*counts, *meter.seconds], dtype=torch.float64))
-        sent, received, num_steps, codec_seconds = every[:, : len(counts)].T
+        sent, received, exchange_steps, codec_seconds = every[:, : len(counts)].T
         seconds = every[:, len(counts) :]
         exchange = float(seconds.min(dim=0).values.sum())  # 0 where there was none
         return Traffic(
             sent_bytes=int(sent.mean()),
             received_bytes=int(received.mean()),
-            exchange_steps=int(num_steps.max()),
+            exchange_steps=int(exchange_steps.max()),
             exchange_seconds=None if self.hides_exchange else exchange,
             exposed_exchange_seconds=exchange,
             codec_seconds=None if meter.codec_seconds is None else float(codec_seconds.mean()),

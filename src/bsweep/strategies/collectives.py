@@ -25,12 +25,12 @@ class Wire:
         self.reset()
 
     def reset(self) -> None:
-        self.sent_bytes = self.received_bytes = self.num_steps = 0
+        self.sent_bytes = self.received_bytes = self.exchange_steps = 0
 
-    def count(self, num_bytes: int, num_steps: int) -> None:
+    def count(self, num_bytes: int, exchange_steps: int) -> None:
         self.sent_bytes += num_bytes
         self.received_bytes += num_bytes
-        self.num_steps += num_steps
+        self.exchange_steps += exchange_steps
 
     def exchange(self, send: Tensor, to: int, receive: Tensor, source: int) -> None:
         """Send and receive at once."""
@@ -44,7 +44,7 @@ class Wire:
             work.wait()
         self.sent_bytes += send.numel() * send.element_size()
         self.received_bytes += receive.numel() * receive.element_size()
-        self.num_steps += 1
+        self.exchange_steps += 1
 
     def send(self, tensor: Tensor, to: int) -> None:
         self.exchange(tensor, to, tensor[:0], to)
@@ -62,8 +62,8 @@ class Wire:
 def native(vector: Tensor, wire: Wire) -> None:
     """Gloo's or NCCL's own; counted as the ring that Gloo's is and NCCL's usually is."""
     dist.all_reduce(vector, group=wire.group)
-    num_steps = 2 * (wire.num_workers - 1)
-    wire.count(num_steps * vector.numel() * vector.element_size() // wire.num_workers, num_steps)
+    exchange_steps = 2 * (wire.num_workers - 1)
+    wire.count(exchange_steps * vector.numel() * vector.element_size() // wire.num_workers, exchange_steps)
 
 
 def ring(vector: Tensor, wire: Wire) -> None:

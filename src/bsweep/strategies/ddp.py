@@ -14,9 +14,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from bsweep.config import DDPConfig, RunConfig
+from bsweep.errors import worker_lost
 from bsweep.place import Place
-from bsweep.strategies.base import Meter, Traffic
-from bsweep.strategies.process_group import TorchStrategy, worker_lost
+from bsweep.runlog import Traffic
+from bsweep.strategies.base import Meter
+from bsweep.strategies.process_group import TorchStrategy
 
 # torch 2.13: where DDP's reducer drops the last reference to a group, it joins Gloo's threads with Python's lock held,
 # which one of them may be waiting for. So another reference stays.

@@ -24,10 +24,11 @@ from torch.optim import SGD, Optimizer
 from bsweep import allocation
 from bsweep.config import AdaptiveConfig, DiLoCoConfig, NetworkAwareConfig, RunConfig, SGDConfig
 from bsweep.data.plan import Share
+from bsweep.errors import WorkerLost
 from bsweep.place import Place
-from bsweep.runlog import Event, Round
+from bsweep.runlog import Event, Round, Traffic
 from bsweep.strategies import clocks
-from bsweep.strategies.base import Meter, Strategy, Traffic, WorkerLost
+from bsweep.strategies.base import Meter, Strategy
 from bsweep.strategies.roll_call import RollCall
 from bsweep.strategies.summing import Summing
 from bsweep.vector import Anchor, Flat
@@ -139,13 +140,13 @@ class DiLoCo(Strategy):
 
     def traffic(self) -> Traffic:
         meter, self._exchange.meter = self._exchange.meter, Meter()
-        counts = torch.tensor([meter.sent_bytes, meter.received_bytes, meter.num_steps], dtype=torch.float64)
-        sent, received, num_steps = self.gather(counts).T
+        counts = torch.tensor([meter.sent_bytes, meter.received_bytes, meter.exchange_steps], dtype=torch.float64)
+        sent, received, exchange_steps = self.gather(counts).T
         seconds, self._of_epoch = self._of_epoch, OfEpoch(torch.zeros_like(self._of_epoch.waits))
         return Traffic(
             sent_bytes=int(sent.mean()),
             received_bytes=int(received.mean()),
-            exchange_steps=int(num_steps.max()),
+            exchange_steps=int(exchange_steps.max()),
             exchange_seconds=seconds.exchange,
             exposed_exchange_seconds=seconds.exposed if self._strategy.overlap else seconds.exchange,
             codec_seconds=seconds.codec if self._exchange.has_codec else None,

@@ -7,8 +7,7 @@ vector goes in one call, or in a few `buckets` that travel while the backward pa
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bsweep.config import HorovodConfig, RunConfig
+from bsweep.errors import worker_lost
 from bsweep.place import Place
-from bsweep.strategies.base import WorkerLost
 from bsweep.strategies.summing import Summing
 from bsweep.vector import Flat
 
@@ -71,7 +70,7 @@ class Horovod(Summing):
         # A Horovod without NCCL copies GPU tensors to the host without waiting for the copy: it gets host tensors.
         self._through_host = vector.gradients.is_cuda and not self._hvd.nccl_built()
         start = vector.parameters.cpu() if self._through_host else vector.parameters
-        with _worker_lost():
+        with self._worker_lost():
             self._hvd.broadcast_(start, root_rank=0, name="parameters")
         vector.parameters.copy_(start)
         if len(self._buckets) > 1:
@@ -97,10 +96,10 @@ class Horovod(Summing):
 
     def all_gather(self, payload: Tensor) -> list[Tensor]:
         wire = payload.cpu() if self._through_host else payload
-        with _worker_lost():
+        with self._worker_lost():
             every: Tensor = self._hvd.allgather(wire.unsqueeze(0), name=f"gather.{payload.numel()}.{payload.dtype}")
         num_bytes = (self.num_workers - 1) * payload.numel() * payload.element_size()
-        self.meter.num_steps += self.num_workers - 1
+        self.meter.exchange_steps += self.num_workers - 1
         self.meter.sent_bytes += num_bytes
         self.meter.received_bytes += num_bytes
         return list(every.to(payload.device))
@@ -108,7 +107,7 @@ class Horovod(Summing):
     def gather(self, values: Tensor) -> Tensor:
         if self.num_workers == 1:
             return values.unsqueeze(0)
-        with _worker_lost():
+        with self._worker_lost():
             every: Tensor = self._hvd.allgather(values.unsqueeze(0), name=f"gather.{values.numel()}.{values.dtype}")
         return every
 
@@ -140,18 +139,23 @@ class Horovod(Summing):
     def _start(self, part: Tensor, name: str) -> tuple[int, Tensor]:
         """Start a sum over workers; its handle, and the tensor that travels."""
         wire = part.cpu() if self._through_host else part
-        with _worker_lost():
+        with self._worker_lost():
             handle: int = self._hvd.allreduce_async_(wire, op=self._operation, name=name)
         # Each worker sends (p - 1) / p of the vector in the reduce-scatter and again in the all-gather.
-        num_steps = 2 * (self.num_workers - 1)
-        num_bytes = num_steps * wire.numel() * wire.element_size() // self.num_workers
-        self.meter.num_steps += num_steps
+        exchange_steps = 2 * (self.num_workers - 1)
+        num_bytes = exchange_steps * wire.numel() * wire.element_size() // self.num_workers
+        self.meter.exchange_steps += exchange_steps
         self.meter.sent_bytes += num_bytes
         self.meter.received_bytes += num_bytes
         return handle, wire
 
+    def _worker_lost(self) -> AbstractContextManager[None]:
+        from horovod.common.exceptions import HorovodInternalError
+
+        return worker_lost(HorovodInternalError)
+
     def _finish(self, handle: int, wire: Tensor, part: Tensor) -> None:
-        with _worker_lost():
+        with self._worker_lost():
             self._hvd.synchronize(handle)
         if self._through_host:
             part.copy_(wire)
@@ -166,13 +170,3 @@ class _Bucket:
         self.num_missing = 0
         self.wire = torch.empty(0)
         self.handle: int | None = None
-
-
-@contextmanager
-def _worker_lost() -> Iterator[None]:
-    from horovod.common.exceptions import HorovodInternalError
-
-    try:
-        yield
-    except HorovodInternalError as error:
-        raise WorkerLost(f"the exchange broke off, another worker has probably ended: {error}") from error

@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 
 from bsweep import sharding
 from bsweep.config import ParameterServerConfig, RunConfig
-from bsweep.errors import errors_reported
+from bsweep.errors import WorkerLost, errors_reported
 from bsweep.place import Place
-from bsweep.runlog import RunPaths
-from bsweep.strategies.base import Meter, Traffic, WorkerLost
+from bsweep.runlog import RunPaths, Traffic
+from bsweep.strategies.base import Meter
 from bsweep.strategies.process_group import TorchStrategy, join
 from bsweep.strategies.server import Server, decode_load, encode_layout, report_size
 from bsweep.strategies.server_links import Inbox, Kind, Request, ToRemoteServer, ToRemoteWorker, ToServer, Within

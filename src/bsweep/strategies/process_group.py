@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -13,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bsweep.config import Algorithm, DiLoCoConfig, ProcessesConfig, RunConfig
-from bsweep.errors import is_out_of_memory
+from bsweep.errors import worker_lost
 from bsweep.place import Place
-from bsweep.strategies.base import Strategy, WorkerLost
+from bsweep.strategies.base import Strategy
 from bsweep.strategies.collectives import ALGORITHMS, Wire
 from bsweep.vector import Flat
 
@@ -60,7 +58,7 @@ class TorchStrategy(Strategy):
     def _count(self) -> None:
         self.meter.sent_bytes += self._wire.sent_bytes
         self.meter.received_bytes += self._wire.received_bytes
-        self.meter.num_steps += self._wire.num_steps
+        self.meter.exchange_steps += self._wire.exchange_steps
         self._wire.reset()
 
     def close(self) -> None:
@@ -81,14 +79,3 @@ def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
         world = dist.new_group(list(range(place.num_workers)), timeout=timeout)
     assert world is not None
     return world
-
-
-@contextmanager
-def worker_lost() -> Iterator[None]:
-    """What torch.distributed raises when a connection breaks, as `WorkerLost`."""
-    try:
-        yield
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-        raise WorkerLost(f"the exchange broke off, another worker has probably ended: {error}") from error

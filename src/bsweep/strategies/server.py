@@ -17,7 +17,8 @@ from torch import Tensor
 
 from bsweep import optim
 from bsweep.config import ParameterServerConfig, RunConfig
-from bsweep.strategies.base import ServerLoad, WorkerLost
+from bsweep.errors import WorkerLost
+from bsweep.runlog import ServerLoad
 from bsweep.strategies.server_links import Arrival, Inbox, Kind, ToWorker
 from bsweep.vector import Shard, Slice
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bsweep.strategies.base import Strategy, Traffic
+from bsweep.runlog import Traffic
+from bsweep.strategies.base import Strategy
 from bsweep.vector import Flat
 
 
