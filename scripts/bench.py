@@ -121,10 +121,11 @@ def core_of(job: Job, batch: torch.Tensor) -> Callable[[], object]:
     labels = job.dataset.train_labels[batch.to(job.device)]
 
     def step() -> None:
-        job.vector.zero_gradients()
+        job.vector.drop_gradients()
         with job.autocast():
             logits = job.model(images)
         (loop.cross_entropy(logits, labels) / 64).backward()
+        job.vector.collect_gradients()
         job.optimizer.step()
 
     return step

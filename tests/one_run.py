@@ -10,7 +10,6 @@ import gc
 import itertools
 import json
 import os
-import socket
 import sys
 import time
 from pathlib import Path
@@ -23,7 +22,7 @@ from bsweep.loop import Job
 from bsweep.place import Place, inside_horovodrun
 from bsweep.runlog import RunPaths, read_records
 from bsweep.vector import Vector
-from tests.running import compose
+from tests.running import compose, free_port
 
 _PLAIN_STEP, _PLAIN_CROP = loop.train_step, augment.crop_and_flip
 
@@ -91,9 +90,7 @@ def _meet_anew(port_file: Path) -> None:
     if inside_horovodrun() or "RANK" not in os.environ:
         return
     if os.environ["RANK"] == "0":
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port_file.with_suffix(".tmp").write_text(str(free.getsockname()[1]))
+        port_file.with_suffix(".tmp").write_text(str(free_port()))
         port_file.with_suffix(".tmp").rename(port_file)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=_awaited(port_file), TORCHELASTIC_USE_AGENT_STORE="False")
 

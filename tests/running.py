@@ -57,11 +57,18 @@ def popen(
     )
 
 
+def free_port() -> int:
+    """A port that nothing listens on, and that the system gives to no connection of its own meanwhile."""
+    while True:
+        port = random.randrange(10_000, 32_768)  # where Linux takes ports for connections, it begins above
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+
+
 def ranks(num_processes: int) -> list[dict[str, str]]:
     """The variables that torchrun gives to each of its processes, and where they meet."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     size = {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
     return [{**there, **size, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from bsweep import models
 from bsweep.analysis.sharding import VGG16_LAYERS
 from bsweep.config import LlamaConfig, VGG16Config
+from bsweep.models import resnet18, taps
 from bsweep.models.llama import Llama, rotary_table, rotate
 from tests.running import compose
 
@@ -40,6 +42,47 @@ def test_the_layer_table_of_the_sharding_model_is_vgg16s() -> None:
         layer = name.rpartition(".")[0]
         layers[layer] = layers.get(layer, 0) + parameter.numel()
     assert tuple(layers.values()) == VGG16_LAYERS
+
+
+@pytest.mark.parametrize("stem", ["imagenet", "cifar"])
+@pytest.mark.parametrize("side", [8, 32, 33])
+def test_taps_that_meet_padding_alone_are_left_out_and_nothing_changes(stem: str, side: int) -> None:
+    torch.manual_seed(0)
+    plain = resnet18.build(stem, num_classes=10, in_channels=3).double()  # type: ignore[arg-type]
+    trimmed = taps.trim(copy.deepcopy(plain))
+    images = torch.randn(6, 3, side, side, dtype=torch.float64)
+    for model in (plain, trimmed):
+        model(images).square().sum().backward()
+    for (name, parameter), other in zip(plain.named_parameters(), trimmed.parameters(), strict=True):
+        assert parameter.grad is not None and other.grad is not None
+        torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-9, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, 7])
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("padding", [0, 1, 3])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_trimmed_convolution_is_the_whole_one(kernel: int, stride: int, padding: int, dilation: int) -> None:
+    torch.manual_seed(0)
+    whole = torch.nn.Conv2d(2, 4, kernel, stride, padding, dilation, groups=2).double()
+    trimmed = taps.trim(torch.nn.Sequential(copy.deepcopy(whole)))
+    for height, width in ((1, 1), (2, 1), (3, 4), (9, 2)):
+        images = torch.randn(3, 2, height, width, dtype=torch.float64)
+        if min(height, width) + 2 * padding > dilation * (kernel - 1):
+            torch.testing.assert_close(trimmed(images), whole(images), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("side", "expected"),
+    [
+        ((1, 3, 1, 1, 1), (1, 2, 0)),
+        ((2, 3, 2, 1, 1), (1, 3, 0)),
+        ((2, 3, 1, 1, 1), (0, 3, 1)),
+        ((4, 7, 2, 3, 1), (1, 7, 2)),
+    ],
+)
+def test_useful_taps_are_those_that_meet_data(side: tuple[int, ...], expected: tuple[int, int, int]) -> None:
+    assert taps.useful_taps(*side) == expected
 
 
 def llama(name: str, vocabulary_size: int = 256) -> Llama:

@@ -8,7 +8,6 @@ import itertools
 import os
 import queue
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from bsweep.strategies.server import Server, encode_layout
 from bsweep.strategies.server_links import Arrival, Inbox, Kind, Request, ToWorker, Within
 from bsweep.vector import Slice
 from tests.one_server_run import Case, gradient, learning_rate, make_vector
-from tests.running import ROOT, Fork, compose
+from tests.running import ROOT, Fork, compose, free_port
 from tests.test_sharding import SHARDINGS
 
 PLAIN = ("optimizer.momentum=0", "optimizer.nesterov=false", "optimizer.weight_decay=0")
@@ -43,13 +42,6 @@ def configure(*overrides: str) -> RunConfig:
         "strategy.chunk_bytes=256",
         *overrides,
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def start(folder: Path, names: list[str], num_processes: int) -> list[Fork]:

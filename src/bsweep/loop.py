@@ -119,7 +119,7 @@ def warm_up(job: Job) -> None:
     with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
         logits = job.model(job.inputs(job.dataset.train_inputs[indices]))
     cross_entropy(logits, job.dataset.train_labels[indices].long()).backward()
-    job.vector.zero_gradients()
+    job.vector.collect_gradients()
     for buffer, before in zip(job.model.buffers(), statistics, strict=True):
         buffer.copy_(before)
 
@@ -237,7 +237,7 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int) -> Tensor:
     parts = (plan.worker_part(part, i, config.accumulation_steps) for i in range(config.accumulation_steps))
     passes = [indices for indices in parts if len(indices)]
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
-    job.vector.zero_gradients()
+    job.vector.drop_gradients()
     with job.slowdown.step(len(part)):
         # A worker that has no example of a tail computes one that counts nothing: some exchanges travel within a pass.
         for number, indices in enumerate(passes or [batch[:1]], 1):
@@ -252,6 +252,7 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int) -> Tensor:
                 (loss * (bool(passes) / num_labels)).backward()
             if passes:
                 totals += _score(loss, logits, labels)
+        job.vector.collect_gradients()
     job.strategy.step()
     return totals
 

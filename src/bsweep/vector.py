@@ -7,7 +7,7 @@ Whatever travels between workers is a slice of these two. The model's tensors ar
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -63,20 +63,40 @@ class Vector(Flat):
     """The model's parameters and gradients as two flat tensors of `num_parameters` elements.
 
     Matrices come first and vectors (biases, normalisation scales) last, each in the model's order, so that weight
-    decay on matrices alone is one slice. Gradients accumulate in place: call `zero_gradients` before each step.
+    decay on matrices alone is one slice. A step begins with `drop_gradients`, and after its backward passes
+    `collect_gradients` brings them into the vector: one copy, where accumulating there would take zeroing and adding.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.tensors = tuple(tensor for _, _, tensor in _matrices_first(model))
         super().__init__(layout(model), self.tensors[0].dtype, self.tensors[0].device)
+        self._gradient_views: dict[nn.Parameter, Tensor] = {}
         for part, tensor in zip(self.slices, self.tensors, strict=True):
             view = _like(self.parameters[part.start : part.stop], tensor)
             view.copy_(tensor.detach())
             tensor.data = view
-            tensor.grad = _like(self.gradients[part.start : part.stop], tensor)
+            self._gradient_views[tensor] = tensor.grad = _like(self.gradients[part.start : part.stop], tensor)
 
-    def zero_gradients(self) -> None:
-        self.gradients.zero_()
+    def drop_gradients(self) -> None:
+        for tensor in self.tensors:
+            tensor.grad = None
+
+    def collect_gradients(self, tensors: Iterable[nn.Parameter] | None = None) -> None:
+        """Copy what backward passes left at `tensors` (by default at all) into the vector; `grad` is its view again.
+
+        A tensor that no pass reached has a gradient of zero. One whose gradient is in the vector already keeps it.
+        """
+        views, gradients = [], []
+        for tensor in self.tensors if tensors is None else tensors:
+            view, gradient = self._gradient_views[tensor], tensor.grad
+            tensor.grad = view
+            if gradient is None:
+                view.zero_()
+            elif gradient is not view:
+                views.append(view)
+                gradients.append(gradient)
+        if views:
+            torch._foreach_copy_(views, gradients)
 
 
 class Anchor(Flat):

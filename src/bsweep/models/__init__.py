@@ -25,12 +25,12 @@ def build(config: AnyModel, *, num_classes: int, shape: tuple[int, ...]) -> nn.M
     For examples of `shape` (C, H, W) it maps images (B, C, H, W) to logits (B, num_classes); a language model maps
     tokens (B, T) to logits (B, T, num_classes).
     """
-    from bsweep.models import llama, resnet18, tiny_cnn, vgg16  # here, for `check` needs no torch
+    from bsweep.models import llama, resnet18, taps, tiny_cnn, vgg16  # here, for `check` needs no torch
 
     in_channels = shape[0]
     match config:
         case ResNet18Config():
-            return resnet18.build(config.stem, num_classes=num_classes, in_channels=in_channels)
+            return taps.trim(resnet18.build(config.stem, num_classes=num_classes, in_channels=in_channels))
         case VGG16Config():
             return vgg16.build(config.dropout, num_classes=num_classes, in_channels=in_channels)
         case TinyCNNConfig():

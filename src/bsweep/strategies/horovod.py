@@ -11,14 +11,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bsweep.config import HorovodConfig, RunConfig
 from bsweep.errors import worker_lost
 from bsweep.place import Place
 from bsweep.strategies.summing import Summing
-from bsweep.vector import Flat
+from bsweep.vector import Flat, Vector
 
 # One call for the whole vector, and Horovod's core as it comes.
 PLAIN = HorovodConfig(
@@ -74,9 +74,10 @@ class Horovod(Summing):
             self._hvd.broadcast_(start, root_rank=0, name="parameters")
         vector.parameters.copy_(start)
         if len(self._buckets) > 1:
+            assert isinstance(vector, Vector), "gradients of a model arrive one by one"
             for part, tensor in zip(vector.slices, vector.tensors, strict=True):
                 touched = [b for b in self._buckets if b.start < part.stop and part.start < b.stop]
-                self._hooks.append(tensor.register_post_accumulate_grad_hook(self._arrival(touched)))
+                self._hooks.append(tensor.register_post_accumulate_grad_hook(self._arrival(vector, touched)))
                 for bucket in touched:
                     bucket.num_tensors += 1
 
@@ -115,10 +116,11 @@ class Horovod(Summing):
         for hook in self._hooks:
             hook.remove()
 
-    def _arrival(self, buckets: list[_Bucket]) -> Any:
-        def hook(_: Tensor) -> None:
+    def _arrival(self, vector: Vector, buckets: list[_Bucket]) -> Any:
+        def hook(tensor: nn.Parameter) -> None:
             for bucket in buckets:
                 if bucket.num_missing:  # 0 while gradients still accumulate over forward passes
+                    vector.collect_gradients([tensor])
                     bucket.num_missing -= 1
                     if not bucket.num_missing:
                         self._send(bucket)
