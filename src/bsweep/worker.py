@@ -77,6 +77,8 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
     memory.reset_peak(device)
     if config.launch.memory_limit_mb:
         memory.give_back_at_once()
+    else:
+        memory.keep_for_next_step()
     strategy = strategies.build(config, place, paths)
     dataset = data.load(config.data, device)
     _refuse_unequal(dataset, strategy, place)
