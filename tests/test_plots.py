@@ -15,6 +15,9 @@ from matplotlib.text import Text
 
 import bsweep
 from bsweep import analysis, plots
+from bsweep.analysis import learning
+from bsweep.analysis.once import computing_once
+from bsweep.analysis.statistics import over_seeds
 from tests.synthetic_study import META, server, server_step_seconds, train_seconds, write_run, write_study
 
 BATCHES = (8, 16, 32, 64, 128, 256)
@@ -457,3 +460,24 @@ def test_workers_with_unequal_threads_have_no_speedup_and_the_caption_says_so(tm
 )  # fmt: skip
 def test_variants_are_said_in_words(variant: str, said: str) -> None:
     assert plots.words("variant", variant) == said
+
+
+def test_a_figures_table_is_computed_once_where_nothing_changes(
+    grid: analysis.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[str] = []
+
+    def counted(*args: Any) -> Any:
+        computed.append("")
+        return over_seeds(*args)
+
+    monkeypatch.setattr(learning, "over_seeds", counted)
+    with computing_once():
+        assert "accuracy_by_time" in plots.figures(grid)
+        plots.accuracy_by_time(grid).axes[0].set_xlim(1, 2)
+        first = analysis.accuracy_by_time(grid)
+        first["test_accuracy"] = 0.0  # of a copy
+        assert analysis.accuracy_by_time(grid)["test_accuracy"].gt(0).all()
+    assert len(computed) == 1
+    plots.figures(grid)
+    assert len(computed) == 2, "outside a study may have changed"

@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from bsweep.analysis.keys import ALLOCATION_LISTS, cell_keys, chosen, keyed, levels
+from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds, seed_points
 from bsweep.analysis.study import Study
 
@@ -45,6 +46,7 @@ def compares_allocations(study: Study) -> bool:
     return len(_by_run(study)[["policy", "is_baseline"]].drop_duplicates()) > 1
 
 
+@once
 def idle_table(study: Study) -> pd.DataFrame:
     """Idle seconds by node, table 3 of the paper of uneven GPUs: means over the completed runs of each cell.
 
@@ -81,6 +83,7 @@ def node_columns(table: pd.DataFrame) -> list[str]:
     return [str(name) for name in table if str(name).startswith("node ") and not str(name).endswith("_ci95")]
 
 
+@once
 def loss_by_time(study: Study) -> pd.DataFrame:
     """Training loss by elapsed training time, indexed by `cell_keys` and `elapsed_seconds`; means as in `cells`.
 
@@ -103,6 +106,7 @@ def loss_by_time(study: Study) -> pd.DataFrame:
     return over_seeds(table, [*keys, "elapsed_seconds"], ["train_loss"])
 
 
+@once
 def equal_time_losses(study: Study) -> pd.DataFrame:
     """Training loss of each cell after equal time: at the first midpoint of a last round among those compared.
 
@@ -135,6 +139,7 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
     return _in_order(whole[["n", *means, "train_loss_ci95"]].join(points), table.groupby(keys)["policy"].first())
 
 
+@once
 def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
     """A few rounds of the first seed of each cell, indexed as `idle_table`: `Study.rounds`, begun from zero on.
 
@@ -155,6 +160,7 @@ def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
 _APART = {"local_batch": "cell_batch"}  # rounds have a batch of their own
 
 
+@once
 def _by_run(study: Study) -> pd.DataFrame:
     """One row a completed run with rounds: what its cell is, what it came to, and who its baseline is."""
     told = study.runs

@@ -9,6 +9,7 @@ import pandas as pd
 
 from bsweep.analysis import columns
 from bsweep.analysis.numbers import setting_text
+from bsweep.analysis.once import once
 from bsweep.analysis.study import Study
 
 # Not known of a run that failed before it started.
@@ -24,6 +25,7 @@ ALLOCATION_LISTS = ("allocation.local_batches", "allocation.local_steps")
 _UNSAID = ("average", "native", "synchronous", "examples", "fail", "uniform")
 
 
+@once
 def cell_keys(runs: pd.DataFrame) -> list[str]:
     """The columns that tell cells apart: all settings that differ within the study, then variant, workers, batch.
 
@@ -44,6 +46,7 @@ def entangled(runs: pd.DataFrame) -> list[str]:
     return _told_apart(_filled(runs))[1]
 
 
+@once
 def keyed(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs with settings to group by, no nulls in any that is set somewhere, and their `variant`.
 

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.keys import cell_keys, keyed
+from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds
 from bsweep.analysis.study import Study
 from bsweep.analysis.tables import cells
@@ -27,6 +28,7 @@ def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd
     return known.dropna(subset="train_seconds").sort_values("train_seconds", kind="stable")
 
 
+@once
 def accuracy_by_time(study: Study) -> pd.DataFrame:
     """Test accuracy at the end of each epoch by the seconds trained until then, indexed by `cell_keys` and `epoch`.
 
@@ -38,6 +40,7 @@ def accuracy_by_time(study: Study) -> pd.DataFrame:
     return over_seeds(curves, [*keys, "epoch"], ["elapsed_seconds", "test_accuracy"])
 
 
+@once
 def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
     """Seconds of training until a test accuracy is reached, indexed by `cell_keys` and `seed`.
 

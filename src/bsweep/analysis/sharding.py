@@ -14,6 +14,7 @@ import pandas as pd
 from scipy.optimize import minimize_scalar
 
 from bsweep.analysis.keys import cell_keys, keyed
+from bsweep.analysis.once import once
 from bsweep.analysis.published import published_csv
 from bsweep.analysis.study import Study
 from bsweep.analysis.tables import Line, fit_line, step_seconds
@@ -71,6 +72,7 @@ def fit_ratio(gains: pd.Series[float]) -> float:
     return float(minimize_scalar(error, bounds=(0, 100)).x)
 
 
+@once
 def sharding_gains(study: Study) -> pd.DataFrame:
     """What memory sharding gains over layer sharding where VGG-16 was measured with both, everything else being equal.
 

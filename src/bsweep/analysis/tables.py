@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from bsweep.analysis.derived import of_rounds
 from bsweep.analysis.keys import cell_keys, entangled, keyed, levels
+from bsweep.analysis.once import once
 from bsweep.analysis.statistics import beats_chance, over_seeds, seed_points
 from bsweep.analysis.study import Study
 
@@ -33,6 +34,7 @@ class Line:
     r_squared: float
 
 
+@once
 def cells(runs: pd.DataFrame) -> pd.DataFrame:
     """One row a cell, indexed by `cell_keys`: means over the seeds of its completed runs.
 
@@ -151,6 +153,7 @@ def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(list(rows.values()), index=index, columns=columns)
 
 
+@once
 def step_times(study: Study) -> pd.DataFrame:
     """Seconds of a training step by what they went into, one row a cell: means over its completed runs.
 
@@ -192,6 +195,7 @@ def _examples(epochs: pd.DataFrame) -> pd.Series[float]:
     return epochs["images_per_second"] * epochs["train_seconds"]
 
 
+@once
 def server_loads(study: Study) -> pd.DataFrame:
     """How evenly parameter servers share their work, one row a cell: means over its completed runs.
 
@@ -215,6 +219,7 @@ def server_shares(study: Study) -> pd.DataFrame:
     return cell_means(study, shares.astype(float)).drop(columns="n")
 
 
+@once
 def epoch_curves(study: Study) -> pd.DataFrame:
     """Loss and accuracy by epoch, indexed by `cell_keys` and `epoch`: means and intervals over seeds, as in `cells`.
 

@@ -14,35 +14,33 @@ from collections.abc import Callable
 
 from matplotlib.figure import Figure
 
+from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.plots.batches import accuracy_and_loss_by_batch, throughput_and_speedup, time_by_batch, time_to_target
+from bsweep.plots import epochs, exchange, rounds, scores, speed, target, times
+from bsweep.plots.along import measured_cells
 from bsweep.plots.curves import COLORS, LINES, MARKERS, in_order
-from bsweep.plots.drawing import BATCH_LABEL, TABLES, caption, length_of, save
-from bsweep.plots.epochs import accuracy_by_epoch, accuracy_by_time, loss_by_epoch
-from bsweep.plots.exchange import seconds_per_step, server_load, sharding_gain
+from bsweep.plots.drawing import BATCH_LABEL, StudyFigure, caption, length_of, save
 from bsweep.plots.naming import counted, words
-from bsweep.plots.rounds import idle_by_node, loss_by_time, published_idle, round_timeline, scaled_rounds
+from bsweep.plots.rounds import scaled_rounds
 
-# In the order of a report: what was asked comes first.
-FIGURES: dict[str, Callable[[Study], Figure]] = {
-    function.__name__: function
-    for function in (
-        accuracy_by_time,
-        time_to_target,
-        time_by_batch,
-        accuracy_and_loss_by_batch,
-        throughput_and_speedup,
-        loss_by_epoch,
-        accuracy_by_epoch,
-        seconds_per_step,
-        server_load,
-        sharding_gain,
-        idle_by_node,
-        round_timeline,
-        loss_by_time,
-        published_idle,
-    )
-}
+# In the order of a report: what was asked comes first. Each is its name, its table and its drawing.
+_FIGURES = (
+    StudyFigure("accuracy_by_time", epochs.accuracies_by_time, epochs.accuracy_by_time),
+    StudyFigure("time_to_target", target.times_to_target, target.time_to_target),
+    StudyFigure("time_by_batch", measured_cells, times.time_by_batch),
+    StudyFigure("accuracy_and_loss_by_batch", scores.final_scores, scores.accuracy_and_loss_by_batch),
+    StudyFigure("throughput_and_speedup", measured_cells, speed.throughput_and_speedup),
+    StudyFigure("loss_by_epoch", epochs.losses, epochs.loss_by_epoch),
+    StudyFigure("accuracy_by_epoch", epochs.accuracies, epochs.accuracy_by_epoch),
+    StudyFigure("seconds_per_step", exchange.exchange_times, exchange.seconds_per_step),
+    StudyFigure("server_load", analysis.server_loads, exchange.server_load),
+    StudyFigure("sharding_gain", analysis.sharding_gains, exchange.sharding_gain),
+    StudyFigure("idle_by_node", analysis.idle_table, rounds.idle_by_node),
+    StudyFigure("round_timeline", analysis.rounds_timeline, rounds.round_timeline),
+    StudyFigure("loss_by_time", analysis.loss_by_time, rounds.loss_by_time),
+    StudyFigure("published_idle", rounds.compared_idle, rounds.published_idle),
+)
+FIGURES: dict[str, StudyFigure] = {figure.name: figure for figure in _FIGURES}
 
 __all__ = [
     "BATCH_LABEL",
@@ -50,31 +48,28 @@ __all__ = [
     "FIGURES",
     "LINES",
     "MARKERS",
-    "accuracy_and_loss_by_batch",
-    "accuracy_by_epoch",
-    "accuracy_by_time",
     "caption",
     "counted",
     "figures",
-    "idle_by_node",
     "in_order",
     "length_of",
-    "loss_by_epoch",
-    "loss_by_time",
-    "published_idle",
-    "round_timeline",
     "save",
     "scaled_rounds",
-    "seconds_per_step",
-    "server_load",
-    "sharding_gain",
-    "throughput_and_speedup",
-    "time_by_batch",
-    "time_to_target",
     "words",
 ]
 
 
 def figures(study: Study) -> dict[str, Callable[[Study], Figure]]:
     """Those of `FIGURES` whose table has a row in this study."""
-    return {name: draw for name, draw in FIGURES.items() if len(TABLES[name](study))}
+    return {name: figure for name, figure in FIGURES.items() if len(figure.table(study))}
+
+
+def __getattr__(name: str) -> StudyFigure:
+    # `plots.time_by_batch` is the figure of that name.
+    if name in FIGURES:
+        return FIGURES[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *FIGURES]

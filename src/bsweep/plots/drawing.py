@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ PALE = "#A9C6D9"
 GRAY = "#7A7A7A"
 BEHIND: dict[str, Any] = {"color": "#D5D5D5", "linewidth": 0.8, "zorder": 1}  # lines that have panels of their own
 WIDTH = 7.0  # inches, of a page
-TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {}  # what each figure is drawn from
 _MAX_TICKS = 12
 _CUT = 1000  # losses this many times above or below a panel's median leave it
 _MAX_LABEL = 60  # letters of a line of a legend
@@ -61,23 +61,22 @@ _NO_METADATA = {
 }
 
 
-def drawn_from(
-    table: Callable[[Study], pd.DataFrame],
-) -> Callable[[Callable[[Study, pd.DataFrame], Figure]], Callable[[Study], Figure]]:
-    """A figure of a `readable` table, in the style of all; without a row, a sentence instead of a figure."""
+@dataclass
+class StudyFigure:
+    """A figure of a study: its name, the table that it is drawn from, and the drawing of that table."""
 
-    def decorated(draw: Callable[[Study, pd.DataFrame], Figure]) -> Callable[[Study], Figure]:
-        def drawn(study: Study) -> Figure:
-            with rc_context(STYLE):
-                numbers = table(study)
-                return draw(study, readable(study, numbers)) if len(numbers) else _nothing(draw.__name__)
+    name: str
+    table: Callable[[Study], pd.DataFrame]
+    draw: Callable[[Study, pd.DataFrame], Figure]
 
-        drawn.__name__ = drawn.__qualname__ = draw.__name__
-        drawn.__doc__, drawn.__module__ = draw.__doc__, draw.__module__
-        TABLES[draw.__name__] = table
-        return drawn
+    def __post_init__(self) -> None:
+        self.__doc__ = self.draw.__doc__
 
-    return decorated
+    def __call__(self, study: Study) -> Figure:
+        """The figure of a `readable` table, in the style of all; without a row, a sentence instead of a figure."""
+        with rc_context(STYLE):
+            table = self.table(study)
+            return self.draw(study, readable(study, table)) if len(table) else _nothing(self.name)
 
 
 def _nothing(name: str) -> Figure:

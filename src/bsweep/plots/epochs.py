@@ -22,12 +22,11 @@ _INCOMPLETE = "Dotted lines are runs that did not complete, up to a cross at the
 _WIDE = 8  # times over which the runs' times may spread before their axis is logarithmic
 
 
-def _accuracies_by_time(study: Study) -> pd.DataFrame:
+def accuracies_by_time(study: Study) -> pd.DataFrame:
     table = analysis.accuracy_by_time(study)
     return table if drawing.has_learned(study) else table[:0]
 
 
-@drawing.drawn_from(_accuracies_by_time)
 def accuracy_by_time(study: Study, table: pd.DataFrame) -> Figure:
     """Test accuracy by seconds of training, one line a cell: how accurate one is after how long."""
     found = curves(table, "epoch", "local_batch")
@@ -56,11 +55,11 @@ def accuracy_by_time(study: Study, table: pd.DataFrame) -> Figure:
     )
 
 
-def _losses(study: Study) -> pd.DataFrame:
+def losses(study: Study) -> pd.DataFrame:
     return _courses(analysis.epoch_curves(study))
 
 
-def _accuracies(study: Study) -> pd.DataFrame:
+def accuracies(study: Study) -> pd.DataFrame:
     table = _courses(analysis.epoch_curves(study))
     return table if drawing.has_learned(study) else table[:0]
 
@@ -70,13 +69,11 @@ def _courses(table: pd.DataFrame) -> pd.DataFrame:
     return table if len(table) and table.index.get_level_values("epoch").nunique() > 1 else table[:0]
 
 
-@drawing.drawn_from(_losses)
 def loss_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
     """Training and test loss by epoch, one line a batch size: figure 2 of the first paper."""
     return _by_epoch(study, table, "loss")
 
 
-@drawing.drawn_from(_accuracies)
 def accuracy_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
     """Training and test accuracy by epoch, one line a batch size: figure 3 of the first paper."""
     return _by_epoch(study, table, "accuracy")

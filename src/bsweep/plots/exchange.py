@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.plots import drawing
-from bsweep.plots.batches import PUBLISHED
+from bsweep.plots.along import PUBLISHED
 from bsweep.plots.curves import common, curves, handle, readable
 from bsweep.plots.rows import few_enough, panels_of_rows
 
@@ -28,12 +28,11 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _step_times(study: Study) -> pd.DataFrame:
+def exchange_times(study: Study) -> pd.DataFrame:
     times = analysis.step_times(study)
     return times if (times["exposed_exchange_seconds"] > 0).any() else times[:0]
 
 
-@drawing.drawn_from(_step_times)
 def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
     """What a training step's time goes into, one bar a cell: computing, coding, exchanging, waiting for others."""
     times, left_out = few_enough(table)
@@ -68,7 +67,6 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
     )
 
 
-@drawing.drawn_from(analysis.server_loads)
 def server_load(study: Study, table: pd.DataFrame) -> Figure:
     """How parameter servers share the model, the fullest in dark, and how busy the busiest of them is."""
     loads, left_out = few_enough(table)
@@ -94,7 +92,6 @@ def server_load(study: Study, table: pd.DataFrame) -> Figure:
     )
 
 
-@drawing.drawn_from(analysis.sharding_gains)
 def sharding_gain(study: Study, measured: pd.DataFrame) -> Figure:
     """By how much sharding by memory is faster than by layer: published, modelled and measured, by workers."""
     published = analysis.published_gains()["gain"]

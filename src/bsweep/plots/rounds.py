@@ -36,7 +36,6 @@ _PUBLISHED_METHODS = {
 }
 
 
-@drawing.drawn_from(analysis.idle_table)
 def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
     """Idle seconds of each node, one group of bars a cell, with total and change: table 3 of the paper as a figure."""
     table, left_out = few_enough(table, _MAX_METHODS)
@@ -81,7 +80,6 @@ def scaled_rounds(table: pd.DataFrame) -> str:
     return f"Runs had {rounds} rounds: idle times are scaled to as many as the baseline's."
 
 
-@drawing.drawn_from(analysis.rounds_timeline)
 def round_timeline(study: Study, table: pd.DataFrame) -> Figure:
     """A few rounds of each cell, a row a worker: computing, idle, exchanging."""
     num_cells = len(set(table.index))
@@ -123,7 +121,6 @@ def round_timeline(study: Study, table: pd.DataFrame) -> Figure:
     )
 
 
-@drawing.drawn_from(analysis.loss_by_time)
 def loss_by_time(study: Study, table: pd.DataFrame) -> Figure:
     """Training loss by elapsed training time, one line a cell: what is left after equal time."""
     found = curves(table, "elapsed_seconds", "variant")
@@ -172,12 +169,11 @@ def _zoom(axes: Axes, losses: Sequence[pd.Series[float]], first: float, last: fl
     axes.set(xlim=(first, last), ylim=(low - 0.1 * (high - low), high + 0.1 * (high - low)))
 
 
-def _modelled_idle(study: Study) -> pd.DataFrame:
+def compared_idle(study: Study) -> pd.DataFrame:
     table = analysis.modelled_idle()
     return table if analysis.compares_allocations(study) else table[:0]
 
 
-@drawing.drawn_from(_modelled_idle)
 def published_idle(study: Study, idle: pd.DataFrame) -> Figure:
     """Published idle seconds by node beside the model's."""
     model, published = analysis.idle_model(), analysis.published_idle()

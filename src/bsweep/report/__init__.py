@@ -17,6 +17,7 @@ import pandas as pd
 from bsweep import analysis, plots
 from bsweep.analysis import Study
 from bsweep.analysis.columns import TABLES, heading
+from bsweep.analysis.once import computing_once
 from bsweep.report import conclusions, formats, tables
 from bsweep.report.conclusions import headlines
 
@@ -37,18 +38,21 @@ def write(study_dir: str | Path, out_dir: str | Path | None = None, command: str
     study = analysis.load(study_dir)
     out = study.folder / "report" if out_dir is None else Path(out_dir).expanduser()
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as name:
-        new = Path(name)
-        _write_data(study, new)
-        all_tables = list(tables.tables(study))
-        (new / "table.md").write_text(formats.as_markdown(study.name, all_tables), encoding="utf-8")
-        (new / "table.tex").write_text(formats.as_latex(study.name, all_tables), encoding="utf-8")
-        captions = _write_figures(study, new)
-        page = _page(study, all_tables, captions, new, command or f"bsweep report {shlex.quote(str(study_dir))}")
-        (new / "report.html").write_text(page, encoding="utf-8")
-        for path in sorted(new.iterdir(), key=lambda path: path.suffix == ".html"):
+    with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as new:
+        with computing_once():
+            _write_files(study, Path(new), command or f"bsweep report {shlex.quote(str(study_dir))}")
+        for path in sorted(Path(new).iterdir(), key=lambda path: path.suffix == ".html"):
             path.replace(out / path.name)
     return out / "report.html"
+
+
+def _write_files(study: Study, folder: Path, command: str) -> None:
+    _write_data(study, folder)
+    all_tables = list(tables.tables(study))
+    (folder / "table.md").write_text(formats.as_markdown(study.name, all_tables), encoding="utf-8")
+    (folder / "table.tex").write_text(formats.as_latex(study.name, all_tables), encoding="utf-8")
+    page = _page(study, all_tables, _write_figures(study, folder), folder, command)
+    (folder / "report.html").write_text(page, encoding="utf-8")
 
 
 def _write_data(study: Study, folder: Path) -> None:

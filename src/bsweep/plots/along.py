@@ -1,0 +1,96 @@
+"""What the figures over batch sizes share: over workers where there is one batch size, or else a dot for each cell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from bsweep import analysis
+from bsweep.analysis import Study
+from bsweep.plots import drawing
+from bsweep.plots.curves import Curve, Panel, common
+from bsweep.plots.rows import draw_dots, few_enough, panels_of_rows
+
+PUBLISHED: dict[str, Any] = {"color": "#7A7A7A", "marker": "*", "linestyle": (0, (4, 2))}
+CROSSES = "Crosses on the lower edge are runs that did not complete."
+
+
+def measured_cells(study: Study) -> pd.DataFrame:
+    """The cells of a study of which something was measured."""
+    cells = analysis.cells(study.runs)
+    return cells if (cells["n"] > 0).any() else cells[:0]
+
+
+def along(cells: pd.DataFrame) -> str:
+    """What runs along the horizontal axis: the batch sizes, or the workers; nothing where there is one of both."""
+    varying = analysis.varying(cells)
+    return next((name for name in ("local_batch", "num_workers") if name in varying), "")
+
+
+def draw_panel(axes: Axes, panel: Panel, metric: str) -> None:
+    for curve in panel.others:
+        axes.plot(curve.cells[metric].dropna(), **drawing.BEHIND)
+    for curve in panel.curves:
+        drawing.draw_line(axes, curve.look, curve.cells, metric)
+
+
+def dots(table: pd.DataFrame, metrics: Sequence[str]) -> tuple[Figure, list[tuple[list[Axes], pd.DataFrame]], str]:
+    """A row of dots for each cell, a panel for each metric; a sentence if cells are left out."""
+    shown, left_out = few_enough(table)
+    figure, panels = panels_of_rows(shown, len(metrics))
+    for row, rows in panels:
+        for axes, metric in zip(row, metrics, strict=True):
+            draw_dots(axes, rows, metric)
+    return figure, panels, left_out
+
+
+def one_quantity(cells: pd.DataFrame, metric: str, label: str, sentence: str) -> Figure:
+    """A row for each cell with its value on one axis from zero."""
+    figure, panels, left_out = dots(cells, [metric])
+    for (axes,), _ in panels:
+        points = cells[f"{metric}_points"].explode().dropna().astype(float)
+        axes.set_xlim(0, 1.05 * drawing.extent(points)[1])
+    axes.set_xlabel(label)
+    drawing.legends(figure, ([], common(cells)))
+    return drawing.captioned(figure, sentence, drawing.repeats(cells["n"], "row"), left_out)
+
+
+def from_zero(axes: Axes, cells: pd.DataFrame, metric: str) -> None:
+    """Show all seeds, and of intervals that are far wider a part."""
+    highest = drawing.extent(cells[f"{metric}_points"].explode().dropna().astype(float))[1]
+    axes.set_ylim(0, min(max(axes.get_ylim()[1], 1.08 * highest), 1.5 * highest))
+
+
+def draw_failed(panels: Sequence[Axes], curves: Sequence[Curve]) -> list[Line2D]:
+    """Crosses on the lower edge where runs did not complete, and their entry for the legend, if any."""
+    failed = [(curve, batch) for curve in curves for batch in curve.cells.index[curve.cells["other_statuses"] != ""]]
+    look: dict[str, Any] = {"linestyle": "", "marker": "x", "markersize": 7, "markeredgewidth": 1.8}
+    for (curve, _), place in zip(failed, beside([batch for _, batch in failed]), strict=True):
+        for axes in panels:
+            frame: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 4}
+            axes.plot([place], [0.0], color=curve.look["color"], **frame, **look)
+    said = [text for curve in curves for row in curve.cells["other_statuses"] for text in row.split(",") if text]
+    statuses = {text.lstrip("0123456789 ").replace("_", " ") for text in said}
+    label = f"run not completed: {', '.join(sorted(statuses))}"
+    return [Line2D([], [], color="#444444", label=label, **look)] if statuses else []
+
+
+def beside(places: Sequence[float]) -> list[float]:
+    """Places on a log axis, moved apart where several are the same."""
+    sharing, seen = Counter(places), Counter[float]()
+    moved = []
+    for place in places:
+        moved.append(place * 1.1 ** (seen[place] - (sharing[place] - 1) / 2))
+        seen[place] += 1
+    return moved
+
+
+def published_cells() -> pd.DataFrame:
+    cells = analysis.cells(analysis.published().runs)
+    return cells.reset_index(analysis.levels(cells)[:-1])

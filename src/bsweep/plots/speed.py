@@ -1,0 +1,101 @@
+"""Examples per second by batch size, and the speed-up over workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from bsweep import analysis
+from bsweep.analysis import Study
+from bsweep.plots import drawing
+from bsweep.plots.along import CROSSES, along, draw_failed, draw_panel, from_zero, measured_cells, one_quantity
+from bsweep.plots.curves import Curve, Panel, common, curves, handle, handles, in_panels, panel_handles, readable
+
+_IDEAL: dict[str, Any] = {"color": drawing.GRAY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
+
+
+def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
+    """Examples per second by batch size, and the speed-up over workers at equal local batch beside the ideal one.
+
+    With parameter servers, by workers: figure 2 of the parameter-sharding paper.
+    """
+    name, scaling = along(cells), readable(study, analysis.scaling(measured_cells(study)))
+    label = "Examples per second, all workers"
+    if not name:
+        return one_quantity(cells, "images_per_second", label, "Examples per second, all workers together.")
+    panels = in_panels(curves(cells, name, "num_workers" if name == "local_batch" else "variant"))
+    figure, grid = drawing.grid(len(panels), 1 if scaling.empty else 2, 2.6)
+    failed: list[Line2D] = []
+    speedups: list[Curve] = []
+    for (left, *right), panel in zip(grid, panels, strict=True):
+        failed = _draw_speeds(left, panel, cells, name) or failed
+        for axes in right:
+            speedups += _draw_speedup(axes, _of_panel(scaling, panel), cells, name)
+    names = [label, _speedup_label(scaling)][: len(grid[0])]
+    drawing.name_panels([panel.title for panel in panels], grid, drawing.AXES[name][0], names)
+    for row in grid if speedups else ():
+        row[1].set_xlabel("Workers")
+    drawing.legends(figure, *_legends(panels, speedups, failed, common(cells)))
+    return drawing.captioned(
+        figure,
+        f"Examples per second, all workers together, by {drawing.AXES[name][1]}.",
+        "" if scaling.empty else "Right: speed-up over workers at equal local batch (weak scaling).",
+        analysis.unequal_threads(measured_cells(study)),
+        drawing.repeats(cells["n"]),
+        CROSSES if failed else "",
+    )
+
+
+def _draw_speeds(axes: Axes, panel: Panel, cells: pd.DataFrame, along: str) -> list[Line2D]:
+    """The speeds of a panel; the legend's entry for what failed."""
+    draw_panel(axes, panel, "images_per_second")
+    drawing.log_axis(axes, cells, along)
+    from_zero(axes, cells, "images_per_second")
+    return draw_failed([axes], panel.curves)
+
+
+def _draw_speedup(axes: Axes, scaling: pd.DataFrame, cells: pd.DataFrame, along: str) -> list[Curve]:
+    """Speed-up over workers, and the ideal one."""
+    lines = curves(scaling, "num_workers", "local_batch" if along == "local_batch" else "variant", whole=cells)
+    workers, bases = sorted(set(scaling.index.get_level_values("num_workers"))), sorted(set(scaling["base_workers"]))
+    for base in bases:
+        axes.plot([base, workers[-1]], [1, workers[-1] / base], **_IDEAL)
+    for curve in lines:
+        axes.plot(curve.cells["speedup"], **curve.look)
+    axes.set_xticks(workers)
+    axes.set_ylim(bottom=0)
+    return lines
+
+
+def _of_panel(scaling: pd.DataFrame, panel: Panel) -> pd.DataFrame:
+    """The speed-ups of the cells of a panel."""
+    names = [name for name in panel.curves[0].key if name != "num_workers"]
+    keys = {tuple(curve.key[name] for name in names) for curve in panel.curves}
+    places = zip(*(scaling.index.get_level_values(name) for name in names), strict=True)
+    return scaling[[place in keys for place in places]]
+
+
+def _speedup_label(scaling: pd.DataFrame) -> str:
+    bases = sorted(set(scaling["base_workers"])) if len(scaling) else []
+    return f"Speed-up over {' or '.join(map(str, bases))} worker{'s' * (bases != [1])}\nat equal local batch"
+
+
+def _legends(
+    panels: Sequence[Panel], speedups: Sequence[Curve], failed: Sequence[Line2D], title: str
+) -> list[tuple[list[Line2D], str]]:
+    """The legend of the speeds and, where their lines mean something else, one of the speed-ups."""
+    entries = [*panel_handles(panels), *failed]
+    if not speedups:
+        return [(entries, title)]
+    named = {entry.get_label() for entry in entries}
+    others = {entry.get_label(): entry for entry in handles(speedups) if entry.get_label() not in named}
+    ideal = handle(_IDEAL, "ideal")
+    if not others:
+        return [([*entries, ideal], title)]
+    batches = "Local batch (per worker)" if speedups[0].colored_by == "local_batch" else ""
+    return [(entries, title), ([*others.values(), ideal], batches)]

@@ -1,0 +1,92 @@
+"""The training time to a target accuracy, by batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from bsweep import analysis
+from bsweep.analysis import Study
+from bsweep.analysis.statistics import over_seeds, seed_points
+from bsweep.plots import drawing
+from bsweep.plots.along import along, beside, draw_panel
+from bsweep.plots.curves import Curve, common, curves, in_panels, panel_handles
+from bsweep.plots.rows import draw_dots, few_enough, numbered, panels_of_rows
+
+
+def times_to_target(study: Study) -> pd.DataFrame:
+    """By cell: `seconds` over the seeds that reach the target, `n` of them, and `missed`, those that do not."""
+    table = analysis.time_to_target(study)
+    if not table["reached"].any():
+        return table[:0]
+    keys = [name for name in analysis.levels(table) if name != "seed"]
+    runs = table.reset_index()
+    cells = over_seeds(runs[runs["reached"]], keys, ["seconds"]).join(seed_points(runs, keys, ["seconds"]), how="right")
+    missed = (~table["reached"]).groupby(level=keys).sum()
+    return cells.assign(n=cells["n"].fillna(0).astype(int), missed=missed, target=table["target"].iloc[0])
+
+
+def time_to_target(study: Study, table: pd.DataFrame) -> Figure:
+    """Training time to a target accuracy by batch size, with those that do not reach it on the edge."""
+    target = 100 * table["target"].iloc[0]
+    label = f"Training time to {target:.0f} % test accuracy (s)"
+    highest = 1.08 * drawing.extent(table["seconds_points"].explode().dropna().astype(float))[1]
+    name = along(analysis.cells(study.runs))
+    figure, missed = _as_lines(table, name, label, highest) if name else _as_dots(table, label, highest)
+    return drawing.captioned(
+        figure,
+        f"Seconds of training until a test accuracy of {target:.0f} %, "
+        f"{100 * analysis.TARGET_SHARE:.0f} % of the best cell's final one, interpolated between evaluations.",
+        drawing.repeats(table["n"]),
+        "Open triangles on the edge are seeds that did not reach it." if missed else "",
+    )
+
+
+def _as_lines(table: pd.DataFrame, along: str, label: str, highest: float) -> tuple[Figure, list[Line2D]]:
+    missed: list[Line2D] = []
+    panels = in_panels(curves(table, along, "num_workers"))
+    figure, grid = drawing.grid(len(panels), 1, 2.6)
+    for (axes,), panel in zip(grid, panels, strict=True):
+        draw_panel(axes, panel, "seconds")
+        missed = _mark_missed(axes, panel.curves) or missed
+        drawing.log_axis(axes, table, along)
+        axes.set_ylim(0, highest)
+    drawing.name_panels([panel.title for panel in panels], grid, drawing.AXES[along][0], [label])
+    drawing.legends(figure, ([*panel_handles(panels), *missed], common(table)))
+    return figure, missed
+
+
+def _as_dots(table: pd.DataFrame, label: str, highest: float) -> tuple[Figure, list[Line2D]]:
+    missed: list[Line2D] = []
+    figure, panels = panels_of_rows(few_enough(table)[0], 1)
+    for (axes,), rows in panels:
+        draw_dots(axes, rows, "seconds")
+        axes.set_xlim(0, highest)
+        places = numbered(rows).index[rows["missed"] > 0]
+        missed = _draw_missed(axes, [1.0] * len(places), list(places), drawing.GRAY, flat=True) or missed
+    axes.set_xlabel(label)
+    drawing.legends(figure, (missed, common(table)))
+    return figure, missed
+
+
+def _mark_missed(axes: Axes, curves: Sequence[Curve]) -> list[Line2D]:
+    """Open triangles on the upper edge, beside each other, and their entry for the legend, if any."""
+    missed = [(curve, place) for curve in curves for place in curve.cells.index[curve.cells["missed"] > 0]]
+    entry: list[Line2D] = []
+    for (curve, _), place in zip(missed, beside([place for _, place in missed]), strict=True):
+        entry = _draw_missed(axes, [place], [1.0], curve.look["color"])
+    return entry
+
+
+def _draw_missed(axes: Axes, x: list[float], y: list[float], color: str, flat: bool = False) -> list[Line2D]:
+    if not x:
+        return []  # a line without points would still take room
+    marker: dict[str, Any] = {"marker": ">" if flat else "^", "markersize": 7, "markerfacecolor": "white"}
+    frame = axes.get_yaxis_transform() if flat else axes.get_xaxis_transform()
+    axes.plot(x, y, linestyle="", color=color, transform=frame, clip_on=False, zorder=5, **marker)
+    return [Line2D([], [], linestyle="", color="#444444", label="not reached", **marker)]
