@@ -14,8 +14,9 @@ from pandas.testing import assert_frame_equal
 
 import bsweep
 from bsweep import analysis, plots, report
+from bsweep.analysis import advice
 from bsweep.analysis.numbers import number, spread
-from bsweep.report import conclusions, formats
+from bsweep.report import formats
 from bsweep.report.tables import tables
 from tests.synthetic_study import META, diloco, server, write_run, write_study
 
@@ -248,10 +249,10 @@ def test_a_margin_below_what_seeds_scatter_is_said_to_be(tmp_path: Path) -> None
 
 
 def test_names_in_a_row_are_a_sentence() -> None:
-    assert conclusions._some(pd.Series(["a"])) == "a"
-    assert conclusions._some(pd.Series(["a", "b"])) == "a and b"
-    assert conclusions._some(pd.Series(["a, b", "c", "d"])) == "a, b; c and d"
-    assert conclusions._some(pd.Series([*"abcde"])) == "a, b, c and 2 more"
+    assert advice._some(pd.Series(["a"])) == "a"
+    assert advice._some(pd.Series(["a", "b"])) == "a and b"
+    assert advice._some(pd.Series(["a, b", "c", "d"])) == "a, b; c and d"
+    assert advice._some(pd.Series([*"abcde"])) == "a, b, c and 2 more"
 
 
 def test_tables_have_the_order_of_the_launch(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """From the records of a study to tables: DataFrame in, DataFrame out, no torch."""
 
+from bsweep.analysis.advice import against_published, headlines
 from bsweep.analysis.geo_distributed import CONTRADICTIONS, IdleModel, idle_model, modelled_idle, published_idle
 from bsweep.analysis.idle import (
     NODE,
@@ -63,6 +64,7 @@ __all__ = [
     "Line",
     "Study",
     "accuracy_by_time",
+    "against_published",
     "batch_ratios",
     "by_cell",
     "caveats",
@@ -80,6 +82,7 @@ __all__ = [
     "fastest_accurate",
     "fit_line",
     "fit_ratio",
+    "headlines",
     "idle_model",
     "idle_table",
     "levels",

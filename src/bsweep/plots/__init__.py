@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 
 from bsweep import analysis
 from bsweep.analysis import Study
+from bsweep.analysis.naming import counted, length_of, words
 from bsweep.plots import epochs, exchange, rounds, scores, speed, target, times
 from bsweep.plots.along import measured_cells
 from bsweep.plots.curves import COLORS, LINES, MARKERS, in_order
-from bsweep.plots.drawing import BATCH_LABEL, StudyFigure, caption, length_of, save
-from bsweep.plots.naming import counted, words
+from bsweep.plots.drawing import BATCH_LABEL, StudyFigure, caption, save
 from bsweep.plots.rounds import scaled_rounds
 
 # In the order of a report: what was asked comes first. Each is its name, its table and its drawing.

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.plots.naming import words
+from bsweep.analysis.naming import words
 
 # Okabe and Ito (2008) without the yellow, which a white page swallows.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

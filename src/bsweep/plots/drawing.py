@@ -22,7 +22,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.plots.curves import handle, readable
-from bsweep.plots.naming import counted
 
 BATCH_LABEL = "Local batch (examples per worker)"
 AXES = {"local_batch": (BATCH_LABEL, "local batch"), "num_workers": ("Workers", "number of workers")}
@@ -101,15 +100,6 @@ def caption(figure: Figure) -> str:
 def captioned(figure: Figure, *sentences: str) -> Figure:
     figure.set_label(" ".join(filter(None, sentences)))
     return figure
-
-
-def length_of(study: Study) -> str:
-    """How long all runs were to train, such as `3 epochs` or `10 rounds`; empty if that differs or is not known."""
-    if analysis.ends_in_rounds(study):
-        lengths = study.rounds.groupby("run_id")["round"].max().unique()
-        return counted(lengths[0], "round") if len(lengths) == 1 else ""
-    lengths = study.runs["planned_epochs"].dropna().unique()
-    return counted(lengths[0], "epoch") if len(lengths) == 1 else ""
 
 
 def span(numbers: Iterable[int]) -> str:

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
+from bsweep.analysis.naming import length_of
 from bsweep.plots import drawing
 from bsweep.plots.along import CROSSES, PUBLISHED, along, dots, draw_failed, draw_panel, measured_cells, published_cells
 from bsweep.plots.curves import Curve, alike_words, common, curves, handle, in_panels, panel_handles
@@ -25,7 +26,7 @@ def final_scores(study: Study) -> pd.DataFrame:
 
 def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
     """Final accuracy and loss by batch size, in training and on the test set; with the published ones if comparable."""
-    name, trained = along(cells), drawing.length_of(study)
+    name, trained = along(cells), length_of(study)
     metrics = [f"{part}_{quantity}" for quantity in ("accuracy", "loss") for part in PARTS]
     metrics = [metric for metric in metrics if cells[metric].notna().any()]
     found = curves(cells, name, "num_workers", alike_in=metrics) if name else []

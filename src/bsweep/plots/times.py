@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
+from bsweep.analysis.naming import length_of
 from bsweep.plots import drawing
 from bsweep.plots.along import (
     CROSSES,
@@ -33,7 +34,7 @@ def time_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
     That comparison is of times over the time at the largest batch size that both measured: epochs and hardware,
     which differ, cancel.
     """
-    name, label = along(cells), ", ".join(filter(None, ("Training time (s)", drawing.length_of(study))))
+    name, label = along(cells), ", ".join(filter(None, ("Training time (s)", length_of(study))))
     if not name:
         return one_quantity(cells, "train_seconds", label, "Training time of each cell.")
     fits = readable(study, analysis.seconds_fits(study.runs)) if name == "local_batch" else pd.DataFrame()

@@ -15,11 +15,10 @@ from string import Template
 import pandas as pd
 
 from bsweep import analysis, plots
-from bsweep.analysis import Study
+from bsweep.analysis import Study, headlines
 from bsweep.analysis.columns import TABLES, heading
 from bsweep.analysis.once import computing_once
-from bsweep.report import conclusions, formats, tables
-from bsweep.report.conclusions import headlines
+from bsweep.report import formats, tables
 
 __all__ = ["headlines", "idle_text", "write"]
 
@@ -96,7 +95,7 @@ def _page(
         *(formats.as_html(table) for table in all_tables),
         "" if failures.empty else "<h2>Runs that did not complete</h2>" + formats.as_html(_failures(failures)),
         "<h2>Against the published studies</h2>",
-        *(f"<p>{html.escape(text)}</p>" for text in conclusions.against_published(study)),
+        *(f"<p>{html.escape(text)}</p>" for text in analysis.against_published(study)),
         "<h2>Provenance</h2>",
         _definitions({"written by": command, "study": study.name} | _provenance(study.provenance)),
         f"<details><summary>Settings that all runs share</summary>{_definitions(_shared(study))}</details>",

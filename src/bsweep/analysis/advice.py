@@ -7,9 +7,17 @@ from typing import Any
 
 import pandas as pd
 
-from bsweep import analysis, plots
-from bsweep.analysis import Study, columns
+from bsweep.analysis import columns, tables
+from bsweep.analysis.geo_distributed import CONTRADICTIONS, idle_model, modelled_idle
+from bsweep.analysis.idle import compares_allocations, equal_time_losses
+from bsweep.analysis.keys import varying
+from bsweep.analysis.learning import ACCURACY_MARGIN, fastest_accurate
+from bsweep.analysis.naming import counted, length_of, words
 from bsweep.analysis.numbers import number, spread
+from bsweep.analysis.published import comparable, differences
+from bsweep.analysis.sharding import computing_seconds, sharding_fit, sharding_gains
+from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
+from bsweep.analysis.study import Study, ends_in_rounds
 
 _MAX_NAMED = 3
 
@@ -19,34 +27,38 @@ def headlines(study: Study) -> list[str]:
 
     What has not learned is named so and never recommended.
     """
-    cells = analysis.cells(study.runs)
+    cells = tables.cells(study.runs)
     lines = []
     pending = int(study.runs["status"].isin(["unfinished", "interrupted"]).sum())
     if pending:
-        lines.append(f"Unfinished: {pending} of {plots.counted(len(study.runs), 'run')} may still change what follows.")
+        lines.append(f"Unfinished: {pending} of {counted(len(study.runs), 'run')} may still change what follows.")
     measured = _with_words(cells)[cells["n"] > 0]
     if measured.empty:
-        none = f"No run of {plots.counted(len(cells), 'cell')} has completed, so there is nothing to compare yet."
+        none = f"No run of {counted(len(cells), 'cell')} has completed, so there is nothing to compare yet."
         return [*lines, none]
     lines += _gains(study)
     for where, group in _groups(measured):
         lines += [f"{where}{where and ': '}{line}" for line in _conclusions(study, group) if line]
-    if measured["n"].max() == 1:
-        lines.append("Each cell was run once: repeat with other seeds before trusting small differences.")
-    elif measured["n"].min() < analysis.MIN_SEEDS_FOR_INTERVAL:
-        fewest = "one seed" if measured["n"].min() == 1 else "two seeds"
-        lines.append(f"Some cells have {fewest} only: repeat with other seeds before trusting small differences.")
-    return lines
+    return [*lines, *_on_repeats(measured["n"])]
+
+
+def _on_repeats(n: pd.Series[int]) -> Iterator[str]:
+    """What to repeat before small differences can be trusted."""
+    if n.max() == 1:
+        yield "Each cell was run once: repeat with other seeds before trusting small differences."
+    elif n.min() < MIN_SEEDS_FOR_INTERVAL:
+        fewest = "one seed" if n.min() == 1 else "two seeds"
+        yield f"Some cells have {fewest} only: repeat with other seeds before trusting small differences."
 
 
 def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """The cells, in groups that are alternatives to each other, after what sets each group apart, in words."""
-    context = [name for name in analysis.varying(cells) if columns.role(name) == "context"]
+    context = [name for name in varying(cells) if columns.role(name) == "context"]
     if not context:
         yield "", cells
         return
     for key, group in cells.groupby([cells.index.get_level_values(name) for name in context]):
-        yield ", ".join(plots.words(name, value) for name, value in zip(context, key, strict=True)), group
+        yield ", ".join(words(name, value) for name, value in zip(context, key, strict=True)), group
 
 
 def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
@@ -59,7 +71,7 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
         if len(cells) > 1:
             yield _times(study, cells)
         return
-    yield from (_after_equal_time if analysis.ends_in_rounds(study) else _fastest_and_most_accurate)(study, learned)
+    yield from (_after_equal_time if ends_in_rounds(study) else _fastest_and_most_accurate)(study, learned)
     yield from _more_workers(cells)
     if len(others):
         have = f"{len(others)} of {len(cells)} cells {'has' if len(others) == 1 else 'have'}"
@@ -71,28 +83,28 @@ def _times(study: Study, cells: pd.DataFrame) -> str:
     by_time = cells.sort_values("train_seconds", kind="stable")
     ends = (by_time.iloc[0], by_time.iloc[-1])
     shortest, longest = (f"{_shown(row, 'train_seconds')} s ({row['brief']})" for row in ends)
-    trained = plots.length_of(study)
+    trained = length_of(study)
     return f"As to time alone, training{f' for {trained}' if trained else ''} took {shortest} to {longest}."
 
 
 def _gains(study: Study) -> Iterator[str]:
     """What sharding by memory gains in speed, which is true whether or not anything was learned."""
-    for row in analysis.sharding_gains(study).reset_index().to_dict("records"):
+    for row in sharding_gains(study).reset_index().to_dict("records"):
         faster = f"{100 * abs(row['gain']):.0f} % {'faster' if row['gain'] > 0 else 'slower'}"
-        where = plots.words("num_workers", row["num_workers"])
+        where = words("num_workers", row["num_workers"])
         yield f"Sharded by memory, the model trains {faster} than sharded by layer on {where}."
 
 
 def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[str]:
     metric = next((name for name in ("test_accuracy", "train_accuracy") if learned[name].notna().any()), None)
     part = {"test_accuracy": "test accuracy", "train_accuracy": "training accuracy"}.get(metric or "", "")
-    candidates = analysis.fastest_accurate(learned)
-    best, trained = candidates.iloc[0], plots.length_of(study)
+    candidates = fastest_accurate(learned)
+    best, trained = candidates.iloc[0], length_of(study)
     result = f"{_shown(best, 'train_seconds')} s of training{f' for {trained}' if trained else ''}"
     result += f" and {part} {_shown(best, metric)}" if metric else ""
-    within = f" within {analysis.ACCURACY_MARGIN:g} of the best {part}"
+    within = f" within {ACCURACY_MARGIN:g} of the best {part}"
     rivals = _rivals(candidates, best)
-    if metric and best[f"{metric}_ci95"] > analysis.ACCURACY_MARGIN and len(learned) > len(candidates):
+    if metric and best[f"{metric}_ci95"] > ACCURACY_MARGIN and len(learned) > len(candidates):
         rivals += f" Its accuracy is known to ± {best[f'{metric}_ci95']:.2g} only: less accurate cells may be as good."
     if not metric or len(learned) < 2:
         yield f"Fastest: {best['words']}, with {result} ({_seeds(best['n'])}).{rivals}"
@@ -108,7 +120,7 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
 
 def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
     """What more workers bring in speed, or why that was not measured."""
-    table = analysis.scaling(cells).reset_index()
+    table = tables.scaling(cells).reset_index()
     more = table[table["num_workers"] > table["base_workers"]]
     for (base, workers), rows in more.groupby(["base_workers", "num_workers"]):
         speedup, efficiency = (
@@ -116,15 +128,15 @@ def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
             for values, places in ((rows["speedup"], 2), (100 * rows["efficiency"], 0))
         )
         yield (
-            f"At equal local batches {plots.words('num_workers', workers)} train {speedup} times as many examples a "
+            f"At equal local batches {words('num_workers', workers)} train {speedup} times as many examples a "
             f"second as {base}: an efficiency of {efficiency} %."
         )
-    yield analysis.unequal_threads(cells)
+    yield tables.unequal_threads(cells)
 
 
 def _after_equal_time(study: Study, learned: pd.DataFrame) -> Iterator[str]:
     """The lowest training loss at one time, of runs that train unlike amounts."""
-    losses = analysis.equal_time_losses(study).dropna(subset="train_loss")
+    losses = equal_time_losses(study).dropna(subset="train_loss")
     known = losses.join(learned[["words", "brief"]], how="inner")
     for _, cells in known.groupby("elapsed_seconds"):
         if len(cells) < 2:
@@ -163,53 +175,59 @@ def _some(names: pd.Series[str]) -> str:
 
 def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells with what to call each: all of it in `words`, what tells it apart in `brief`."""
-    varying = [name for name in analysis.varying(cells) if columns.role(name) != "context"]
-    others = [name for name in varying if name not in ("num_workers", "local_batch")]
-    words, brief = [], []
+    settings = [name for name in varying(cells) if columns.role(name) != "context"]
+    others = [name for name in settings if name not in ("num_workers", "local_batch")]
+    named = []
     for row in cells.reset_index().to_dict("records"):
         values: dict[str, Any] = {str(name): value for name, value in row.items()}
         lists = values["local_batches"]
         batch = f"local batches {lists}" if lists else f"local batch {values['local_batch']}"
-        where = f"{batch} on {plots.words('num_workers', values['num_workers'])}"
-        settings = [plots.words(name, values[name]) for name in others]
-        in_all = f"global batch {values['global_batch']}"
-        if settings and varying == others:  # there is no choice of batches and workers
-            brief.append(", ".join(settings))
-            words.append(f"{brief[-1]} ({where}, {in_all})")
+        where = f"{batch} on {words('num_workers', values['num_workers'])}"
+        said, in_all = [words(name, values[name]) for name in others], f"global batch {values['global_batch']}"
+        if said and settings == others:  # there is no choice of batches and workers
+            named.append((", ".join(said), f"({where}, {in_all})"))
         else:
-            brief.append(", ".join([where, *settings]))
-            words.append(f"{brief[-1]} ({in_all})")
-    return cells.assign(words=words, brief=brief)
+            named.append((", ".join([where, *said]), f"({in_all})"))
+    return cells.assign(words=[" ".join(name) for name in named], brief=[brief for brief, _ in named])
 
 
 def against_published(study: Study) -> list[str]:
     """What the study may be held against; nothing if it trained something else than the published ones."""
-    words = []
-    if analysis.comparable(study):
-        words.append(
-            "The batch-size study is drawn in grey. Its accuracy and loss are training accuracy and loss. With another "
-            "number of workers, an equal local batch is a different global batch and, by most learning-rate rules, a "
-            f"different rate. What else differs: {'; '.join(analysis.differences(study)) or 'nothing on record'}."
-        )
-    if not analysis.sharding_gains(study).empty:
-        words.append(
-            "The parameter-sharding study (ImageNet on NVIDIA RTX 2080 Ti, 10 Gbit/s Ethernet, a server for two "
-            f"workers) gives the gain of memory over layer sharding only.{_implied(study)}"
-        )
-    if analysis.compares_allocations(study):
-        words.append(_uneven_words())
-    if not words:
-        words.append(
-            "Not drawn: the published studies trained ResNet-18 on all 50,000 training images of CIFAR-10, VGG-16 on "
-            "parameter servers sharded by layer and by memory, and a language model on uneven nodes with work shared "
-            "out evenly and unevenly. These runs did none of it."
-        )
-    return words
+    texts = (_on_batches(study), _on_sharding(study), _on_uneven_nodes() if compares_allocations(study) else "")
+    return [text for text in texts if text] or [_NOTHING_ALIKE]
 
 
-def _uneven_words() -> str:
+_NOTHING_ALIKE = (
+    "Not drawn: the published studies trained ResNet-18 on all 50,000 training images of CIFAR-10, VGG-16 on parameter "
+    "servers sharded by layer and by memory, and a language model on uneven nodes with work shared out evenly and "
+    "unevenly. These runs did none of it."
+)
+
+
+def _on_batches(study: Study) -> str:
+    """How far the published batch-size study is alike; empty if it trained something else."""
+    if not comparable(study):
+        return ""
+    return (
+        "The batch-size study is drawn in grey. Its accuracy and loss are training accuracy and loss. With another "
+        "number of workers, an equal local batch is a different global batch and, by most learning-rate rules, a "
+        f"different rate. What else differs: {'; '.join(differences(study)) or 'nothing on record'}."
+    )
+
+
+def _on_sharding(study: Study) -> str:
+    """What the published parameter-sharding study gives; empty if nothing was sharded as there."""
+    if sharding_gains(study).empty:
+        return ""
+    return (
+        "The parameter-sharding study (ImageNet on NVIDIA RTX 2080 Ti, 10 Gbit/s Ethernet, a server for two "
+        f"workers) gives the gain of memory over layer sharding only.{_implied(study)}"
+    )
+
+
+def _on_uneven_nodes() -> str:
     """What the published study of uneven GPUs found, what of it holds together, and what it implies."""
-    idle, model = analysis.modelled_idle(), analysis.idle_model()
+    idle, model = modelled_idle(), idle_model()
     totals = idle.groupby(level="method")["published_seconds"].sum()
     changes = ", ".join(f"{method} {100 * (totals[method] / totals['baseline'] - 1):+.0f} %" for method in "ABC")
     steps = model.steps_by_speed()
@@ -217,7 +235,7 @@ def _uneven_words() -> str:
     return (
         "The study of uneven GPUs (a LLaMA of 150 million parameters under DiLoCo, four nodes of four GPUs, 1 Gbit/s "
         "Ethernet) gives idle times of its baseline, here uniform, and of A, B and C, here batches by FLOP/s, batches "
-        f"by memory and steps by FLOP/s; their totals change by {changes}. {analysis.CONTRADICTIONS} The model "
+        f"by memory and steps by FLOP/s; their totals change by {changes}. {CONTRADICTIONS} The model "
         f"that explains its baseline and C would leave {left:.1f} s of C's {totals['C']:.1f} s idle with steps by "
         f"measured speed ({', '.join(map(str, steps))})."
     )
@@ -225,7 +243,7 @@ def _uneven_words() -> str:
 
 def _implied(study: Study) -> str:
     """What the measured steps imply for the two times of the published formula, which neither of them measures."""
-    line, computing = analysis.sharding_fit(study), analysis.computing_seconds(study)
+    line, computing = sharding_fit(study), computing_seconds(study)
     if line is None:
         return ""
     text = (

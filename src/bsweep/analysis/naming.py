@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from bsweep import analysis
 from bsweep.analysis import columns
+from bsweep.analysis.numbers import setting_text
+from bsweep.analysis.study import Study, ends_in_rounds
 
 _NAMES = {
     "per_worker": "per worker",
@@ -76,10 +77,19 @@ def counted(number: object, noun: str) -> str:
 
 def words(name: str, value: object) -> str:
     """A setting as a legend says it."""
-    text = analysis.setting_text(value)
+    text = setting_text(value)
     if name == "variant":
         return _variant(text)
     return columns.said(name, _NAMES.get(text, text.replace("_", " ")))
+
+
+def length_of(study: Study) -> str:
+    """How long all runs were to train, such as `3 epochs` or `10 rounds`; empty if that differs or is not known."""
+    if ends_in_rounds(study):
+        lengths = study.rounds.groupby("run_id")["round"].max().unique()
+        return counted(lengths[0], "round") if len(lengths) == 1 else ""
+    lengths = study.runs["planned_epochs"].dropna().unique()
+    return counted(lengths[0], "epoch") if len(lengths) == 1 else ""
 
 
 def _variant(text: str) -> str:
