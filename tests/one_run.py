@@ -1,7 +1,7 @@
 """A process of the contract tests: trains as a worker does, one job after another, and saves what the tests compare.
 
 `horovodrun -np 2 python -m tests.one_run FOLDER`, or torchrun's equal; without either it is a lone worker. Job number k
-is FOLDER/k.json, a list of overrides; each rank answers with FOLDER/k.rank.pt; a job of `null` is the last.
+is FOLDER/k.json, overrides and a policy; each rank answers with FOLDER/k.rank.pt; a job of `null` is the last.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from pathlib import Path
 
 import torch
 
-from bsweep import data, loop, strategies, worker
+from bsweep import batching, data, loop, strategies, worker
 from bsweep.data import augment
 from bsweep.loop import Job
 from bsweep.place import Place, inside_horovodrun
 from bsweep.runlog import RunPaths, read_records
 from bsweep.vector import Vector
+from tests import policies
 from tests.running import compose, free_port
 
-_PLAIN_STEP, _PLAIN_CROP = loop.train_step, augment.crop_and_flip
+_PLAIN_STEP, _PLAIN_CROP, _PLAIN_POLICY = loop.train_step, augment.crop_and_flip, batching.build
 
 
 def main(folder: Path) -> None:
     sent_early = _count_early_sends()
     for number in itertools.count():
-        overrides = json.loads(_awaited(folder / f"{number}.json"))
-        if overrides is None:
+        job = json.loads(_awaited(folder / f"{number}.json"))
+        if job is None:
             return
         _meet_anew(folder / f"{number}.port")
-        answer = run(folder / f"{number}.run", overrides)
+        answer = run(folder / f"{number}.run", **job)
         if answer:
             answer["sent_early"] = [sent_early.pop(0) for _ in tuple(sent_early)]
         unfinished = folder / f"{number}.{Place.from_environment().rank}.tmp"
@@ -43,7 +44,7 @@ def main(folder: Path) -> None:
         del answer  # the next job counts vectors
 
 
-def run(folder: Path, overrides: list[str]) -> dict[str, object] | None:
+def run(folder: Path, overrides: list[str], policy: str | None) -> dict[str, object] | None:
     """What this worker saw and ended with; None of a parameter server."""
     config = compose(*overrides)
     place = Place.from_environment(config.num_server_processes)
@@ -55,11 +56,12 @@ def run(folder: Path, overrides: list[str]) -> dict[str, object] | None:
         seen[-1][1].extend(crops.clone())
         return crops
 
-    def spying_step(job: Job, batch: torch.Tensor, part: torch.Tensor, epoch: int) -> torch.Tensor:
+    def spying_step(job: Job, batch: torch.Tensor, part: torch.Tensor, epoch: int, num_passes: int = 1) -> torch.Tensor:
         seen.append(([], []))
-        return _PLAIN_STEP(job, batch, part, epoch)
+        return _PLAIN_STEP(job, batch, part, epoch, num_passes)
 
     loop.train_step, augment.crop_and_flip = spying_step, spying_crop
+    batching.build = getattr(policies, policy) if policy else _PLAIN_POLICY
     folder.mkdir(exist_ok=True)
     if place.is_server:
         strategies.serve(config, place, RunPaths(folder))
@@ -74,6 +76,7 @@ def run(folder: Path, overrides: list[str]) -> dict[str, object] | None:
         "moved": _moved(job),
         "num_vectors": num_vectors,
         "epochs": [record for record in records if record["type"] == "epoch"],
+        "steps": [record for record in records if record["type"] == "step"],
         "rounds": [record for record in records if record["type"] == "round"],
         "buffers": [buffer.clone() for buffer in job.model.buffers()],
     }

@@ -115,7 +115,7 @@ def _round(config: Mapping[str, Any], epoch: int, number: int) -> dict[str, Any]
     began = (number - 1) * (max(compute) + ROUND_EXCHANGE_SECONDS)
     return vars(
         Round(
-            epoch=epoch, round=number, workers=tuple(workers), local_batches=tuple(batches), local_steps=tuple(steps),
+            epoch=epoch, round=number, workers=tuple(workers), worker_batches=tuple(batches), local_steps=tuple(steps),
             began_seconds=(began,) * len(workers), compute_seconds=tuple(compute),
             idle_seconds=tuple(max(compute) - seconds for seconds in compute),
             exchange_seconds=(ROUND_EXCHANGE_SECONDS,) * len(workers), codec_seconds=None,

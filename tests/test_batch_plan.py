@@ -76,11 +76,11 @@ def test_a_round_takes_every_example_once_and_a_lost_worker_takes_none(
             if not share.num_steps:
                 assert lengths == [0]
             elif len(batch) == size:
-                assert lengths == [share.step_batch] * share.num_steps
+                assert lengths == [share.worker_batch] * share.num_steps
             else:
                 assert abs(sum(lengths) - len(batch) * share.num_examples / size) < 1, "its part, in proportion"
-                assert len(lengths) == max(1, -(-sum(lengths) // share.step_batch)), "in no more steps than it needs"
-                assert max(lengths) <= share.step_batch and max(lengths) - min(lengths) <= 1
+                assert len(lengths) == max(1, -(-sum(lengths) // share.worker_batch)), "in no more steps than it needs"
+                assert max(lengths) <= share.worker_batch and max(lengths) - min(lengths) <= 1
 
 
 @pytest.mark.parametrize("num_examples", [0, 1, 7, 64, 97])

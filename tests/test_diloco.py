@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import SGD, AdamW
 
-from bsweep import data, models
+from bsweep import batching, data, models
 from bsweep.config import DiLoCoConfig, RunConfig
 from bsweep.data import augment
 from bsweep.place import Place
-from bsweep.runlog import RunPaths, read_records
+from bsweep.runlog import Round, RunPaths, read_records
 from bsweep.strategies.diloco import Arrivals, DiLoCo
 from bsweep.strategies.eager import EagerDiLoCo
 from tests.running import TINY, bsweep, compose, imported_first, write_text
@@ -260,7 +260,7 @@ def test_a_rounds_times_add_up(overlap: str) -> None:
     workers = diloco(2, *UNEVEN[2], f"strategy.overlap={overlap}")
     rounds, epochs = workers[0]["rounds"], workers[0]["epochs"]
     assert [record["round"] for record in rounds] == list(range(1, len(rounds) + 1))
-    assert all(record["workers"] == [0, 1] and record["local_batches"] == [5, 9] for record in rounds)
+    assert all(record["workers"] == [0, 1] and record["worker_batches"] == [5, 9] for record in rounds)
     keys = ("began_seconds", "compute_seconds", "idle_seconds", "exposed_exchange_seconds", "exchange_seconds")
     before, epoch = torch.zeros(2, dtype=torch.float64), 1
     for record in rounds:
@@ -375,7 +375,7 @@ def test_fednova_counts_what_momentum_makes_of_steps(monkeypatch: pytest.MonkeyP
         went.append(-float(parameter.detach()))
         worker = DiLoCo(config, config.strategy, Place(0, 2))
         worker._optimizer, before = optimizer, float(parameter.detach())
-        worker.begin_round()
+        worker.begin_round(())
         optimizer.step()
         assert float(parameter.detach()) - before == pytest.approx(-1 - 0.9 * nesterov), "as if it were the first"
     mean = sum(went) / 2
@@ -394,26 +394,32 @@ def test_a_network_aware_run_goes_by_the_exchange_itself_though_computing_hides_
     config = compose("local_batch=8", "num_workers=2", "strategy=diloco", *point, *share)
     assert isinstance(config.strategy, DiLoCoConfig)
     monkeypatch.setattr("bsweep.strategies.diloco._exchange", lambda *_: SimpleNamespace(has_codec=True))
-    worker = EagerDiLoCo(config, config.strategy, Place(0, 2))
-    for number in range(1, 5):
+    worker, policy = EagerDiLoCo(config, config.strategy, Place(0, 2)), batching.build(config)
+
+    def record(number: int, spent: list[float]) -> None:
         began = torch.full((2,), 10.0 * number, dtype=torch.float64)
         arrived = began + 9
-        worker._close_round(
-            1, number, arrivals(began, arrived, released=arrived, spent=[0.75, 0.25]), float(arrived[0])
-        )
-    assert [share.num_steps for share in worker.shares] == [90, 90]
-    begun = torch.full((2,), 50.0, dtype=torch.float64)
+        worker._close_round(1, number, arrivals(began, arrived, released=arrived, spent=spent), float(arrived[0]))
+        rounds = tuple(record for record in worker.records if isinstance(record, Round))
+        worker.records = []
+        policy.observe(batching.Seen(0.0, rounds, torch.zeros(3), lambda values: values.unsqueeze(0)))
+
+    for number in range(1, 5):
+        record(number, [0.75, 0.25])
+    assert [share.num_steps for share in policy.shares(0.0)] == [90, 90]
     for number in (5, 6):
-        rare = arrivals(begun, begun + 9, released=begun + 9, spent=[1.5, 0.5])
-        worker._close_round(1, number, rare, float(begun[0]) + 9)
-    assert [share.num_steps for share in worker.shares] == [180, 180]
+        record(number, [1.5, 0.5])
+    assert [share.num_steps for share in policy.shares(0.0)] == [180, 180]
+    again = batching.build(config)
+    again.load_state(policy.state())
+    assert again.shares(0.0) == policy.shares(0.0)
 
 
 def arrivals(began: Tensor, arrived: Tensor, released: Tensor, spent: list[float]) -> Arrivals:
     """Of two workers that took whole rounds of 90 steps of 8 examples."""
     examples, steps = (torch.full((2,), number, dtype=torch.float64) for number in (720.0, 90.0))
     sums, both = torch.ones(2, 3, dtype=torch.float64), torch.tensor([spent, spent], dtype=torch.float64)
-    return Arrivals((0, 1), sums, examples, examples, steps, began, arrived, released, both)
+    return Arrivals((0, 1), sums, examples, examples, examples / steps, steps, began, arrived, released, both)
 
 
 def test_dgc_takes_the_outer_momentum_over_whatever_may_be_lost() -> None:

@@ -64,20 +64,20 @@ class Processes:
                     for env in variables
                 ]
 
-    def run(self, overrides: list[str] | None) -> list[dict[str, Any]]:
+    def run(self, job: dict[str, Any] | None) -> list[dict[str, Any]]:
         """Each process's answer to a job; None ends them."""
         number, self.num_jobs = self.num_jobs, self.num_jobs + 1
         unfinished = self.folder / f"{number}.tmp"
-        unfinished.write_text(json.dumps(overrides))
+        unfinished.write_text(json.dumps(job))
         unfinished.rename(self.folder / f"{number}.json")
-        if overrides is None:
+        if job is None:
             assert all(process.wait(60) == 0 for process in self.processes)
             return []
         answers = [self.folder / f"{number}.{rank}.pt" for rank in range(self.num_processes)]
         end = time.monotonic() + 120
         while not all(answer.exists() for answer in answers):
             failed = time.monotonic() > end or any(process.poll() is not None for process in self.processes)
-            assert not failed, f"{overrides}:\n{self.output.read_text()}"
+            assert not failed, f"{job}:\n{self.output.read_text()}"
             time.sleep(0.02)
         return [torch.load(answer) for answer in answers]
 
@@ -98,8 +98,10 @@ def _end_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @functools.cache
-def trained(num_workers: int, *overrides: str, contract: tuple[str, ...] = CONTRACT) -> list[dict[str, Any]]:
-    """What each worker of a real run saw and ended with."""
+def trained(
+    num_workers: int, *overrides: str, contract: tuple[str, ...] = CONTRACT, policy: str | None = None
+) -> list[dict[str, Any]]:
+    """What each worker of a real run saw and ended with; by one of `tests.policies`, or by its configured batch."""
     given = ("local_batch=8", *overrides) if not any("_batch=" in o for o in overrides) else overrides
     words = [f"num_workers={num_workers}", *contract, *given]
     config = compose(*words)
@@ -109,7 +111,7 @@ def trained(num_workers: int, *overrides: str, contract: tuple[str, ...] = CONTR
     if key not in _STARTED:
         (folder := _FOLDER / f"{launcher}{num_processes}").mkdir()
         _STARTED[key] = Processes(folder, *key)
-    return _STARTED[key].run(words)[:num_workers]
+    return _STARTED[key].run({"overrides": words, "policy": policy})[:num_workers]
 
 
 def oracle(global_batch: int, *overrides: str) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def test_paper_and_linear_rule_agree_at_128_per_worker() -> None:
 def rates(schedule: str, *epochs: float, more: tuple[str, ...] = ()) -> list[float]:
     config = compose("local_batch=8", "epochs=10", "optimizer.lr=1.0", f"optimizer.schedule={schedule}", *more)
     rate = optim.schedule(config)
-    return [rate(epoch) for epoch in epochs]
+    return [rate(epoch, 8) for epoch in epochs]
 
 
 def test_schedules() -> None:
@@ -115,8 +115,13 @@ def test_schedules() -> None:
 
 
 def test_the_schedule_does_not_depend_on_the_batch_size() -> None:
-    small, large = (compose(f"local_batch={b}", "optimizer.schedule=cosine") for b in (8, 256))
-    assert [optim.schedule(small)(e) for e in (0.5, 1.5)] == [optim.schedule(large)(e) for e in (0.5, 1.5)]
+    rate = optim.schedule(compose("local_batch=8", "optimizer.schedule=cosine"))
+    assert [rate(epoch, 8) for epoch in (0.5, 1.5)] == [rate(epoch, 256) for epoch in (0.5, 1.5)]
+
+
+def test_the_rule_goes_by_the_batch_behind_each_step() -> None:
+    rate = optim.schedule(compose("local_batch=8", "optimizer.lr=0.1", "optimizer.lr_rule=linear"))
+    assert rate(0.5, 64) == pytest.approx(8 * rate(0.5, 8)) and rate(0.5, 64) > 0
 
 
 def test_where_workers_step_alone_the_rule_goes_by_their_own_batches() -> None:

@@ -37,12 +37,12 @@ if not any("resource_tracker" in word for word in sys.orig_argv):
     from bsweep import loop
     plain, is_spoilt = loop.train_step, False
 
-    def step(job, batch, part, epoch):
+    def step(job, batch, part, epoch, num_passes):
         global is_spoilt
         if is_spoilt or len(part) > 12:
             is_spoilt = True
             raise RuntimeError("could not create a primitive")
-        return plain(job, batch, part, epoch)
+        return plain(job, batch, part, epoch, num_passes)
 
     loop.train_step = step
 """

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bsweep.runlog import RunPaths, read_records
-from tests.running import TINY, bsweep, compose, imported_first, struck, workers_left
+from tests.running import ROOT, TINY, bsweep, compose, imported_first, struck, workers_left
 from tests.test_run import runs, summary
 
 Records = list[dict[str, Any]]
@@ -178,7 +178,7 @@ def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_taken_up_again_ends_as_one_that_never_stopped(tmp_path: Path) -> None:
-    """Both workers stop after 5 rounds, in the second epoch, though none is lost."""
+    """Both workers stop after 5 rounds, in the second epoch, though none is lost; their batch goes up and down."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('STOP') and 'RANK' in os.environ:\n"
@@ -189,6 +189,12 @@ def test_a_run_that_was_taken_up_again_ends_as_one_that_never_stopped(tmp_path: 
         "        if self._round == 5:\n"
         "            self.stop_reason = 'told to'\n"
         "    m.DiLoCo.end_round = stopping\n"
+        "if 'RANK' in os.environ:\n"
+        "    import sys\n"
+        f"    sys.path.append({str(ROOT)!r})\n"
+        "    import bsweep.batching\n"
+        "    from tests.policies import ByRound\n"
+        "    bsweep.batching.build = ByRound\n"
     )
     path = imported_first(tmp_path)
     epochs = ("num_workers=2", "data.num_train=280", "epochs=2")  # of three rounds and a tail
@@ -200,11 +206,12 @@ def test_a_run_that_was_taken_up_again_ends_as_one_that_never_stopped(tmp_path: 
         assert result.returncode == 0, result.stderr
     (resumed,), (whole,) = runs(tmp_path), runs(tmp_path, "whole")
     for kind, keys in (
-        ("round", ("round", "epoch", "train_loss", "num_examples", "local_steps")),
+        ("round", ("round", "epoch", "train_loss", "num_examples", "local_steps", "worker_batches")),
         ("epoch", ("num_steps", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "sent_bytes")),
     ):
         ours, theirs = ([[record[key] for key in keys] for record in of(paths, kind)] for paths in (resumed, whole))
         assert ours == theirs, "bit for bit"
+    assert {tuple(record["worker_batches"]) for record in of(whole, "round")} == {(4, 4), (8, 8)}
 
 
 def test_a_run_that_stops_in_its_last_round_only_has_to_be_evaluated(tmp_path: Path) -> None:

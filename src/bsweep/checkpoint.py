@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bsweep.batching import Policy
 from bsweep.runlog import RunPaths
-from bsweep.strategies import Strategy
+from bsweep.strategies import Resumable, Strategy
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Cursor:
     epoch: int = 1
     position: int = 0  # of the epoch's examples, in their order: those before it are trained
     num_steps: int = 0  # of the run
+    global_batch: int = 0  # of the last step
     step_seconds: list[float] = field(default_factory=list)  # of the epoch
 
     @classmethod
@@ -36,7 +38,9 @@ class Cursor:
         self.epoch, self.position, self.step_seconds = self.epoch + 1, 0, []
 
 
-def save(paths: RunPaths, cursor: Cursor, strategy: Strategy, model: nn.Module, optimizer: Optimizer) -> None:
+def save(
+    paths: RunPaths, cursor: Cursor, strategy: Resumable, policy: Policy, model: nn.Module, optimizer: Optimizer
+) -> None:
     """All workers that are left call this together; the run can be taken up once the first of them has returned."""
     own = {
         "optimizer": optimizer.state_dict(),
@@ -49,12 +53,12 @@ def save(paths: RunPaths, cursor: Cursor, strategy: Strategy, model: nn.Module, 
     _write(own, paths.rank_checkpoint(strategy.rank))
     strategy.gather(torch.zeros(1, dtype=torch.float64))  # all have written theirs
     if strategy.rank == strategy.members[0]:
-        keys = ("epoch", "position", "num_steps", "step_seconds")
+        keys = ("epoch", "position", "num_steps", "global_batch", "step_seconds")
         shared = {key: getattr(cursor, key) for key in keys}
-        _write({**shared, "strategy": strategy.state()}, paths.checkpoint)
+        _write({**shared, "strategy": strategy.state(), "policy": policy.state()}, paths.checkpoint)
 
 
-def load(paths: RunPaths, strategy: Strategy, model: nn.Module, optimizer: Optimizer) -> Cursor | None:
+def load(paths: RunPaths, strategy: Strategy, policy: Policy, model: nn.Module, optimizer: Optimizer) -> Cursor | None:
     """Where to go on, everything being put back; None where nothing was saved.
 
     A worker that was lost begins with a fresh optimizer, and its sums of the epoch are lost. How many steps were taken
@@ -62,9 +66,11 @@ def load(paths: RunPaths, strategy: Strategy, model: nn.Module, optimizer: Optim
     """
     if not paths.checkpoint.exists():
         return None
+    assert isinstance(strategy, Resumable), f"{paths.checkpoint} is of another strategy"
     cursor = Cursor.of(next(model.parameters()).device)
     shared = torch.load(paths.checkpoint, map_location=cursor.totals.device)
     strategy.load_state(shared.pop("strategy"))
+    policy.load_state(shared.pop("policy"))
     for key, value in shared.items():
         setattr(cursor, key, value)
     path = paths.rank_checkpoint(strategy.rank)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from bsweep import checkpoint, memory, optim, runlog
+from bsweep.batching import Policy, Seen
 from bsweep.checkpoint import Cursor
 from bsweep.clock import Slowdown, StepClock
 from bsweep.config import ImageConfig, RunConfig
@@ -21,8 +22,10 @@ from bsweep.data.dataset import Dataset
 from bsweep.errors import Diverged, Stopped
 from bsweep.place import Place
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
-from bsweep.strategies import Strategy
+from bsweep.strategies import InBackward, Resumable, Rounds, Strategy
 from bsweep.vector import Vector
+
+Shares = tuple[plan.Share, ...]
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Job:
     vector: Vector
     optimizer: Optimizer
     strategy: Strategy
-    learning_rate: Callable[[float], float]
+    policy: Policy
+    learning_rate: Callable[[float, float], float]  # of the epochs done and the examples behind a step
     slowdown: Slowdown
     alive: SignOfLife
     log: RunLog
@@ -99,9 +103,10 @@ class Job:
 
 def train(job: Job) -> None:
     """Train what is left of the run; see `bsweep.worker.train` for what is raised."""
-    cursor = checkpoint.load(job.paths, job.strategy, job.model, job.optimizer) or Cursor.of(job.device)
+    cursor = checkpoint.load(job.paths, job.strategy, job.policy, job.model, job.optimizer)
+    cursor = cursor or Cursor.of(job.device)
     # Of a run that stopped after its last round, the epoch is still to be evaluated.
-    while cursor.epoch <= job.config.epochs and not (job.strategy.is_finished and cursor.position == 0):
+    while cursor.epoch <= job.config.epochs and not (_is_finished(job) and cursor.position == 0):
         job.record(train_epoch(job, cursor))
         _record_rounds(job)  # of workers that were lost meanwhile
         if not bool(job.vector.parameters.sum().isfinite()):  # the same on every worker
@@ -126,20 +131,26 @@ def warm_up(job: Job) -> None:
 
 def train_epoch(job: Job, cursor: Cursor) -> runlog.Epoch:
     """What is left of a pass over the training examples, then the evaluation."""
-    config, strategy, num_train = job.config, job.strategy, len(job.dataset.train_labels)
-    order = plan.epoch_order(num_train, seed=config.seed, epoch=cursor.epoch).to(job.device)
+    num_train = len(job.dataset.train_labels)
+    order = plan.epoch_order(num_train, seed=job.config.seed, epoch=cursor.epoch).to(job.device)
     clock = StepClock(job.device, cursor.step_seconds)
     job.training_model.train()
-    strategy.begin_epoch(cursor.epoch)
-    while cursor.position < num_train and not strategy.is_finished:
-        batch = plan.step_indices(order, cursor.position, plan.round_size(strategy.shares))
-        _train_round(job, cursor, batch, clock)
-    totals = cursor.totals + cursor.recent
-    loss, correct, labels = job.sums(totals)
+    job.strategy.begin_epoch(cursor.epoch)
+    while cursor.position < num_train and not _is_finished(job):
+        shares = plan.of_members(job.policy.shares(_epochs_done(job, cursor)), job.strategy.members)
+        batch = plan.step_indices(order, cursor.position, plan.round_size(shares))
+        sums = _train_round(job, cursor, shares, batch, clock)
+        _look_at_round(job, cursor, sums)
+        _stop_if_told(job, cursor, clock)
+    return _epoch_record(job, cursor, clock)
+
+
+def _epoch_record(job: Job, cursor: Cursor, clock: StepClock) -> runlog.Epoch:
+    loss, correct, labels = job.sums(cursor.totals + cursor.recent)
     if _finite(loss) is None:
         _diverge(job, f"the training loss became {loss / labels} in epoch {cursor.epoch}")
     seconds = clock.seconds()
-    traffic = asdict(strategy.traffic())
+    traffic = asdict(job.strategy.traffic())
     waits = traffic["worker_wait_seconds"]
     peak_memory_bytes = memory.peak_bytes(job.device)
     test_loss, test_accuracy = evaluate(job)
@@ -156,56 +167,92 @@ def train_epoch(job: Job, cursor: Cursor) -> runlog.Epoch:
         step_seconds_p50=_quantile(seconds, 0.5),
         step_seconds_p95=_quantile(seconds, 0.95),
         learning_rate=job.optimizer.param_groups[0]["lr"],
-        global_batch=config.examples_per_step,
+        global_batch=cursor.global_batch,
         peak_memory_bytes=peak_memory_bytes,
         wait_seconds=sum(waits) / len(waits) if waits else None,
         **traffic,
     )
 
 
-def _train_round(job: Job, cursor: Cursor, batch: Tensor, clock: StepClock) -> None:
-    """This worker's steps on its part of `batch`, and what the strategy does after them; often a round is one step."""
-    strategy, num_train = job.strategy, len(job.dataset.train_labels)
-    parts = plan.local_steps(batch, job.place.rank, strategy.shares)
+def _train_round(job: Job, cursor: Cursor, shares: Shares, batch: Tensor, clock: StepClock) -> Tensor:
+    """This worker's steps on its part of `batch`, and what the strategy does after them; often a round is one step.
+
+    Returns:
+        Sum of losses, correct answers and labels of its part, float64 (3,) on the device.
+    """
+    strategy, own = job.strategy, shares[job.place.rank]
+    parts = plan.local_steps(batch, job.place.rank, shares)
     sums = torch.zeros_like(cursor.totals)
-    strategy.begin_round()
+    cursor.global_batch = plan.global_batch(shares)
+    if isinstance(strategy, Rounds):
+        strategy.begin_round(shares)
     for number, part in enumerate(parts, 1):
+        ends_round = number == len(parts)
         with clock.step():
-            trained = cursor.position + (number - 0.5) / len(parts) * len(batch)
-            optim.set_learning_rate(job.optimizer, job.learning_rate(cursor.epoch - 1 + trained / num_train))
-            sums_of_step = train_step(job, batch, part, cursor.epoch)
+            trained = (number - 0.5) / len(parts) * len(batch)
+            rate = job.learning_rate(_epochs_done(job, cursor, trained), strategy.rate_batch(shares))
+            optim.set_learning_rate(job.optimizer, rate * job.policy.rate_factor)
+            sums_of_step = train_step(job, batch, part, cursor.epoch, own.num_passes)
             sums += sums_of_step
             cursor.recent += sums_of_step
-            if number == len(parts):
+            if ends_round:
                 cursor.position += len(batch)
-                strategy.end_round(cursor.epoch, sums, sum(map(len, parts)))
-                if cursor.position == num_train or strategy.is_finished:
-                    strategy.agree()
+                if isinstance(strategy, Rounds):
+                    strategy.end_round(cursor.epoch, sums, sum(map(len, parts)), _is_over(job, cursor))
         cursor.num_steps += 1
         job.heartbeat()
-        is_last = number == len(parts) and (cursor.position == num_train or strategy.is_finished)
-        if len(clock) % job.config.log_every_steps == 0 or is_last:
-            _log_step(job, cursor, clock)
-    _record_rounds(job)
-    if strategy.stop_reason:
-        clock.seconds()  # The checkpoint holds them, and a GPU has perhaps not finished these steps yet.
-        checkpoint.save(job.paths, cursor, strategy, job.model, job.optimizer)
-        job.record(runlog.End(status="interrupted", message=f"{strategy.stop_reason}; start it again to go on"))
-        raise Stopped(strategy.stop_reason)
+        ends_epoch = ends_round and (_is_over(job, cursor) or _is_finished(job))
+        if len(clock) % job.config.log_every_steps == 0 or ends_epoch:
+            trained = 0 if ends_round else number / len(parts) * len(batch)
+            _log_step(job, cursor, clock, shares, _epochs_done(job, cursor, trained))
+    return sums
 
 
-def _record_rounds(job: Job) -> None:
+def _look_at_round(job: Job, cursor: Cursor, sums: Tensor) -> None:
+    """Put a round on record, and let the policy see it."""
+    records = _record_rounds(job)
+    rounds = tuple(record for record in records if isinstance(record, runlog.Round))
+    seen = Seen(_epochs_done(job, cursor), rounds, sums, job.strategy.gather)
+    job.record(*job.policy.observe(seen))
+
+
+def _record_rounds(job: Job) -> list[runlog.Event | runlog.Round]:
+    if not isinstance(job.strategy, Rounds):
+        return []
     records, job.strategy.records = job.strategy.records, []
     job.record(*records)
     for record in records:
         if isinstance(record, runlog.Round) and record.train_loss is None:
             _diverge(job, f"the training loss became infinite or NaN in round {record.round}")
+    return records
 
 
-def _log_step(job: Job, cursor: Cursor, clock: StepClock) -> None:
+def _stop_if_told(job: Job, cursor: Cursor, clock: StepClock) -> None:
+    strategy = job.strategy
+    if isinstance(strategy, Resumable) and strategy.stop_reason:
+        clock.seconds()  # The checkpoint holds them, and a GPU has perhaps not finished these steps yet.
+        checkpoint.save(job.paths, cursor, strategy, job.policy, job.model, job.optimizer)
+        job.record(runlog.End(status="interrupted", message=f"{strategy.stop_reason}; start it again to go on"))
+        raise Stopped(strategy.stop_reason)
+
+
+def _is_finished(job: Job) -> bool:
+    return isinstance(job.strategy, Rounds) and job.strategy.is_finished
+
+
+def _is_over(job: Job, cursor: Cursor) -> bool:
+    """Whether all examples of the epoch are trained."""
+    return cursor.position == len(job.dataset.train_labels)
+
+
+def _epochs_done(job: Job, cursor: Cursor, more_examples: float = 0) -> float:
+    return cursor.epoch - 1 + (cursor.position + more_examples) / len(job.dataset.train_labels)
+
+
+def _log_step(job: Job, cursor: Cursor, clock: StepClock, shares: Shares, epochs_done: float) -> None:
     # Workers that are not in step are not made to wait for one another: this one speaks for all.
-    strategy, share = job.strategy, job.strategy.shares[job.place.rank].num_examples
-    others = plan.round_size(strategy.shares) / share
+    strategy, own = job.strategy, shares[job.place.rank].num_examples
+    others = plan.round_size(shares) / own
     loss, _, labels = job.sums(cursor.recent) if strategy.in_step else (cursor.recent * others).tolist()
     cursor.totals += cursor.recent
     cursor.recent.zero_()
@@ -216,6 +263,8 @@ def _log_step(job: Job, cursor: Cursor, clock: StepClock) -> None:
             train_loss=_finite(loss / labels) if labels else None,
             learning_rate=job.optimizer.param_groups[0]["lr"],
             images_per_second=clock.rate(labels / job.labels_per_example),
+            global_batch=cursor.global_batch,
+            epochs_done=epochs_done,
         )
     )
     if _finite(loss) is None and strategy.in_step:
@@ -227,14 +276,14 @@ def _diverge(job: Job, message: str) -> NoReturn:
     raise Diverged(message)
 
 
-def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int) -> Tensor:
-    """One optimizer step of this worker on the examples `part`, of all workers' `batch`, numbers of examples.
+def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: int = 1) -> Tensor:
+    """One optimizer step of this worker on the examples `part`, of all workers' `batch`.
 
     Returns:
         Sum of losses, correct answers and labels of its part, float64 (3,) on the device.
     """
-    config, dataset = job.config, job.dataset
-    parts = (plan.worker_part(part, i, config.accumulation_steps) for i in range(config.accumulation_steps))
+    dataset, strategy = job.dataset, job.strategy
+    parts = (plan.worker_part(part, i, num_passes) for i in range(num_passes))
     passes = [indices for indices in parts if len(indices)]
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.vector.drop_gradients()
@@ -242,18 +291,18 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int) -> Tensor:
         # A worker that has no example of a tail computes one that counts nothing: some exchanges travel within a pass.
         for number, indices in enumerate(passes or [batch[:1]], 1):
             inputs, labels = job.training_inputs(indices, epoch), dataset.train_labels[indices].long()
-            if number == max(1, len(passes)):
-                job.strategy.before_last_pass()
-            with job.strategy.passes():
+            if isinstance(strategy, InBackward) and number == max(1, len(passes)):
+                strategy.before_last_pass()
+            with strategy.passes() if isinstance(strategy, InBackward) else nullcontext():
                 with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
                     logits = job.training_model(inputs)
                 loss = cross_entropy(logits, labels)
-                num_labels = job.strategy.loss_divisor(len(part), len(batch)) * job.labels_per_example
+                num_labels = strategy.loss_divisor(len(part), len(batch)) * job.labels_per_example
                 (loss * (bool(passes) / num_labels)).backward()
             if passes:
                 totals += _score(loss, logits, labels)
         job.vector.collect_gradients()
-    job.strategy.step()
+    strategy.step()
     return totals
 
 

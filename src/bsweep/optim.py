@@ -80,24 +80,26 @@ def _layer_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, objec
 
 def base_learning_rate(config: RunConfig, rank: int = 0) -> float:
     """The rate that the rule gives for a worker's batch and the worker count, before warm-up and schedule."""
+    return _by_rule(config, config.step_batch(rank))
+
+
+def _by_rule(config: RunConfig, rate_batch: float) -> float:
     o = config.optimizer
     return scaled_rate(
-        o.lr,
-        o.lr_rule,
-        reference_batch=o.reference_batch,
-        step_batch=config.step_batch(rank),
-        num_workers=config.num_workers,
+        o.lr, o.lr_rule, reference_batch=o.reference_batch, step_batch=rate_batch, num_workers=config.num_workers
     )
 
 
-def schedule(config: RunConfig, rank: int = 0) -> Callable[[float], float]:
-    """A worker's learning rate as a function of the epochs trained so far, a fraction within an epoch included.
+def schedule(config: RunConfig) -> Callable[[float, float], float]:
+    """The learning rate as a function of the epochs trained so far, a fraction included, and of the `rate_batch`.
 
-    It is a function of epochs, not of steps, so that runs with different batch sizes follow the same curve.
+    It is a function of epochs, not of steps, so that runs with different batch sizes follow the same curve. The batch
+    is of the examples behind the step, see `Strategy.rate_batch`: it may change at any step.
     """
-    o, base = config.optimizer, base_learning_rate(config, rank)
+    o = config.optimizer
 
-    def rate(epoch: float) -> float:
+    def rate(epoch: float, rate_batch: float) -> float:
+        base = _by_rule(config, rate_batch)
         if epoch < o.warmup_epochs:
             return base * epoch / o.warmup_epochs
         span = config.epochs - o.warmup_epochs

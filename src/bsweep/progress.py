@@ -34,7 +34,7 @@ class Progress:
 
     def begin(self, config: RunConfig, paths: RunPaths, warnings: list[str]) -> None:
         self._config, self._paths = config, paths
-        self._offset, self._num_train = 0, 0
+        self._offset = 0
         self._tokens_per_example: int | None = None
         self._latest: dict[str, Any] = {"epoch": 0}
         self._rounds_done = 0
@@ -60,7 +60,7 @@ class Progress:
     def _show(self) -> None:
         for record in self._new_records():
             if record["type"] == "start":
-                self._num_train, self._trained_at = record["num_train"], time.monotonic()
+                self._trained_at = time.monotonic()
                 self._tokens_per_example = record["tokens_per_example"]
             elif record["type"] in ("step", "epoch"):
                 self._latest = record
@@ -117,8 +117,8 @@ class Progress:
     def _epochs_done(self) -> float:
         """Epochs trained, the current one's part included."""
         latest = self._latest
-        if latest.get("type") == "step" and self._num_train:
-            return float(min(self._config.epochs, latest["step"] * self._config.examples_per_step / self._num_train))
+        if latest.get("type") == "step":
+            return float(min(self._config.epochs, latest["epochs_done"]))
         return float(latest["epoch"])
 
     def _count(self, epoch: int) -> str:

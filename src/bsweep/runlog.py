@@ -105,6 +105,8 @@ class Step:
     train_loss: float | None
     learning_rate: float
     images_per_second: float | None
+    global_batch: int  # of the last step
+    epochs_done: float  # the part of this epoch that is trained included
 
     type: str = "step"
 
@@ -159,7 +161,7 @@ class Epoch:
     `wait_seconds` the mean time for which a worker was ready to send and waited for the slowest, `worker_wait_seconds`
     each worker's. `sent_bytes` is the mean over workers, `exchange_steps` counts messages that had to follow one
     another, on the worker with most of them. `servers` says what each parameter server did, see
-    `ServerLoad`.
+    `ServerLoad`. `global_batch` and `learning_rate` are those of its last step.
     """
 
     epoch: int  # from 1
@@ -204,7 +206,7 @@ class Round:
     epoch: int
     round: int  # of the run, from 1
     workers: tuple[int, ...]
-    local_batches: tuple[int, ...]  # examples of one optimizer step
+    worker_batches: tuple[int, ...]  # examples of one optimizer step
     local_steps: tuple[int, ...]
     began_seconds: tuple[float, ...]
     compute_seconds: tuple[float, ...]
@@ -406,6 +408,8 @@ def read_records(path: Path, with_steps: bool = True) -> tuple[tuple[dict[str, A
         raise ValueError(f"{path}:{number}: damaged record. Remove the run's folder to repeat it.") from None
     for record in records:
         _check_schema(record, path)
+        if record["type"] == "round" and "local_batches" in record:  # its name in records of earlier versions
+            record["worker_batches"] = record.pop("local_batches")
     warning = f"{path.name}: left out a torn last line of {len(torn)} bytes." if torn else None
     return tuple(records), warning
 

@@ -49,12 +49,12 @@ def step_seconds(job: Job, local_batch: int, times: int) -> float:
     job = replace(job, config=config)
     examples = torch.arange(config.examples_per_step, device=job.device)
     job.training_model.train()
-    loop.train_step(job, examples, examples, 1)
+    loop.train_step(job, examples, examples, 1, config.accumulation_steps)
     job.heartbeat()
     clock, started = StepClock(job.device, []), time.monotonic()
     for _ in range(times * NUM_STEPS):
         with clock.step():
-            loop.train_step(job, examples, examples, 1)
+            loop.train_step(job, examples, examples, 1, config.accumulation_steps)
         job.heartbeat()
         if time.monotonic() - started > times * MOST_SECONDS:
             break

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import torch
 
-from bsweep import data, loop, memory, models, optim, runlog, strategies
+from bsweep import batching, data, loop, memory, models, optim, runlog, strategies
 from bsweep.clock import Slowdown
 from bsweep.config import RunConfig, read
 from bsweep.data.dataset import Dataset
@@ -24,7 +24,7 @@ from bsweep.loop import Job
 from bsweep.place import Place
 from bsweep.randomness import seed_of
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
-from bsweep.strategies import Strategy
+from bsweep.strategies import InBackward, Strategy
 from bsweep.vector import Vector
 
 
@@ -101,11 +101,12 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
         precision=precision,
         dataset=dataset,
         model=model,
-        training_model=strategy.wrap(model),
+        training_model=strategy.wrap(model) if isinstance(strategy, InBackward) else model,
         vector=vector,
         optimizer=optimizer,
         strategy=strategy,
-        learning_rate=optim.schedule(config, place.rank),
+        policy=batching.build(config),
+        learning_rate=optim.schedule(config),
         slowdown=Slowdown(config.launch.slowdown[place.rank] if config.launch.slowdown else 1.0, device),
         alive=SignOfLife(paths.alive(place.rank)),
         log=RunLog(paths.metrics),

@@ -140,7 +140,7 @@ def _wait_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
 
 _BY_WORKER = {
     "worker": "workers",
-    "local_batch": "local_batches",
+    "local_batch": "worker_batches",
     **{name: name for name in ("local_steps", "began_seconds", "compute_seconds", "idle_seconds")},
     "exchange_seconds": "exposed_exchange_seconds",
 }

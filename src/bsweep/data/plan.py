@@ -8,7 +8,7 @@ size may change at any step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,21 +21,32 @@ def epoch_order(num_examples: int, *, seed: int, epoch: int) -> Tensor:
     return random_bits(torch.arange(num_examples), "order", seed, epoch).argsort()
 
 
-def step_indices(order: Tensor, start: int, global_batch: int) -> Tensor:
-    """The examples of the step that begins at position `start` of the order: `global_batch`, or what is left."""
-    return order[start : start + global_batch]
+def step_indices(order: Tensor, start: int, num_examples: int) -> Tensor:
+    """The examples of the step, or round, that begins at position `start` of the order: so many, or what is left."""
+    return order[start : start + num_examples]
 
 
 @dataclass(frozen=True)
 class Share:
     """What one worker takes of a round."""
 
-    step_batch: int  # examples of one optimizer step
+    worker_batch: int  # examples of one optimizer step
     num_steps: int  # optimizer steps between two synchronisations: 1 where each step is one; 0 of a lost worker
+    num_passes: int = 1  # forward and backward passes of a step, over which its gradient accumulates
 
     @property
     def num_examples(self) -> int:
-        return self.step_batch * self.num_steps
+        return self.worker_batch * self.num_steps
+
+
+def global_batch(shares: Sequence[Share]) -> int:
+    """Examples of one optimizer step of all workers together."""
+    return sum(share.worker_batch for share in shares if share.num_steps)
+
+
+def of_members(shares: Sequence[Share], members: Sequence[int]) -> tuple[Share, ...]:
+    """The shares, of which workers that were lost take nothing."""
+    return tuple(share if rank in members else replace(share, num_steps=0) for rank, share in enumerate(shares))
 
 
 def round_size(shares: Sequence[Share]) -> int:
@@ -49,7 +60,7 @@ def local_steps(batch: Tensor, rank: int, shares: Sequence[Share]) -> list[Tenso
     Of fewer examples than the round's, every worker takes a part in proportion, in as few steps as its batch allows.
     """
     part = _part(batch, rank, [share.num_examples for share in shares])
-    num_steps = max(1, -(-len(part) // shares[rank].step_batch))
+    num_steps = max(1, -(-len(part) // shares[rank].worker_batch))
     return [worker_part(part, step, num_steps) for step in range(num_steps)]
 
 

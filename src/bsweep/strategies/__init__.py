@@ -14,10 +14,10 @@ from bsweep.config import (
 )
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
-from bsweep.strategies.base import Strategy
+from bsweep.strategies.base import InBackward, Resumable, Rounds, Strategy
 from bsweep.strategies.single import Single
 
-__all__ = ["Strategy", "build", "serve"]
+__all__ = ["InBackward", "Resumable", "Rounds", "Strategy", "build", "serve"]
 
 
 def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bsweep.config import RunConfig
-from bsweep.data.plan import Share
+from bsweep.data.plan import Share, global_batch
 from bsweep.place import Place
-from bsweep.runlog import Record, Traffic
+from bsweep.runlog import Event, Round, Traffic
 from bsweep.vector import Flat
 
 
@@ -58,6 +58,8 @@ class Strategy(ABC):
 
     The loop scales each worker's loss by its share of the global batch, so the plain sum of the workers' gradients is
     the gradient of the global mean, also for uneven shares.
+
+    What only some strategies do is a class of its own, which they inherit, and which the loop asks for.
     """
 
     in_step = True
@@ -66,65 +68,33 @@ class Strategy(ABC):
     loss_scale = 1.0
     """What to multiply losses by, for an exchange that does not sum."""
 
-    is_finished = False
-    """The run ends here, whatever epochs are left."""
-
     hides_exchange = False
     """Data travel while workers compute, and are timed only from when computing is over."""
 
-    stop_reason: str | None = None
-    """Why to stop after this round, in a state that a later run goes on from."""
-
     def __init__(self, config: RunConfig, place: Place) -> None:
         self.meter = Meter()
-        self.records: list[Record] = []
-        """What is to be told of rounds; the loop writes and empties it."""
         self.rank, self.num_workers = place.rank, place.num_workers
         self.members = tuple(range(place.num_workers))
         """The ranks that still take part."""
-        self.shares = tuple(
-            Share(local_batch * config.accumulation_steps, num_steps)
-            for local_batch, num_steps in zip(config.local_batches, config.local_steps, strict=True)
-        )
-        """What each worker takes of the coming round; strategies may change it from round to round."""
 
     @abstractmethod
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         """Make all workers start from the same parameters."""
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The module to train through, after `prepare`: `model` itself, unless the exchange hides in its passes."""
-        return model
-
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 (most strategies need nothing here)
         """Epoch `epoch`, from 1, is about to be trained."""
-
-    def before_last_pass(self) -> None:  # noqa: B027
-        """The coming forward and backward pass completes this step's gradient: it may travel as it becomes ready."""
-
-    def passes(self) -> AbstractContextManager[None]:
-        """Around forward and backward passes, for an exchange within them that may break off."""
-        return nullcontext()
 
     def loss_divisor(self, num_own: int, num_all: int) -> float:
         """What to divide a sum of losses by, in a round of `num_all` examples: for a step on `num_own` of them."""
         return num_all / self.loss_scale
 
-    def begin_round(self) -> None:  # noqa: B027
-        """This worker's coming `shares[rank].num_steps` steps are a round."""
-
-    def end_round(self, epoch: int, sums: Tensor, num_examples: int) -> None:  # noqa: B027
-        """A round is over, of which this worker took `num_examples`: synchronise, where steps do not.
-
-        `sums`: of losses, correct answers and labels of its part, float64 (3,).
-        """
+    def rate_batch(self, shares: Sequence[Share]) -> float:
+        """Examples behind an optimizer step, by which a learning rate may go: of all workers, which step together."""
+        return global_batch(shares)
 
     @abstractmethod
     def step(self) -> None:
         """Take this worker's gradient and leave all workers with the updated model, or on the way to it."""
-
-    def agree(self) -> None:  # noqa: B027
-        """Leave all workers with the same parameters where steps do not. All workers call it together."""
 
     @abstractmethod
     def gather(self, values: Tensor) -> Tensor:
@@ -155,12 +125,64 @@ class Strategy(ABC):
             worker_wait_seconds=tuple((seconds.sum(dim=1) - exchange).tolist()),
         )
 
-    def state(self) -> dict[str, Any]:
-        """What all workers know alike, of a run that is to be taken up again."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Take up what `state` gave, after `prepare`."""
-
     def close(self) -> None:  # noqa: B027
         """Give back what `prepare` took."""
+
+
+class InBackward(Strategy):
+    """Exchanges within the backward pass, so that it hides there."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The module to train through, after `prepare`."""
+        return model
+
+    @abstractmethod
+    def before_last_pass(self) -> None:
+        """The coming forward and backward pass completes this step's gradient: it may travel as it becomes ready."""
+
+    def passes(self) -> AbstractContextManager[None]:
+        """Around forward and backward passes, for an exchange within them that may break off."""
+        return nullcontext()
+
+
+class Rounds(Strategy):
+    """Synchronises where a round ends, and not at each step."""
+
+    in_step = False
+
+    is_finished = False
+    """The run ends here, whatever epochs are left."""
+
+    def __init__(self, config: RunConfig, place: Place) -> None:
+        super().__init__(config, place)
+        self.records: list[Event | Round] = []
+        """What is to be told of rounds, the same on all workers; the loop writes and empties it."""
+        self.shares: tuple[Share, ...] = ()
+        """What each worker takes of the round, by rank."""
+
+    def begin_round(self, shares: tuple[Share, ...]) -> None:
+        """This worker's coming `shares[rank].num_steps` steps are a round."""
+        self.shares = shares
+
+    @abstractmethod
+    def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
+        """A round is over, of which this worker took `num_examples`: synchronise.
+
+        Where an epoch, or the run, ends with it, all workers are left with the same parameters.
+        `sums`: of losses, correct answers and labels of its part, float64 (3,).
+        """
+
+
+class Resumable(Strategy):
+    """May stop before the run ends, in a state that a later run goes on from."""
+
+    stop_reason: str | None = None
+    """Why to stop after this round."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What all workers know alike."""
+
+    @abstractmethod
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take up what `state` gave, after `prepare`."""

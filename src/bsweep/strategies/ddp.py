@@ -17,7 +17,7 @@ from bsweep.config import DDPConfig, RunConfig
 from bsweep.errors import worker_lost
 from bsweep.place import Place
 from bsweep.runlog import Traffic
-from bsweep.strategies.base import Meter
+from bsweep.strategies.base import InBackward, Meter
 from bsweep.strategies.process_group import TorchStrategy
 
 # torch 2.13: where DDP's reducer drops the last reference to a group, it joins Gloo's threads with Python's lock held,
@@ -25,7 +25,7 @@ from bsweep.strategies.process_group import TorchStrategy
 _KEPT: list[dist.ProcessGroup] = []
 
 
-class DDP(TorchStrategy):
+class DDP(TorchStrategy, InBackward):
     def __init__(self, config: RunConfig, strategy: DDPConfig, place: Place) -> None:
         super().__init__(config, place)
         _KEPT.append(self.workers)

@@ -21,14 +21,13 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from bsweep import allocation
-from bsweep.config import AdaptiveConfig, DiLoCoConfig, NetworkAwareConfig, RunConfig, SGDConfig
+from bsweep.config import DiLoCoConfig, RunConfig, SGDConfig
 from bsweep.data.plan import Share
 from bsweep.errors import WorkerLost
 from bsweep.place import Place
 from bsweep.runlog import Event, Round, Traffic
 from bsweep.strategies import clocks
-from bsweep.strategies.base import Meter, Strategy
+from bsweep.strategies.base import Meter, Resumable, Rounds
 from bsweep.strategies.roll_call import RollCall
 from bsweep.strategies.summing import Summing
 from bsweep.vector import Anchor, Flat
@@ -42,6 +41,7 @@ class Arrivals:
     sums: Tensor  # (members, 3): losses, correct answers, labels
     num_planned: Tensor  # (members,), as all that follow: examples of a whole round
     num_examples: Tensor
+    worker_batch: Tensor
     num_steps: Tensor
     began: Tensor
     arrived: Tensor
@@ -64,9 +64,7 @@ class OfEpoch:
     codec: float = 0.0
 
 
-class DiLoCo(Strategy):
-    in_step = False
-
+class DiLoCo(Rounds, Resumable):
     def __init__(self, config: RunConfig, strategy: DiLoCoConfig, place: Place) -> None:
         super().__init__(config, place)
         self._config, self._strategy = config, strategy
@@ -83,9 +81,7 @@ class DiLoCo(Strategy):
         self._origin: float | None = None  # of the run's times, on the first worker's clock
         self._last_end = 0.0  # of a round, since the origin
         self._of_epoch = OfEpoch(torch.zeros(place.num_workers, dtype=torch.float64))
-        self._least_steps = min(share.num_steps for share in self.shares)
         self._normalizes = strategy.weighting == "fednova" and not strategy.weights
-        self._compute_seconds: list[Tensor] = []  # of a step by worker, for each round since the last allocation
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         s = self._strategy
@@ -109,7 +105,11 @@ class DiLoCo(Strategy):
     def loss_divisor(self, num_own: int, num_all: int) -> float:
         return max(1, num_own)  # each worker's own mean
 
-    def begin_round(self) -> None:
+    def rate_batch(self, shares: Sequence[Share]) -> float:
+        return shares[self.rank].worker_batch  # each worker steps alone
+
+    def begin_round(self, shares: tuple[Share, ...]) -> None:
+        super().begin_round(shares)
         if self._normalizes:
             self._forget_momentum()
         self._began = time.monotonic()
@@ -118,7 +118,7 @@ class DiLoCo(Strategy):
         self._optimizer.step()
         self._num_steps += 1
 
-    def end_round(self, epoch: int, sums: Tensor, num_examples: int) -> None:
+    def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         own, members = self._arrive(sums, num_examples), self.members
         arrivals = self._meet(own)
         last = float(arrivals.arrived.max())
@@ -160,7 +160,6 @@ class DiLoCo(Strategy):
             "round": self._round,
             "train_seconds": self._train_seconds,
             "last_end": self._last_end,
-            "num_steps": [share.num_steps for share in self.shares],
             "of_epoch": (dataclasses.asdict(self._of_epoch), dataclasses.asdict(self._exchange.meter)),
         }
 
@@ -171,7 +170,6 @@ class DiLoCo(Strategy):
         self._round, self._train_seconds, self._last_end = (
             state[key] for key in ("round", "train_seconds", "last_end")
         )
-        self._take_steps(state["num_steps"])
         seconds, meter = state["of_epoch"]
         self._of_epoch = OfEpoch(**{**seconds, "waits": seconds["waits"].cpu()})
         self._exchange.meter = Meter(**meter)
@@ -184,8 +182,9 @@ class DiLoCo(Strategy):
             self._exchange.close()
 
     def _arrive(self, sums: Tensor, num_examples: int) -> Tensor:
-        """This worker's row of `Arrivals`, float64 (9,), on its own clock."""
-        counts = [self.shares[self.rank].num_examples, num_examples, self._num_steps]
+        """This worker's row of `Arrivals`, float64 (10,), on its own clock."""
+        share = self.shares[self.rank]
+        counts = [share.num_examples, num_examples, share.worker_batch, self._num_steps]
         on_host = sums.cpu()  # a GPU has finished its steps when it is here
         arrived = time.monotonic()
         self._num_steps = 0
@@ -194,9 +193,9 @@ class DiLoCo(Strategy):
 
     def _meet(self, own: Tensor) -> Arrivals:
         every = self.gather(own)
-        times = (self._on_first_clock(column) for column in every[:, 6:].unbind(dim=1))
+        times = (self._on_first_clock(column) for column in every[:, 7:].unbind(dim=1))
         spent = torch.zeros(len(every), 2, dtype=torch.float64)  # nothing yet
-        return Arrivals(self.members, every[:, :3], *(*every[:, 3:6].unbind(dim=1), *times, spent))
+        return Arrivals(self.members, every[:, :3], *(*every[:, 3:7].unbind(dim=1), *times, spent))
 
     def _on_first_clock(self, times: Tensor) -> Tensor:
         return times - torch.tensor([self._offsets[member] for member in self.members], dtype=torch.float64)
@@ -293,14 +292,13 @@ class DiLoCo(Strategy):
         of_epoch.exchange += float(travel.min())
         of_epoch.exposed += float(exposed.mean())
         of_epoch.codec += float(codec.mean())
-        is_whole = bool(arrivals.num_examples.sum() == arrivals.num_planned.sum())
         loss, _, num_labels = arrivals.sums.sum(dim=0).tolist()
         self.records.append(
             Round(
                 epoch=epoch,
                 round=number,
                 workers=arrivals.members,
-                local_batches=tuple(self.shares[member].step_batch for member in arrivals.members),
+                worker_batches=tuple(int(number) for number in arrivals.worker_batch),
                 local_steps=tuple(int(number) for number in arrivals.num_steps),
                 began_seconds=tuple((began - self._origin).tolist()),
                 compute_seconds=tuple((arrived - began).tolist()),
@@ -310,12 +308,9 @@ class DiLoCo(Strategy):
                 codec_seconds=tuple(codec.tolist()) if self._exchange.has_codec else None,
                 train_loss=loss / max(1, num_labels) if abs(loss) < float("inf") else None,
                 num_examples=int(arrivals.num_examples.sum()),
-                is_whole=is_whole,
+                is_whole=bool(arrivals.num_examples.sum() == arrivals.num_planned.sum()),
             )
         )
-        if is_whole:  # a tail's steps are short
-            # The exchange itself counts, not what computing fails to hide of it: with overlap that is about nothing.
-            self._adapt((arrived - began) / arrivals.num_steps, float((travel + codec).min()))
 
     def _look_at_the_clock(self) -> None:
         limit = self._strategy.max_seconds
@@ -323,46 +318,14 @@ class DiLoCo(Strategy):
             limit is not None and self._train_seconds >= limit
         )
 
-    def _adapt(self, step_seconds: Tensor, exchange_seconds: float) -> None:
-        """Give each worker steps by its speed of late, where speeds have drifted, or H no longer fits the exchange."""
-        policy = self._config.allocation
-        if not isinstance(policy, AdaptiveConfig) or not policy.adapt_every:
-            return
-        self._compute_seconds.append(torch.cat([step_seconds, torch.tensor([exchange_seconds])]))
-        if len(self._compute_seconds) < policy.adapt_every:
-            return
-        *measured, exchange = torch.stack(self._compute_seconds).mean(dim=0).tolist()
-        self._compute_seconds = []
-        before = [self.shares[member].num_steps for member in self.members]
-        has_drifted = allocation.drifted([1 / number for number in before], measured, policy.max_drift)
-        if isinstance(policy, NetworkAwareConfig):
-            least = allocation.least_steps(exchange, max(measured), policy.max_exchange_share)
-            if abs(least / self._least_steps - 1) > policy.max_drift:
-                self._least_steps, has_drifted = least, True
-        after = allocation.by_seconds(measured, self._least_steps)
-        if not has_drifted or list(after) == before:
-            return
-        self._take_steps([after[self.members.index(m)] if m in self.members else 0 for m in range(len(self.shares))])
-        seconds = ", ".join(f"{value:.3g}" for value in measured)
-        self.records.append(
-            Event(
-                event="reallocated",
-                message=f"after round {self._round} steps take {seconds} s: local steps {before} become {list(after)}",
-            )
-        )
-
     def _take_momentum(self) -> None:
         s = self._strategy
         nesterov = s.outer_nesterov and s.outer_momentum > 0
         self._outer_optimizer.param_groups[0].update(momentum=s.outer_momentum, nesterov=nesterov)
 
-    def _take_steps(self, num_steps: Sequence[int]) -> None:
-        self.shares = tuple(Share(s.step_batch, n) for s, n in zip(self.shares, num_steps, strict=True))
-
     def _lose(self, lost: int) -> None:
         self.members = tuple(member for member in self.members if member != lost)
         self._is_broken = True
-        self._compute_seconds = []
         goes_on = self._strategy.on_loss == "continue"
         message = (
             f"rank {lost} was lost in round {self._round}: no sign of life for "
@@ -370,9 +333,7 @@ class DiLoCo(Strategy):
             + (f"{len(self.members)} workers go on" if goes_on else "stopped after the round")
         )
         self.records.append(Event(event="worker_lost", message=message))
-        if goes_on:
-            self._take_steps([s.num_steps if rank in self.members else 0 for rank, s in enumerate(self.shares)])
-        else:
+        if not goes_on:
             self.stop_reason = message
 
     def _regroup(self) -> None:

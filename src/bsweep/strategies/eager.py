@@ -42,7 +42,7 @@ class EagerDiLoCo(DiLoCo):
         self._travelling: _Travelling | None = None
         self._last_arrival = float("-inf")  # of the round that landed last
 
-    def end_round(self, epoch: int, sums: Tensor, num_examples: int) -> None:
+    def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         own = self._arrive(sums, num_examples)
         weight = self._planned_weight()
         has_landed = self._land()
@@ -58,12 +58,14 @@ class EagerDiLoCo(DiLoCo):
         arrivals = self._thread.submit(self._travel, own)
         self._travelling = _Travelling(epoch, self._round, arrivals, self._last_arrival)
         self._look_at_the_clock()
+        if ends_epoch or self.is_finished:
+            self._agree()
 
     def close(self) -> None:
         self._thread.shutdown(wait=False)  # what may still travel there breaks off when the connection closes
         super().close()
 
-    def agree(self) -> None:
+    def _agree(self) -> None:
         """Wait for what travels, and leave all workers at the anchor."""
         self._land(is_last=True)
         self._last_arrival = float("-inf")

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from bsweep.config import HorovodConfig, RunConfig
 from bsweep.errors import worker_lost
 from bsweep.place import Place
+from bsweep.strategies.base import InBackward
 from bsweep.strategies.summing import Summing
 from bsweep.vector import Flat, Vector
 
@@ -44,7 +45,7 @@ def environment(config: HorovodConfig) -> dict[str, str]:
     return changed
 
 
-class Horovod(Summing):
+class Horovod(Summing, InBackward):
     def __init__(self, config: RunConfig, strategy: HorovodConfig, place: Place) -> None:
         super().__init__(config, place)
         os.environ.update(environment(strategy))

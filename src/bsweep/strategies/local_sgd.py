@@ -6,33 +6,43 @@ after every step is synchronous SGD exactly, momentum and uneven tails included.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from torch import Tensor
+
 from bsweep.config import LocalSGDConfig, RunConfig
+from bsweep.data.plan import Share, global_batch
 from bsweep.place import Place
+from bsweep.strategies.base import Rounds
 from bsweep.strategies.process_group import TorchStrategy
 
 
-class LocalSGD(TorchStrategy):
-    in_step = False
+class LocalSGD(TorchStrategy, Rounds):
+    """A round is a step of each worker, after some of which all average."""
 
     def __init__(self, config: RunConfig, strategy: LocalSGDConfig, place: Place) -> None:
         super().__init__(config, place)
         self.choose(strategy.algorithm)
         self._config = strategy
-        self._num_steps = self._averaged_at = 0
+        self._num_steps = 0
         self.loss_scale = float(self.num_workers)
+
+    def rate_batch(self, shares: Sequence[Share]) -> float:
+        return global_batch(shares) / len(shares)  # an even part: a larger one counts for more by its loss
 
     def step(self) -> None:
         self._optimizer.step()
         self._num_steps += 1
-        if self._num_steps <= self._config.warmup_steps or self._num_steps % self._config.sync_every == 0:
-            self.agree()
 
-    def agree(self) -> None:
-        """Average the parameters; also where an epoch ends, for its evaluation."""
-        if self.num_workers == 1 or self._averaged_at == self._num_steps:
+    def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
+        warms_up = self._num_steps <= self._config.warmup_steps
+        if warms_up or self._num_steps % self._config.sync_every == 0 or ends_epoch:
+            self._average()
+
+    def _average(self) -> None:
+        if self.num_workers == 1:
             return
         parameters = self._vector.parameters
         with self.meter.exchange(parameters):
             self.all_reduce(parameters)
         parameters.div_(self.num_workers)
-        self._averaged_at = self._num_steps

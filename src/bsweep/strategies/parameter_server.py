@@ -23,7 +23,7 @@ from bsweep.config import ParameterServerConfig, RunConfig
 from bsweep.errors import WorkerLost, errors_reported
 from bsweep.place import Place
 from bsweep.runlog import RunPaths, Traffic
-from bsweep.strategies.base import Meter
+from bsweep.strategies.base import Meter, Rounds
 from bsweep.strategies.process_group import TorchStrategy, join
 from bsweep.strategies.server import Server, decode_load, encode_layout, report_size
 from bsweep.strategies.server_links import Inbox, Kind, Request, ToRemoteServer, ToRemoteWorker, ToServer, Within
@@ -42,7 +42,7 @@ def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:
     dist.destroy_process_group()
 
 
-class ParameterServer(TorchStrategy):
+class ParameterServer(TorchStrategy, Rounds):
     def __init__(self, config: RunConfig, place: Place, paths: RunPaths) -> None:
         super().__init__(config, place)
         assert isinstance(config.strategy, ParameterServerConfig), config.strategy
@@ -69,10 +69,12 @@ class ParameterServer(TorchStrategy):
         with self.meter.exchange(self._vector.gradients):
             self._exchange(Request(Kind.PUSH, self._clock, self._optimizer.param_groups[0]["lr"] / self.loss_scale))
 
+    def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
+        if ends_epoch and not self.in_step:
+            self.agree()
+
     def agree(self) -> None:
-        """Pull what all workers' pushes have made of the model."""
-        if self.in_step:
-            return
+        """Pull what all workers' pushes have made of the model. All workers call it together."""
         with self.meter.exchange(self._vector.parameters):
             start = time.perf_counter()
             self._meet()  # all pushes are answered

@@ -1,0 +1,78 @@
+"""Local steps that follow the workers' speeds while they drift, and the exchange's: `allocation.adapt_every`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bsweep import allocation
+from bsweep.batching.base import Seen
+from bsweep.batching.fixed import Fixed
+from bsweep.config import AdaptiveConfig, NetworkAwareConfig, RunConfig
+from bsweep.runlog import Event, Round
+
+
+class FollowDrift(Fixed):
+    """Gives each worker steps by its speed of late, where speeds have drifted, or H no longer fits the exchange."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        assert isinstance(config.allocation, AdaptiveConfig), config.allocation
+        self._allocation = config.allocation
+        self._least_steps = min(config.local_steps)
+        self._workers: tuple[int, ...] = ()  # of the rounds that are measured
+        self._seconds: list[Tensor] = []  # of a step by worker, then of the exchange: a row each round
+
+    def observe(self, seen: Seen) -> Sequence[Event]:
+        events = []
+        for record in seen.rounds:
+            if record.is_whole:  # a tail's steps are short
+                event = self._measure(record)
+                events += [event] if event else []
+        return events
+
+    def state(self) -> dict[str, Any]:
+        return {"num_steps": [share.num_steps for share in self._shares], "least_steps": self._least_steps}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._shares = self.of_batches(self._worker_batches, state["num_steps"])
+        self._least_steps = state["least_steps"]
+
+    def _measure(self, record: Round) -> Event | None:
+        if record.workers != self._workers:
+            self._workers, self._seconds = record.workers, []
+        # The exchange itself counts, not what computing fails to hide of it: with overlap that is about nothing.
+        exchange = torch.tensor(record.exchange_seconds, dtype=torch.float64)
+        if record.codec_seconds:
+            exchange += torch.tensor(record.codec_seconds, dtype=torch.float64)
+        steps = torch.tensor(record.local_steps, dtype=torch.float64)
+        computed = torch.tensor(record.compute_seconds, dtype=torch.float64) / steps
+        self._seconds.append(torch.cat([computed, exchange.min().view(1)]))
+        return self._adapt(record.round) if len(self._seconds) == self._allocation.adapt_every else None
+
+    def _adapt(self, number: int) -> Event | None:
+        """New shares after round `number`, if they should differ."""
+        policy = self._allocation
+        *measured, exchange = torch.stack(self._seconds).mean(dim=0).tolist()
+        self._seconds = []
+        before = [self._shares[worker].num_steps for worker in self._workers]
+        has_drifted = allocation.drifted([1 / steps for steps in before], measured, policy.max_drift)
+        if isinstance(policy, NetworkAwareConfig):
+            least = allocation.least_steps(exchange, max(measured), policy.max_exchange_share)
+            if abs(least / self._least_steps - 1) > policy.max_drift:
+                self._least_steps, has_drifted = least, True
+        after = list(allocation.by_seconds(measured, self._least_steps))
+        if not has_drifted or after == before:
+            return None
+        steps = [share.num_steps for share in self._shares]
+        for worker, new in zip(self._workers, after, strict=True):
+            steps[worker] = new
+        self._shares = self.of_batches(self._worker_batches, steps)
+        seconds = ", ".join(f"{value:.3g}" for value in measured)
+        return Event(
+            event="reallocated",
+            message=f"after round {number} steps take {seconds} s: local steps {before} become {after}",
+        )

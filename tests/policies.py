@@ -1,0 +1,37 @@
+"""Batching policies of the tests: batches that change up and down within epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bsweep.batching import Policy, Seen
+from bsweep.data.plan import Share
+from bsweep.runlog import Event
+
+
+class Doubling(Policy):
+    """Twice the batch from the middle of the first epoch to that of the second."""
+
+    def shares(self, epochs_done: float) -> tuple[Share, ...]:
+        return self.of_global_batch(self.config.examples_per_step * (2 if 0.5 <= epochs_done < 1.5 else 1))
+
+
+class ByRound(Policy):
+    """Twice the batch in each third round, by the rounds that it has seen."""
+
+    rounds_seen = 0
+
+    def shares(self, epochs_done: float) -> tuple[Share, ...]:
+        factor = 2 if self.rounds_seen % 3 == 2 else 1
+        return self.of_batches([batch * factor for batch in self.config.local_batches])
+
+    def observe(self, seen: Seen) -> Sequence[Event]:
+        self.rounds_seen += len(seen.rounds)
+        return ()
+
+    def state(self) -> dict[str, Any]:
+        return {"rounds_seen": self.rounds_seen}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.rounds_seen = state["rounds_seen"]
