@@ -11,7 +11,7 @@ import yaml
 from bsweep.config import ConfigError, HorovodConfig, RunConfig, conf_dir, read, save
 from tests.running import compose
 
-GROUPS = ("data", "model", "optimizer", "strategy", "compression", "launch")
+GROUPS = ("data", "model", "optimizer", "strategy", "compression", "batching", "launch")
 DILOCO = ("local_batch=8", "num_workers=2", "strategy=diloco")
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 
@@ -196,7 +196,7 @@ def test_a_configuration_that_was_saved_before_a_key_was_added_reads_back(tmp_pa
     config = compose("local_batch=64", "num_workers=2")
     save(config, tmp_path / "config.yaml")
     saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    del saved["launch"]["threads_per_worker"]
+    del saved["launch"]["threads_per_worker"], saved["batching"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
     assert read(tmp_path / "config.yaml") == config
     assert compose("local_batch=64", "num_workers=2", "launch.threads_per_worker=1").run_id != config.run_id

@@ -52,6 +52,13 @@ def test_a_damaged_middle_is_an_error_that_names_the_line(tmp_path: Path) -> Non
         read_records(path)
 
 
+def test_rounds_of_earlier_versions_are_read_by_the_name_of_today(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text(json.dumps({"schema": 1, "type": "round", "round": 1, "local_batches": [8, 16]}) + "\n")
+    (record,) = read_records(path)[0]
+    assert record["worker_batches"] == [8, 16] and "local_batches" not in record
+
+
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     write(paths.metrics, "a")

@@ -9,6 +9,7 @@ from bsweep.config.allocation import (
     NetworkAwareConfig,
     NominalConfig,
 )
+from bsweep.config.batching import AnyBatching, FixedConfig
 from bsweep.config.card import Card, ConfigError, did_you_mean, show
 from bsweep.config.compression import (
     AnyCompression,
@@ -80,6 +81,7 @@ __all__ = [
     "AllReduceConfig",
     "AllocationConfig",
     "AnyAllocation",
+    "AnyBatching",
     "AnyCompression",
     "AnyData",
     "AnyLaunch",
@@ -96,6 +98,7 @@ __all__ = [
     "DiLoCoConfig",
     "DigitsConfig",
     "FP16Config",
+    "FixedConfig",
     "HorovodConfig",
     "HorovodrunConfig",
     "HybridConfig",

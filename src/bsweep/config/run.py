@@ -20,6 +20,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from bsweep.config.allocation import AnyAllocation
+from bsweep.config.batching import FIXED, AnyBatching
 from bsweep.config.card import Card, ConfigError, Count, Name, Natural, did_you_mean, show
 from bsweep.config.compression import AnyCompression, DGCConfig, QSGDConfig, SignSGDConfig, TernGradConfig, TopKConfig
 from bsweep.config.data import AnyData, TextConfig
@@ -60,6 +61,7 @@ class RunConfig(Card):
     compression: AnyCompression
     allocation: AnyAllocation
     launch: AnyLaunch
+    batching: AnyBatching = FIXED  # which runs of earlier versions do not name
 
     @property
     def local_batches(self) -> tuple[int, ...]:
@@ -166,7 +168,7 @@ _CHANGES_NO_NUMBER = {
 }
 
 # Keys that runs of earlier versions do not have, with the values that change nothing for them: their ids stay.
-_ADDED_LATER = (("launch.threads_per_worker", None),)
+_ADDED_LATER = (("launch.threads_per_worker", None), ("batching.name", "fixed"))
 
 _ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
 
