@@ -1,4 +1,7 @@
-"""A run that stopped before its time, and goes on later: where the loop was, and what each worker knew."""
+"""A run that stopped before its time, and goes on later: where the loop was, and what each worker knew.
+
+Where it was is said in examples, for batches may have changed; steps are counted for the numbers of records alone.
+"""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Step:
     train_loss: float | None
     learning_rate: float
     images_per_second: float | None
-    global_batch: int  # of the last step
+    global_batch: int  # of the last step, as planned: the last one of an epoch is shorter
     epochs_done: float  # the part of this epoch that is trained included
 
     type: str = "step"
@@ -161,7 +161,8 @@ class Epoch:
     `wait_seconds` the mean time for which a worker was ready to send and waited for the slowest, `worker_wait_seconds`
     each worker's. `sent_bytes` is the mean over workers, `exchange_steps` counts messages that had to follow one
     another, on the worker with most of them. `servers` says what each parameter server did, see
-    `ServerLoad`. `global_batch` and `learning_rate` are those of its last step.
+    `ServerLoad`. `global_batch` (as planned: a tail is
+    shorter) and `learning_rate` are those of its last step.
     """
 
     epoch: int  # from 1
