@@ -231,7 +231,7 @@ def _config(
     }  # fmt: skip
     for key, value in settings.items():
         group, _, name = key.rpartition(".")
-        (config[group] if group else config)[name] = value
+        (config.setdefault(group, {}) if group else config)[name] = value
     return config
 
 

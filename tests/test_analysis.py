@@ -707,3 +707,10 @@ def test_importing_bsweep_loads_neither_pandas_nor_matplotlib() -> None:
         "import bsweep, sys; assert not {'pandas', 'matplotlib', 'torch'} & set(sys.modules); bsweep.load, bsweep.plots"
     )
     subprocess.run([sys.executable, "-c", code + "; assert 'torch' not in sys.modules"], check=True)
+
+
+def test_runs_from_before_a_key_was_added_are_of_one_cell_with_those_at_its_default(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,), seeds=1)
+    write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,), seeds=2, settings={"batching.name": "fixed"})
+    runs = bsweep.load(tmp_path / "s").runs
+    assert len(runs) > 1 and len(analysis.cells(runs)) == 1 and "batching.name" not in runs

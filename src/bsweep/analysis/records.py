@@ -73,7 +73,8 @@ def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a run was told, by the columns of `runs`."""
-    settings = {_SHORT_NAMES.get(key, key): value for key, value in _flatten(config) if _is_setting(key)}
+    told = ((key, value) for key, value in _flatten(config) if _is_setting(key) and not schema.is_left_out(key, value))
+    settings = {_SHORT_NAMES.get(key, key): value for key, value in told}
     for key in _PATHS:
         if settings.get(key):
             settings[key] = Path(settings[key]).name  # which data, not where on which machine

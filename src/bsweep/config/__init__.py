@@ -54,6 +54,7 @@ from bsweep.config.optimizers import (
 from bsweep.config.run import (
     RunConfig,
     conf_dir,
+    is_left_out,
     known_keys,
     parse,
     read,
@@ -133,6 +134,7 @@ __all__ = [
     "VGG16Config",
     "conf_dir",
     "did_you_mean",
+    "is_left_out",
     "known_keys",
     "parse",
     "read",

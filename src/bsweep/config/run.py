@@ -140,7 +140,7 @@ class RunConfig(Card):
         numbers = {
             key: value
             for key, value in _flatten(asdict(self))
-            if key not in _CHANGES_NO_NUMBER and (key, value) not in _ADDED_LATER
+            if key not in _CHANGES_NO_NUMBER and not is_left_out(key, value)
         }
         numbers["examples_per_step"] = self.examples_per_step
         if isinstance(self.strategy, LocalSGDConfig) and self.optimizer.lr_rule in ("linear", "sqrt"):
@@ -169,6 +169,12 @@ _CHANGES_NO_NUMBER = {
 
 # Keys that runs of earlier versions do not have, with the values that change nothing for them: their ids stay.
 _ADDED_LATER = (("launch.threads_per_worker", None), ("batching.name", "fixed"))
+
+
+def is_left_out(key: str, value: object) -> bool:
+    """Whether a value says nothing that runs do not say which were saved before there was such a key."""
+    return (key, value) in _ADDED_LATER
+
 
 _ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
 
