@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from bsweep import runlog
+from bsweep.config import own
 from bsweep.place import Place
 from bsweep.runlog import RunPaths, Status
 
@@ -62,11 +63,17 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
             {
                 "status": status_of(error),
                 "message": f"{type(error).__name__}: {error}",
+                "traceback": own.traced(error),
                 "is_consequence": isinstance(error, WorkerLost),
                 "time": time.time(),
             },
         )
         raise
+
+
+def described(error: BaseException) -> str:
+    """What an error says; of one from the user's own code, its traceback from the first line of theirs on."""
+    return f"{type(error).__name__}: {error}\n{own.traced(error) or ''}".strip()
 
 
 def _is_reported(error: BaseException | None) -> bool:

@@ -35,6 +35,11 @@ class RunPaths:
         return self.folder / "config.yaml"
 
     @property
+    def own(self) -> Path:
+        """The user's own code that the run trains with; see `bsweep.config.own`."""
+        return self.folder / "own"
+
+    @property
     def meta(self) -> Path:
         return self.folder / "meta.json"
 

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from bsweep import allocation, data, launch, models, runlog, sharding
-from bsweep.config import ConfigError, DiLoCoConfig, RunConfig, save
+from bsweep.config import ConfigError, DiLoCoConfig, RunConfig, own, save
 from bsweep.launch import Outcome
 from bsweep.launch import check as check_launch
 from bsweep.place import inside_horovodrun, num_cores
@@ -108,6 +108,7 @@ def run_point(config: RunConfig, progress: Progress, start: Launch) -> str:
             paths.folder.mkdir(parents=True)
         launched_at = time.time()
         save(config, paths.config)
+        own.keep(config, paths.own)
         runlog.write_json(paths.meta, {"launched_at": launched_at, **provenance(config)})
         paths.metrics.touch()  # launchers watch it
         with RunLog(paths.metrics) as log:
@@ -138,6 +139,7 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
     shutil.rmtree(paths.folder, ignore_errors=True)
     paths.folder.mkdir(parents=True)
     save(config, paths.config)
+    own.keep(config, paths.own)
     paths.metrics.touch()
     output = Output(paths, config.num_workers)
 

@@ -15,7 +15,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from bsweep import allocation, launch, study
 from bsweep.cli import BAD_CONFIG, report
-from bsweep.config import ConfigError, RunConfig, conf_dir, did_you_mean, parse, unknown_key
+from bsweep.config import ConfigError, RunConfig, conf_dir, did_you_mean, own, parse, unknown_key
 from bsweep.place import inside_horovodrun
 from bsweep.progress import Progress
 
@@ -135,7 +135,7 @@ def plan(composed: Sequence[DictConfig]) -> list[int]:
 
 def to_config(composed: DictConfig) -> RunConfig:
     """The point that Hydra composed, checked, and with what its allocation gives each worker."""
-    return allocation.resolve(parse(_values(composed)))
+    return allocation.resolve(own.resolve(parse(_values(composed))))
 
 
 def _values(composed: DictConfig) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def probe(arguments: Sequence[str]) -> int:
         print(f"bsweep: {problem}", file=sys.stderr)
         return BAD_CONFIG
     try:
-        config = parse(_values(_first_point([_with_home(argument) for argument in arguments])))
+        config = own.resolve(parse(_values(_first_point([_with_home(argument) for argument in arguments]))))
         warnings = study.check(config)
         config.study_dir.mkdir(parents=True, exist_ok=True)
     except (ConfigError, HydraException, OmegaConfBaseException, OSError) as error:

@@ -17,7 +17,7 @@ import torch
 
 from bsweep import batching, data, loop, memory, models, optim, runlog, strategies
 from bsweep.clock import Slowdown
-from bsweep.config import RunConfig, read
+from bsweep.config import RunConfig, own, read
 from bsweep.data.dataset import Dataset
 from bsweep.errors import Diverged, Stopped, errors_reported
 from bsweep.loop import Job
@@ -75,6 +75,7 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
     """What the loop needs of this worker; all workers call it together."""
     device = choose_device(config, place)
     memory.reset_peak(device)
+    own.search(paths.own)
     if config.launch.memory_limit_mb:
         memory.give_back_at_once()
     else:
@@ -178,6 +179,7 @@ def enter(work: Callable[[RunConfig, RunPaths, Place], object]) -> NoReturn:
     place = Place.from_environment(config.num_server_processes)
     with suppress(Diverged, Stopped), errors_reported(paths, place):
         if place.is_server:
+            own.search(paths.own)
             strategies.serve(config, place, paths)
         else:
             work(config, paths, place)

@@ -22,7 +22,7 @@ _is_spoilt = False  # this process, for training
 
 def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry) -> Outcome:
     from bsweep import probe  # torch is imported only where a worker runs
-    from bsweep.errors import spoils_process, status_of
+    from bsweep.errors import described, spoils_process, status_of
     from bsweep.place import Place
 
     global _is_spoilt
@@ -37,7 +37,7 @@ def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None], entr
     except Exception as error:
         _is_spoilt = _is_spoilt or (not is_apart and spoils_process(error))
         traceback.print_exc()
-        return Outcome(status_of(error), f"{type(error).__name__}: {error}")
+        return Outcome(status_of(error), described(error))
     ended = recorded(paths)
     assert ended, "the worker returned without its last record"
     return ended

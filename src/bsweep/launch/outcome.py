@@ -21,14 +21,17 @@ def recorded(paths: RunPaths) -> Outcome | None:
     return Outcome(records[-1]["status"], records[-1]["message"])
 
 
-def first_error(paths: RunPaths, num_processes: int) -> tuple[int, Outcome] | None:
-    """The rank and the error of the process that failed first, of those that failed by themselves."""
+def first_error(paths: RunPaths, num_processes: int) -> tuple[int, Outcome, str | None] | None:
+    """The rank and the error of the process that failed first, of those that failed by themselves.
+
+    The last is its traceback, if it came from the user's own code.
+    """
     errors = [
-        (error["time"], rank, Outcome(error["status"], error["message"]))
+        (error["time"], rank, Outcome(error["status"], error["message"]), error["traceback"])
         for rank in range(num_processes)
         if (error := read_json(paths.rank_logs(rank) / "error.json")) and not error["is_consequence"]
     ]
     if not errors:
         return None
-    _, rank, outcome = min(errors, key=lambda error: error[0])
-    return rank, outcome
+    _, rank, outcome, trace = min(errors, key=lambda error: error[0])
+    return rank, outcome, trace

@@ -263,8 +263,8 @@ def _failure(config: RunConfig, paths: RunPaths, failures: Sequence[tuple[int, i
     killed = [(rank, code) for rank, code in silent if _signal(code) not in (None, signal.SIGTERM)]
     error = first_error(paths, num_processes)
     if error and not killed:
-        rank, outcome = error
-        message = f"{_who(config, rank)} failed: {outcome.message}\n{_last_lines(paths, rank)}"
+        rank, outcome, trace = error
+        message = f"{_who(config, rank)} failed: {outcome.message}\n{trace or _last_lines(paths, rank)}"
         return Outcome(outcome.status, message.strip())
     if not failures:
         lines = console.read_text(errors="replace").splitlines()[-_QUOTED_LINES:]

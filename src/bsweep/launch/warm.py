@@ -23,7 +23,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
 from bsweep import worker
 from bsweep.config import RunConfig
-from bsweep.errors import Diverged, WorkerLost, spoils_process, status_of
+from bsweep.errors import Diverged, WorkerLost, described, spoils_process, status_of
 from bsweep.launch.outcome import Outcome, recorded
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
@@ -111,7 +111,7 @@ def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) ->
         return None  # on all ranks alike, and on record
     except Exception as error:
         traceback.print_exc()
-        message = f"rank {hvd.rank()} failed: {type(error).__name__}: {error}"
+        message = f"rank {hvd.rank()} failed: {described(error)}"
         return _Failure(Outcome(status_of(error), message), isinstance(error, WorkerLost), spoils_process(error))
     return None
 

@@ -1,0 +1,296 @@
+"""Code of the user's own: where a target lies, what it is of, and how a worker finds it again.
+
+A target is `path/file.py:name` or `package.module:name`. The parent process `resolve`s it: it imports the code, refuses
+what cannot be called so, and notes a fingerprint, by which a changed model is another run. It `keep`s the code in the
+run folder, where every worker `search`es for it: other hosts see that folder, and later edits do not matter. A file
+stands alone; what imports modules beside it belongs into a package. Of an installed distribution, its version says all.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import operator
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import AfterValidator
+
+from bsweep.config.card import Card, ConfigError, did_you_mean, show
+
+_Config = TypeVar("_Config", bound=Card)
+_MOST_BYTES = 2**24  # of a package, which each run folder gets a copy of
+
+
+class _Keywords(dict[str, Any]):
+    """Keyword arguments. Equal ones hash alike, for cards are keys of caches."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(json.dumps(self, sort_keys=True))
+
+
+Options = Annotated[dict[str, Any], AfterValidator(_Keywords)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Card):
+    """What all variants of the user's own share: `target` is called with what `takes` names, and with the options."""
+
+    target: str
+    options: Options
+    fingerprint: str | None = None  # of the code: `resolve` fills it in
+
+    takes: ClassVar[tuple[str, ...]] = ()  # in this order, by position
+
+    @property
+    def title(self) -> str:
+        """The name of the callable."""
+        return self.target.rpartition(":")[2]
+
+
+def cards(config: object) -> dict[str, Own]:
+    """The cards of the user's own code in a run's configuration, by their groups."""
+    values = {one.name: getattr(config, one.name) for one in fields(config)}  # type: ignore[arg-type]
+    return {group: card for group, card in values.items() if isinstance(card, Own)}
+
+
+def resolve(config: _Config) -> _Config:
+    """The configuration with the fingerprints of its own code, and targets that no longer say where files lay.
+
+    Raises:
+        ConfigError: a target does not exist, cannot be imported or called, or does not take its options.
+    """
+    found: dict[str, Any] = {}
+    problems: list[str] = []
+    for group, card in cards(config).items():
+        try:
+            found[group] = _resolved(group, card)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(*problems)
+    return replace(config, **found)
+
+
+def load(card: Own) -> Callable[..., Any]:
+    """The callable that a resolved card names; workers `search` the run folder first."""
+    assert card.fingerprint, "own.resolve(config) comes first"
+    module = importlib.import_module(_module_name(card.target.rpartition(":")[0], card.fingerprint))
+    top = sys.modules[module.__name__.partition(".")[0]]
+    _THEIRS.update(map(Path, getattr(top, "__path__", [module.__file__])))
+    found: Callable[..., Any] = operator.attrgetter(card.title)(module)
+    return found
+
+
+def call(card: Own, *arguments: object) -> Any:
+    """What the callable returns for what the card `takes`, and the options. Raises whatever it raises."""
+    return load(card)(*arguments, **card.options)
+
+
+@contextmanager
+def blamed(group: str, card: Own, what: str) -> Iterator[None]:
+    """What the user's code raises in here as a ConfigError, with the traceback from the first line of theirs on."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        trace = traced(error) or "".join(traceback.format_exception_only(error))
+        raise ConfigError(f"{group}.target={card.target}: {what}:\n{trace.rstrip()}") from error
+
+
+def traced(error: BaseException) -> str | None:
+    """The traceback of an error from the first line on that is the user's own; None if it passed none of theirs."""
+    frame = error.__traceback__
+    while frame and not _is_theirs(Path(frame.tb_frame.f_code.co_filename)):
+        frame = frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, frame, chain=False)) if frame else None
+
+
+def keep(config: object, folder: Path) -> None:
+    """Write the code of a resolved configuration, as it was when it was resolved, into a folder to `search`."""
+    for card in cards(config).values():
+        assert card.fingerprint, "own.resolve(config) comes first"
+        for path, content in _SOURCES[card.fingerprint].files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+
+
+def search(folder: Path) -> None:
+    """Have this process find the code that was kept in a folder."""
+    if folder.is_dir() and str(folder.resolve()) not in sys.path:
+        sys.path.insert(0, str(folder.resolve()))
+        _THEIRS.add(folder.resolve())
+        importlib.invalidate_caches()
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where code was found, and what becomes of it."""
+
+    path: Path  # a file, or a package's folder
+    fingerprint: str
+    files: Mapping[str, bytes]  # what is kept, by their places in a folder to search; none of an installed distribution
+
+
+_SOURCES: dict[str, _Source] = {}  # by their fingerprints: what this process has resolved
+_THEIRS: set[Path] = set()  # files, and folders of packages, that are the user's own
+
+
+def _is_theirs(path: Path) -> bool:
+    return not _THEIRS.isdisjoint((path, *path.parents))
+
+
+def _resolved(group: str, card: Own) -> Own:
+    where = card.target.rpartition(":")[0]
+    names = card.title if _is_file(where) else f"{where}.{card.title}"
+    if not all(name.isidentifier() for name in names.split(".")):
+        raise ConfigError(f"{group}.target={card.target}: not of the form path/file.py:name or package.module:name.")
+    path = Path(where).expanduser().absolute()
+    try:
+        source = _of_file(path) if _is_file(where) else _of_module(where, Path.cwd())
+    except ValueError as error:
+        raise ConfigError(f"{group}.target={card.target}: {error}") from None
+    _SOURCES[source.fingerprint] = source
+    _THEIRS.add(source.path)
+    name = _module_name(where, source.fingerprint)
+    with blamed(group, card, "importing it failed"):
+        module = _import_file(name, path) if _is_file(where) else importlib.import_module(name)
+    _check_call(group, card, _named(group, card, module))
+    target = f"{path.name}:{card.title}" if _is_file(where) else card.target
+    return replace(card, target=target, fingerprint=source.fingerprint)
+
+
+def _is_file(where: str) -> bool:
+    return where.endswith(".py")
+
+
+def _module_name(where: str, fingerprint: str) -> str:
+    """As what code is imported: a file under a name of its content, so that none hides another."""
+    if not _is_file(where):
+        return where
+    return f"{re.sub(r'[^0-9A-Za-z_]', '_', Path(where).stem)}_{fingerprint[:8]}"
+
+
+@functools.cache  # a sweep trains what was there when it began
+def _of_file(path: Path) -> _Source:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
+        raise ValueError(f"{path} cannot be read ({error.strerror}).{near}") from None
+    fingerprint = hashlib.sha256(content).hexdigest()
+    return _Source(path, fingerprint, {f"{_module_name(path.name, fingerprint)}.py": content})
+
+
+@functools.cache
+def _of_module(name: str, folder: Path) -> _Source:
+    top, here = name.partition(".")[0], str(folder)
+    spec = PathFinder.find_spec(top, [here])
+    if spec and here not in sys.path:
+        sys.path.insert(0, here)
+    spec = spec or importlib.util.find_spec(top)
+    path = Path(next(iter(spec.submodule_search_locations or ()), spec.origin or "") if spec else "")
+    if not path.is_absolute():
+        raise ValueError(
+            f"there is no module {top}, neither in {here} nor installed. A file is given as path/file.py:name."
+        )
+    if version := _installed_version(top, path):
+        return _Source(path, version, {})
+    files = _files(path)
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    return _Source(path, hashlib.sha256(json.dumps(digests).encode()).hexdigest(), files)
+
+
+def _installed_version(top: str, path: Path) -> str | None:
+    """The distribution that a package was installed by, unless that only points to a folder where it is worked on."""
+    if path.parent not in (Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("platlib"))):
+        return None
+    import importlib.metadata  # here, for it takes a while
+
+    names = importlib.metadata.packages_distributions().get(top, [])
+    return ", ".join(f"{name}=={importlib.metadata.version(name)}" for name in sorted(set(names))) or None
+
+
+def _files(path: Path) -> dict[str, bytes]:
+    """The contents of a module's file or of all files of a package, by their places on a search path."""
+    below = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    kept = [file for file in below if not _HIDDEN.search(str(file.relative_to(path.parent)))]
+    if (size := sum(file.stat().st_size for file in kept)) > _MOST_BYTES:
+        raise ValueError(
+            f"{path} holds {size / 2**20:.0f} MiB, and every run folder gets a copy: keep data elsewhere, or "
+            "install the package."
+        )
+    return {str(file.relative_to(path.parent)): file.read_bytes() for file in kept}
+
+
+_HIDDEN = re.compile(r"(^|/)(\.|__pycache__)|\.pyc$")
+
+
+def _import_file(name: str, path: Path) -> ModuleType:
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader, path
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _named(group: str, card: Own, module: ModuleType) -> Callable[..., Any]:
+    """What a target names in its module, if it can be called."""
+    asked = f"{group}.target={card.target}"
+    found: Any = module
+    for name in card.title.split("."):
+        if not hasattr(found, name):
+            known = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
+            near = did_you_mean(name, known) or (f" It has {', '.join(sorted(known)[:10])}." if known else "")
+            raise ConfigError(f"{asked}: there is no '{name}' in it.{near}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise ConfigError(f"{asked}: {card.title} is no function or class, but {type(found).__name__}.")
+    return found  # type: ignore[no-any-return]
+
+
+def _check_call(group: str, card: Own, function: Callable[..., Any]) -> None:
+    """ConfigError if a call by what the card takes and the options cannot be."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return  # compiled functions do not say what they take
+    kinds = [p.kind for p in parameters]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < len(card.takes) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        raise ConfigError(f"{group}.target={card.target}: it must take {', '.join(card.takes)}, by position and first.")
+    given = [p.name for p in positional[: len(card.takes)]]
+    known = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    options = {name: parameter for name, parameter in known.items() if name not in given}
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+    unknown = [key for key in card.options if key not in options and (key in given or not takes_any)]
+    missing = [name for name, p in options.items() if p.default is p.empty and name not in card.options]
+    problems = [_unknown_option(group, card, key, list(options)) for key in unknown]
+    problems += [f"{group}.options: {card.title} needs {name}: give +{group}.options.{name}=..." for name in missing]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _unknown_option(group: str, card: Own, key: str, known: Sequence[str]) -> str:
+    takes = did_you_mean(key, known) or f" It takes {', '.join(known) or 'none'}."
+    return f"{group}.options.{key}={show(card.options[key])}: {card.title} takes no such option.{takes}"
