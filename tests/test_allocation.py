@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from bsweep import allocation, study
-from bsweep.allocation import ProbedBatch, ProbedWorker, resolve
+from bsweep.allocation import ProbedBatch, ProbedWorker, devices, fill_in
 from bsweep.config import ConfigError, RunConfig, conf_dir, read, save
 from tests.running import TINY, bsweep, compose
 
@@ -53,7 +53,7 @@ def resolved(
     config = compose(*POINT, f"results_dir={tmp_path}", f"num_workers={len(workers or FLOPS)}", *overrides)
     if workers:
         write_probe(config, workers, probe)
-    return resolve(config)
+    return fill_in(config)
 
 
 def test_the_studys_devices_and_methods_a_and_c() -> None:
@@ -132,7 +132,7 @@ def test_torchs_names_are_known(name: str, key: str) -> None:
 
 def test_names_are_unambiguous_and_every_device_has_its_source() -> None:
     table = yaml.safe_load((conf_dir() / "devices.yaml").read_text())
-    names = [allocation._plain(alias) for name, entry in table.items() for alias in (name, *entry.get("names", ()))]
+    names = [devices.plain(alias) for name, entry in table.items() for alias in (name, *entry.get("names", ()))]
     assert len(names) == len(set(names))
     for entry in table.values():
         assert entry["tflops"] > 0 and entry["memory_gb"] > 0 and entry["source"]
@@ -145,7 +145,7 @@ def test_names_are_unambiguous_and_every_device_has_its_source() -> None:
 def test_every_policy_composes_and_resolves(name: str, tmp_path: Path) -> None:
     config = resolved(tmp_path, [worker(0.001), worker(0.002, largest=32)], f"allocation={name}")
     assert read_back(config, tmp_path) == config
-    assert resolve(config) == config, "what is resolved stays as it is"
+    assert fill_in(config) == config, "what is resolved stays as it is"
     batches, steps = {
         "uniform": ((4, 4), (100, 100)),
         "batch_by_flops": ((8, 4), (100, 100)),
@@ -303,9 +303,9 @@ def test_a_missing_probe_is_named_with_its_remedy(name: str, tmp_path: Path) -> 
 def test_a_probe_of_something_else_is_refused(change: str, key: str, tmp_path: Path) -> None:
     point = (*POINT, f"results_dir={tmp_path}", "num_workers=2", "allocation=steps_by_speed")
     write_probe(compose(*point), WORKERS)
-    assert resolve(compose(*point, "data.subset=100", "seed=3", "compression=fp16"))
+    assert fill_in(compose(*point, "data.subset=100", "seed=3", "compression=fp16"))
     with pytest.raises(ConfigError) as caught:
-        resolve(compose(*point, change))
+        fill_in(compose(*point, change))
     assert f"{key}=" in str(caught.value) and "run `bsweep probe`" in str(caught.value)
 
 
@@ -313,7 +313,7 @@ def test_the_exchange_matters_to_network_aware_alone(tmp_path: Path) -> None:
     point = (*POINT, f"results_dir={tmp_path}", "num_workers=2", "allocation=network_aware")
     write_probe(compose(*point), WORKERS)
     with pytest.raises(ConfigError, match=r"compression\.name"):
-        resolve(compose(*point, "compression=fp16"))
+        fill_in(compose(*point, "compression=fp16"))
 
 
 HOROVOD = ("strategy.algorithm=horovod", "launch=horovodrun")

@@ -33,7 +33,6 @@ from bsweep.config import (
     DigitsConfig,
     ImageFolderConfig,
     SyntheticConfig,
-    conf_dir,
 )
 from bsweep.data import cache, digits
 from bsweep.data.dataset import Dataset, balanced_subset, channel_statistics
@@ -91,10 +90,6 @@ def check_contract(config: AnyData) -> Dataset:
 
 
 # What all data sets share
-
-
-def test_every_configured_data_set_has_its_loader() -> None:
-    assert set(data.DATASETS) == {path.stem for path in (conf_dir() / "data").glob("*.yaml")}
 
 
 def test_channel_statistics_are_those_of_floats() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bsweep import fresh, memory
-from bsweep.config import RunConfig
+from bsweep.config import InlineConfig, RunConfig
 from bsweep.errors import spoils_process
 from bsweep.launch import inline, processes
 from bsweep.launch.outcome import Outcome
@@ -97,7 +97,8 @@ def test_inline_trains_in_fresh_processes_under_a_limit_and_after_a_point_withou
     plain, limited = compose(*lone), compose(*lone, "launch.memory_limit_mb=[64]")
 
     def outcome(config: RunConfig) -> Outcome:
-        return inline.launch(config, RunPaths(tmp_path), lambda: None, "bsweep.worker")
+        assert isinstance(config.launch, InlineConfig)
+        return inline.launch(config, config.launch, RunPaths(tmp_path), lambda: None, "bsweep.worker")
 
     monkeypatch.setattr(inline, "_is_spoilt", False)
     assert outcome(limited) == Outcome("failed", "ValueError: there")

@@ -48,7 +48,7 @@ def test_the_layer_table_of_the_sharding_model_is_vgg16s() -> None:
 @pytest.mark.parametrize("side", [8, 32, 33])
 def test_taps_that_meet_padding_alone_are_left_out_and_nothing_changes(stem: str, side: int) -> None:
     torch.manual_seed(0)
-    plain = resnet18.build(stem, num_classes=10, in_channels=3).double()  # type: ignore[arg-type]
+    plain = resnet18.plain(stem, num_classes=10, in_channels=3).double()  # type: ignore[arg-type]
     trimmed = taps.trim(copy.deepcopy(plain))
     images = torch.randn(6, 3, side, side, dtype=torch.float64)
     for model in (plain, trimmed):
@@ -151,6 +151,6 @@ def test_a_vocabulary_other_than_the_datas_is_refused() -> None:
     config = compose(
         "local_batch=8", "data=text", "data.path=somewhere", "model=llama_tiny", "model.vocabulary_size=99"
     )
-    models.check(config.model, 99)
+    config.model.check(99)
     with pytest.raises(ValueError, match=r"model\.vocabulary_size=99, .* 256 tokens: .*null"):
-        models.check(config.model, 256)
+        config.model.check(256)

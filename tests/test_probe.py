@@ -90,10 +90,10 @@ def test_every_policy_resolves_from_a_real_probe(uneven: tuple[Path, str]) -> No
         "by_speed": ("local_steps", allocation.by_seconds(seconds, 100)),
     }
     for name, (key, values) in expected.items():
-        resolved = allocation.resolve(compose(*point, f"allocation={name}"))
+        resolved = allocation.fill_in(compose(*point, f"allocation={name}"))
         assert getattr(resolved.allocation, key) == values
     for name in ("hybrid", "network_aware"):
-        assert min(allocation.resolve(compose(*point, f"allocation={name}")).local_steps) >= 1
+        assert min(allocation.fill_in(compose(*point, f"allocation={name}")).local_steps) >= 1
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from bsweep.config import (
     OptimizerConfig,
     RunConfig,
     SGDConfig,
+    resolve,
     scaled_rate,
 )
 from bsweep.torchvision_shim import import_torchvision
@@ -27,29 +28,37 @@ def build(config: OptimizerConfig, vector: Flat) -> Optimizer:
     Element-wise rules see one long parameter (two, where vectors are exempt from weight decay), so that a step is one
     fused kernel. LARS and LAMB need norms per layer and see the model's tensors, which are views of the vector.
     """
-    match config:
-        case SGDConfig():
-            groups = _flat_groups(config, vector)
-            return SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=True)
-        case AdamWConfig():
-            return AdamW(_flat_groups(config, vector), lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-        case LARSConfig():
-            import_torchvision()  # timm imports it, and is imported here because it takes a second
-            from timm.optim.lars import Lars
+    optimizer: Optimizer = resolve(config.builds)(config, vector)
+    return optimizer
 
-            return Lars(
-                _layer_groups(config, vector),
-                lr=config.lr,
-                momentum=config.momentum,
-                nesterov=config.nesterov,
-                trust_coeff=config.trust_coefficient,
-            )
-        case LAMBConfig():
-            import_torchvision()
-            from timm.optim.lamb import Lamb
 
-            return Lamb(_layer_groups(config, vector), lr=config.lr, betas=config.betas, eps=config.eps)
-    raise AssertionError(config)
+def sgd(config: SGDConfig, vector: Flat) -> Optimizer:
+    groups = _flat_groups(config, vector)
+    return SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=True)
+
+
+def adamw(config: AdamWConfig, vector: Flat) -> Optimizer:
+    return AdamW(_flat_groups(config, vector), lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+def lars(config: LARSConfig, vector: Flat) -> Optimizer:
+    import_torchvision()  # timm imports it, and is imported here because it takes a second
+    from timm.optim.lars import Lars
+
+    return Lars(
+        _layer_groups(config, vector),
+        lr=config.lr,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        trust_coeff=config.trust_coefficient,
+    )
+
+
+def lamb(config: LAMBConfig, vector: Flat) -> Optimizer:
+    import_torchvision()
+    from timm.optim.lamb import Lamb
+
+    return Lamb(_layer_groups(config, vector), lr=config.lr, betas=config.betas, eps=config.eps)
 
 
 def _flat_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, object]]:
@@ -80,13 +89,13 @@ def _layer_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, objec
 
 def base_learning_rate(config: RunConfig, rank: int = 0) -> float:
     """The rate that the rule gives for a worker's batch and the worker count, before warm-up and schedule."""
-    return _by_rule(config, config.step_batch(rank))
+    return _by_rule(config, config.rate_batch(rank))
 
 
 def _by_rule(config: RunConfig, rate_batch: float) -> float:
     o = config.optimizer
     return scaled_rate(
-        o.lr, o.lr_rule, reference_batch=o.reference_batch, step_batch=rate_batch, num_workers=config.num_workers
+        o.lr, o.lr_rule, reference_batch=o.reference_batch, rate_batch=rate_batch, num_workers=config.num_workers
     )
 
 

@@ -11,7 +11,7 @@ import platform
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -19,19 +19,12 @@ from torch import Tensor
 from bsweep import allocation, fresh, memory, optim, runlog, trial, worker
 from bsweep.allocation import ProbedBatch, ProbedWorker
 from bsweep.clock import StepClock
-from bsweep.config import (
-    AllReduceConfig,
-    DDPConfig,
-    DiLoCoConfig,
-    LocalSGDConfig,
-    RunConfig,
-)
+from bsweep.config import AnyStrategy, RunConfig
 from bsweep.errors import is_out_of_memory
 from bsweep.loop import Job
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
 from bsweep.strategies import Strategy
-from bsweep.strategies.horovod import PLAIN
 from bsweep.worker import do_nothing
 
 _OWN_BATCH_TIMES = 5  # as many of the run's own batch, by which most allocations go
@@ -69,31 +62,20 @@ def _with_exchange(config: RunConfig) -> RunConfig:
 
     Those that hide their exchange in the backward pass, or make it now and then, stand aside for the same all-reduce.
     """
-    match config.strategy:
-        case DiLoCoConfig(algorithm="horovod"):
-            return replace(config, strategy=PLAIN)
-        case DiLoCoConfig(algorithm=algorithm) | LocalSGDConfig(algorithm=algorithm):
-            assert algorithm != "horovod"
-            return replace(config, strategy=AllReduceConfig(name="allreduce", algorithm=algorithm))
-        case DDPConfig():
-            return replace(config, strategy=AllReduceConfig(name="allreduce", algorithm="native"))
-    return config
+    return replace(config, strategy=cast("AnyStrategy", config.strategy.in_probe))
 
 
 def _held_beside(config: RunConfig, job: Job) -> Tensor | None:
-    """As much as DiLoCo holds beside the model and its optimizer: the strategy that stands in for it does not."""
-    if not isinstance(config.strategy, DiLoCoConfig):
-        return None
-    anchor_and_outer_momentum, of_overlap = 2, 3
-    number = anchor_and_outer_momentum + config.strategy.overlap * of_overlap
-    return job.vector.parameters.new_zeros(number, job.vector.parameters.numel())
+    """As much as the strategy holds beside the model and its optimizer, and what stands in for it does not."""
+    number = config.strategy.vectors_held
+    return job.vector.parameters.new_zeros(number, job.vector.parameters.numel()) if number else None
 
 
 def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
     limit = _limit_mebibytes(job)
     # A limit begins before the first steps, which make the optimizers' state.
-    outer = job.vector.parameters.nbytes / 2**20 if isinstance(config.strategy, DiLoCoConfig) else 0.0
-    batches, stopped_by = _measure_batches(job, config.local_batches[job.place.rank], limit and limit - outer)
+    later = config.strategy.vectors_of_first_step * job.vector.parameters.nbytes / 2**20
+    batches, stopped_by = _measure_batches(job, config.local_batches[job.place.rank], limit and limit - later)
     on_gpu = job.device.type == "cuda"
     if on_gpu:
         memory_bytes: int | None = torch.cuda.get_device_properties(job.device).total_memory

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bsweep.config import DiLoCoConfig, RunConfig
+from bsweep.config import RunConfig
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog import RunPaths
 
@@ -38,8 +38,7 @@ class Progress:
         self._tokens_per_example: int | None = None
         self._latest: dict[str, Any] = {"epoch": 0}
         self._rounds_done = 0
-        ends = config.strategy if isinstance(config.strategy, DiLoCoConfig) else None
-        self._max_rounds, self._max_seconds = (ends.max_rounds, ends.max_seconds) if ends else (None, None)
+        self._max_rounds, self._max_seconds = config.strategy.ends_after
         self._began_at = time.monotonic()
         self._polled_at = 0.0
         self._trained_at = self._began_at

@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-from bsweep import allocation, data, launch, models, runlog, sharding
-from bsweep.config import ConfigError, DiLoCoConfig, RunConfig, own, save
+from bsweep import allocation, data, launch, runlog, sharding
+from bsweep.config import ConfigError, RunConfig, own, save
 from bsweep.launch import Outcome
 from bsweep.launch import check as check_launch
 from bsweep.place import inside_horovodrun, num_cores
@@ -41,7 +41,7 @@ def check(config: RunConfig) -> list[str]:
         warnings = check_launch(config)
         _refuse_newer(config.study_dir)
         info = data.prepare(config.data)
-        models.check(config.model, info.num_classes)
+        config.model.check(info.num_classes)
         sharding.check(config, info.num_classes, info.shape)
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -56,8 +56,8 @@ def check(config: RunConfig) -> list[str]:
             f"global batch {config.examples_per_step} ({batches} x accumulation_steps={config.accumulation_steps}) is "
             f"larger than the training set of {info.num_train} examples: choose a smaller batch."
         )
-    if isinstance(config.strategy, DiLoCoConfig):
-        each = (config.step_batch(rank) * steps for rank, steps in enumerate(config.local_steps))
+    if config.strategy.takes_local_steps:
+        each = (batch * steps for batch, steps in zip(config.worker_batches, config.local_steps, strict=True))
         if (per_round := sum(each)) > info.num_train:
             warnings.append(
                 f"a round of {per_round} examples is longer than an epoch of {info.num_train}, at whose end workers "
@@ -197,7 +197,7 @@ def provenance(config: RunConfig) -> dict[str, Any]:
     return {
         "command": _command(),
         "host": platform.node(),
-        "hosts": getattr(config.launch, "hosts", None),
+        "hosts": config.launch.named_hosts,
         "cpu": _cpu_model(),
         "cores": num_cores(),
         "memory_bytes": psutil.virtual_memory().total,

@@ -135,7 +135,7 @@ def plan(composed: Sequence[DictConfig]) -> list[int]:
 
 def to_config(composed: DictConfig) -> RunConfig:
     """The point that Hydra composed, checked, and with what its allocation gives each worker."""
-    return allocation.resolve(own.resolve(parse(_values(composed))))
+    return allocation.fill_in(own.resolve(parse(_values(composed))))
 
 
 def _values(composed: DictConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 
 from bsweep import loop, memory, optim, worker
 from bsweep.clock import StepClock
-from bsweep.config import NominalConfig, RunConfig, SingleConfig
+from bsweep.config import RunConfig, SingleConfig, UniformConfig
 from bsweep.loop import Job
 from bsweep.place import Place
 from bsweep.runlog import RunPaths, SignOfLife
@@ -26,7 +26,7 @@ def lone_config(config: RunConfig, rank: int) -> RunConfig:
         config,
         num_workers=1,
         strategy=SingleConfig(name="single"),
-        allocation=NominalConfig(name="uniform", devices=None, probe=None, local_batches=None, local_steps=None),
+        allocation=UniformConfig(name="uniform", devices=None, probe=None, local_batches=None, local_steps=None),
         launch=replace(
             config.launch,
             slowdown=slowdown and (slowdown[rank],),

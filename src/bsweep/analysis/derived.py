@@ -104,7 +104,7 @@ def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
     rules = runs["lr_rule"].astype(object).fillna("fixed")
     rows = zip(runs["lr"], rules, references, batch, runs["num_workers"], strict=True)
     rates = [
-        scaled_rate(lr, rule, reference_batch=reference, step_batch=examples, num_workers=workers)
+        scaled_rate(lr, rule, reference_batch=reference, rate_batch=examples, num_workers=workers)
         for lr, rule, reference, examples, workers in rows
     ]
     return pd.Series(rates, runs.index, dtype=float)

@@ -2,15 +2,29 @@
 
 from bsweep.config.allocation import (
     AdaptiveConfig,
-    AllocationConfig,
     AnyAllocation,
+    BatchByFlopsConfig,
+    BatchByMemoryConfig,
     BySpeedConfig,
     HybridConfig,
     NetworkAwareConfig,
-    NominalConfig,
+    StepsByFlopsConfig,
+    UniformConfig,
 )
-from bsweep.config.batching import AnyBatching, FixedConfig
-from bsweep.config.card import Card, ConfigError, did_you_mean, show
+from bsweep.config.batching import AnyBatching, BatchingConfig, FixedConfig
+from bsweep.config.card import (
+    AllocationConfig,
+    Card,
+    CodecConfig,
+    DataConfig,
+    LaunchConfig,
+    LrRule,
+    ModelConfig,
+    OptimizerConfig,
+    Point,
+    StrategyConfig,
+    resolve,
+)
 from bsweep.config.compression import (
     AnyCompression,
     DGCConfig,
@@ -19,51 +33,39 @@ from bsweep.config.compression import (
     PowerSGDConfig,
     QSGDConfig,
     SignSGDConfig,
+    SparseConfig,
     TernGradConfig,
     TopKConfig,
 )
 from bsweep.config.data import (
     AnyData,
     Cifar10Config,
-    DataConfig,
     DigitsConfig,
     ImageConfig,
     ImageFolderConfig,
     SyntheticConfig,
     TextConfig,
 )
-from bsweep.config.launch import (
-    AnyLaunch,
-    HorovodrunConfig,
-    InlineConfig,
-    LaunchConfig,
-    ProcessesConfig,
-    TorchrunConfig,
-)
+from bsweep.config.launch import AnyLaunch, HorovodrunConfig, InlineConfig, ProcessesConfig, TorchrunConfig
 from bsweep.config.models import AnyModel, LlamaConfig, ResNet18Config, TinyCNNConfig, VGG16Config
-from bsweep.config.optimizers import (
-    AdamWConfig,
-    AnyOptimizer,
-    LAMBConfig,
-    LARSConfig,
-    LrRule,
-    OptimizerConfig,
-    SGDConfig,
-    scaled_rate,
-)
+from bsweep.config.optimizers import AdamWConfig, AnyOptimizer, LAMBConfig, LARSConfig, SGDConfig, scaled_rate
 from bsweep.config.run import (
+    GROUPS,
     RunConfig,
     conf_dir,
     is_left_out,
     known_keys,
+    names,
     parse,
     read,
     refuse_contradictions,
     save,
     unknown_key,
+    variants,
     variants_with,
 )
 from bsweep.config.strategies import (
+    PLAIN_HOROVOD,
     Algorithm,
     AllReduceConfig,
     AnyStrategy,
@@ -74,8 +76,11 @@ from bsweep.config.strategies import (
     ParameterServerConfig,
     SingleConfig,
 )
+from bsweep.config.values import ConfigError, did_you_mean, flatten, show
 
 __all__ = [
+    "GROUPS",
+    "PLAIN_HOROVOD",
     "AdamWConfig",
     "AdaptiveConfig",
     "Algorithm",
@@ -89,9 +94,13 @@ __all__ = [
     "AnyModel",
     "AnyOptimizer",
     "AnyStrategy",
+    "BatchByFlopsConfig",
+    "BatchByMemoryConfig",
+    "BatchingConfig",
     "BySpeedConfig",
     "Card",
     "Cifar10Config",
+    "CodecConfig",
     "ConfigError",
     "DDPConfig",
     "DGCConfig",
@@ -112,11 +121,12 @@ __all__ = [
     "LlamaConfig",
     "LocalSGDConfig",
     "LrRule",
+    "ModelConfig",
     "NetworkAwareConfig",
     "NoCompressionConfig",
-    "NominalConfig",
     "OptimizerConfig",
     "ParameterServerConfig",
+    "Point",
     "PowerSGDConfig",
     "ProcessesConfig",
     "QSGDConfig",
@@ -125,23 +135,31 @@ __all__ = [
     "SGDConfig",
     "SignSGDConfig",
     "SingleConfig",
+    "SparseConfig",
+    "StepsByFlopsConfig",
+    "StrategyConfig",
     "SyntheticConfig",
     "TernGradConfig",
     "TextConfig",
     "TinyCNNConfig",
     "TopKConfig",
     "TorchrunConfig",
+    "UniformConfig",
     "VGG16Config",
     "conf_dir",
     "did_you_mean",
+    "flatten",
     "is_left_out",
     "known_keys",
+    "names",
     "parse",
     "read",
     "refuse_contradictions",
+    "resolve",
     "save",
     "scaled_rate",
     "show",
     "unknown_key",
+    "variants",
     "variants_with",
 ]

@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import Card, Count, Density, Positive
+from bsweep.config.card import AllocationConfig
+from bsweep.config.values import Count, Density, Positive, Share
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllocationConfig(Card):
-    """What all allocations share; see `conf/allocation/`. The policy fills in the lists that are null."""
+class UniformConfig(AllocationConfig):
+    name: Literal["uniform"]
 
-    devices: tuple[str, ...] | None
-    probe: str | None
-    local_batches: tuple[Count, ...] | None
-    local_steps: tuple[Count, ...] | None
+    builds: ClassVar[str] = "bsweep.allocation.fill:uniform"
 
 
 @dataclass(frozen=True, kw_only=True)
-class NominalConfig(AllocationConfig):
-    """Allocations that are made once."""
+class BatchByFlopsConfig(AllocationConfig):
+    name: Literal["batch_by_flops"]
 
-    name: Literal["uniform", "batch_by_flops", "batch_by_memory", "steps_by_flops"]
+    builds: ClassVar[str] = "bsweep.allocation.fill:batch_by_flops"
+    shares_batches: ClassVar[bool] = True
+    takes_devices: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchByMemoryConfig(AllocationConfig):
+    name: Literal["batch_by_memory"]
+
+    builds: ClassVar[str] = "bsweep.allocation.fill:batch_by_memory"
+    shares_batches: ClassVar[bool] = True
+    fills_memory: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsByFlopsConfig(AllocationConfig):
+    name: Literal["steps_by_flops"]
+
+    builds: ClassVar[str] = "bsweep.allocation.fill:steps_by_flops"
+    shares_steps: ClassVar[bool] = True
+    takes_devices: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +52,14 @@ class AdaptiveConfig(AllocationConfig):
     adapt_every: Count | None
     max_drift: Positive
 
+    shares_steps: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, kw_only=True)
 class BySpeedConfig(AdaptiveConfig):
     name: Literal["steps_by_speed"]
+
+    builds: ClassVar[str] = "bsweep.allocation.fill:steps_by_speed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +67,26 @@ class HybridConfig(AdaptiveConfig):
     name: Literal["hybrid"]
     knee: Density
 
+    builds: ClassVar[str] = "bsweep.allocation.fill:hybrid"
+    shares_batches: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkAwareConfig(AdaptiveConfig):
     name: Literal["network_aware"]
-    max_exchange_share: Annotated[float, Field(gt=0, lt=1)]
+    max_exchange_share: Share
+
+    builds: ClassVar[str] = "bsweep.allocation.fill:network_aware"
+    asks_exchange: ClassVar[bool] = True
 
 
 AnyAllocation = Annotated[
-    NominalConfig | BySpeedConfig | HybridConfig | NetworkAwareConfig,
+    UniformConfig
+    | BatchByFlopsConfig
+    | BatchByMemoryConfig
+    | StepsByFlopsConfig
+    | BySpeedConfig
+    | HybridConfig
+    | NetworkAwareConfig,
     Field(discriminator="name"),
 ]

@@ -2,61 +2,108 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import Card, Count, Density, Positive
+from bsweep.config.card import CodecConfig, Point
+from bsweep.config.values import Count, Density, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoCompressionConfig(Card):
+class NoCompressionConfig(CodecConfig):
     name: Literal["none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FP16Config(Card):
+class FP16Config(CodecConfig):
     name: Literal["fp16"]
 
+    builds: ClassVar[str] = "bsweep.compression.fp16:FP16"
+
+    def problems(self, point: Point) -> Iterator[str]:
+        if point.precision == "fp64":
+            yield "precision=fp64 is exact, compression=fp16 is not: use one of them."
+
 
 @dataclass(frozen=True, kw_only=True)
-class TopKConfig(Card):
+class SparseConfig(CodecConfig):
+    """What the codecs share that send the largest elements."""
+
+    density: Density
+    warmup_densities: tuple[Density, ...]
+
+    def payload_share(self, epochs: int) -> float:
+        warmup = self.warmup_densities[:epochs]
+        mean = (sum(warmup) + self.density * (epochs - len(warmup))) / epochs
+        return 2 * mean  # a value and its index
+
+    def warnings(self, point: Point) -> Iterator[str]:
+        if len(self.warmup_densities) >= point.epochs:
+            yield (
+                f"compression.density={self.density:g} is never reached: the warm-up has {len(self.warmup_densities)} "
+                f"densities, and epochs={point.epochs}"
+            )
+        else:
+            yield from super().warnings(point)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopKConfig(SparseConfig):
     name: Literal["topk"]
-    density: Density
-    warmup_densities: tuple[Density, ...]
+
+    builds: ClassVar[str] = "bsweep.compression.topk:TopK"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DGCConfig(Card):
+class DGCConfig(SparseConfig):
     name: Literal["dgc"]
-    density: Density
-    warmup_densities: tuple[Density, ...]
     clip_norm: Positive | None
 
+    builds: ClassVar[str] = "bsweep.compression.dgc:DGC"
+
 
 @dataclass(frozen=True, kw_only=True)
-class QSGDConfig(Card):
+class QSGDConfig(CodecConfig):
     name: Literal["qsgd"]
     bits: Literal[2, 4, 8]
     bucket_elements: Count
 
+    builds: ClassVar[str] = "bsweep.compression.qsgd:QSGD"
+
+    def payload_share(self, epochs: int) -> float:
+        return self.bits / 32
+
 
 @dataclass(frozen=True, kw_only=True)
-class TernGradConfig(Card):
+class TernGradConfig(CodecConfig):
     name: Literal["terngrad"]
     clip_sigmas: Positive | None
 
+    builds: ClassVar[str] = "bsweep.compression.terngrad:TernGrad"
+
+    def payload_share(self, epochs: int) -> float:
+        return 2 / 32
+
 
 @dataclass(frozen=True, kw_only=True)
-class SignSGDConfig(Card):
+class SignSGDConfig(CodecConfig):
     name: Literal["signsgd"]
 
+    builds: ClassVar[str] = "bsweep.compression.signsgd:SignSGD"
+
+    def payload_share(self, epochs: int) -> float:
+        return 1 / 32
+
 
 @dataclass(frozen=True, kw_only=True)
-class PowerSGDConfig(Card):
+class PowerSGDConfig(CodecConfig):
     name: Literal["powersgd"]
     rank: Count
+
+    builds: ClassVar[str] = "bsweep.compression.powersgd:PowerSGD"
 
 
 AnyCompression = Annotated[

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import Card, Count, Natural
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig(Card):
-    """What all data sets share; see `conf/data/`."""
-
-    subset: Count | None
+from bsweep.config.card import DataConfig, Kind
+from bsweep.config.values import Count, Natural, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +18,18 @@ class ImageConfig(DataConfig):
     crop_padding: Natural
     flip: bool
 
+    consists_of: ClassVar[Kind] = "images"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10Config(ImageConfig):
     name: Literal["cifar10"]
     root: str
     download: bool
+
+    builds: ClassVar[str] = "bsweep.data.cifar10"
+    changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
+    of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root", "download")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,16 @@ class ImageFolderConfig(ImageConfig):
     root: str
     side: Count
 
+    builds: ClassVar[str] = "bsweep.data.imagefolder"
+    of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsConfig(ImageConfig):
     name: Literal["digits"]
     side: Annotated[int, Field(ge=8)]
+
+    builds: ClassVar[str] = "bsweep.data.digits"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,9 @@ class SyntheticConfig(ImageConfig):
     num_train: Count
     num_test: Count
 
+    builds: ClassVar[str] = "bsweep.data.synthetic"
+    of_no_example: ClassVar[tuple[str, ...]] = ("subset", "num_train", "num_test")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(DataConfig):
@@ -60,7 +68,10 @@ class TextConfig(DataConfig):
     path: str
     sequence_length: Count
     tokenizer: str | None
-    test_share: Annotated[float, Field(gt=0, lt=1)]
+    test_share: Share
+
+    builds: ClassVar[str] = "bsweep.data.text"
+    consists_of: ClassVar[Kind] = "text"
 
 
 AnyData = Annotated[

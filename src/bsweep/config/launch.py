@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import Card, Count, Positive
-
-Hosts = Annotated[str, Field(pattern=r"^[\w.-]+:[1-9]\d*(,[\w.-]+:[1-9]\d*)*$")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchConfig(Card):
-    """What all launchers share; see `conf/launch/`."""
-
-    slowdown: tuple[Annotated[float, Field(ge=1, allow_inf_nan=False)], ...] | None
-    memory_limit_mb: tuple[Positive, ...] | None
-    threads_per_worker: Count | None = None
+from bsweep.config.card import LaunchConfig, Point
+from bsweep.config.values import Count, Hosts
 
 
 @dataclass(frozen=True, kw_only=True)
 class InlineConfig(LaunchConfig):
     name: Literal["inline"]
+
+    builds: ClassVar[str] = "bsweep.launch.inline"
+    starts_processes: ClassVar[bool] = False
+
+    def problems(self, point: Point) -> Iterator[str]:
+        if point.num_workers > 1:
+            yield (
+                f"launch=inline runs one worker in this process, but num_workers={point.num_workers}: "
+                "leave launch out or use num_workers=1."
+            )
+        yield from super().problems(point)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +39,41 @@ class ProcessesConfig(LaunchConfig):
     start_timeout_seconds: Count
     stall_timeout_seconds: Count
 
+    changes_no_number: ClassVar[tuple[str, ...]] = (
+        "ssh_port",
+        "ssh_identity_file",
+        "start_timeout_seconds",
+        "stall_timeout_seconds",
+    )
+
+    @property
+    def named_hosts(self) -> str | None:
+        return self.hosts
+
+    def problems(self, point: Point) -> Iterator[str]:
+        workers, servers = point.num_workers, point.num_server_processes
+        slots = sum(int(host.split(":")[1]) for host in self.hosts.split(",")) if self.hosts else None
+        if slots is not None and slots < workers + servers:
+            yield (
+                f"num_workers={workers}{f' and {servers} servers' if servers else ''}, but launch.hosts={self.hosts} "
+                f"offers {slots} slots: name more hosts or slots, or use fewer workers."
+            )
+        yield from super().problems(point)
+
 
 @dataclass(frozen=True, kw_only=True)
 class HorovodrunConfig(ProcessesConfig):
     name: Literal["horovodrun"]
 
+    builds: ClassVar[str] = "bsweep.launch.horovodrun"
+    uses_horovod: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, kw_only=True)
 class TorchrunConfig(ProcessesConfig):
     name: Literal["torchrun"]
+
+    builds: ClassVar[str] = "bsweep.launch.torchrun"
 
 
 AnyLaunch = Annotated[InlineConfig | HorovodrunConfig | TorchrunConfig, Field(discriminator="name")]

@@ -2,40 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import Card, Count
+from bsweep.config.card import Kind, ModelConfig, Point
+from bsweep.config.values import Count, Fraction
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNet18Config(Card):
+class ResNet18Config(ModelConfig):
     name: Literal["resnet18"]
     stem: Literal["imagenet", "cifar"]
 
+    builds: ClassVar[str] = "bsweep.models.resnet18:build"
+    has_batchnorm: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, kw_only=True)
-class VGG16Config(Card):
+class VGG16Config(ModelConfig):
     name: Literal["vgg16"]
-    dropout: Annotated[float, Field(ge=0, lt=1)]
+    dropout: Fraction
+
+    builds: ClassVar[str] = "bsweep.models.vgg16:build"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TinyCNNConfig(Card):
+class TinyCNNConfig(ModelConfig):
     name: Literal["tiny_cnn"]
     width: Count
 
+    builds: ClassVar[str] = "bsweep.models.tiny_cnn:build"
+
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig(Card):
+class LlamaConfig(ModelConfig):
     name: Literal["llama_150m", "llama_tiny"]
     hidden_size: Count
     intermediate_size: Count
     num_layers: Count
     num_heads: Count
     vocabulary_size: Count | None
+
+    builds: ClassVar[str] = "bsweep.models.llama:build"
+    learns_from: ClassVar[Kind] = "text"
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        if self.hidden_size % (2 * self.num_heads):
+            yield (
+                f"model.hidden_size={self.hidden_size} with model.num_heads={self.num_heads}: rotary embeddings "
+                "need heads of equal, even size. Use a hidden size that twice the number of heads divides."
+            )
+
+    def check(self, num_classes: int) -> None:
+        if self.vocabulary_size not in (None, num_classes):
+            raise ValueError(
+                f"model.vocabulary_size={self.vocabulary_size}, but the vocabulary of the data has {num_classes} "
+                "tokens: use model.vocabulary_size=null, which takes the data's, or another data.tokenizer."
+            )
 
 
 AnyModel = Annotated[ResNet18Config | VGG16Config | TinyCNNConfig | LlamaConfig, Field(discriminator="name")]

@@ -3,69 +3,79 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import Card, Count, NonNegative, Positive
-
-LrRule = Literal["fixed", "per_worker", "linear", "sqrt"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig(Card):
-    """What all optimizers share; see `conf/optimizer/`."""
-
-    lr: Positive
-    lr_rule: LrRule
-    reference_batch: Count
-    warmup_epochs: NonNegative
-    schedule: Literal["constant", "cosine", "multistep", "one_cycle"]
-    milestones: tuple[Positive, ...]
-    gamma: Positive
-    weight_decay: NonNegative
-    decay_norm_and_bias: bool
+from bsweep.config.card import LrRule, OptimizerConfig, Point
+from bsweep.config.values import Fraction, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGDConfig(OptimizerConfig):
     name: Literal["sgd"]
-    momentum: Annotated[float, Field(ge=0, lt=1)]
+    momentum: Fraction
     nesterov: bool
+
+    builds: ClassVar[str] = "bsweep.optim:sgd"
+    known_for_fednova: ClassVar[bool] = True
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        yield from _nesterov_problems(self.nesterov, self.momentum)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWConfig(OptimizerConfig):
     name: Literal["adamw"]
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
+    betas: tuple[Fraction, Fraction]
     eps: Positive
+
+    builds: ClassVar[str] = "bsweep.optim:adamw"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LARSConfig(OptimizerConfig):
     name: Literal["lars"]
-    momentum: Annotated[float, Field(ge=0, lt=1)]
+    momentum: Fraction
     nesterov: bool
     trust_coefficient: Positive
+
+    builds: ClassVar[str] = "bsweep.optim:lars"
+    needs_layer_norms: ClassVar[bool] = True
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        yield from _nesterov_problems(self.nesterov, self.momentum)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LAMBConfig(OptimizerConfig):
     name: Literal["lamb"]
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
+    betas: tuple[Fraction, Fraction]
     eps: Positive
+
+    builds: ClassVar[str] = "bsweep.optim:lamb"
+    needs_layer_norms: ClassVar[bool] = True
+    needs_global_norm: ClassVar[bool] = True
 
 
 AnyOptimizer = Annotated[SGDConfig | AdamWConfig | LARSConfig | LAMBConfig, Field(discriminator="name")]
 
 
-def scaled_rate(lr: float, rule: LrRule, *, reference_batch: float, step_batch: float, num_workers: int) -> float:
+def _nesterov_problems(nesterov: bool, momentum: float) -> Iterator[str]:
+    if nesterov and not momentum:
+        yield "optimizer.nesterov=true needs momentum: set optimizer.momentum=0.9 or optimizer.nesterov=false."
+
+
+def scaled_rate(lr: float, rule: LrRule, *, reference_batch: float, rate_batch: float, num_workers: int) -> float:
     """The learning rate in effect after warm-up, before its schedule.
 
     `per_worker` is the first paper's rule: lr x workers whatever the batch. `linear` is Goyal et al.'s
-    (arXiv 1706.02677), `sqrt` Krizhevsky's (arXiv 1404.5997), both of the examples behind a step (`step_batch`) in
+    (arXiv 1706.02677), `sqrt` Krizhevsky's (arXiv 1404.5997), both of the examples behind a step (`rate_batch`) in
     units of `reference_batch`.
     """
-    scale = step_batch / reference_batch
+    scale = rate_batch / reference_batch
     return lr * {"fixed": 1.0, "per_worker": num_workers, "linear": scale, "sqrt": math.sqrt(scale)}[rule]

@@ -29,9 +29,10 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator
 
-from bsweep.config.card import Card, ConfigError, did_you_mean, show
+from bsweep.config.card import Card, Schema
+from bsweep.config.values import ConfigError, did_you_mean, show
 
-_Config = TypeVar("_Config", bound=Card)
+_Config = TypeVar("_Config", bound=Schema)
 _MOST_BYTES = 2**24  # of a package, which each run folder gets a copy of
 
 

@@ -7,6 +7,7 @@ with it at once.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import types
@@ -21,24 +22,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from bsweep.config.allocation import AnyAllocation
 from bsweep.config.batching import FIXED, AnyBatching
-from bsweep.config.card import Card, ConfigError, Count, Name, Natural, did_you_mean, show
-from bsweep.config.compression import AnyCompression, DGCConfig, QSGDConfig, SignSGDConfig, TernGradConfig, TopKConfig
-from bsweep.config.data import AnyData, TextConfig
-from bsweep.config.launch import AnyLaunch, ProcessesConfig
-from bsweep.config.models import AnyModel, LlamaConfig, ResNet18Config
-from bsweep.config.optimizers import AnyOptimizer, LARSConfig, SGDConfig
-from bsweep.config.strategies import (
-    AnyStrategy,
-    DDPConfig,
-    DiLoCoConfig,
-    HorovodConfig,
-    LocalSGDConfig,
-    ParameterServerConfig,
-)
+from bsweep.config.card import Card, Schema, StrategyConfig
+from bsweep.config.compression import AnyCompression
+from bsweep.config.data import AnyData
+from bsweep.config.launch import AnyLaunch
+from bsweep.config.models import AnyModel
+from bsweep.config.optimizers import AnyOptimizer
+from bsweep.config.strategies import AnyStrategy
+from bsweep.config.values import ConfigError, Count, Name, Natural, did_you_mean, flatten, show
+
+GROUPS = ("data", "model", "optimizer", "strategy", "compression", "allocation", "batching", "launch")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(Card):
+class RunConfig(Schema):
     """One point of a sweep. Exactly one of `local_batch` and `global_batch` is set; the other follows from it."""
 
     study: Name
@@ -66,68 +63,42 @@ class RunConfig(Card):
     @property
     def local_batches(self) -> tuple[int, ...]:
         """Examples of one forward pass, by worker."""
-        return self.allocation.local_batches or (self._even_batch,) * self.num_workers
+        return self.allocation.local_batches or (self.examples_per_pass,) * self.num_workers
+
+    @property
+    def worker_batches(self) -> tuple[int, ...]:
+        """Examples of one optimizer step, by worker: its local batch over all accumulation steps."""
+        return tuple(batch * self.accumulation_steps for batch in self.local_batches)
 
     @property
     def local_steps(self) -> tuple[int, ...]:
         """Optimizer steps between two synchronisations, by worker; 1 where each step is one."""
-        every = self.strategy.sync_every if isinstance(self.strategy, DiLoCoConfig) else 1
-        return self.allocation.local_steps or (every,) * self.num_workers
-
-    @property
-    def payload_share(self) -> float | None:
-        """Bytes of a codec's payload over those of the fp32 gradient; None where payloads are summed on their way."""
-        match self.compression:
-            case TopKConfig() | DGCConfig() as codec:
-                warmup = codec.warmup_densities[: self.epochs]
-                mean = (sum(warmup) + codec.density * (self.epochs - len(warmup))) / self.epochs
-                return 2 * mean  # a value and its index
-            case QSGDConfig(bits=bits):
-                return bits / 32
-            case TernGradConfig():
-                return 2 / 32
-            case SignSGDConfig():
-                return 1 / 32
-        return None
+        return self.allocation.local_steps or (self.strategy.local_steps,) * self.num_workers
 
     @property
     def num_shards(self) -> int:
-        """Slices that parameter servers hold between them: by default one for two workers; 0 without servers."""
-        if not isinstance(self.strategy, ParameterServerConfig):
-            return 0
-        return self.strategy.num_servers or max(1, self.num_workers // 2)
+        """Slices that parameter servers hold between them; 0 without servers."""
+        return self.strategy.num_shards(self.num_workers)
 
     @property
     def num_server_processes(self) -> int:
-        """Processes beside the workers: colocated servers live in the workers' processes."""
-        colocated = isinstance(self.strategy, ParameterServerConfig) and self.strategy.colocated
-        return 0 if colocated else self.num_shards
+        """Processes beside the workers."""
+        return self.strategy.num_server_processes(self.num_workers)
 
     @property
     def examples_per_step(self) -> int:
         """Examples of one optimizer step over all workers and accumulation steps: the global batch."""
         if self.allocation.local_batches:
-            return sum(self.allocation.local_batches) * self.accumulation_steps
-        return self.global_batch or self._even_batch * self.num_workers * self.accumulation_steps
+            return sum(self.worker_batches)
+        return self.global_batch or self.examples_per_pass * self.num_workers * self.accumulation_steps
 
-    def step_batch(self, rank: int) -> float:
-        """Examples behind an optimizer step of a worker: the global batch, or its own part where it steps alone.
-
-        In local SGD that is an even part: a larger one counts for more by its loss, not by its rate.
-        """
-        if isinstance(self.strategy, DiLoCoConfig):
-            return self.local_batches[rank] * self.accumulation_steps
-        if isinstance(self.strategy, LocalSGDConfig):
-            return self.examples_per_step / self.num_workers
-        return self.examples_per_step
+    def rate_batch(self, rank: int) -> float:
+        """Examples behind an optimizer step of a worker, by which its learning rate goes."""
+        return self.strategy.rate_batch(self, rank)
 
     @property
     def examples_per_pass(self) -> int:
         """Examples of one forward pass on one worker, before an allocation makes them uneven: the local batch."""
-        return self._even_batch
-
-    @property
-    def _even_batch(self) -> int:
         return self.local_batch or (self.global_batch or 0) // (self.num_workers * self.accumulation_steps)
 
     @property
@@ -137,43 +108,28 @@ class RunConfig(Card):
     @property
     def run_id(self) -> str:
         """A readable name and a hash of all that changes the numbers, e.g. `b64_w4_horovod_s0-1a2b3c4d`."""
-        numbers = {
-            key: value
-            for key, value in _flatten(asdict(self))
-            if key not in _CHANGES_NO_NUMBER and not is_left_out(key, value)
-        }
-        numbers["examples_per_step"] = self.examples_per_step
-        if isinstance(self.strategy, LocalSGDConfig) and self.optimizer.lr_rule in ("linear", "sqrt"):
-            numbers["step_batch"] = self.step_batch(0)  # the rule went by the global batch once: those runs are others
+        cards = self.cards()
+        same = {*_CHANGES_NO_NUMBER, *(f"{group}.{key}" for group in cards for key in cards[group].changes_no_number)}
+        flat = flatten(asdict(self))
+        numbers = {key: value for key, value in flat if key not in same and not is_left_out(key, value)}
+        numbers |= {"examples_per_step": self.examples_per_step, **self.strategy.hashed(self)}
         digest = hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:8]
         batch, workers = self.examples_per_pass, self.num_workers
         return f"b{batch}_w{workers}_{self.strategy.name}_s{self.seed}-{digest}"
 
+    def cards(self) -> dict[str, Card]:
+        """The variant of each group."""
+        return {group: getattr(self, group) for group in GROUPS}
 
-# Where a run writes and how patient its launcher is. The batch sizes are hashed as the global batch they lead to.
-_CHANGES_NO_NUMBER = {
-    "study",
-    "results_dir",
-    "local_batch",
-    "global_batch",
-    "log_every_steps",
-    "data.download",
-    "launch.ssh_port",
-    "launch.ssh_identity_file",
-    "allocation.probe",
-    "allocation.devices",
-    "launch.start_timeout_seconds",
-    "launch.stall_timeout_seconds",
-    "strategy.loss_timeout_seconds",
-}
 
-# Keys that runs of earlier versions do not have, with the values that change nothing for them: their ids stay.
-_ADDED_LATER = (("launch.threads_per_worker", None), ("batching.name", "fixed"))
+# Where a run writes. The batch sizes are hashed as the global batch they lead to.
+_CHANGES_NO_NUMBER = {"study", "results_dir", "local_batch", "global_batch", "log_every_steps"}
 
 
 def is_left_out(key: str, value: object) -> bool:
     """Whether a value says nothing that runs do not say which were saved before there was such a key."""
-    return (key, value) in _ADDED_LATER
+    group, _, name = key.partition(".")
+    return any(name in card.added_later and card.added_later[name] == value for card in variants(group))
 
 
 _ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
@@ -208,17 +164,25 @@ def conf_dir() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "conf"
 
 
+@functools.cache
+def variants(group: str) -> tuple[type[Card], ...]:
+    """The cards of a group, none if there is no such group."""
+    if group not in GROUPS:
+        return ()
+    hint = typing.get_type_hints(RunConfig)[group]
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def names(card: type[Card]) -> tuple[str, ...]:
+    """What a variant is called."""
+    return typing.get_args(typing.get_type_hints(card)["name"])
+
+
 def variants_with(key: str) -> list[str]:
     """The options of a group that have a dotted key: `strategy.num_servers` is parameter_server's alone."""
-    group, _, name = key.partition(".")
-    hint = typing.get_type_hints(RunConfig).get(group)
-    variants = typing.get_args(hint) if isinstance(hint, types.UnionType) else ()
-    named = (typing.get_args(typing.get_type_hints(v)["name"]) for v in variants if name in _names(v))
-    return [option for options in named for option in options]
-
-
-def _names(schema: type) -> set[str]:
-    return {field.name for field in fields(schema)}
+    group, _, key_of_group = key.partition(".")
+    owners = (card for card in variants(group) if key_of_group in {field.name for field in fields(card)})
+    return [name for card in owners for name in names(card)]
 
 
 def unknown_key(key: str) -> str:
@@ -257,218 +221,21 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
             f"local_batch={show(c.local_batch)} and global_batch={show(c.global_batch)}: give exactly one, for "
             "example local_batch=64, and set the other to null where an experiment or data=text gives it."
         )
-    yield from _model_contradictions(c)
-    yield from _launch_contradictions(c)
-    yield from _strategy_contradictions(c)
-    yield from _allocation_contradictions(c)
-    if isinstance(c.optimizer, SGDConfig | LARSConfig) and c.optimizer.nesterov and not c.optimizer.momentum:
-        yield "optimizer.nesterov=true needs momentum: set optimizer.momentum=0.9 or optimizer.nesterov=false."
-    if c.optimizer.schedule == "multistep" and not c.optimizer.milestones:
-        yield "optimizer.schedule=multistep needs optimizer.milestones, in epochs, such as [30,40]."
-    if c.optimizer.warmup_epochs > c.epochs:
-        yield (
-            f"optimizer.warmup_epochs={c.optimizer.warmup_epochs:g} is longer than epochs={c.epochs}: "
-            "the learning rate would never reach its base value."
-        )
+    yield from c.model.problems(c)
+    yield from c.launch.problems(c)
+    yield from c.strategy.problems(c)
+    yield from _codec_contradictions(c)
+    for card in (c.compression, c.allocation, c.batching, c.optimizer, c.data):
+        yield from card.problems(c)
 
 
-def _model_contradictions(c: RunConfig) -> Iterator[str]:
-    if isinstance(c.model, ResNet18Config) and 1 in c.local_batches:
-        batch = "local_batch" if set(c.local_batches) == {1} else f"local batches {show(c.local_batches)}: local_batch"
+def _codec_contradictions(c: RunConfig) -> Iterator[str]:
+    if c.compression.builds and not c.strategy.takes_codecs:
+        cards = (card for card in variants("strategy") if issubclass(card, StrategyConfig) and card.takes_codecs)
+        *others, last = (name for card in cards for name in names(card))
         yield (
-            f"{batch}=1 with model=resnet18: BatchNorm needs more than one example for its statistics. "
-            "Use local_batch=2 or more."
-        )
-    is_text = isinstance(c.data, TextConfig)
-    if is_text and not isinstance(c.model, LlamaConfig):
-        yield (
-            f"model={c.model.name} learns from images, data=text has none: use model=llama_tiny or llama_150m, or "
-            "data=digits."
-        )
-    if isinstance(c.model, LlamaConfig):
-        if not is_text:
-            yield (
-                f"model={c.model.name} learns from text, data={c.data.name} are images: use data=text data.path=FILE, "
-                "or model=resnet18."
-            )
-        if c.model.hidden_size % (2 * c.model.num_heads):
-            yield (
-                f"model.hidden_size={c.model.hidden_size} with model.num_heads={c.model.num_heads}: rotary embeddings "
-                "need heads of equal, even size. Use a hidden size that twice the number of heads divides."
-            )
-
-
-def _launch_contradictions(c: RunConfig) -> Iterator[str]:
-    if c.launch.name == "inline" and c.num_workers > 1:
-        yield (
-            f"launch=inline runs one worker in this process, but num_workers={c.num_workers}: "
-            "leave launch out or use num_workers=1."
-        )
-    starters = _STARTERS.get(c.strategy.name, ())
-    if starters and c.launch.name not in starters:
-        yield f"strategy={c.strategy.name} is started by {' or '.join(starters)}, not by launch={c.launch.name}."
-    if isinstance(c.launch, ProcessesConfig) and c.launch.hosts:
-        slots = sum(int(host.split(":")[1]) for host in c.launch.hosts.split(","))
-        if slots < c.num_workers + c.num_server_processes:
-            servers = f" and {c.num_server_processes} servers" if c.num_server_processes else ""
-            yield (
-                f"num_workers={c.num_workers}{servers}, but launch.hosts={c.launch.hosts} offers {slots} slots: "
-                "name more hosts or slots, or use fewer workers."
-            )
-    if c.launch.slowdown is not None and len(c.launch.slowdown) != c.num_workers:
-        yield (
-            f"launch.slowdown={show(c.launch.slowdown)} has {len(c.launch.slowdown)} factors for "
-            f"num_workers={c.num_workers}: give one for each worker, 1 for an undisturbed one."
-        )
-    if c.launch.memory_limit_mb is not None and len(c.launch.memory_limit_mb) != c.num_workers:
-        yield (
-            f"launch.memory_limit_mb={show(c.launch.memory_limit_mb)} has {len(c.launch.memory_limit_mb)} limits for "
-            f"num_workers={c.num_workers}: give one for each worker."
-        )
-
-
-# Which launchers start a strategy's processes; a strategy without exchange takes any.
-_STARTERS = {
-    "horovod": ("horovodrun", "inline"),
-    **dict.fromkeys(("ddp", "allreduce", "parameter_server", "local_sgd"), ("torchrun",)),
-    "diloco": ("torchrun", "horovodrun"),
-}
-
-
-def _strategy_contradictions(c: RunConfig) -> Iterator[str]:
-    if c.strategy.name == "single" and c.num_workers > 1:
-        yield (
-            f"strategy=single exchanges nothing, but num_workers={c.num_workers}: "
-            "use strategy=horovod or num_workers=1."
-        )
-    if c.compression.name != "none" and c.strategy.name not in ("horovod", "allreduce", "diloco"):
-        own = " strategy.hook is DDP's own compression." if c.strategy.name == "ddp" else ""
-        yield (
-            f"compression={c.compression.name} with strategy={c.strategy.name}: only horovod, allreduce "
-            f"and diloco take a codec.{own} Use compression=none or another strategy."
-        )
-    if c.precision == "fp64" and c.compression.name == "fp16":
-        yield "precision=fp64 is exact, compression=fp16 is not: use one of them."
-    if isinstance(c.strategy, DDPConfig) and c.strategy.hook in ("fp16", "bf16") and c.precision == "fp64":
-        yield f"precision=fp64 is exact, strategy.hook={c.strategy.hook} is not: use one of them."
-    if c.strategy.name == "ddp" and c.launch.slowdown:
-        yield (
-            "launch.slowdown with strategy=ddp: its exchange hides in the backward pass, so that computing cannot be "
-            "stretched alone. Use strategy=allreduce."
-        )
-    if isinstance(c.strategy, HorovodConfig) and c.compression.name != "none":
-        if c.strategy.op == "adasum":
-            yield f"strategy.op=adasum is no sum, compression={c.compression.name} needs one: use strategy.op=average."
-        if c.strategy.buckets > 1:
-            yield (
-                f"strategy.buckets={c.strategy.buckets} with compression={c.compression.name}: a codec takes the whole "
-                "gradient at once. Use strategy.buckets=1."
-            )
-    if isinstance(c.strategy, ParameterServerConfig):
-        yield from _server_contradictions(c, c.strategy)
-    if isinstance(c.strategy, DiLoCoConfig):
-        yield from _diloco_contradictions(c, c.strategy)
-
-
-def _diloco_contradictions(c: RunConfig, s: DiLoCoConfig) -> Iterator[str]:
-    wanted = "horovodrun" if s.algorithm == "horovod" else "torchrun"
-    if c.launch.name != wanted and c.launch.name in _STARTERS["diloco"]:
-        yield (
-            f"strategy.algorithm={s.algorithm} with launch={c.launch.name}: {wanted} starts its processes. Type "
-            f"launch={wanted} strategy.algorithm={s.algorithm}."
-        )
-    if s.algorithm == "horovod" and s.on_loss != "fail":
-        yield (
-            f"strategy.on_loss={s.on_loss} with strategy.algorithm=horovod: horovodrun ends all workers with the "
-            "first. Use strategy.on_loss=fail, or strategy.algorithm=native launch=torchrun."
-        )
-    if s.overlap and s.on_loss != "fail":
-        yield (
-            f"strategy.overlap=true with strategy.on_loss={s.on_loss}: what travels while a worker is lost cannot be "
-            "repeated. Use strategy.on_loss=fail, or strategy.overlap=false."
-        )
-    if s.weights is not None and len(s.weights) != c.num_workers:
-        yield (
-            f"strategy.weights={show(s.weights)} has {len(s.weights)} weights for num_workers={c.num_workers}: give "
-            "one for each worker."
-        )
-    if s.weights is not None and abs(sum(s.weights) - 1) > 1e-6:
-        yield f"strategy.weights={show(s.weights)} sum to {sum(s.weights):.9g}: give weights that sum to 1."
-    if s.weights is not None and min(s.weights, default=1) == 0 and s.on_loss != "fail":
-        yield (
-            f"strategy.weights={show(s.weights)} with strategy.on_loss={s.on_loss}: nothing would count when the "
-            "others are lost. Give each worker a weight greater than 0, or use strategy.on_loss=fail."
-        )
-
-
-def _allocation_contradictions(c: RunConfig) -> Iterator[str]:
-    a = c.allocation
-    for key, values in (("local_batches", a.local_batches), ("local_steps", a.local_steps)):
-        if values is not None and len(values) != c.num_workers:
-            yield (
-                f"allocation.{key}={show(values)} has {len(values)} numbers for num_workers={c.num_workers}: give one "
-                "for each worker."
-            )
-    if c.strategy.name != "diloco" and (a.name in _STEP_POLICIES or a.local_steps is not None):
-        what = f"allocation={a.name}" if a.name in _STEP_POLICIES else f"allocation.local_steps={show(a.local_steps)}"
-        yield (
-            f"{what} with strategy={c.strategy.name}: every step is a synchronisation, so that there are no local "
-            "steps to share. Use strategy=diloco, or allocation=batch_by_flops or batch_by_memory."
-        )
-    yield from _batch_contradictions(c)
-
-
-def _batch_contradictions(c: RunConfig) -> Iterator[str]:
-    if c.global_batch is None:
-        return
-    uneven = c.allocation.local_batches is not None or c.allocation.name in _BATCH_POLICIES
-    parts = c.accumulation_steps * (1 if uneven else c.num_workers)
-    if c.global_batch % parts:
-        workers = "" if uneven else f"num_workers={c.num_workers} x "
-        yield (
-            f"global_batch={c.global_batch} cannot be divided by {workers}accumulation_steps={c.accumulation_steps}: "
-            f"choose a multiple of {parts}, such as {max(1, round(c.global_batch / parts)) * parts}."
-        )
-    elif c.global_batch < c.num_workers * c.accumulation_steps:
-        yield (
-            f"global_batch={c.global_batch} is too small for num_workers={c.num_workers} x "
-            f"accumulation_steps={c.accumulation_steps}: every worker needs an example for each forward pass."
-        )
-    elif c.examples_per_step != c.global_batch:
-        yield (
-            f"allocation.local_batches={show(c.allocation.local_batches)} x accumulation_steps={c.accumulation_steps} "
-            f"sum to {c.examples_per_step}, but global_batch={c.global_batch}: give "
-            f"global_batch={c.examples_per_step}, or other batches."
-        )
-
-
-# Policies by what they share among the workers; see `bsweep.allocation`.
-_STEP_POLICIES = ("steps_by_flops", "steps_by_speed", "hybrid", "network_aware")
-_BATCH_POLICIES = ("batch_by_flops", "batch_by_memory", "hybrid")
-
-
-def _server_contradictions(c: RunConfig, s: ParameterServerConfig) -> Iterator[str]:
-    if s.consistency == "stale_synchronous" and s.staleness is None:
-        yield "strategy.consistency=stale_synchronous needs strategy.staleness: the clocks of a lead, such as 3."
-    if s.consistency != "stale_synchronous" and s.staleness is not None:
-        yield (
-            f"strategy.staleness={s.staleness} with strategy.consistency={s.consistency}: only "
-            "strategy.consistency=stale_synchronous has a bound. Leave strategy.staleness out."
-        )
-    if s.colocated and c.num_shards > c.num_workers:
-        yield (
-            f"strategy.num_servers={c.num_shards} with strategy.colocated=true and num_workers={c.num_workers}: a "
-            "colocated server lives with a worker. Use at most one for each worker."
-        )
-    if c.optimizer.name == "lamb" and c.num_shards > 1:
-        yield (
-            f"optimizer=lamb clips by the norm of the whole gradient, which no one of {c.num_shards} servers has: use "
-            "strategy.num_servers=1, or another optimizer."
-        )
-    if c.optimizer.name in ("lars", "lamb") and s.sharding in ("memory", "hashed_chunks"):
-        yield (
-            f"optimizer={c.optimizer.name} needs the norms of whole layers, which strategy.sharding={s.sharding} cuts: "
-            "use strategy.sharding=layer, or optimizer=sgd."
+            f"compression={c.compression.name} with strategy={c.strategy.name}: only {', '.join(others)} and {last} "
+            f"take a codec.{c.strategy.own_compression} Use compression=none or another strategy."
         )
 
 
@@ -476,7 +243,7 @@ def _explain(problem: Any) -> str:
     """One pydantic problem as `key=value: what is wrong`, without the names of variants in its path."""
     kind, value = problem["type"], problem["input"]
     path = [str(part) for part in problem["loc"]]
-    if len(path) > 1 and path[0] in _GROUPS:
+    if len(path) > 1 and len(variants(path[0])) > 1:
         path.pop(1)  # the variant, which pydantic puts after the group
     key = ".".join(path)
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
@@ -490,17 +257,6 @@ def _explain(problem: Any) -> str:
         remedy = "h1:4,h2:4" if key == "launch.hosts" else "letters, digits, '.', '_', '+' or '-'"
         return f"{key}={value}: not of the form {remedy}."
     return f"{key}={show(value)}: {problem['msg'][0].lower()}{problem['msg'][1:]}."
-
-
-_GROUPS = ("data", "model", "optimizer", "strategy", "compression", "allocation", "launch")
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _keys(schema: type, prefix: str = "") -> Iterator[str]:

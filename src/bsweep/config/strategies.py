@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import Card, Count, Natural, NonNegative, Positive
+from bsweep.config.card import Point, StrategyConfig
+from bsweep.config.values import Count, Fraction, Natural, NonNegative, Positive, show
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Algorithm = Literal["ring", "tree", "halving_doubling", "native"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SingleConfig(Card):
+class SingleConfig(StrategyConfig):
     name: Literal["single"]
+
+    builds: ClassVar[str] = "bsweep.strategies.single:Single"
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        if point.num_workers > 1:
+            yield (
+                f"strategy=single exchanges nothing, but num_workers={point.num_workers}: "
+                "use strategy=horovod or num_workers=1."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class HorovodConfig(Card):
+class HorovodConfig(StrategyConfig):
     name: Literal["horovod"]
     op: Literal["average", "adasum"]
     buckets: Count
@@ -26,23 +41,108 @@ class HorovodConfig(Card):
     cycle_time_ms: Positive
     cache_capacity: Natural
 
+    builds: ClassVar[str] = "bsweep.strategies.horovod:Horovod"
+    launchers: ClassVar[tuple[str, ...]] = ("horovodrun", "inline")
+    takes_codecs: ClassVar[bool] = True
+
+    knobs: ClassVar[Mapping[str, tuple[str, int]]] = {
+        "fusion_threshold_mb": ("HOROVOD_FUSION_THRESHOLD", 2**20),
+        "cycle_time_ms": ("HOROVOD_CYCLE_TIME", 1),
+        "cache_capacity": ("HOROVOD_CACHE_CAPACITY", 1),
+    }
+    """Keys that Horovod's core reads from a variable when it starts, and the variable's unit in that of the key."""
+
+    @property
+    def uses_horovod(self) -> bool:
+        return True
+
+    @property
+    def needs_mpi(self) -> bool:
+        return self.op == "adasum"
+
+    def variables(self) -> dict[str, str]:
+        """Those of the knobs that are not at their default; Horovod 0.28.1 cannot restart where any is set."""
+        values = ((getattr(self, key), getattr(PLAIN_HOROVOD, key), *knob) for key, knob in self.knobs.items())
+        return {
+            variable: str(value if unit == 1 else int(value * unit))
+            for value, default, variable, unit in values
+            if value != default
+        }
+
+    def refuse_started(self, variables: Mapping[str, str]) -> None:
+        for key, (variable, unit) in self.knobs.items():
+            wanted, default = getattr(self, key), getattr(PLAIN_HOROVOD, key)
+            started_with = float(variables.get(variable, default * unit)) / unit
+            if wanted != started_with:
+                raise ValueError(
+                    f"strategy.{key}={wanted:g}, but horovodrun started its processes with {started_with:g}, and "
+                    f"Horovod reads it only then: start {variable}={wanted * unit:g} horovodrun ..., or leave "
+                    f"strategy.{key} out."
+                )
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        if not point.compression.builds:
+            return
+        codec = point.compression.name
+        if self.op == "adasum":
+            yield f"strategy.op=adasum is no sum, compression={codec} needs one: use strategy.op=average."
+        if self.buckets > 1:
+            yield (
+                f"strategy.buckets={self.buckets} with compression={codec}: a codec takes the whole gradient at once. "
+                "Use strategy.buckets=1."
+            )
+
+
+# One call for the whole vector, and Horovod's core as it comes.
+PLAIN_HOROVOD = HorovodConfig(
+    name="horovod", op="average", buckets=1, fusion_threshold_mb=128, cycle_time_ms=1.0, cache_capacity=1024
+)
+
 
 @dataclass(frozen=True, kw_only=True)
-class DDPConfig(Card):
+class DDPConfig(StrategyConfig):
     name: Literal["ddp"]
     hook: Literal["none", "fp16", "bf16", "powersgd"]
     powersgd_rank: Count
     bucket_mb: Positive
 
+    builds: ClassVar[str] = "bsweep.strategies.ddp:DDP"
+    launchers: ClassVar[tuple[str, ...]] = ("torchrun",)
+    own_compression: ClassVar[str] = " strategy.hook is DDP's own compression."
+
+    @property
+    def needs_gpus(self) -> str:
+        needs = "strategy.hook=bf16 needs GPUs, with NCCL: use strategy.hook=fp16 or none on CPUs."
+        return needs if self.hook == "bf16" else ""
+
+    @property
+    def in_probe(self) -> AllReduceConfig:
+        return AllReduceConfig(name="allreduce", algorithm="native")
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        if self.hook in ("fp16", "bf16") and point.precision == "fp64":
+            yield f"precision=fp64 is exact, strategy.hook={self.hook} is not: use one of them."
+        if point.launch.slowdown:
+            yield (
+                "launch.slowdown with strategy=ddp: its exchange hides in the backward pass, so that computing cannot "
+                "be stretched alone. Use strategy=allreduce."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduceConfig(Card):
+class AllReduceConfig(StrategyConfig):
     name: Literal["allreduce"]
     algorithm: Algorithm
 
+    builds: ClassVar[str] = "bsweep.strategies.allreduce:AllReduce"
+    launchers: ClassVar[tuple[str, ...]] = ("torchrun",)
+    takes_codecs: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, kw_only=True)
-class ParameterServerConfig(Card):
+class ParameterServerConfig(StrategyConfig):
     name: Literal["parameter_server"]
     num_servers: Count | None
     sharding: Literal["layer", "layer_round_robin", "memory", "hashed_chunks"]
@@ -51,21 +151,80 @@ class ParameterServerConfig(Card):
     staleness: Natural | None
     colocated: bool
 
+    builds: ClassVar[str] = "bsweep.strategies.parameter_server:ParameterServer"
+    launchers: ClassVar[tuple[str, ...]] = ("torchrun",)
+
+    @property
+    def in_step(self) -> bool:
+        return self.consistency == "synchronous"
+
+    def num_shards(self, num_workers: int) -> int:
+        return self.num_servers or max(1, num_workers // 2)
+
+    def num_server_processes(self, num_workers: int) -> int:
+        return 0 if self.colocated else self.num_shards(num_workers)
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        if self.consistency == "stale_synchronous" and self.staleness is None:
+            yield "strategy.consistency=stale_synchronous needs strategy.staleness: the clocks of a lead, such as 3."
+        if self.consistency != "stale_synchronous" and self.staleness is not None:
+            yield (
+                f"strategy.staleness={self.staleness} with strategy.consistency={self.consistency}: only "
+                "strategy.consistency=stale_synchronous has a bound. Leave strategy.staleness out."
+            )
+        num_shards, optimizer = self.num_shards(point.num_workers), point.optimizer
+        if self.colocated and num_shards > point.num_workers:
+            yield (
+                f"strategy.num_servers={num_shards} with strategy.colocated=true and num_workers={point.num_workers}: "
+                "a colocated server lives with a worker. Use at most one for each worker."
+            )
+        if optimizer.needs_global_norm and num_shards > 1:
+            yield (
+                f"optimizer={optimizer.name} clips by the norm of the whole gradient, which no one of {num_shards} "
+                "servers has: use strategy.num_servers=1, or another optimizer."
+            )
+        if optimizer.needs_layer_norms and self.sharding in ("memory", "hashed_chunks"):
+            yield (
+                f"optimizer={optimizer.name} needs the norms of whole layers, which strategy.sharding={self.sharding} "
+                "cuts: use strategy.sharding=layer, or optimizer=sgd."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSGDConfig(Card):
+class LocalSGDConfig(StrategyConfig):
     name: Literal["local_sgd"]
     sync_every: Count
     warmup_steps: Natural
     algorithm: Algorithm
 
+    builds: ClassVar[str] = "bsweep.strategies.local_sgd:LocalSGD"
+    launchers: ClassVar[tuple[str, ...]] = ("torchrun",)
+
+    @property
+    def in_step(self) -> bool:
+        return False
+
+    @property
+    def in_probe(self) -> AllReduceConfig:
+        return AllReduceConfig(name="allreduce", algorithm=self.algorithm)
+
+    def rate_batch(self, point: Point, rank: int) -> float:
+        """An even part of the global batch: a larger one counts for more by its loss, not by its rate."""
+        return point.examples_per_step / point.num_workers
+
+    def hashed(self, point: Point) -> dict[str, Any]:
+        """The batch of the rule, which went by the global batch once: those runs are others."""
+        by_batch = point.optimizer.lr_rule in ("linear", "sqrt")
+        return {"step_batch": self.rate_batch(point, 0)} if by_batch else {}
+
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCoConfig(Card):
+class DiLoCoConfig(StrategyConfig):
     name: Literal["diloco"]
     sync_every: Count
     outer_lr: Positive
-    outer_momentum: Annotated[float, Field(ge=0, lt=1)]
+    outer_momentum: Fraction
     outer_nesterov: bool
     weighting: Literal["uniform", "examples", "fednova"]
     weights: tuple[NonNegative, ...] | None
@@ -75,6 +234,99 @@ class DiLoCoConfig(Card):
     max_seconds: Positive | None
     on_loss: Literal["fail", "stop", "continue"]
     loss_timeout_seconds: Positive
+
+    builds: ClassVar[str] = "bsweep.strategies.eager:build"
+    launchers: ClassVar[tuple[str, ...]] = ("torchrun", "horovodrun")
+    takes_codecs: ClassVar[bool] = True
+    takes_local_steps: ClassVar[bool] = True
+    changes_no_number: ClassVar[tuple[str, ...]] = ("loss_timeout_seconds",)
+
+    @property
+    def in_step(self) -> bool:
+        return False
+
+    @property
+    def uses_horovod(self) -> bool:
+        return self.algorithm == "horovod"
+
+    @property
+    def outlives_workers(self) -> bool:
+        return self.on_loss != "fail"
+
+    @property
+    def patience_seconds(self) -> float:
+        return self.loss_timeout_seconds
+
+    @property
+    def local_steps(self) -> int:
+        return self.sync_every
+
+    def with_local_steps(self, local_steps: int) -> Self:
+        return replace(self, sync_every=local_steps)
+
+    @property
+    def ends_after(self) -> tuple[int | None, float | None]:
+        return self.max_rounds, self.max_seconds
+
+    @property
+    def in_probe(self) -> HorovodConfig | AllReduceConfig:
+        if self.algorithm == "horovod":
+            return PLAIN_HOROVOD
+        return AllReduceConfig(name="allreduce", algorithm=self.algorithm)
+
+    @property
+    def vectors_held(self) -> int:
+        anchor_and_outer_momentum, of_overlap = 2, 3
+        return anchor_and_outer_momentum + self.overlap * of_overlap
+
+    @property
+    def vectors_of_first_step(self) -> int:
+        return 1  # the outer momentum
+
+    def rate_batch(self, point: Point, rank: int) -> float:
+        """A worker's own, for it steps alone."""
+        return point.worker_batches[rank]
+
+    def warnings(self, point: Point) -> Iterator[str]:
+        """Whether FedNova's weights are those of its paper, which has none for optimizers that adapt their steps."""
+        if self.weighting == "fednova" and not self.weights and not point.optimizer.known_for_fednova:
+            yield (
+                f"strategy.weighting=fednova counts steps of optimizer={point.optimizer.name} as plain ones: it is "
+                "known for sgd alone"
+            )
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        wanted = "horovodrun" if self.uses_horovod else "torchrun"
+        if point.launch.name != wanted and point.launch.name in self.launchers:
+            yield (
+                f"strategy.algorithm={self.algorithm} with launch={point.launch.name}: {wanted} starts its processes. "
+                f"Type launch={wanted} strategy.algorithm={self.algorithm}."
+            )
+        if self.uses_horovod and self.on_loss != "fail":
+            yield (
+                f"strategy.on_loss={self.on_loss} with strategy.algorithm=horovod: horovodrun ends all workers with "
+                "the first. Use strategy.on_loss=fail, or strategy.algorithm=native launch=torchrun."
+            )
+        if self.overlap and self.on_loss != "fail":
+            yield (
+                f"strategy.overlap=true with strategy.on_loss={self.on_loss}: what travels while a worker is lost "
+                "cannot be repeated. Use strategy.on_loss=fail, or strategy.overlap=false."
+            )
+        if self.weights is not None:
+            yield from self._weight_problems(self.weights, point.num_workers)
+
+    def _weight_problems(self, weights: tuple[float, ...], num_workers: int) -> Iterator[str]:
+        given = f"strategy.weights={show(weights)}"
+        if len(weights) != num_workers:
+            yield f"{given} has {len(weights)} weights for num_workers={num_workers}: give one for each worker."
+        if abs(sum(weights) - 1) > 1e-6:
+            yield f"{given} sum to {sum(weights):.9g}: give weights that sum to 1."
+        if min(weights, default=1) == 0 and self.on_loss != "fail":
+            yield (
+                f"{given} with strategy.on_loss={self.on_loss}: nothing would count when the others are lost. Give "
+                "each worker a weight greater than 0, or use strategy.on_loss=fail."
+            )
 
 
 AnyStrategy = Annotated[

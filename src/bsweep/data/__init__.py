@@ -1,13 +1,12 @@
-"""Data sets as tensors in memory. A new one is a file here, a YAML in `conf/data`, and a line in `DATASETS`."""
+"""Data sets as tensors in memory. One file for each, whose functions a card in `config/data.py` names."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bsweep.config import AnyData
+from bsweep.config import DataConfig, resolve
 from bsweep.data.info import DataInfo
 
 if TYPE_CHECKING:
@@ -15,20 +14,10 @@ if TYPE_CHECKING:
 
     from bsweep.data.dataset import Dataset
 
-__all__ = ["DATASETS", "DataInfo", "load", "prepare"]
-
-# Each module has `info(config)`, which also downloads, decodes and caches, and needs no torch once that is done; and
-# `load(config)`, the complete data set on the CPU. Both raise a ValueError that says how to mend the configuration.
-DATASETS = {
-    "cifar10": "bsweep.data.cifar10",
-    "digits": "bsweep.data.digits",
-    "imagefolder": "bsweep.data.imagefolder",
-    "synthetic": "bsweep.data.synthetic",
-    "text": "bsweep.data.text",
-}
+__all__ = ["DataInfo", "load", "prepare"]
 
 
-def prepare(config: AnyData) -> DataInfo:
+def prepare(config: DataConfig) -> DataInfo:
     """Check, download, decode and cache whatever the workers will load; to be called before they are launched.
 
     Raises:
@@ -41,17 +30,17 @@ def prepare(config: AnyData) -> DataInfo:
 
 
 @functools.cache
-def _prepared(config: AnyData) -> DataInfo | ValueError:
+def _prepared(config: DataConfig) -> DataInfo | ValueError:
     """Once per process, failures too: a sweep asks for every point, and an answer may take a while."""
     try:
-        info: DataInfo = _module(config).info(config)
+        info: DataInfo = resolve(config.builds).info(config)
         _refuse_larger(config.subset, info.num_train)
     except ValueError as error:
         return error
     return replace(info, num_train=config.subset or info.num_train)
 
 
-def load(config: AnyData, device: torch.device) -> Dataset:
+def load(config: DataConfig, device: torch.device) -> Dataset:
     """The data set on a device, its training part cut down to `subset`.
 
     Raises:
@@ -59,15 +48,11 @@ def load(config: AnyData, device: torch.device) -> Dataset:
     """
     from bsweep.data.dataset import balanced_subset  # imports torch
 
-    dataset: Dataset = _module(config).load(config)
+    dataset: Dataset = resolve(config.builds).load(config)
     _refuse_larger(config.subset, len(dataset.train_labels))
     if config.subset is not None:
         dataset = balanced_subset(dataset, config.subset)
     return dataset.to(device)
-
-
-def _module(config: AnyData) -> Any:
-    return importlib.import_module(DATASETS[config.name])
 
 
 def _refuse_larger(subset: int | None, num_train: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from bsweep import fresh
-from bsweep.config import RunConfig
+from bsweep.config import InlineConfig, RunConfig
 from bsweep.launch.outcome import Outcome, recorded
 from bsweep.launch.processes import Entry
 from bsweep.runlog import RunPaths
@@ -20,13 +20,16 @@ from bsweep.runlog import RunPaths
 _is_spoilt = False  # this process, for training
 
 
-def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry) -> Outcome:
+def launch(
+    config: RunConfig, launch: InlineConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry
+) -> Outcome:
+    """See `bsweep.launch.launch`."""
     from bsweep import probe  # torch is imported only where a worker runs
     from bsweep.errors import described, spoils_process, status_of
     from bsweep.place import Place
 
     global _is_spoilt
-    is_apart = _is_spoilt or bool(config.launch.memory_limit_mb)
+    is_apart = _is_spoilt or bool(launch.memory_limit_mb)
     try:
         if entry == "bsweep.probe":
             probe.measure(config, paths, Place(), on_step=on_poll)

@@ -16,7 +16,7 @@ from typing import BinaryIO, Literal
 
 import psutil
 
-from bsweep.config import DiLoCoConfig, ProcessesConfig, RunConfig
+from bsweep.config import ProcessesConfig, RunConfig
 from bsweep.fresh import end_with_parent
 from bsweep.launch.outcome import Outcome, first_error, recorded
 from bsweep.memory import CRASHES
@@ -33,10 +33,10 @@ _SECRET_NAME = re.compile(
 _SECRET_VALUE = re.compile(r"://[^/\s@]*:[^/\s@]+@|-----BEGIN")
 
 
-def check(config: RunConfig, launch: ProcessesConfig) -> list[str]:
+def check(config: RunConfig) -> list[str]:
     """See `bsweep.launch.check`."""
     place = Place.from_environment()
-    if launch.hosts or place.local_workers < place.num_workers:
+    if config.launch.named_hosts or place.local_workers < place.num_workers:
         return []  # their GPUs and cores are not seen from here
     gpus, cores, workers = num_gpus(), num_cores(), config.num_workers
     if gpus and config.device != "cpu" and workers > gpus:
@@ -91,7 +91,7 @@ def launch(
             _end(processes)
     ended = recorded(paths)
     failed = any(process.returncode for process in processes)
-    if ended and (ended.status == "diverged" or outlives_workers(config) or not failed):
+    if ended and (ended.status == "diverged" or config.strategy.outlives_workers or not failed):
         return ended
     if timeout:
         return Outcome("timeout", f"{timeout}\n{_last_lines_of_all(config, paths)}")
@@ -141,11 +141,6 @@ def nodes(hosts: str, num_processes: int) -> list[tuple[str, int]]:
     return taken
 
 
-def outlives_workers(config: RunConfig) -> bool:
-    """Whether the others have something left to do when a worker is lost."""
-    return isinstance(config.strategy, DiLoCoConfig) and config.strategy.on_loss != "fail"
-
-
 Entry = Literal["bsweep.worker", "bsweep.probe"]
 """The module that a process runs: it trains, or measures for `bsweep probe`."""
 
@@ -159,7 +154,7 @@ def worker_command(config: RunConfig, paths: RunPaths, rank_variable: str, entry
     folder = shlex.quote(str(paths.logs.resolve())) + f'/rank."${rank_variable}"'
     worker = shlex.join([sys.executable, "-u", "-m", entry, str(paths.folder.resolve())])
     run = f"{worker} >{folder}/stdout 2>{folder}/stderr"
-    return ["sh", "-c", f"{run}; echo $? >{folder}/exit_code" if outlives_workers(config) else f"exec {run}"]
+    return ["sh", "-c", f"{run}; echo $? >{folder}/exit_code" if config.strategy.outlives_workers else f"exec {run}"]
 
 
 def _hidden_failures(config: RunConfig, paths: RunPaths) -> list[tuple[int, int]]:
@@ -198,7 +193,7 @@ def _wait(
         if None not in codes:
             return None
         # The first command keeps the workers' meeting point: they do not outlive it.
-        if codes[0] if outlives_workers(config) else any(codes):
+        if codes[0] if config.strategy.outlives_workers else any(codes):
             failed_at = failed_at or time.monotonic()
         elif any(codes) and recorded(paths):
             failed_at = failed_at or time.monotonic()  # what is left waits for the host that was lost
@@ -209,7 +204,7 @@ def _wait(
         if beat != seen:
             seen, seen_at = beat, time.monotonic()
         silent = time.monotonic() - seen_at
-        if outlives_workers(config) and silent > _grace(config) and recorded(paths):
+        if config.strategy.outlives_workers and silent > _grace(config) and recorded(paths):
             return None  # what is left was given up by the others, and cannot end
         if seen == launched and silent > launch.start_timeout_seconds:
             return f"the workers were not ready after launch.start_timeout_seconds={launch.start_timeout_seconds}"
@@ -223,7 +218,7 @@ def _wait(
 
 def _grace(config: RunConfig) -> float:
     """Seconds for what is left to end when a run has; no more than the others waited for a sign of life."""
-    return min(_GRACE_SECONDS, getattr(config.strategy, "loss_timeout_seconds", _GRACE_SECONDS))
+    return min(_GRACE_SECONDS, config.strategy.patience_seconds)
 
 
 def _signs_of_life(config: RunConfig, paths: RunPaths) -> dict[int, float]:

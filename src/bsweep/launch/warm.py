@@ -22,12 +22,11 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
 from bsweep import worker
-from bsweep.config import RunConfig
+from bsweep.config import HorovodConfig, RunConfig
 from bsweep.errors import Diverged, WorkerLost, described, spoils_process, status_of
 from bsweep.launch.outcome import Outcome, recorded
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
-from bsweep.strategies.horovod import KNOBS
 
 
 def run(lead: Callable[[], int]) -> int:
@@ -118,7 +117,7 @@ def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) ->
 
 def _restart() -> None:
     """All ranks meet here after a failure. With a knob in the environment, Horovod 0.28.1 crashes when it restarts."""
-    knobs = [variable for variable, *_ in KNOBS.values() if variable in os.environ]
+    knobs = [variable for variable, *_ in HorovodConfig.knobs.values() if variable in os.environ]
     if knobs:
         raise SystemExit(f"bsweep: {', '.join(knobs)} set: cannot go on past a failed point; start again for the rest")
     assert _meeting_point, "run() has not begun"

@@ -20,6 +20,10 @@ _ROTARY_BASE = 10_000.0
 _INIT_STD = 0.02
 
 
+def build(config: LlamaConfig, *, num_classes: int, shape: tuple[int, ...]) -> Llama:
+    return Llama(config, vocabulary_size=num_classes)
+
+
 class Llama(nn.Module):
     def __init__(self, config: LlamaConfig, *, vocabulary_size: int) -> None:
         super().__init__()

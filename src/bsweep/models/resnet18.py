@@ -6,10 +6,17 @@ from typing import Literal
 
 from torch import nn
 
+from bsweep.config import ResNet18Config
+from bsweep.models import taps
 from bsweep.torchvision_shim import import_torchvision
 
 
-def build(stem: Literal["imagenet", "cifar"], *, num_classes: int, in_channels: int) -> nn.Module:
+def build(config: ResNet18Config, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """Without the taps of its kernels that meet no data."""
+    return taps.trim(plain(config.stem, num_classes=num_classes, in_channels=shape[0]))
+
+
+def plain(stem: Literal["imagenet", "cifar"], *, num_classes: int, in_channels: int) -> nn.Module:
     """`imagenet` is the published stem (7x7 stride 2, max-pool); `cifar` keeps 32x32 images large (3x3, no pool)."""
     import_torchvision()
     from torchvision.models import resnet18

@@ -5,6 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bsweep.config import TinyCNNConfig
+
+
+def build(config: TinyCNNConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
+    return TinyCNN(config.width, num_classes=num_classes, in_channels=shape[0])
+
 
 class TinyCNN(nn.Module):
     def __init__(self, width: int, *, num_classes: int, in_channels: int) -> None:

@@ -6,17 +6,18 @@ from typing import Any, cast
 
 from torch import nn
 
+from bsweep.config import VGG16Config
 from bsweep.torchvision_shim import import_torchvision
 
 
-def build(dropout: float, *, num_classes: int, in_channels: int) -> nn.Module:
+def build(config: VGG16Config, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
     """For images of 32x32 or more: the last maps are pooled to 7x7, so the parameters do not depend on the size."""
     import_torchvision()
     from torchvision.models import vgg16
 
-    model: Any = vgg16(num_classes=num_classes, dropout=dropout)
-    if in_channels != 3:
-        first = model.features[0] = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1)
+    model: Any = vgg16(num_classes=num_classes, dropout=config.dropout)
+    if shape[0] != 3:
+        first = model.features[0] = nn.Conv2d(shape[0], 64, kernel_size=3, padding=1)
         nn.init.kaiming_normal_(first.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(model.features[0].bias)
     return cast(nn.Module, model)

@@ -46,10 +46,9 @@ def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:
 
             return LocalSGD(config, strategy, place)
         case DiLoCoConfig() as strategy:
-            from bsweep.strategies.diloco import DiLoCo
-            from bsweep.strategies.eager import EagerDiLoCo
+            from bsweep.strategies import eager
 
-            return (EagerDiLoCo if strategy.overlap else DiLoCo)(config, strategy, place)
+            return eager.build(config, strategy, place, paths)
 
 
 def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:

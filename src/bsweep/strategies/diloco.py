@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from bsweep.config import DiLoCoConfig, RunConfig, SGDConfig
+from bsweep.config import PLAIN_HOROVOD, DiLoCoConfig, RunConfig, SGDConfig
 from bsweep.data.plan import Share
 from bsweep.errors import WorkerLost
 from bsweep.place import Place
@@ -348,9 +348,9 @@ class DiLoCo(Rounds, Resumable):
 
 def _exchange(config: RunConfig, strategy: DiLoCoConfig, place: Place) -> Summing:
     if strategy.algorithm == "horovod":
-        from bsweep.strategies.horovod import PLAIN, Horovod
+        from bsweep.strategies.horovod import Horovod
 
-        return Horovod(config, PLAIN, place)
+        return Horovod(config, PLAIN_HOROVOD, place)
     from bsweep.strategies.allreduce import AllReduce
 
     return AllReduce(config, strategy.algorithm, place)

@@ -17,6 +17,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from bsweep.config import DiLoCoConfig, RunConfig
+from bsweep.place import Place
+from bsweep.runlog import RunPaths
 from bsweep.strategies.diloco import Arrivals, DiLoCo
 from bsweep.vector import Flat
 
@@ -109,3 +112,8 @@ class EagerDiLoCo(DiLoCo):
             step = outer_gradient.add(step, alpha=group["momentum"])
         torch.sub(self._anchor.parameters, step, alpha=group["lr"], out=self._start)
         self._vector.parameters.copy_(self._start)
+
+
+def build(config: RunConfig, strategy: DiLoCoConfig, place: Place, paths: RunPaths) -> DiLoCo:
+    """DiLoCo with or without overlap."""
+    return (EagerDiLoCo if strategy.overlap else DiLoCo)(config, strategy, place)

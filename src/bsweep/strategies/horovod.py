@@ -21,34 +21,11 @@ from bsweep.strategies.base import InBackward
 from bsweep.strategies.summing import Summing
 from bsweep.vector import Flat, Vector
 
-# One call for the whole vector, and Horovod's core as it comes.
-PLAIN = HorovodConfig(
-    name="horovod", op="average", buckets=1, fusion_threshold_mb=128, cycle_time_ms=1.0, cache_capacity=1024
-)
-
-# Horovod's knobs by their keys in the configuration: the variable that its core reads when it starts, and its unit in
-# that of the key.
-KNOBS = {
-    "fusion_threshold_mb": ("HOROVOD_FUSION_THRESHOLD", 2**20),
-    "cycle_time_ms": ("HOROVOD_CYCLE_TIME", 1),
-    "cache_capacity": ("HOROVOD_CACHE_CAPACITY", 1),
-}
-
-
-def environment(config: HorovodConfig) -> dict[str, str]:
-    """The variables of the knobs that are not at their default; Horovod 0.28.1 cannot restart where any is set."""
-    changed = {}
-    for key, (variable, unit) in KNOBS.items():
-        value = getattr(config, key)
-        if value != getattr(PLAIN, key):
-            changed[variable] = str(value if unit == 1 else int(value * unit))
-    return changed
-
 
 class Horovod(Summing, InBackward):
     def __init__(self, config: RunConfig, strategy: HorovodConfig, place: Place) -> None:
         super().__init__(config, place)
-        os.environ.update(environment(strategy))
+        os.environ.update(strategy.variables())
         import horovod.torch as hvd
 
         hvd.init()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bsweep.config import Algorithm, DiLoCoConfig, ProcessesConfig, RunConfig
+from bsweep.config import Algorithm, ProcessesConfig, RunConfig
 from bsweep.errors import worker_lost
 from bsweep.place import Place
 from bsweep.strategies.base import Strategy
@@ -70,7 +70,7 @@ def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     assert isinstance(config.launch, ProcessesConfig), config.launch
     # The launcher ends a run that shows no sign of life; a worker out of step may be waited for as long as it lives.
     timeout = timedelta(days=1000)
-    if isinstance(config.strategy, DiLoCoConfig) and config.strategy.on_loss != "fail":
+    if config.strategy.outlives_workers:
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # else its watchdog ends those who wait for a lost worker
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     dist.init_process_group(backend, timeout=timeout)

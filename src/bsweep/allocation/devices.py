@@ -1,0 +1,63 @@
+"""Nominal speed and memory of GPUs by their names, from `conf/devices.yaml`."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from bsweep.config import ConfigError, conf_dir, did_you_mean
+
+
+@dataclass(frozen=True)
+class Device:
+    """Nominal dense half-precision FLOP/s and bytes of memory of one GPU, or of several that work as one."""
+
+    flops: float
+    memory_bytes: float
+
+
+def device(entry: str) -> Device:
+    """What `conf/devices.yaml` says of an entry such as `4 A30` or `3 RTX 2080 Ti + TITAN RTX`.
+
+    Of several GPUs, the mean FLOP/s and the smallest memory: they train in step, with equal batches.
+
+    Raises:
+        ConfigError: a name is not in the file.
+    """
+    found: list[Device] = []
+    for part in entry.split("+"):
+        match = re.fullmatch(r"(?:([1-9]\d?) *x? +)?(.+)", part.strip())
+        count, name = (int(match[1] or 1), match[2]) if match else (1, part)
+        if plain(name) not in known():
+            near = did_you_mean(name, [str(key) for key in _table()])
+            raise ConfigError(
+                f"allocation.devices: '{name}' is not in conf/devices.yaml.{near} Known: {', '.join(_table())}. "
+                "For another device leave allocation.devices out: `bsweep probe` measures it."
+            )
+        found += [known()[plain(name)]] * count
+    return Device(sum(one.flops for one in found) / len(found), min(one.memory_bytes for one in found))
+
+
+@functools.cache
+def _table() -> Mapping[str, Mapping[str, Any]]:
+    table: Mapping[str, Mapping[str, Any]] = yaml.safe_load((conf_dir() / "devices.yaml").read_text())
+    return table
+
+
+@functools.cache
+def known() -> Mapping[str, Device]:
+    return {
+        plain(alias): Device(entry["tflops"] * 1e12, entry["memory_gb"] * 1e9)
+        for name, entry in _table().items()
+        for alias in (name, *entry.get("names", ()))
+    }
+
+
+def plain(name: str) -> str:
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return "".join(word for word in words if word not in ("nvidia", "geforce", "tesla", "quadro"))

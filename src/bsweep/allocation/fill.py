@@ -1,0 +1,136 @@
+"""From a policy to a run's lists: each function gives the run with the batches and steps that its card's name says.
+
+Lists that are given stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bsweep.allocation import devices, policies
+from bsweep.allocation.probe import probe_path, read_probe
+from bsweep.config import (
+    AllocationConfig,
+    BatchByFlopsConfig,
+    BatchByMemoryConfig,
+    BySpeedConfig,
+    ConfigError,
+    HybridConfig,
+    NetworkAwareConfig,
+    RunConfig,
+    StepsByFlopsConfig,
+    UniformConfig,
+    show,
+)
+
+
+def uniform(config: RunConfig, a: UniformConfig) -> RunConfig:
+    return config
+
+
+def batch_by_flops(config: RunConfig, a: BatchByFlopsConfig) -> RunConfig:
+    if a.local_batches:
+        return config
+    flops = _flops(config, a)
+    batches = _shared(config, flops) or policies.batch_by_flops(flops, config.examples_per_pass)
+    return replace(config, allocation=replace(a, local_batches=batches))
+
+
+def batch_by_memory(config: RunConfig, a: BatchByMemoryConfig) -> RunConfig:
+    if a.local_batches:
+        return config
+    largest = policies.batch_by_memory(read_probe(config).workers)
+    batches = _shared(config, largest) or largest
+    _refuse_unprobed(config, batches)
+    return replace(config, allocation=replace(a, local_batches=batches))
+
+
+def steps_by_flops(config: RunConfig, a: StepsByFlopsConfig) -> RunConfig:
+    steps = a.local_steps or policies.steps_by_flops(_flops(config, a), config.strategy.local_steps)
+    return replace(config, allocation=replace(a, local_steps=steps))
+
+
+def steps_by_speed(config: RunConfig, a: BySpeedConfig) -> RunConfig:
+    steps = a.local_steps or _steps(config, config.local_batches, config.strategy.local_steps)
+    return replace(config, allocation=replace(a, local_steps=steps))
+
+
+def hybrid(config: RunConfig, a: HybridConfig) -> RunConfig:
+    batches = a.local_batches
+    if batches is None:
+        workers = read_probe(config).workers
+        _refuse_unprobed(config, (config.local_batch or 1,) * config.num_workers)
+        knees = [policies.knee_batch(worker, config.local_batch or 1, a.knee) for worker in workers]
+        batches = _shared(config, knees) or tuple(knees)
+    steps = a.local_steps or _steps(config, batches, _every_at(config, batches))
+    return replace(config, allocation=replace(a, local_batches=batches, local_steps=steps))
+
+
+def network_aware(config: RunConfig, a: NetworkAwareConfig) -> RunConfig:
+    if a.local_steps:
+        return config
+    every = _network_steps(config, a)
+    steps = _steps(config, config.local_batches, every)
+    return replace(config, strategy=config.strategy.with_local_steps(every), allocation=replace(a, local_steps=steps))
+
+
+def _every_at(config: RunConfig, batches: Sequence[int]) -> int:
+    """Steps of the slowest worker at these batches that take it as long as a round of even batches would."""
+    workers, even = read_probe(config).workers, config.examples_per_pass
+    _refuse_unprobed(config, batches)
+    before, after = (
+        max(worker.step_seconds(batch) for worker, batch in zip(workers, every, strict=True))
+        for every in ([min(even, worker.largest_batch) for worker in workers], batches)
+    )
+    return max(1, round(config.strategy.local_steps * before / after))
+
+
+def _shared(config: RunConfig, weights: Sequence[float]) -> tuple[int, ...] | None:
+    """The given global batch, shared; None where a local batch is given instead."""
+    if config.global_batch is None:
+        return None
+    return policies.shares(config.global_batch // config.accumulation_steps, weights)
+
+
+def _steps(config: RunConfig, batches: Sequence[int], every: int) -> tuple[int, ...]:
+    probe = read_probe(config)
+    _refuse_unprobed(config, batches)
+    return policies.steps_by_speed(probe.workers, batches, every)
+
+
+def _network_steps(config: RunConfig, a: NetworkAwareConfig) -> int:
+    probe = read_probe(config)
+    _refuse_unprobed(config, config.local_batches)
+    slowest = max(w.step_seconds(batch) for w, batch in zip(probe.workers, config.local_batches, strict=True))
+    return policies.least_steps(probe.exchange_seconds, slowest, a.max_exchange_share)
+
+
+def _refuse_unprobed(config: RunConfig, batches: Sequence[int]) -> None:
+    """ConfigError for batches beyond what the probe found to fit, or was able to try."""
+    problems = []
+    for rank, (worker, batch) in enumerate(zip(read_probe(config).workers, batches, strict=True)):
+        if batch > worker.largest_batch:
+            why = "fits" if worker.stopped_by == "out_of_memory" else "was probed with"
+            problems.append(
+                f"local batch {batch}: worker {rank} ({worker.host}, {worker.device}) {why} {worker.largest_batch} at "
+                f"most, says {probe_path(config)}. Use a smaller batch, or more accumulation_steps."
+            )
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _flops(config: RunConfig, a: AllocationConfig) -> list[float]:
+    """FLOP/s by worker, nominal for all of them or measured for all of them: the two are far apart."""
+    if a.devices is not None:
+        if len(a.devices) != config.num_workers:
+            raise ConfigError(
+                f"allocation.devices={show(a.devices)} names {len(a.devices)} devices for "
+                f"num_workers={config.num_workers}: give one entry for each worker, such as '4 A30'."
+            )
+        return [devices.device(entry).flops for entry in a.devices]
+    workers = read_probe(config).workers
+    known = [devices.known().get(devices.plain(worker.device)) for worker in workers]
+    if all(known):
+        return [one.flops for one in known if one]
+    return [worker.peak_flops for worker in workers]

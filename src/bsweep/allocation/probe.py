@@ -1,0 +1,141 @@
+"""What `bsweep probe` found: how fast each worker steps at which batch, what fits it, and what an exchange takes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from bsweep.config import ConfigError, RunConfig, show
+
+PROBE_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class ProbedBatch:
+    local_batch: int
+    step_seconds: float  # of a whole training step without its exchange
+
+
+@dataclass(frozen=True)
+class ProbedWorker:
+    """`peak_flops` is measured, in FLOP/s of a large matrix product; `batches` rise up to `largest_batch`."""
+
+    host: str
+    device: str
+    precision: str
+    memory_bytes: int | None
+    peak_flops: float
+    batches: tuple[ProbedBatch, ...]
+    largest_batch: int
+    stopped_by: str  # out_of_memory | examples | seconds: why no larger batch was tried
+
+    def step_seconds(self, local_batch: int) -> float:
+        """Seconds per step at a batch up to `largest_batch`: straight lines between those that were measured."""
+        assert self.batches[0].local_batch <= local_batch <= self.largest_batch, local_batch
+        for before, after in zip(self.batches, self.batches[1:], strict=False):
+            if local_batch <= after.local_batch:
+                part = (local_batch - before.local_batch) / (after.local_batch - before.local_batch)
+                return before.step_seconds + part * (after.step_seconds - before.step_seconds)
+        return self.batches[-1].step_seconds
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What `bsweep probe` wrote. `probed` says of what, see `probed_of`."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    schema: int
+    probed: dict[str, Any]
+    workers: tuple[ProbedWorker, ...]
+    exchange_seconds: float  # of one exchange of the whole vector with its codec, nobody waiting
+
+
+def probe_path(config: RunConfig) -> Path:
+    given = config.allocation.probe
+    return Path(given).expanduser() if given else config.study_dir / "probe.json"
+
+
+def probed_of(config: RunConfig) -> dict[str, Any]:
+    """What a probe's numbers hold for, by dotted key; JSON values."""
+    data = {key: value for key, value in asdict(config.data).items() if key not in config.data.of_no_example}
+    keys = {
+        **{key: getattr(config, key) for key in _PROBED_KEYS},
+        **{f"model.{key}": value for key, value in asdict(config.model).items()},
+        **{f"data.{key}": value for key, value in data.items()},
+        "launch.hosts": config.launch.named_hosts,
+        "optimizer.name": config.optimizer.name,
+        "launch.slowdown": config.launch.slowdown,
+        "launch.memory_limit_mb": config.launch.memory_limit_mb,
+        "launch.threads_per_worker": config.launch.threads_per_worker,
+        **_exchange_of(config),
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(keys))
+    return plain
+
+
+_PROBED_KEYS = ("num_workers", "accumulation_steps", "device", "precision", "channels_last")
+
+
+def _exchange_of(config: RunConfig) -> dict[str, Any]:
+    """What the seconds of an exchange depend on, and nothing else that a probe measures."""
+    return {
+        "strategy.name": config.strategy.name,
+        "strategy.algorithm": getattr(config.strategy, "algorithm", None),
+        "compression.name": config.compression.name,
+    }
+
+
+def read_probe(config: RunConfig) -> Probe:
+    """The probe for a run.
+
+    Raises:
+        ConfigError: there is none, it is none, or it was taken of something else than this run.
+    """
+    path = probe_path(config)
+    remedy = "run `bsweep probe` with the same overrides"
+    try:
+        probe = _PROBE.validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        or_devices = ", or name the GPUs in allocation.devices" if config.allocation.takes_devices else ""
+        raise ConfigError(
+            f"allocation={config.allocation.name} needs a probe, and there is no {path}: {remedy} first{or_devices}."
+        ) from None
+    except (OSError, ValidationError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise ConfigError(f"{path} is no probe of this version ({reason}): {remedy} again.") from None
+    if probe.schema > PROBE_SCHEMA:
+        raise ConfigError(f"{path}: written with probe schema {probe.schema}: update bsweep, or {remedy} again.")
+    ours = probed_of(config)
+    ignored = () if config.allocation.asks_exchange else _exchange_of(config)
+    problems = [
+        f"{key}={show(ours.get(key))}, but {path} was probed with {show(probe.probed.get(key))}: {remedy} again."
+        for key in sorted({*ours, *probe.probed})
+        if key not in ignored and ours.get(key) != probe.probed.get(key)
+    ]
+    if problems:
+        raise ConfigError(*problems)
+    if len(probe.workers) != config.num_workers:
+        raise ConfigError(f"{path} has {len(probe.workers)} workers, num_workers={config.num_workers}: {remedy} again.")
+    return probe
+
+
+_PROBE: TypeAdapter[Probe] = TypeAdapter(Probe)
+
+
+def table(probe: Probe) -> str:
+    """A probe as a person reads it: seconds per step at each batch, by worker."""
+    batches = sorted({batch.local_batch for one in probe.workers for batch in one.batches})
+    rows = [["worker", "host", "device", *(f"b={batch}" for batch in batches), "largest", "TFLOP/s"]]
+    for rank, one in enumerate(probe.workers):
+        seconds = {batch.local_batch: f"{batch.step_seconds:.3g}" for batch in one.batches}
+        largest = f"{one.largest_batch}" if one.stopped_by == "out_of_memory" else f">={one.largest_batch}"
+        times = [seconds.get(batch, "-") for batch in batches]
+        rows.append([str(rank), one.host, one.device, *times, largest, f"{one.peak_flops / 1e12:.3g}"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(["seconds per step at local batches:", *lines, f"one exchange: {probe.exchange_seconds:.3g} s"])
