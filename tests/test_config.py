@@ -30,10 +30,12 @@ def test_every_option_composes(group: str, option: str) -> None:
     language = ["data=text", "data.path=somewhere"]
     extra = {
         "imagefolder": ["data.root=somewhere"],
+        "own": [f"{group}.target=somewhere.py:build"],
         "text": [*language[1:], "model=llama_tiny"],
         "llama_150m": language,
         "llama_tiny": language,
         "torchrun": ["strategy=ddp"],
+        "torchvision": ["data.dataset=MNIST"],
     }.get(option, [])
     config = compose("local_batch=8", f"{group}={option}", *extra)
     assert option.startswith(getattr(config, group).name)
@@ -113,6 +115,10 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         (("local_batch=1",), ["local_batch=1", "BatchNorm", "local_batch=2"]),
         (("local_batch=8", "study='../other'"), ["study=../other"]),
         (("local_batch=8", "data.subset=0"), ["data.subset=0"]),
+        (
+            ("local_batch=8", "data=torchvision", "data.dataset=FashonMNIST"),
+            ["data.dataset=FashonMNIST: unknown", "Did you mean 'FashionMNIST'?", "'SVHN'"],
+        ),
         ((*DILOCO, "strategy.sync_every=0"), ["strategy.sync_every=0", "greater than or equal to 1"]),
         ((*DILOCO, "strategy.outer_lr=0"), ["strategy.outer_lr=0"]),
         ((*DILOCO, "strategy.outer_momentum=1"), ["strategy.outer_momentum=1", "less than 1"]),

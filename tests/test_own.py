@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -47,14 +48,19 @@ class Net:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder to start in, and a process that has found nothing yet."""
     (tmp_path / "mymodel.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     forget()
-    return tmp_path
+    yield tmp_path
+    unload()
+
+
+def unload() -> None:
+    for name in [name for name in sys.modules if name.startswith(("mymodel", "mypackage"))]:
+        del sys.modules[name]
 
 
 def forget() -> None:
@@ -131,8 +137,7 @@ def test_a_worker_finds_what_was_kept_wherever_it_starts(folder: Path, target: s
     write_package(folder)
     card = resolved(target)
     own.keep(_Config(model=card), folder / "run/own")
-    for name in [name for name in sys.modules if name.startswith(("mymodel", "mypackage"))]:
-        del sys.modules[name]
+    unload()
     sys.path.remove(str(folder)) if str(folder) in sys.path else None
     own.search(folder / "run/own")
     module = sys.modules[own.load(card).__module__]

@@ -61,7 +61,9 @@ class Job:
         self.on_step()
 
     def inputs(self, examples: Tensor) -> Tensor:
-        """Inputs of the model: uint8 images normalised, in the model's memory format; tokens as int64."""
+        """Inputs of the model: images normalised, in the model's memory format; tokens as int64; others as they are."""
+        if examples.is_floating_point():
+            return examples.to(self.vector.parameters.dtype)
         if self.dataset.mean is None or self.dataset.std is None:
             return examples.long()
         return augment.normalize(
@@ -73,8 +75,8 @@ class Job:
         )
 
     def training_inputs(self, indices: Tensor, epoch: int) -> Tensor:
-        """Inputs of the model for training examples: images cropped and flipped at random, text as it is."""
-        if not isinstance(self.config.data, ImageConfig):
+        """Inputs of the model for training examples: images cropped and flipped at random, others as they are."""
+        if self.dataset.mean is None or not isinstance(self.config.data, ImageConfig):
             return self.inputs(self.dataset.train_inputs[indices])
         images = augment.crop_and_flip(
             self.dataset.train_inputs,

@@ -43,8 +43,10 @@ from bsweep.config.data import (
     DigitsConfig,
     ImageConfig,
     ImageFolderConfig,
+    OwnDataConfig,
     SyntheticConfig,
     TextConfig,
+    TorchvisionConfig,
 )
 from bsweep.config.launch import AnyLaunch, HorovodrunConfig, InlineConfig, ProcessesConfig, TorchrunConfig
 from bsweep.config.models import AnyModel, LlamaConfig, ResNet18Config, TinyCNNConfig, VGG16Config
@@ -125,6 +127,7 @@ __all__ = [
     "NetworkAwareConfig",
     "NoCompressionConfig",
     "OptimizerConfig",
+    "OwnDataConfig",
     "ParameterServerConfig",
     "Point",
     "PowerSGDConfig",
@@ -144,6 +147,7 @@ __all__ = [
     "TinyCNNConfig",
     "TopKConfig",
     "TorchrunConfig",
+    "TorchvisionConfig",
     "UniformConfig",
     "VGG16Config",
     "conf_dir",

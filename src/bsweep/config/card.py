@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 LrRule = Literal["fixed", "per_worker", "linear", "sqrt"]
-Kind = Literal["images", "text"]
+Kind = Literal["images", "text", "anything"]
 
 
 @dataclass(frozen=True, kw_only=True)

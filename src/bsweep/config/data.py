@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bsweep.config.card import DataConfig, Kind
+from bsweep.config.own import Own
 from bsweep.config.values import Count, Natural, Share
 
 
@@ -62,6 +63,30 @@ class SyntheticConfig(ImageConfig):
     of_no_example: ClassVar[tuple[str, ...]] = ("subset", "num_train", "num_test")
 
 
+TorchvisionDataset = Literal[
+    "CIFAR10",
+    "CIFAR100",
+    "Country211",
+    "DTD",
+    "FGVCAircraft",
+    "FashionMNIST",
+    "Flowers102",
+    "Food101",
+    "GTSRB",
+    "Imagenette",
+    "KMNIST",
+    "LFWPeople",
+    "MNIST",
+    "OxfordIIITPet",
+    "QMNIST",
+    "RenderedSST2",
+    "STL10",
+    "SVHN",
+    "USPS",
+]
+"""Those of torchvision's that have a training and a test part, and images with one class each."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(DataConfig):
     name: Literal["text"]
@@ -74,6 +99,28 @@ class TextConfig(DataConfig):
     consists_of: ClassVar[Kind] = "text"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TorchvisionConfig(ImageConfig):
+    name: Literal["torchvision"]
+    dataset: TorchvisionDataset
+    root: str
+    download: bool
+    side: Count | None
+
+    builds: ClassVar[str] = "bsweep.data.torchvision"
+    changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
+    of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root", "download")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDataConfig(Own, ImageConfig):
+    name: Literal["own"]
+
+    builds: ClassVar[str] = "bsweep.data.own"
+    consists_of: ClassVar[Kind] = "anything"
+
+
 AnyData = Annotated[
-    Cifar10Config | ImageFolderConfig | DigitsConfig | SyntheticConfig | TextConfig, Field(discriminator="name")
+    Cifar10Config | ImageFolderConfig | DigitsConfig | SyntheticConfig | TextConfig | TorchvisionConfig | OwnDataConfig,
+    Field(discriminator="name"),
 ]

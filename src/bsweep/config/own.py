@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from bsweep.config.card import Card, Schema
 from bsweep.config.values import ConfigError, did_you_mean, show
@@ -43,7 +43,8 @@ class _Keywords(dict[str, Any]):
         return hash(json.dumps(self, sort_keys=True))
 
 
-Options = Annotated[dict[str, Any], AfterValidator(_Keywords)]
+# In YAML they are null where there are none: Hydra adds no key to a mapping that is there.
+Options = Annotated[dict[str, Any], BeforeValidator(lambda given: given or {}), AfterValidator(_Keywords)]
 
 
 @dataclass(frozen=True, kw_only=True)

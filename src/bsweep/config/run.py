@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -253,6 +254,9 @@ def _explain(problem: Any) -> str:
     if kind == "union_tag_invalid":
         known = problem["ctx"]["expected_tags"]
         return f"{key}={problem['ctx']['tag']}: unknown. Known: {known}."
+    if kind == "literal_error" and isinstance(value, str):
+        known = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
+        return f"{key}={value}: unknown.{did_you_mean(value, known)} Known: {problem['ctx']['expected']}."
     if kind == "string_pattern_mismatch":
         remedy = "h1:4,h2:4" if key == "launch.hosts" else "letters, digits, '.', '_', '+' or '-'"
         return f"{key}={value}: not of the form {remedy}."

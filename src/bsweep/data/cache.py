@@ -37,26 +37,36 @@ _NAMES = {
 
 
 def cached(name: str, build: Callable[[], Dataset]) -> Dataset:
-    """The data set of images in the cache under `name`, built first where it is not there; see `cached_tensors`."""
+    """The data set in the cache under `name`, built first where it is not there; see `cached_tensors`."""
     from bsweep.data.dataset import Dataset
 
     tensors, text = cached_tensors(name, tuple(_NAMES), _tensors_of(build))
-    classes = tuple(json.loads(text))
-    return Dataset(**{_NAMES[key]: v for key, v in tensors.items()}, classes=classes, num_classes=len(classes))
+    classes, num_classes = _classes(text)
+    of_names = {_NAMES[key]: v if v.numel() else None for key, v in tensors.items()}
+    return Dataset(**of_names, classes=classes, num_classes=num_classes)  # type: ignore[arg-type]
 
 
 def cached_info(name: str, build: Callable[[], Dataset]) -> DataInfo:
-    """What the data set of images in the cache under `name` is, built first where it is not there."""
+    """What the data set in the cache under `name` is, built first where it is not there."""
     slices, text = cached_slices(name, tuple(_NAMES), _tensors_of(build))
     (num_train, *shape), (num_test,) = slices["train_images"].get_shape(), slices["test_labels"].get_shape()
-    classes = tuple(json.loads(text))
-    return DataInfo(num_train, num_test, tuple(shape), classes, len(classes))
+    return DataInfo(num_train, num_test, tuple(shape), *_classes(text))
+
+
+def _classes(text: str) -> tuple[tuple[str, ...], int]:
+    """The names of classes and how many there are; a number alone where they have no names."""
+    said = json.loads(text)
+    return ((), said) if isinstance(said, int) else (tuple(said), len(said))
 
 
 def _tensors_of(build: Callable[[], Dataset]) -> Build:
     def build_tensors() -> tuple[dict[str, Tensor], str]:
+        import torch
+
         dataset = build()
-        return {key: getattr(dataset, field) for key, field in _NAMES.items()}, json.dumps(dataset.classes)
+        tensors = {key: getattr(dataset, field) for key, field in _NAMES.items()}
+        filled = {key: torch.empty(0) if v is None else v for key, v in tensors.items()}
+        return filled, json.dumps(dataset.classes or dataset.num_classes)
 
     return build_tensors
 

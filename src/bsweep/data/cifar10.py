@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from bsweep.data.dataset import Dataset
 
 _NAME = "cifar10-1"  # in the cache
-_PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 30.0
+DOWNLOAD_ERRORS = (RuntimeError, OSError, EOFError, tarfile.TarError, http.client.HTTPException)
 
 
 def info(config: Cifar10Config) -> DataInfo:
@@ -49,10 +50,10 @@ def _from_torchvision(config: Cifar10Config) -> Dataset:
 
     root = Path(config.root).expanduser()
     try:
-        with _patience(_PATIENCE_SECONDS):
+        with patience(PATIENCE_SECONDS):
             train = CIFAR10(root, train=True, download=config.download)
             test = CIFAR10(root, train=False)
-    except (RuntimeError, OSError, EOFError, tarfile.TarError, http.client.HTTPException) as error:
+    except DOWNLOAD_ERRORS as error:
         found = "it could not be downloaded" if config.download else "data.download=false"
         raise ValueError(
             f"data.root={config.root}: no intact CIFAR-10 (cifar-10-batches-py) is there, and {found} "
@@ -70,7 +71,7 @@ def _tensors(split: Any) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def _patience(seconds: float) -> Iterator[None]:
+def patience(seconds: float) -> Iterator[None]:
     """Bound how long a connection may be silent; torchvision would wait for ever behind some firewalls."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)

@@ -19,11 +19,12 @@ _CHUNK = 256  # images counted at once
 class Dataset:
     """Training and test examples; all tensors are contiguous and on one device.
 
-    An example is an image and its class, or T tokens of a text and, for each, the one that follows it.
+    An example is an image and its class, or T tokens of a text and, for each, the one that follows it; or, of the
+    user's own data, any tensor. Images alone have `mean` and `std`, and are normalised by them.
     """
 
-    train_inputs: Tensor  # images uint8 (N, C, H, W), or tokens uint8 or int32 (N, T)
-    train_labels: Tensor  # classes int64 (N,), or tokens uint8 or int32 (N, T)
+    train_inputs: Tensor  # images uint8 (N, C, H, W), or tokens uint8 or int32 (N, T), or others (N, ...)
+    train_labels: Tensor  # classes int64 (N,), or tokens uint8 or int32 (N, T), or targets in floating point (N, ...)
     test_inputs: Tensor  # (M, ...)
     test_labels: Tensor  # (M, ...)
     classes: tuple[str, ...]  # their names; none of a text
@@ -34,7 +35,8 @@ class Dataset:
     @property
     def tokens_per_example(self) -> int | None:
         """T of a text, None of images."""
-        return self.train_labels.shape[1] if self.train_labels.dim() == 2 else None
+        is_text = self.train_labels.dim() == 2 and not self.train_labels.is_floating_point()
+        return self.train_labels.shape[1] if is_text else None
 
     def to(self, device: torch.device) -> Dataset:
         tensors: dict[str, Any] = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)}
@@ -65,11 +67,11 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 
 def balanced_subset(dataset: Dataset, size: int) -> Dataset:
     """The data set with `size` of its training examples, the same at each call, and as many of each class as of the
-    others, give or take one; a class that has too few gives all it has. A text has no classes to balance. Smaller
-    subsets are parts of larger ones.
+    others, give or take one; a class that has too few gives all it has. Texts and targets have no classes to balance.
+    Smaller subsets are parts of larger ones.
     """
     order = random_bits(torch.arange(len(dataset.train_labels)), "subset").argsort()
-    if dataset.tokens_per_example is None:
+    if dataset.train_labels.dim() == 1 and not dataset.train_labels.is_floating_point():
         order = order[_round_robin(dataset.train_labels[order])]
     chosen = order[:size].sort().values
     return replace(dataset, train_inputs=dataset.train_inputs[chosen], train_labels=dataset.train_labels[chosen])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from bsweep.config import ImageFolderConfig
 from bsweep.data.cache import cached, cached_info
 from bsweep.data.info import DataInfo
+from bsweep.data.pictures import pixels, with_progress
 from bsweep.place import num_cores
 
 if TYPE_CHECKING:
@@ -143,7 +142,8 @@ def _decode(paths: Sequence[str], side: int) -> NDArray[np.uint8]:
 
     problems = []
     with ThreadPoolExecutor(num_cores()) as pool:
-        for found in _with_progress(pool.map(decode_chunk, range(0, len(paths), _CHUNK)), len(paths)):
+        chunks = pool.map(decode_chunk, range(0, len(paths), _CHUNK))
+        for found in with_progress(chunks, "decoding images", len(paths), _CHUNK):
             problems += found
     if problems:
         more = [f"and {len(problems) - _NAMED} more"] if len(problems) > _NAMED else []
@@ -157,34 +157,9 @@ def _decode_into(out: NDArray[np.uint8], path: str) -> str | None:
     """Decode an image to `out` (3, side, side): its centre square, scaled; or say what is wrong with it."""
     from PIL import Image  # here, for a worker that finds the cache should not have to wait for it
 
-    side = out.shape[1]
     try:
         with Image.open(path) as file:
-            if file.mode in ("I", "F"):
-                return f"{path} (its 32-bit grey levels have no known white: save it with 8 or 16 bits)"
-            if file.mode.startswith("I;16"):  # `convert` would clip to 255
-                image = Image.fromarray((np.asarray(file) >> 8).astype(np.uint8)).convert("RGB")
-            else:
-                image = file.convert("RGB")
+            out[:] = pixels(file, out.shape[1])
     except Exception as error:  # Pillow's plugins raise almost anything on a corrupt file
         return f"{path} ({type(error).__name__}: {error})"
-    if image.size != (side, side):
-        width, height = image.size
-        square = min(width, height)
-        left, top = (width - square) / 2, (height - square) / 2
-        image = image.resize((side, side), Image.Resampling.BILINEAR, box=(left, top, left + square, top + square))
-    out[:] = np.asarray(image).transpose(2, 0, 1)
     return None
-
-
-def _with_progress(chunks: Iterator[list[str]], total: int) -> Iterator[list[str]]:
-    """The same chunks, with a line on stderr that says how many images are done: it may take minutes."""
-    live = sys.stderr.isatty()
-    interval_seconds, said_at = 0.2 if live else 10.0, time.monotonic()
-    for number, chunk in enumerate(chunks, 1):
-        yield chunk
-        done = min(number * _CHUNK, total)
-        if time.monotonic() - said_at > interval_seconds or done == total:
-            said_at = time.monotonic()
-            end = "\r" if live and done < total else "\n"
-            print(f"decoding images: {done:,} of {total:,}", end=end, file=sys.stderr, flush=True)

@@ -1,0 +1,78 @@
+"""Any of torchvision's data sets for classification, by its own download and checks."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bsweep.config import TorchvisionConfig
+from bsweep.data.cache import cached, cached_info
+from bsweep.data.cifar10 import DOWNLOAD_ERRORS, PATIENCE_SECONDS, patience
+from bsweep.data.info import DataInfo
+from bsweep.data.pictures import Unfit
+
+if TYPE_CHECKING:
+    from bsweep.data.dataset import Dataset
+
+_BY_FLAG: tuple[dict[str, Any], dict[str, Any]] = ({"train": True}, {"train": False})
+
+# What a data set is called with for its training and for its test part; most take these.
+_BY_NAME: tuple[dict[str, Any], dict[str, Any]] = ({"split": "train"}, {"split": "test"})
+_SPLITS = {
+    **dict.fromkeys(("CIFAR10", "CIFAR100", "FashionMNIST", "KMNIST", "MNIST", "QMNIST", "USPS"), _BY_FLAG),
+    **dict.fromkeys(("FGVCAircraft", "OxfordIIITPet"), ({"split": "trainval"}, {"split": "test"})),
+    "Imagenette": ({"split": "train"}, {"split": "val"}),
+}
+
+
+def info(config: TorchvisionConfig) -> DataInfo:
+    """See `load`."""
+    return cached_info(_name(config), lambda: _from_torchvision(config))
+
+
+def load(config: TorchvisionConfig) -> Dataset:
+    """The data set from the cache or, the first time, from `root`, downloaded to it where `download` allows.
+
+    torchvision does not check all files that it finds, so that what is cached is of one root.
+
+    Raises:
+        ValueError: it is neither there nor can it be downloaded, or its images differ in size.
+    """
+    return cached(_name(config), lambda: _from_torchvision(config))
+
+
+def splits(dataset: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What torchvision's class of this name takes for its training and for its test part."""
+    return _SPLITS.get(dataset, _BY_NAME)
+
+
+def _name(config: TorchvisionConfig) -> str:
+    """In the cache."""
+    root = str(Path(config.root).expanduser().absolute())
+    key = hashlib.sha256(f"1 {root} {config.side}".encode()).hexdigest()[:16]
+    return f"torchvision-{config.dataset}-{key}"
+
+
+def _from_torchvision(config: TorchvisionConfig) -> Dataset:
+    from bsweep.torchvision_shim import import_torchvision  # here, for a launched worker should not wait for it
+
+    kind = getattr(import_torchvision().datasets, config.dataset)
+    from bsweep.data import examples  # imports torch
+
+    root = Path(config.root).expanduser()
+    try:
+        with patience(PATIENCE_SECONDS):
+            train, test = (kind(root, download=config.download, **split) for split in splits(config.dataset))
+    except DOWNLOAD_ERRORS as error:
+        found = "it could not be downloaded" if config.download else "data.download=false"
+        raise ValueError(
+            f"data.root={config.root}: no intact {config.dataset} is there, and {found} "
+            f"({type(error).__name__}: {error}). Put the files there that torchvision.datasets.{config.dataset} "
+            "expects, or run on data=digits, which needs no download."
+        ) from error
+    try:
+        return examples.collected(train, test, config.side)
+    except Unfit as problem:
+        remedy = " data.side=SIDE scales all images to one size." if config.side is None else ""
+        raise ValueError(f"data.dataset={config.dataset}: {problem}{remedy}") from None
