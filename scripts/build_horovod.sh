@@ -39,28 +39,31 @@ find_toolkit() {
     return 1
 }
 
-# Such as "90,120"; nothing where there is no GPU.
-gpu_capabilities() {
-    nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | grep -x '[0-9]*' | sort -un | paste -sd, -
-}
-
-flags=gloo toolkit='' capabilities=''
+# Where torch is built for CUDA, Horovod gets NCCL, whether or not this machine has a GPU: machines share environments.
+# PyPI has whole toolkits from CUDA 13 on.
+flags=gloo toolkit='' capabilities=${HOROVOD_BUILD_CUDA_CC_LIST:-}
 nccl=$site/nvidia/nccl
 if [[ $torch_cuda != none ]]; then
-    capabilities=${HOROVOD_BUILD_CUDA_CC_LIST:-$(gpu_capabilities || true)}
-    if [[ -e $nccl/include/nccl.h ]] && toolkit=$(find_toolkit); then
-        flags=gloo-nccl-sm${capabilities:=75,80,90}
+    flags=gloo-alone
+    if [[ ${HOROVOD_GPU_OPERATIONS-NCCL} == NCCL && -e $nccl/include/nccl.h ]] &&
+        { toolkit=$(find_toolkit) || ((${torch_cuda%%.*} >= 13)); }; then
+        flags=gloo-nccl${capabilities:+-sm$capabilities}
+        toolkit=${toolkit:-pypi}
     fi
 fi
 key=horovod$horovod-$tag-torch$torch_version-cuda$torch_cuda-$platform-cxx20-${flags//,/_}
 cache=${XDG_CACHE_HOME:-~/.cache}/bsweep/wheels
 log=$cache/$key/build.log
 
-notice_without_toolkit() {
-    say "Note: there is a GPU, but no CUDA $torch_cuda toolkit (nvcc) to compile NCCL support with. Horovod gets Gloo alone:"
-    say "      training runs on the GPU, but every gradient is staged through host memory, which costs most of the speed-up"
-    say "      of several GPUs. To mend it, install the CUDA $torch_cuda toolkit, set CUDA_HOME to its folder if that is not"
-    say "      /usr/local/cuda, and try again."
+notice_without_nccl() {
+    say "Note: Horovod gets Gloo alone, for torch is built for CUDA $torch_cuda and there is no such toolkit (nvcc), or NCCL was" \
+        "      not wanted (HOROVOD_GPU_OPERATIONS). On several GPUs every gradient would be staged through host memory:" \
+        "      use strategy=ddp there, or set CUDA_HOME to the folder of a CUDA $torch_cuda toolkit and try again."
+}
+
+say_without_toolkit() {
+    say "Without the CUDA toolkit there is no NCCL in Horovod. Set CUDA_HOME to the folder of a CUDA $torch_cuda toolkit, or do" \
+        "without NCCL (HOROVOD_GPU_OPERATIONS='' in front of the command), and try again."
 }
 
 what_it_needs() {
@@ -83,12 +86,18 @@ check_tools() {
     exit 1
 }
 
-# Horovod fixes C++14 (C++11 for its kernels) where no variable overrides it, and torch's headers need C++20.
+# Horovod fixes C++14 (C++11 for its kernels) where no variable overrides it, and torch's headers need C++20. Without NCCL
+# it would still compile against any CUDA toolkit that lies about, of whatever version.
 patch_source() {
-    "$python" - "$work/horovod-$horovod" <<'END'
+    "$python" - "$work/horovod-$horovod" "$flags" <<'END'
 import pathlib, sys
 
+without_cuda = [
+    ("CMakeLists.txt", "\nif(CMAKE_CUDA_COMPILER)", "\nif(FALSE)"),
+    ("cmake/Modules/FindPytorch.cmake", 'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)', "set(Pytorch_CUDA FALSE)"),
+]
 for file, old, new in [
+    *([] if "nccl" in sys.argv[2] else without_cuda),
     ("CMakeLists.txt", "(CMAKE_CXX_STANDARD 14)", "(CMAKE_CXX_STANDARD 20)"),
     ("horovod/torch/CMakeLists.txt", "(CMAKE_CXX_STANDARD 14)", "(CMAKE_CXX_STANDARD 20)"),
     ("horovod/common/ops/cuda/CMakeLists.txt", "(CMAKE_CUDA_STANDARD 11)", "(CMAKE_CUDA_STANDARD 17)"),
@@ -100,21 +109,40 @@ for file, old, new in [
 END
 }
 
+# Such as "75,80,90,100,120": all that torch is built for.
+torch_capabilities() {
+    "$python" -c '
+import re, torch
+listed = re.findall(r"\bsm_(\d+)\b", " ".join(torch.cuda.get_arch_list()))
+print(*sorted({75, 80, 90, *map(int, listed)}), sep=",")'
+}
+
+# The folder of PyPI's toolkit, with the links by which linkers find its libraries.
+complete_toolkit() {
+    local folder=("$work"/cuda/nvidia/cu*) library
+    for library in "${folder[0]}"/lib/libcudart.so.*; do ln -s "$library" "${folder[0]}/lib/libcudart.so"; done
+    ln -s lib "${folder[0]}/lib64"
+    printf '%s' "${folder[0]}"
+}
+
 # The key names all flags, so none may come from outside.
 set_flags() {
     local cores
     cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
     unset "${!HOROVOD_@}"
     export HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
-    export HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1
+    export HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_NVTX=1
     export MAKEFLAGS=${MAKEFLAGS:--j$((cores < 16 ? cores : 16))}
     if [[ -n $toolkit ]]; then
+        if [[ $toolkit == pypi ]]; then toolkit=$(complete_toolkit); fi
         # The pip package has no libnccl.so, which the linker looks for.
         mkdir -p "$work/nccl/lib"
         ln -s "$nccl/include" "$work/nccl/include"
         ln -s "$nccl/lib/libnccl.so.2" "$work/nccl/lib/libnccl.so"
         export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED HOROVOD_NCCL_HOME=$work/nccl
-        export HOROVOD_CUDA_HOME=$toolkit CUDA_HOME=$toolkit HOROVOD_BUILD_CUDA_CC_LIST=$capabilities
+        export HOROVOD_CUDA_HOME=$toolkit CUDA_HOME=$toolkit
+        HOROVOD_BUILD_CUDA_CC_LIST=${capabilities:-$(torch_capabilities)}
+        export HOROVOD_BUILD_CUDA_CC_LIST
         export PATH=$toolkit/bin:$PATH
     fi
 }
@@ -133,16 +161,35 @@ fetch() {
         tar -xzf "$work/horovod-$horovod.tar.gz" -C "$work"
 }
 
+fetch_toolkit() {
+    "$python" -m pip install --target "$work/cuda" "cuda-toolkit[nvcc]==$torch_cuda.*"
+}
+
 # Without build isolation, since the build imports the torch that it is for.
 compile() {
     use_build_tools && set_flags && patch_source &&
         "$python" -m pip wheel --no-deps --no-build-isolation -w "$work" "$work/horovod-$horovod" &&
-        "$python" -m zipfile -l "$work"/horovod-*.whl | grep '^horovod/torch/mpi_lib_v2'
+        "$python" -m zipfile -e "$work"/horovod-*.whl "$work/built" &&
+        PYTHONPATH=$work/built:$PYTHONPATH check_built
+}
+
+# Nothing goes into the cache, or stays installed, under flags that it was not built with.
+check_built() {
+    "$python" -c '
+import sys
+from horovod.torch import cuda_built, gloo_built, nccl_built
+built = gloo_built(), bool(nccl_built()), cuda_built()
+with_nccl = "nccl" in sys.argv[1]
+assert built == (True, with_nccl, with_nccl), f"built with Gloo, NCCL, CUDA: {built}"' "$flags"
 }
 
 build() {
     local wheel
     step "Fetching Horovod's source and build tools" fetch
+    if [[ $toolkit == pypi ]] && ! step "Fetching the CUDA $torch_cuda toolkit" fetch_toolkit; then
+        say_without_toolkit
+        exit 1
+    fi
     if ! step "Compiling Horovod $horovod ($flags) for torch $torch_version: 3 minutes on 2 cores, once" compile; then
         what_it_needs
         exit 1
@@ -155,7 +202,7 @@ build() {
 install_wheel() {
     "$python" -m pip install --force-reinstall --no-deps "$cache/$key"/horovod-*.whl &&
         "$python" -m pip install "horovod==$horovod" 'setuptools<80' && # it is there now: for what it needs
-        "$python" -c 'from horovod.torch import gloo_built; assert gloo_built()'
+        check_built
 }
 
 has_wheel() { compgen -G "$cache/$key/horovod-*.whl" >/dev/null; }
@@ -170,7 +217,7 @@ fi
 has_wheel || check_tools
 check_folder "$cache" "Name another cache: XDG_CACHE_HOME=..."
 [[ ${2:-} != --check ]] || exit 0
-if [[ $torch_cuda != none && -z $toolkit && -n $capabilities ]]; then notice_without_toolkit; fi
+if [[ $flags == gloo-alone ]]; then notice_without_nccl; fi
 mkdir -p "$cache/$key"
 exec 8<"$cache/$key"
 if command -v flock >/dev/null; then run flock 8; fi # two checkouts may be set up at once

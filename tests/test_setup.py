@@ -47,24 +47,39 @@ match arguments[0]:
     case "install":
         if "torch" in arguments:
             write(site / "torch" / "version.py", "__version__ = '2.13.0+cpu'\\ncuda = None\\n")
-        if any(argument.endswith(".whl") for argument in arguments):
-            write(site / "horovod" / "torch" / "mpi_lib_v2.so")
-            write(site / "horovod" / "torch" / "__init__.py", "def gloo_built(): return True\\n")
+        for wheel in (argument for argument in arguments if argument.endswith(".whl")):
+            zipfile.ZipFile(wheel).extractall(site)
+        if any(argument.startswith("cuda-toolkit[nvcc]") for argument in arguments):
+            write(in_folder("--target") / "nvidia" / "cu13" / "lib" / "libcudart.so.13", "cudart")
         if "-e" in arguments:
             write(pathlib.Path(sysconfig.get_path("scripts"), "bsweep"))
             pathlib.Path(sysconfig.get_path("scripts"), "bsweep").chmod(0o755)
     case "download":
         source = in_folder("-d") / "horovod-0.28.1"
-        for name in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
-            write(source / name, "set(CMAKE_CXX_STANDARD 14)")
+        write(source / "CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)\\nif(CMAKE_CUDA_COMPILER)")
+        write(source / "horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)")
+        write(source / "cmake/Modules/FindPytorch.cmake", 'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)')
         write(source / "horovod/common/ops/cuda/CMakeLists.txt", "set(CMAKE_CUDA_STANDARD 11)")
         with tarfile.open(f"{source}.tar.gz", "w:gz") as archive:
             archive.add(source, source.name)
     case "wheel":
-        assert "STANDARD 20" in pathlib.Path(arguments[-1], "CMakeLists.txt").read_text()
+        files = "CMakeLists.txt", "cmake/Modules/FindPytorch.cmake"
+        cmake, find_torch = (pathlib.Path(arguments[-1], name).read_text() for name in files)
+        assert "STANDARD 20" in cmake
         subprocess.run(["c++", "kernel.cc"], check=True)
+        nccl = os.environ.get("HOROVOD_GPU_OPERATIONS") == "NCCL"
+        is_searched = "TOUPPER" in find_torch or "if(CMAKE_CUDA_COMPILER)" in cmake
+        cuda = nccl or (is_searched and "cuda = None" not in (site / "torch" / "version.py").read_text())
+        if nccl:
+            toolkit = pathlib.Path(os.environ["CUDA_HOME"])
+            assert "cu13" not in toolkit.name or (toolkit / "lib64" / "libcudart.so").read_text() == "cudart"
+        built = {"gloo": True, "nccl": nccl, "cuda": cuda}
         with zipfile.ZipFile(in_folder("-w") / "horovod-0.28.1-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("horovod/__init__.py", "")
             wheel.writestr("horovod/torch/mpi_lib_v2.so", "")
+            wheel.writestr("horovod/capabilities", os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", ""))
+            lines = (f"def {part}_built(): return {is_built}\\n" for part, is_built in built.items())
+            wheel.writestr("horovod/torch/__init__.py", "".join(lines))
 """
 
 
@@ -106,6 +121,9 @@ class Checkout:
     def with_torch(self, cuda: str | None = None) -> Checkout:
         self.site.joinpath("torch").mkdir()
         self.site.joinpath("torch", "version.py").write_text(f"__version__ = '2.13.0'\ncuda = {cuda!r}\n")
+        self.site.joinpath("torch", "__init__.py").write_text("from torch import cuda\n")
+        listed = "['sm_75', 'sm_90', 'sm_120', 'compute_120']"
+        self.site.joinpath("torch", "cuda.py").write_text(f"def get_arch_list(): return {listed}\n")
         return self
 
     def with_program(self, name: str, script: str) -> Checkout:
@@ -313,34 +331,77 @@ def test_a_failed_build_names_its_log_and_what_to_install(checkout: Checkout) ->
     assert mended.returncode == 0
 
 
-def _with_gpu(checkout: Checkout) -> Checkout:
-    checkout.with_torch(cuda="13.0").with_program("nvidia-smi", "echo 9.0; echo 9.0; echo 12.0")
+def _with_nccl(checkout: Checkout, cuda: str = "13.0") -> Checkout:
+    checkout.with_torch(cuda)
     include = checkout.site / "nvidia" / "nccl" / "include"
     include.mkdir(parents=True)
     (include / "nccl.h").touch()
-    return checkout
+    return checkout.with_env(CUDA_HOME="/nowhere")
 
 
-def test_a_gpu_without_the_toolkit_gets_gloo_and_a_notice(checkout: Checkout) -> None:
-    built = _with_gpu(checkout).with_env(CUDA_HOME="/nowhere").build()
-    assert built.returncode == 0, built.stderr
-    assert "no CUDA 13.0 toolkit" in built.stderr
-    assert "host memory" in built.stderr
-    assert "set CUDA_HOME" in built.stderr
-    assert "nccl" not in built.stderr
-
-
-@pytest.mark.parametrize(("release", "flags"), [("13.2", "gloo-nccl-sm90_120"), ("12.8", "gloo")])
-def test_nccl_needs_the_toolkit_of_torchs_cuda(checkout: Checkout, tmp_path: Path, release: str, flags: str) -> None:
-    nvcc = tmp_path / "toolkit" / "bin" / "nvcc"
+def _toolkit(folder: Path, release: str) -> str:
+    nvcc = folder / "bin" / "nvcc"
     nvcc.parent.mkdir(parents=True)
     nvcc.write_text(f"#!/bin/sh\necho Cuda compilation tools, release {release}, V{release}.88\n")
     nvcc.chmod(0o755)
-    header = tmp_path / "toolkit" / "include" / "cuda_runtime.h"
+    header = folder / "include" / "cuda_runtime.h"
     header.parent.mkdir()
     header.touch()
-    key = _with_gpu(checkout).with_env(CUDA_HOME=str(tmp_path / "toolkit")).key()
-    assert key.endswith(f"cxx20-{flags}")
+    return str(folder)
+
+
+@pytest.mark.parametrize("release", [None, "12.8", "13.2"])
+def test_nccl_is_built_with_a_toolkit_that_fits_or_with_pypis(
+    checkout: Checkout, tmp_path: Path, release: str | None
+) -> None:
+    """For all GPUs that torch is built for, also where there is none: an environment may be used on other machines."""
+    checkout = _with_nccl(checkout)
+    if release:
+        checkout = checkout.with_env(CUDA_HOME=_toolkit(tmp_path / "toolkit", release))
+    built = checkout.build()
+    assert built.returncode == 0, built.stderr
+    assert checkout.cached.name.endswith("cxx20-gloo-nccl")
+    assert (checkout.site / "horovod" / "capabilities").read_text() == "75,80,90,120"
+    assert any("cuda-toolkit[nvcc]==13.0.*" in call for call in checkout.pip_calls()) == (release != "13.2")
+
+
+def test_nccl_for_some_gpus_alone_is_another_wheel(checkout: Checkout) -> None:
+    checkout = _with_nccl(checkout).with_env(HOROVOD_BUILD_CUDA_CC_LIST="80,90")
+    built = checkout.build()
+    assert built.returncode == 0, built.stderr
+    assert checkout.cached.name.endswith("cxx20-gloo-nccl-sm80_90")
+    assert (checkout.site / "horovod" / "capabilities").read_text() == "80,90"
+
+
+@pytest.mark.parametrize(("cuda", "operations"), [("12.6", "NCCL"), ("13.0", "")])
+def test_gloo_alone_has_no_cuda_beside_any_toolkit(
+    checkout: Checkout, tmp_path: Path, cuda: str, operations: str
+) -> None:
+    env = {"CUDA_HOME": _toolkit(tmp_path / "toolkit", "11.8"), "HOROVOD_GPU_OPERATIONS": operations}
+    checkout = _with_nccl(checkout, cuda).with_env(**env)
+    built = checkout.build()
+    assert built.returncode == 0, built.stderr
+    assert f"Note: Horovod gets Gloo alone, for torch is built for CUDA {cuda}" in built.stderr
+    assert "use strategy=ddp" in built.stderr
+    assert checkout.cached.name.endswith("cxx20-gloo-alone")
+    assert "cuda_built(): return False" in (checkout.site / "horovod" / "torch" / "__init__.py").read_text()
+
+
+def test_a_wheel_that_is_not_what_it_should_be_is_not_kept(checkout: Checkout) -> None:
+    fake = checkout.site / "pip" / "__main__.py"
+    fake.write_text(fake.read_text().replace('"nccl": nccl', '"nccl": False'))
+    failed = _with_nccl(checkout).build()
+    assert failed.returncode == 1
+    assert "built with Gloo, NCCL, CUDA: (True, False, True)" in failed.stderr
+    assert [path.name for path in checkout.cached.iterdir()] == ["build.log"]
+
+
+def test_a_toolkit_that_cannot_be_fetched_is_a_remedy(checkout: Checkout) -> None:
+    fake = checkout.site / "pip" / "__main__.py"
+    fake.write_text(fake.read_text().replace('write(in_folder("--target")', 'write(in_folder("--nowhere")'))
+    failed = _with_nccl(checkout).build()
+    assert failed.returncode == 1
+    assert "Set CUDA_HOME to the folder of a CUDA 13.0 toolkit, or do" in failed.stderr
 
 
 @pytest.mark.parametrize("apt_get", ["echo >hosts-can-be-made", "exit 100", None])
