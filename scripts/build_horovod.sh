@@ -162,7 +162,7 @@ fetch() {
 }
 
 fetch_toolkit() {
-    "$python" -m pip install --target "$work/cuda" "cuda-toolkit[nvcc]==$torch_cuda.*"
+    "$python" -m pip install --target "$work/cuda" "cuda-toolkit[nvcc,cccl]==$torch_cuda.*"
 }
 
 # Without build isolation, since the build imports the torch that it is for.

@@ -49,7 +49,7 @@ match arguments[0]:
             write(site / "torch" / "version.py", "__version__ = '2.13.0+cpu'\\ncuda = None\\n")
         for wheel in (argument for argument in arguments if argument.endswith(".whl")):
             zipfile.ZipFile(wheel).extractall(site)
-        if any(argument.startswith("cuda-toolkit[nvcc]") for argument in arguments):
+        if any(argument.startswith("cuda-toolkit[nvcc,cccl]") for argument in arguments):
             write(in_folder("--target") / "nvidia" / "cu13" / "lib" / "libcudart.so.13", "cudart")
         if "-e" in arguments:
             write(pathlib.Path(sysconfig.get_path("scripts"), "bsweep"))
@@ -362,7 +362,7 @@ def test_nccl_is_built_with_a_toolkit_that_fits_or_with_pypis(
     assert built.returncode == 0, built.stderr
     assert checkout.cached.name.endswith("cxx20-gloo-nccl")
     assert (checkout.site / "horovod" / "capabilities").read_text() == "75,80,90,120"
-    assert any("cuda-toolkit[nvcc]==13.0.*" in call for call in checkout.pip_calls()) == (release != "13.2")
+    assert any("cuda-toolkit[nvcc,cccl]==13.0.*" in call for call in checkout.pip_calls()) == (release != "13.2")
 
 
 def test_nccl_for_some_gpus_alone_is_another_wheel(checkout: Checkout) -> None:
