@@ -8,6 +8,7 @@ its calls and leaves behind just the files by which the scripts recognise torch,
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -121,9 +122,11 @@ class Checkout:
     def with_torch(self, cuda: str | None = None) -> Checkout:
         self.site.joinpath("torch").mkdir()
         self.site.joinpath("torch", "version.py").write_text(f"__version__ = '2.13.0'\ncuda = {cuda!r}\n")
-        self.site.joinpath("torch", "__init__.py").write_text("from torch import cuda\n")
+        self.site.joinpath("torch", "__init__.py").write_text("from torch import cuda, version\n__version__ = 'fake'\n")
         listed = "['sm_75', 'sm_90', 'sm_120', 'compute_120']"
-        self.site.joinpath("torch", "cuda.py").write_text(f"def get_arch_list(): return {listed}\n")
+        answers = {"get_arch_list": listed, "device_count": 0, "is_available": False}
+        lines = (f"def {name}(): return {answer}\n" for name, answer in answers.items())
+        self.site.joinpath("torch", "cuda.py").write_text("".join(lines))
         return self
 
     def with_program(self, name: str, script: str) -> Checkout:
@@ -145,6 +148,9 @@ def checkout(tmp_path: Path) -> Checkout:
     shutil.copytree(ROOT / "scripts", root / "scripts")
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, root)
+    (root / "src" / "bsweep").mkdir(parents=True)
+    for name in ("__init__.py", "gpus.py"):
+        shutil.copy(ROOT / "src" / "bsweep" / name, root / "src" / "bsweep")
     venv.create(root / ".venv", with_pip=False, symlinks=True)
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -371,6 +377,13 @@ def test_nccl_for_some_gpus_alone_is_another_wheel(checkout: Checkout) -> None:
     assert built.returncode == 0, built.stderr
     assert checkout.cached.name.endswith("cxx20-gloo-nccl-sm80_90")
     assert (checkout.site / "horovod" / "capabilities").read_text() == "80,90"
+
+
+def test_gpus_that_torch_cannot_use_end_the_set_up_before_the_build(checkout: Checkout) -> None:
+    failed = checkout.with_torch().with_program("nvidia-smi", "echo Tesla T4, 535.104.05").run("setup.sh")
+    assert failed.returncode == 1
+    assert failed.stderr.splitlines()[-1].startswith(f"{platform.node()} has 1 GPU (Tesla T4), but torch fake is built")
+    assert "535.104.05" in failed.stderr and "Compiling" not in failed.stderr
 
 
 @pytest.mark.parametrize(("cuda", "operations"), [("12.6", "NCCL"), ("13.0", "")])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,3 @@ def inside_horovodrun() -> bool:
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def num_gpus() -> int:
-    """GPUs that this process may use; without importing torch where there is no driver."""
-    if shutil.which("nvidia-smi") is None and not Path("/dev/nvidia0").exists():
-        return 0
-    import torch
-
-    return torch.cuda.device_count()

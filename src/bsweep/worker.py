@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from bsweep.clock import Slowdown
 from bsweep.config import RunConfig, own, read
 from bsweep.data.dataset import Dataset
 from bsweep.errors import Diverged, Stopped, errors_reported
+from bsweep.gpus import num_gpus
 from bsweep.loop import Job
 from bsweep.place import Place
 from bsweep.randomness import seed_of
@@ -134,8 +136,24 @@ def _refuse_unequal(dataset: Dataset, strategy: Strategy, place: Place) -> None:
 
 
 def choose_device(config: RunConfig, place: Place) -> torch.device:
-    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+    """The GPU of this worker's own; the CPU where there is none.
+
+    Raises:
+        ValueError: there are too few on this host, or torch cannot use them.
+    """
+    gpus = num_gpus(config.device)
+    if config.device == "cuda" and not gpus:
+        raise ValueError(f"device=cuda, but {platform.node()} shows no GPU: leave this host out, or mend its driver.")
+    if not gpus:
         return torch.device("cpu")
+    if place.local_rank >= gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        shown = f" (CUDA_VISIBLE_DEVICES={visible})" if visible else ""
+        raise ValueError(
+            f"{platform.node()} has {gpus} GPU{'s' * (gpus > 1)}{shown}, and rank {place.rank} is worker "
+            f"{place.local_rank + 1} there, but NCCL takes one worker a GPU: give this host no more slots than GPUs "
+            "(launch.hosts, or horovodrun -H), or set device=cpu."
+        )
     torch.cuda.set_device(place.local_rank)
     return torch.device("cuda", place.local_rank)
 

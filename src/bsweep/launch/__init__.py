@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 from bsweep import memory
 from bsweep.config import RunConfig, resolve
+from bsweep.gpus import num_gpus
 from bsweep.launch import processes
 from bsweep.launch.outcome import Outcome
 from bsweep.launch.processes import Entry
-from bsweep.place import Place, inside_horovodrun, num_gpus
+from bsweep.place import Place, inside_horovodrun
 from bsweep.runlog import RunPaths
 
 __all__ = ["Outcome", "check", "launch"]
@@ -37,11 +38,12 @@ def check(config: RunConfig) -> list[str]:
         )
     if config.launch.uses_horovod or strategy.uses_horovod:
         _check_horovod(config)
-    if config.device == "cuda" and not num_gpus() and not config.launch.named_hosts:
+    on_gpus = _on_gpus(config)
+    if config.device == "cuda" and not on_gpus:
         raise ValueError("device=cuda, but this machine shows no GPU: use device=auto or device=cpu.")
-    if strategy.needs_gpus and not _on_gpus(config):
+    if strategy.needs_gpus and not on_gpus:
         raise ValueError(strategy.needs_gpus)
-    if config.launch.memory_limit_mb and (_on_gpus(config) or not memory.can_limit()):
+    if config.launch.memory_limit_mb and (on_gpus or not memory.can_limit()):
         raise ValueError(
             "launch.memory_limit_mb limits what Linux gives to a process, which does not count a GPU's memory: set "
             "device=cpu, or leave it out."
@@ -63,8 +65,14 @@ def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None], entr
 
 
 def _on_gpus(config: RunConfig) -> bool:
-    """Whether workers train on GPUs, as far as can be seen from here: other hosts' are not."""
-    return config.device != "cpu" and bool(num_gpus() or config.launch.named_hosts)
+    """Whether workers train on GPUs, as far as can be seen from here: other hosts' are not.
+
+    Raises:
+        ValueError: torch cannot use this machine's.
+    """
+    if config.launch.named_hosts:
+        return config.device != "cpu"
+    return num_gpus(config.device) > 0
 
 
 def _check_horovod(config: RunConfig) -> None:

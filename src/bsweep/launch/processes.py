@@ -18,9 +18,10 @@ import psutil
 
 from bsweep.config import ProcessesConfig, RunConfig
 from bsweep.fresh import end_with_parent
+from bsweep.gpus import num_gpus
 from bsweep.launch.outcome import Outcome, first_error, recorded
 from bsweep.memory import CRASHES
-from bsweep.place import Place, num_cores, num_gpus
+from bsweep.place import Place, num_cores
 from bsweep.runlog import RunPaths
 
 _POLL_SECONDS = 0.2
@@ -38,14 +39,14 @@ def check(config: RunConfig) -> list[str]:
     place = Place.from_environment()
     if config.launch.named_hosts or place.local_workers < place.num_workers:
         return []  # their GPUs and cores are not seen from here
-    gpus, cores, workers = num_gpus(), num_cores(), config.num_workers
-    if gpus and config.device != "cpu" and workers > gpus:
+    gpus, cores, workers = num_gpus(config.device), num_cores(), config.num_workers
+    if gpus and workers > gpus:
         raise ValueError(
             f"num_workers={workers}, but this machine has {gpus} GPU{'s' * (gpus > 1)}, and NCCL takes one worker a "
             f"GPU: use num_workers={gpus}, name further hosts in launch.hosts, or set device=cpu."
         )
     processes = workers + config.num_server_processes
-    if (not gpus or config.device == "cpu") and processes > cores:
+    if not gpus and processes > cores:
         counts = ((workers, "worker"), (processes - workers, "server"), (cores, "core"))
         *kinds, shared = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts if count]
         return [f"{' and '.join(kinds)} share {shared}: their times say little about workers with cores of their own"]
