@@ -124,7 +124,7 @@ def core_of(job: Job, batch: torch.Tensor) -> Callable[[], object]:
         job.vector.drop_gradients()
         with job.autocast():
             logits = job.model(images)
-        (loop.cross_entropy(logits, labels) / 64).backward()
+        (job.objective.loss(logits, labels) / 64).backward()
         job.vector.collect_gradients()
         job.optimizer.step()
 

@@ -9,7 +9,6 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from bsweep import checkpoint, memory, optim, runlog
@@ -20,6 +19,7 @@ from bsweep.config import ImageConfig, RunConfig
 from bsweep.data import augment, plan
 from bsweep.data.dataset import Dataset
 from bsweep.errors import Diverged, Stopped
+from bsweep.objective import Objective
 from bsweep.place import Place
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.strategies import InBackward, Resumable, Rounds, Strategy
@@ -40,6 +40,7 @@ class Job:
     dataset: Dataset
     model: nn.Module
     training_model: nn.Module  # the same, or what a strategy wraps around it
+    objective: Objective
     vector: Vector
     optimizer: Optimizer
     strategy: Strategy
@@ -65,7 +66,7 @@ class Job:
         if examples.is_floating_point():
             return examples.to(self.vector.parameters.dtype)
         if self.dataset.mean is None or self.dataset.std is None:
-            return examples.long()
+            return self.targets(examples)
         return augment.normalize(
             examples,
             self.dataset.mean,
@@ -88,10 +89,14 @@ class Job:
         )
         return self.inputs(images)
 
+    def targets(self, labels: Tensor) -> Tensor:
+        """What the model is to answer: classes and tokens as int64, other numbers in the model's precision."""
+        return labels.to(self.vector.parameters.dtype) if labels.is_floating_point() else labels.long()
+
     @property
     def labels_per_example(self) -> int:
-        """Losses that an example counts for: of each token, or of the image."""
-        return self.dataset.tokens_per_example or 1
+        """Losses that an example counts for: of the image, of each token, of each number."""
+        return self.dataset.train_labels[0].numel()
 
     def autocast(self) -> AbstractContextManager[None]:
         if self.precision != "bf16":
@@ -124,8 +129,10 @@ def warm_up(job: Job) -> None:
     statistics = [buffer.clone() for buffer in job.model.buffers()]
     job.model.train()
     with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
-        logits = job.model(job.inputs(job.dataset.train_inputs[indices]))
-    cross_entropy(logits, job.dataset.train_labels[indices].long()).backward()
+        outputs = job.model(job.inputs(job.dataset.train_inputs[indices]))
+    targets = job.targets(job.dataset.train_labels[indices])
+    job.objective.check(outputs, targets, job.dataset.num_classes)
+    job.objective.loss(outputs, targets).backward()
     job.vector.collect_gradients()
     for buffer, before in zip(job.model.buffers(), statistics, strict=True):
         buffer.copy_(before)
@@ -161,7 +168,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock) -> runlog.Epoch:
         num_steps=len(seconds),
         train_seconds=sum(seconds),
         train_loss=loss / labels,
-        train_accuracy=correct / labels,
+        train_accuracy=_finite(correct / labels),
         test_loss=test_loss,
         test_accuracy=test_accuracy,
         images_per_second=labels / job.labels_per_example / sum(seconds),
@@ -292,17 +299,17 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: in
     with job.slowdown.step(len(part)):
         # A worker that has no example of a tail computes one that counts nothing: some exchanges travel within a pass.
         for number, indices in enumerate(passes or [batch[:1]], 1):
-            inputs, labels = job.training_inputs(indices, epoch), dataset.train_labels[indices].long()
+            inputs, targets = job.training_inputs(indices, epoch), job.targets(dataset.train_labels[indices])
             if isinstance(strategy, InBackward) and number == max(1, len(passes)):
                 strategy.before_last_pass()
             with strategy.passes() if isinstance(strategy, InBackward) else nullcontext():
                 with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
-                    logits = job.training_model(inputs)
-                loss = cross_entropy(logits, labels)
+                    outputs = job.training_model(inputs)
+                loss = job.objective.loss(outputs, targets)
                 num_labels = strategy.loss_divisor(len(part), len(batch)) * job.labels_per_example
                 (loss * (bool(passes) / num_labels)).backward()
             if passes:
-                totals += _score(loss, logits, labels)
+                totals += job.objective.score(loss, outputs, targets)
         job.vector.collect_gradients()
     strategy.step()
     return totals
@@ -316,7 +323,7 @@ def evaluate(job: Job) -> tuple[float | None, float | None]:
     loss, correct, num_labels = job.sums(_scores_of_own_part(job))
     if job.strategy.members != members:
         return evaluate(job)  # what was lost with a worker is shared among the others
-    return _finite(loss / num_labels), correct / num_labels
+    return _finite(loss / num_labels), _finite(correct / num_labels)
 
 
 def _scores_of_own_part(job: Job) -> Tensor:
@@ -329,9 +336,9 @@ def _scores_of_own_part(job: Job) -> Tensor:
     job.model.eval()
     with memory.unlimited(), torch.inference_mode(), job.autocast():  # the limit is on what steps take
         for indices in mine.to(job.device).split(at_once):
-            labels = dataset.test_labels[indices].long()
-            logits = job.model(job.inputs(dataset.test_inputs[indices]))
-            totals += _score(cross_entropy(logits, labels), logits, labels)
+            targets = job.targets(dataset.test_labels[indices])
+            outputs = job.model(job.inputs(dataset.test_inputs[indices]))
+            totals += job.objective.score(job.objective.loss(outputs, targets), outputs, targets)
             job.heartbeat()
     return totals
 
@@ -351,26 +358,13 @@ def average_batchnorm(job: Job) -> None:
         statistic.copy_(mean.view_as(statistic))
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of losses, in fp32 at least: of logits (B, C) and labels (B,), or (B, T, C) and (B, T)."""
-    if logits.dtype == torch.bfloat16:
-        logits = logits.float()
-    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
-
-
-def _score(loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    correct = (logits.detach().argmax(dim=-1) == labels).sum()
-    num_labels = torch.full_like(correct, labels.numel())  # filled on the device: a copy would make the host wait
-    return torch.stack([loss.detach().double(), correct.double(), num_labels.double()])
-
-
 @contextmanager
 def _batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
     """A lone example, in the tail of an epoch, has no batch statistics where maps are 1x1: use the running ones."""
     if num_examples > 1:
         yield
         return
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
     for norm in norms:
         norm.eval()
     yield

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import torch
 
-from bsweep import batching, data, loop, memory, models, optim, runlog, strategies
+from bsweep import batching, data, loop, memory, models, objective, optim, runlog, strategies
 from bsweep.clock import Slowdown
 from bsweep.config import RunConfig, own, read
 from bsweep.data.dataset import Dataset
@@ -105,6 +105,7 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
         dataset=dataset,
         model=model,
         training_model=strategy.wrap(model) if isinstance(strategy, InBackward) else model,
+        objective=objective.of(model, dataset.train_labels),
         vector=vector,
         optimizer=optimizer,
         strategy=strategy,
