@@ -35,7 +35,8 @@ def test_every_option_composes(group: str, option: str) -> None:
         "llama_150m": language,
         "llama_tiny": language,
         "torchrun": ["strategy=ddp"],
-        "torchvision": ["data.dataset=MNIST"],
+        "timm": ["model.architecture=resnet18"],
+        "torchvision": [{"data": "data.dataset=MNIST"}.get(group, "model.architecture=resnet18")],
     }.get(option, [])
     config = compose("local_batch=8", f"{group}={option}", *extra)
     assert option.startswith(getattr(config, group).name)

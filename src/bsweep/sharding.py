@@ -16,16 +16,12 @@ _ELEMENT_BYTES = 4  # `chunk_bytes` counts fp32, whatever travels
 
 
 def check(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
-    """`shards` of a run's model, for its ValueError only; the model is not filled with numbers."""
+    """`shards` of a run's model, for its ValueError only."""
     if isinstance(config.strategy, ParameterServerConfig) and config.num_shards > 1:
-        import torch
-
         from bsweep import models
         from bsweep.vector import layout
 
-        with torch.device("meta"):
-            model = models.build(config.model, num_classes=num_classes, shape=shape)
-        shards(layout(model), config.num_shards, config.strategy)
+        shards(layout(models.outlined(config.model, num_classes, shape)), config.num_shards, config.strategy)
 
 
 def shards(slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig) -> tuple[tuple[Slice, ...], ...]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from bsweep import allocation, data, launch, runlog, sharding
+from bsweep import allocation, data, launch, models, runlog, sharding
 from bsweep.config import ConfigError, RunConfig, own, save
 from bsweep.launch import Outcome
 from bsweep.launch import check as check_launch
@@ -41,7 +41,7 @@ def check(config: RunConfig) -> list[str]:
         warnings = check_launch(config)
         _refuse_newer(config.study_dir)
         info = data.prepare(config.data)
-        config.model.check(info.num_classes)
+        models.check(config, info.num_classes, info.shape)
         sharding.check(config, info.num_classes, info.shape)
     except ValueError as error:
         raise ConfigError(str(error)) from None

@@ -28,7 +28,7 @@ STUDIES: dict[Path, set[str]] = {}  # with the allocations in each
 def run(arguments: Sequence[str]) -> int:
     """Train what Hydra composes from `arguments`; the exit code."""
     wants_report = "--report" in arguments
-    hydra_arguments = [_with_home(argument) for argument in arguments if argument != "--report"]
+    hydra_arguments = [as_hydra_takes(argument) for argument in arguments if argument != "--report"]
     if inside_horovodrun():
         if any(a.startswith("hydra/launcher=") and a != "hydra/launcher=basic" for a in arguments):
             print("bsweep: inside horovodrun its processes run the points: leave out hydra/launcher", file=sys.stderr)
@@ -59,8 +59,9 @@ def _print_idle_seconds(folder: Path) -> None:
         print(table)
 
 
-def _with_home(argument: str) -> str:
-    """Neither a shell nor Hydra's grammar takes the ~ of key=~/path for the home folder."""
+def as_hydra_takes(argument: str) -> str:
+    """An argument with the ~ of key=~/path, which neither a shell nor Hydra takes, and with options as new keys."""
+    argument = re.sub(r"^(\w+\.options(\.[\w.]+)?=)", r"++\1", argument)
     return re.sub(r"^([\w./+]+=)~(?=/|$)", rf"\g<1>{Path.home()}", argument)
 
 
@@ -162,7 +163,7 @@ def probe(arguments: Sequence[str]) -> int:
         print(f"bsweep: {problem}", file=sys.stderr)
         return BAD_CONFIG
     try:
-        config = own.resolve(parse(_values(_first_point([_with_home(argument) for argument in arguments]))))
+        config = own.resolve(parse(_values(_first_point([as_hydra_takes(argument) for argument in arguments]))))
         warnings = study.check(config)
         config.study_dir.mkdir(parents=True, exist_ok=True)
     except (ConfigError, HydraException, OmegaConfBaseException, OSError) as error:

@@ -49,7 +49,17 @@ from bsweep.config.data import (
     TorchvisionConfig,
 )
 from bsweep.config.launch import AnyLaunch, HorovodrunConfig, InlineConfig, ProcessesConfig, TorchrunConfig
-from bsweep.config.models import AnyModel, LlamaConfig, ResNet18Config, TinyCNNConfig, VGG16Config
+from bsweep.config.models import (
+    AnyModel,
+    LibraryConfig,
+    LlamaConfig,
+    OwnModelConfig,
+    ResNet18Config,
+    TimmConfig,
+    TinyCNNConfig,
+    TorchvisionModelConfig,
+    VGG16Config,
+)
 from bsweep.config.optimizers import AdamWConfig, AnyOptimizer, LAMBConfig, LARSConfig, SGDConfig, scaled_rate
 from bsweep.config.run import (
     GROUPS,
@@ -120,6 +130,7 @@ __all__ = [
     "LAMBConfig",
     "LARSConfig",
     "LaunchConfig",
+    "LibraryConfig",
     "LlamaConfig",
     "LocalSGDConfig",
     "LrRule",
@@ -128,6 +139,7 @@ __all__ = [
     "NoCompressionConfig",
     "OptimizerConfig",
     "OwnDataConfig",
+    "OwnModelConfig",
     "ParameterServerConfig",
     "Point",
     "PowerSGDConfig",
@@ -144,10 +156,12 @@ __all__ = [
     "SyntheticConfig",
     "TernGradConfig",
     "TextConfig",
+    "TimmConfig",
     "TinyCNNConfig",
     "TopKConfig",
     "TorchrunConfig",
     "TorchvisionConfig",
+    "TorchvisionModelConfig",
     "UniformConfig",
     "VGG16Config",
     "conf_dir",

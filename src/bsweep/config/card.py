@@ -121,17 +121,15 @@ class DataConfig(Card):
 class ModelConfig(Card):
     """`builds` a callable `(config, *, num_classes, shape)` that gives the freshly initialised module."""
 
-    learns_from: ClassVar[Kind] = "images"
-    has_batchnorm: ClassVar[bool] = False
+    learns_from: ClassVar[Kind | None] = "images"
+    """None: whatever there is."""
+
+    has_batchnorm: ClassVar[bool | None] = False
+    """None: the module tells, see `bsweep.models.check`."""
 
     def problems(self, point: Point) -> Iterator[str]:
-        if self.has_batchnorm and 1 in point.local_batches:
-            batches = point.local_batches
-            batch = "local_batch" if set(batches) == {1} else f"local batches {show(batches)}: local_batch"
-            yield (
-                f"{batch}=1 with model={self.name}: BatchNorm needs more than one example for its statistics. "
-                "Use local_batch=2 or more."
-            )
+        if self.has_batchnorm:
+            yield from self.lone_examples(point)
         if self.learns_from == "images" and point.data.consists_of == "text":
             yield (
                 f"model={self.name} learns from images, data={point.data.name} has none: use model=llama_tiny or "
@@ -141,6 +139,16 @@ class ModelConfig(Card):
             yield (
                 f"model={self.name} learns from text, data={point.data.name} are images: use data=text data.path=FILE, "
                 "or model=resnet18."
+            )
+
+    def lone_examples(self, point: Point) -> Iterator[str]:
+        """What is wrong with a point if the model has BatchNorm."""
+        batches = point.local_batches
+        if 1 in batches:
+            batch = "local_batch" if set(batches) == {1} else f"local batches {show(batches)}: local_batch"
+            yield (
+                f"{batch}=1 with model={self.name}: BatchNorm needs more than one example for its statistics. "
+                "Use local_batch=2 or more."
             )
 
     def check(self, num_classes: int) -> None:

@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bsweep.config.card import Kind, ModelConfig, Point
-from bsweep.config.values import Count, Fraction
+from bsweep.config.own import Options, Own
+from bsweep.config.values import Count, Fraction, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,4 +66,55 @@ class LlamaConfig(ModelConfig):
             )
 
 
-AnyModel = Annotated[ResNet18Config | VGG16Config | TinyCNNConfig | LlamaConfig, Field(discriminator="name")]
+@dataclass(frozen=True, kw_only=True)
+class LibraryConfig(ModelConfig):
+    """What the models of a library share."""
+
+    architecture: str
+    options: Options
+
+    has_batchnorm: ClassVar[bool | None] = None
+
+    given: ClassVar[tuple[str, ...]]
+    """Keyword arguments that bsweep gives, which are no options."""
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        for key in self.given:
+            if key in self.options:
+                yield (
+                    f"model.options.{key}={show(self.options[key])}: classes and channels are the data's, and no "
+                    "weights are loaded. Leave it out."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimmConfig(LibraryConfig):
+    name: Literal["timm"]
+
+    builds: ClassVar[str] = "bsweep.models.timm:build"
+    given: ClassVar[tuple[str, ...]] = ("pretrained", "num_classes", "in_chans", "checkpoint_path")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchvisionModelConfig(LibraryConfig):
+    name: Literal["torchvision"]
+
+    builds: ClassVar[str] = "bsweep.models.torchvision:build"
+    given: ClassVar[tuple[str, ...]] = ("weights", "num_classes", "weights_backbone")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModelConfig(Own, ModelConfig):
+    name: Literal["own"]
+
+    builds: ClassVar[str] = "bsweep.models.own:build"
+    takes: ClassVar[tuple[str, ...]] = ("num_classes", "shape")
+    learns_from: ClassVar[Kind | None] = None
+    has_batchnorm: ClassVar[bool | None] = None
+
+
+AnyModel = Annotated[
+    ResNet18Config | VGG16Config | TinyCNNConfig | LlamaConfig | TimmConfig | TorchvisionModelConfig | OwnModelConfig,
+    Field(discriminator="name"),
+]

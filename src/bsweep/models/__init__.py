@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
-from bsweep.config import ModelConfig, resolve
+from bsweep.config import ConfigError, ModelConfig, RunConfig, resolve
 
 if TYPE_CHECKING:
     from torch import nn
@@ -14,7 +15,38 @@ def build(config: ModelConfig, *, num_classes: int, shape: tuple[int, ...]) -> n
     """A freshly initialised model.
 
     For examples of `shape` (C, H, W) it maps images (B, C, H, W) to logits (B, num_classes); a language model maps
-    tokens (B, T) to logits (B, T, num_classes).
+    tokens (B, T) to logits (B, T, num_classes). One with an objective of its own may return what that takes.
     """
     model: nn.Module = resolve(config.builds)(config, num_classes=num_classes, shape=shape)
     return model
+
+
+def check(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
+    """What the data and, where its card does not know, the module itself say of a run's model.
+
+    Raises:
+        ValueError: the model cannot be built, is not for such data, or needs larger batches.
+    """
+    config.model.check(num_classes)
+    if config.model.has_batchnorm is not None:
+        return
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    model = outlined(config.model, num_classes, shape)
+    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+        problems = list(config.model.lone_examples(config))
+        if problems:
+            raise ConfigError(*problems)
+
+
+@functools.cache  # a sweep asks for every point
+def outlined(config: ModelConfig, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """The model on the meta device: its layers without their numbers."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            model = build(config, num_classes=num_classes, shape=shape)
+    except NotImplementedError:  # it looks at numbers while it is built, as torchvision's RegNets do
+        model = build(config, num_classes=num_classes, shape=shape)
+    return model.to("meta")

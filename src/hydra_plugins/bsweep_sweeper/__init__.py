@@ -21,7 +21,7 @@ class Sweeper(BasicSweeper):
         assert self.config is not None and self.hydra_context is not None and self.launcher is not None
         loader = self.hydra_context.config_loader
         parser = OverridesParser.create(config_loader=loader)
-        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        overrides = parser.parse_overrides([*map(sweep.as_hydra_takes, self._parse_config()), *arguments])
         (points,) = self.split_arguments(overrides, None)
         composed = [loader.load_sweep_config(self.config, list(point)) for point in points]
         chosen = sweep.plan(composed)

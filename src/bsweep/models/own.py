@@ -1,0 +1,39 @@
+"""A model of the user's own: whatever module a callable of theirs returns.
+
+It is called as `target(num_classes, shape, **options)` and returns a freshly initialised `torch.nn.Module`; what it
+draws at random by torch is the same on all workers. The module may bring an objective of its own, see
+`bsweep.objective`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from bsweep.config import ConfigError, OwnModelConfig, own
+
+
+def build(config: OwnModelConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
+    # With numbers, also where an outline would do: the user's code may look at them.
+    with own.blamed("model", config, "it raised an error"), torch.device("cpu"):
+        model = own.call(config, num_classes, shape)
+    if problem := _problem(model):
+        raise ConfigError(f"model.target={config.target}: {problem}")
+    module: nn.Module = model
+    return module
+
+
+def _problem(model: object) -> str | None:
+    """Why bsweep cannot train what was returned."""
+    if not isinstance(model, nn.Module):
+        return f"it returned {type(model).__name__}, not a torch.nn.Module: return an instance of one."
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not trained:
+        return "what it returned has no trainable parameters: nothing would be learned."
+    for name, parameter in trained.items():
+        if is_lazy(parameter):
+            return f"parameter {name} has no shape before the first batch: give its layer the shape of its inputs."
+        if not parameter.is_floating_point():
+            return f"parameter {name} is {parameter.dtype}: bsweep trains real floating-point numbers."
+    return None

@@ -1,0 +1,24 @@
+"""Any of timm's models, without their weights."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from bsweep.config import TimmConfig
+from bsweep.models import libraries
+from bsweep.torchvision_shim import import_torchvision
+
+
+def build(config: TimmConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
+    import_torchvision()  # timm imports it
+    import timm
+
+    libraries.refuse_unknown(config, timm.list_models())
+    with libraries.refused(config, shape):
+        return libraries.tried(
+            timm.create_model(
+                config.architecture, pretrained=False, num_classes=num_classes, in_chans=shape[0], **config.options
+            ),
+            num_classes,
+            shape,
+        )

@@ -1,0 +1,27 @@
+"""Any of torchvision's classifiers, without their weights."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from bsweep.config import ConfigError, TorchvisionModelConfig
+from bsweep.models import libraries
+from bsweep.torchvision_shim import import_torchvision
+
+
+def build(config: TorchvisionModelConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
+    import_torchvision()
+    from torchvision import models
+
+    libraries.refuse_unknown(config, models.list_models(module=models))
+    if shape[0] != 3:
+        raise ConfigError(
+            f"model=torchvision takes images of 3 channels, these have {shape[0]}: use model=timm, whose models take "
+            "any, or other data."
+        )
+    with libraries.refused(config, shape):
+        return libraries.tried(
+            models.get_model(config.architecture, weights=None, num_classes=num_classes, **config.options),
+            num_classes,
+            shape,
+        )
