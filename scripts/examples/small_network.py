@@ -1,0 +1,22 @@
+"""A network of one's own, swept over batch sizes:
+
+bsweep run -m model=own model.target=scripts/examples/small_network.py:build model.options='{width: 16}' local_batch=32,64,128
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def build(num_classes: int, shape: tuple[int, ...], width: int = 32) -> nn.Module:
+    """For images of `shape` (channels, height, width), logits of `num_classes`."""
+    channels = shape[0]
+    return nn.Sequential(
+        nn.Conv2d(channels, width, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(width, 2 * width, kernel_size=3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(2 * width, num_classes),
+    )

@@ -1,0 +1,92 @@
+"""What README and docs tell people to type works: every command runs, shrunk to seconds."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bsweep.config import conf_dir
+from tests.running import TINY, bsweep, write_text
+from tests.synthetic_study import write_study
+from tests.test_data import write_image
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MOST_LINES = 120  # of the README
+
+# What sets up or tests everything, and what needs more than a machine, has tests of its own.
+ELSEWHERE = ("scripts/sweep.sh", "scripts/test.sh", "horovodrun")
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of a page's shell blocks, those that go on joined."""
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
+TYPED = [(page.name, line) for page in PAGES for line in commands(page)]
+
+
+def test_every_page_begins_with_a_command_and_the_readme_is_short() -> None:
+    for page in PAGES[1:]:
+        title, _, first, *_ = page.read_text().splitlines()
+        assert title.startswith("# ") and first == "```sh", page
+        assert commands(page)[0].startswith("bsweep "), page
+    assert len(PAGES[0].read_text().splitlines()) <= MOST_LINES
+    assert sum(line.startswith("bsweep") for _, line in TYPED) > 10
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that the pages' commands name."""
+    folder = tmp_path_factory.mktemp("desk")
+    write_text(folder / "book.txt", 20_000)
+    for part, number in (("train", 6), ("test", 2)):
+        for grey, name in ((60, "dark"), (200, "light")):
+            for image in range(number):
+                path = folder / "photos" / part / name / f"{image}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_image(path, grey + image)
+    write_study(folder / "results/mine", local_batches=(8, 64))
+    (folder / "scripts").symlink_to(ROOT / "scripts")
+    return folder
+
+
+@pytest.mark.parametrize(("page", "line"), [typed for typed in TYPED if not typed[1].startswith(ELSEWHERE)])
+def test_what_a_page_says_to_type_works(page: str, line: str, desk: Path) -> None:
+    program, *words = shlex.split(line, comments=True)
+    assert program == "bsweep", line
+    result = bsweep(*shrunk(words), cwd=desk)
+    assert result.returncode == 0, f"{page}: {line}\n{result.stdout}{result.stderr}"
+
+
+def shrunk(words: list[str]) -> list[str]:
+    """The same command, of few examples and one epoch: of axes of numbers the first alone."""
+    if words[0] not in ("run", "probe"):
+        return words
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    small = ["epochs=1"]
+    if "experiment" in given:
+        text = yaml.safe_load((conf_dir() / "experiment" / f"{given['experiment']}.yaml").read_text())
+        small += [f"~data.{key}" for key in text.get("data", {})]
+    if given.get("data", "synthetic") == "synthetic":
+        words = [word for word in words if not word.startswith("data.")]
+        small += TINY
+    else:
+        small.append("data.subset=12")
+    if "model" not in given:
+        small.append("model=tiny_cnn")
+    if "launch.hosts" in given:
+        small += ["launch.hosts=localhost:4", "launch.network_interface=lo"]
+    return [re.sub(r"(?<==)(\d+)(,\d+)+$", r"\1", word) for word in words] + small
