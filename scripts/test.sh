@@ -23,4 +23,5 @@ ruff check .
 ruff format --check .
 mypy
 shellcheck -x scripts/*.sh .ci/run
-pytest "$@"
+# Much of a test is waiting, for processes to start or to be given up: two at a time fill two cores.
+pytest --numprocesses 2 --dist loadfile "$@"
