@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bsweep import optim
-from bsweep.config import RunConfig, read, save
+from bsweep.config import ParameterServerConfig, RunConfig, read, save
 from bsweep.errors import WorkerLost, errors_reported
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
@@ -80,7 +80,8 @@ def run(folder: Path) -> None:
 
 
 def work(config: RunConfig, case: Case, place: Place, paths: RunPaths) -> dict[str, object]:
-    strategy = ParameterServer(config, place, paths)
+    assert isinstance(config.strategy, ParameterServerConfig)
+    strategy = ParameterServer(config, config.strategy, place, paths)
     vector = make_vector(seed=place.rank)  # worker 0's must reach all
     optimizer = optim.build(config.optimizer, vector)
     strategy.prepare(vector, optimizer)

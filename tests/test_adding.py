@@ -1,5 +1,6 @@
 """What CONTRIBUTING says is to be touched for something new is all that is to be touched: a copy of the package gets
-each of them, and runs."""
+each of them, and runs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from bsweep.strategies.process_group import TorchStrategy
 
 class Twice(TorchStrategy):
     def __init__(self, config, strategy, place, paths):
-        super().__init__(config, place)
+        super().__init__(config, strategy, place, paths)
         self._times, self._scale = strategy.times, strategy.scale
 
     def step(self):
@@ -53,7 +54,7 @@ class TwiceConfig(StrategyConfig):
 
 """,
             ),
-            ("AnyStrategy = Annotated[\n", "    TwiceConfig |\n"),
+            ("AnyStrategy = Annotated[", "TwiceConfig | "),
         ],
         "conf/strategy/twice.yaml": """
 defaults:
@@ -90,7 +91,7 @@ class RoundedConfig(CodecConfig):
 
 """,
             ),
-            ("AnyCompression = Annotated[\n", "    RoundedConfig |\n"),
+            ("AnyCompression = Annotated[", "RoundedConfig | "),
         ],
         "conf/compression/rounded.yaml": "name: rounded\ndigits: 4\n",
     },
@@ -118,7 +119,7 @@ class LinearConfig(ModelConfig):
 
 """,
             ),
-            ("AnyModel = Annotated[\n", "    LinearConfig |\n"),
+            ("AnyModel = Annotated[", "LinearConfig | "),
         ],
         "conf/model/linear.yaml": "name: linear\nbias: true\n",
     },
@@ -126,16 +127,17 @@ class LinearConfig(ModelConfig):
         "src/bsweep/plots/loss_gap.py": """
 from matplotlib.figure import Figure
 
+from bsweep.plots.drawing import captioned
+
 
 def gaps(study):
     return study.epochs.assign(gap=study.epochs["test_loss"] - study.epochs["train_loss"])
 
 
-def loss_gap(study):
+def loss_gap(study, gaps):
     figure = Figure(figsize=(3, 2))
-    figure.subplots().plot(gaps(study)["epoch"], gaps(study)["gap"], "o")
-    figure.caption = "How much larger the test loss is."
-    return figure
+    figure.subplots().plot(gaps["epoch"], gaps["gap"], "o")
+    return captioned(figure, "How much larger the test loss is.")
 """,
         "src/bsweep/plots/__init__.py": [
             ("_FIGURES = (\n", '    StudyFigure("loss_gap", loss_gap.gaps, loss_gap.loss_gap),\n'),
@@ -167,7 +169,7 @@ def test_contributing_names_the_files_to_touch(what: str) -> None:
 
 @pytest.mark.slow
 def test_what_is_added_so_runs_and_reports(tmp_path: Path) -> None:
-    for part in ("src", "conf", "pyproject.toml"):
+    for part in ("src", "conf", "results/published", "pyproject.toml"):
         copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
         copy(ROOT / part, tmp_path / part)
     for edits in ADDITIONS.values():

@@ -363,7 +363,7 @@ def test_fednova_counts_what_momentum_makes_of_steps(monkeypatch: pytest.MonkeyP
     point = ("strategy=diloco", "strategy.weighting=fednova", *sgd)
     config = compose("local_batch=8", "num_workers=2", *point)
     assert isinstance(config.strategy, DiLoCoConfig)
-    monkeypatch.setattr("bsweep.strategies.diloco._exchange", lambda *_: SimpleNamespace(has_codec=False))
+    monkeypatch.setattr("bsweep.strategies.diloco.resolve", lambda _: lambda *_: SimpleNamespace(has_codec=False))
     number = torch.tensor([3.0, 20.0], dtype=torch.float64)
     went = []
     for steps in (3, 20):
@@ -373,14 +373,14 @@ def test_fednova_counts_what_momentum_makes_of_steps(monkeypatch: pytest.MonkeyP
         for _ in range(steps):
             optimizer.step()
         went.append(-float(parameter.detach()))
-        worker = DiLoCo(config, config.strategy, Place(0, 2))
+        worker = DiLoCo(config, config.strategy, Place(0, 2), RunPaths(Path()))
         worker._optimizer, before = optimizer, float(parameter.detach())
         worker.begin_round(())
         optimizer.step()
         assert float(parameter.detach()) - before == pytest.approx(-1 - 0.9 * nesterov), "as if it were the first"
     mean = sum(went) / 2
     for rank in range(2):
-        worker = DiLoCo(config, config.strategy, Place(rank, 2))
+        worker = DiLoCo(config, config.strategy, Place(rank, 2), RunPaths(Path()))
         weight = worker._weight((0, 1), torch.ones(2, dtype=torch.float64), number)
         assert weight == pytest.approx(0.5 * mean / went[rank], rel=1e-12)
 
@@ -393,8 +393,8 @@ def test_a_network_aware_run_goes_by_the_exchange_itself_though_computing_hides_
     share = ("allocation.adapt_every=2", "allocation.max_exchange_share=0.1", "strategy.sync_every=90")
     config = compose("local_batch=8", "num_workers=2", "strategy=diloco", *point, *share)
     assert isinstance(config.strategy, DiLoCoConfig)
-    monkeypatch.setattr("bsweep.strategies.diloco._exchange", lambda *_: SimpleNamespace(has_codec=True))
-    worker, policy = EagerDiLoCo(config, config.strategy, Place(0, 2)), batching.build(config)
+    monkeypatch.setattr("bsweep.strategies.diloco.resolve", lambda _: lambda *_: SimpleNamespace(has_codec=True))
+    worker, policy = EagerDiLoCo(config, config.strategy, Place(0, 2), RunPaths(Path())), batching.build(config)
 
     def record(number: int, spent: list[float]) -> None:
         began = torch.full((2,), 10.0 * number, dtype=torch.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from bsweep.compression.base import Group
 from bsweep.place import Place
-from bsweep.runlog import Traffic
+from bsweep.runlog import RunPaths, Traffic
 from bsweep.strategies.summing import Summing
 from tests.running import compose
 
@@ -21,7 +22,8 @@ class Pair(Summing):
     """One of two workers, whose every message takes `message_seconds`; the other one's numbers are `other`."""
 
     def __init__(self, clock: list[float], message_seconds: float) -> None:
-        super().__init__(compose("local_batch=8", "num_workers=2"), Place(0, 2))
+        config = compose("local_batch=8", "num_workers=2")
+        super().__init__(config, config.strategy, Place(0, 2), RunPaths(Path()))
         self._vector, self._codec = SimpleNamespace(gradients=torch.zeros(4)), None  # type: ignore[assignment]
         self.clock, self.message_seconds = clock, message_seconds
         self.other = torch.zeros(0)

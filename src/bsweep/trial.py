@@ -38,7 +38,7 @@ def lone_config(config: RunConfig, rank: int) -> RunConfig:
 def alone(job: Job) -> Job:
     """The same worker without others: its steps exchange nothing."""
     config = lone_config(job.config, job.place.rank)
-    strategy = Single(config, Place())
+    strategy = Single(config, config.strategy, Place(), job.paths)
     strategy.prepare(job.vector, job.optimizer)
     return replace(job, config=config, place=Place(), strategy=strategy, training_model=job.model)
 

@@ -3,9 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
+
+from bsweep.config import CodecConfig
+from bsweep.randomness import seed_of
+from bsweep.vector import Flat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a codec is for: a worker's gradients, the optimizer that takes their sum, and its place among the others."""
+
+    vector: Flat
+    optimizer: Optimizer
+    seed: int  # of the run
+    rank: int
+    num_workers: int
+
+    def generator(self, *key: int | str) -> torch.Generator:
+        """Random numbers of their own by `key`, so that a run repeats whatever else draws some."""
+        return torch.Generator(self.vector.gradients.device).manual_seed(seed_of(self.seed, *key))
 
 
 class Group(Protocol):
@@ -28,6 +50,9 @@ class Codec(ABC):
     """What of this worker's gradients has not travelled yet, (n,), and joins the next ones (error feedback): what
     travelled and what waits always sum to all gradients there were. None: what did not travel is lost."""
 
+    def __init__(self, config: CodecConfig, setting: Setting) -> None:  # noqa: B027 (some need nothing here)
+        """Called before the first step."""
+
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 (most codecs need nothing here)
         """Epoch `epoch`, from 1, is about to be trained: the time to change a density."""
 
@@ -38,9 +63,6 @@ class Codec(ABC):
 
 class GatherCodec(Codec):
     """A codec whose payloads cannot be summed on the way: every worker gets all of them and sums what they say."""
-
-    def __init__(self, memory: Tensor | None) -> None:
-        self.memory = memory
 
     @abstractmethod
     def encode(self, values: Tensor) -> Tensor:

@@ -12,9 +12,8 @@ import math
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from bsweep.compression.base import Group
+from bsweep.compression.base import Group, Setting
 from bsweep.compression.topk import TopK
 from bsweep.config import DGCConfig
 
@@ -22,14 +21,14 @@ from bsweep.config import DGCConfig
 class DGC(TopK):
     """Takes the momentum over from `optimizer`, which must not have stepped yet."""
 
-    def __init__(self, config: DGCConfig, gradients: Tensor, optimizer: Optimizer, num_workers: int) -> None:
-        super().__init__(config, gradients)
-        self.velocity = torch.zeros_like(gradients)
+    def __init__(self, config: DGCConfig, setting: Setting) -> None:
+        super().__init__(config, setting)
+        self.velocity = torch.zeros_like(setting.vector.gradients)
         # The gradients of independent workers add up to a norm of sqrt(num_workers) times their own.
-        self._local_clip_norm = config.clip_norm and config.clip_norm / math.sqrt(num_workers)
-        self._momentum: float = optimizer.param_groups[0].get("momentum", 0.0)
-        self._nesterov: bool = optimizer.param_groups[0].get("nesterov", False)
-        for group in optimizer.param_groups:
+        self._local_clip_norm = config.clip_norm and config.clip_norm / math.sqrt(setting.num_workers)
+        self._momentum: float = setting.optimizer.param_groups[0].get("momentum", 0.0)
+        self._nesterov: bool = setting.optimizer.param_groups[0].get("nesterov", False)
+        for group in setting.optimizer.param_groups:
             group.update(momentum=0.0, nesterov=False)
 
     def exchange(self, gradients: Tensor, group: Group) -> None:

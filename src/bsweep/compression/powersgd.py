@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from bsweep.compression.base import Codec, Group
+from bsweep.compression.base import Codec, Group, Setting
 from bsweep.config import PowerSGDConfig
-from bsweep.vector import Flat, Slice
+from bsweep.vector import Slice
 
 
 class PowerSGD(Codec):
@@ -22,7 +22,8 @@ class PowerSGD(Codec):
 
     memory: Tensor
 
-    def __init__(self, config: PowerSGDConfig, vector: Flat, generator: torch.Generator) -> None:
+    def __init__(self, config: PowerSGDConfig, setting: Setting) -> None:
+        vector, generator = setting.vector, setting.generator("powersgd")  # the same on all workers
         self.memory = torch.zeros_like(vector.gradients)
         self._matrices = [part for part in vector.slices if _pays(part, config.rank)]
         self._others = [part for part in vector.slices if not _pays(part, config.rank)]

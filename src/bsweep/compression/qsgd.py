@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bsweep.compression.base import GatherCodec
+from bsweep.compression.base import GatherCodec, Setting
 from bsweep.compression.payload import join, pack, round_randomly, split, unpack
 from bsweep.config import QSGDConfig
 
 
 class QSGD(GatherCodec):
-    def __init__(self, config: QSGDConfig, generator: torch.Generator) -> None:
-        super().__init__(memory=None)
+    def __init__(self, config: QSGDConfig, setting: Setting) -> None:
         self._bits, self._bucket_elements = config.bits, config.bucket_elements
         self._levels = 2 ** (config.bits - 1) - 1
-        self._generator = generator
+        self._generator = setting.generator(setting.rank, "qsgd")
 
     def encode(self, values: Tensor) -> Tensor:
         buckets = F.pad(values, (0, -len(values) % self._bucket_elements)).view(-1, self._bucket_elements)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bsweep.compression.base import GatherCodec
+from bsweep.compression.base import GatherCodec, Setting
 from bsweep.compression.payload import Layers, join, pack, split, unpack
-from bsweep.vector import Flat
+from bsweep.config import SignSGDConfig
 
 
 class SignSGD(GatherCodec):
-    def __init__(self, vector: Flat) -> None:
-        super().__init__(torch.zeros_like(vector.gradients))
-        self._layers = Layers(vector)
+    def __init__(self, config: SignSGDConfig, setting: Setting) -> None:
+        self.memory: Tensor = torch.zeros_like(setting.vector.gradients)
+        self._layers = Layers(setting.vector)
 
     def encode(self, values: Tensor) -> Tensor:
         sizes = self._layers.each(lambda layer: layer.abs().mean(), values)

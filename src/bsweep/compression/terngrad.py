@@ -11,18 +11,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bsweep.compression.base import GatherCodec
+from bsweep.compression.base import GatherCodec, Setting
 from bsweep.compression.payload import Layers, join, pack, round_randomly, split, unpack
 from bsweep.config import TernGradConfig
-from bsweep.vector import Flat
 
 
 class TernGrad(GatherCodec):
-    def __init__(self, config: TernGradConfig, vector: Flat, generator: torch.Generator) -> None:
-        super().__init__(memory=None)
+    def __init__(self, config: TernGradConfig, setting: Setting) -> None:
         self._clip_sigmas = config.clip_sigmas
-        self._layers = Layers(vector)
-        self._generator = generator
+        self._layers = Layers(setting.vector)
+        self._generator = setting.generator(setting.rank, "terngrad")
 
     def encode(self, values: Tensor) -> Tensor:
         scales = self._layers.each(self._scale, values)

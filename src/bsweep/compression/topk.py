@@ -11,17 +11,17 @@ import math
 import torch
 from torch import Tensor
 
-from bsweep.compression.base import GatherCodec
+from bsweep.compression.base import GatherCodec, Setting
 from bsweep.compression.payload import join, split
-from bsweep.config import DGCConfig, TopKConfig
+from bsweep.config import SparseConfig
 
 _INDEX = torch.int32
 _STRIDE = 97  # elements for each one in the sample; prime, so that no dimension of a layer keeps step with it
 
 
 class TopK(GatherCodec):
-    def __init__(self, config: TopKConfig | DGCConfig, gradients: Tensor) -> None:
-        super().__init__(torch.zeros_like(gradients))
+    def __init__(self, config: SparseConfig, setting: Setting) -> None:
+        self.memory: Tensor = torch.zeros_like(setting.vector.gradients)
         self._config = config
         self.begin_epoch(1)
 

@@ -8,9 +8,10 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from bsweep.config import Algorithm, RunConfig
+from bsweep.config import AllReduceConfig, RunConfig
 from bsweep.errors import worker_lost
 from bsweep.place import Place
+from bsweep.runlog import RunPaths
 from bsweep.strategies.collectives import Wire
 from bsweep.strategies.process_group import TorchStrategy
 from bsweep.strategies.summing import Summing
@@ -18,10 +19,10 @@ from bsweep.vector import Flat
 
 
 class AllReduce(TorchStrategy, Summing):
-    def __init__(self, config: RunConfig, algorithm: Algorithm, place: Place) -> None:
-        super().__init__(config, place)
+    def __init__(self, config: RunConfig, strategy: AllReduceConfig, place: Place, paths: RunPaths) -> None:
+        super().__init__(config, strategy, place, paths)
         self._place = place
-        self.choose(algorithm)
+        self.choose(strategy.algorithm)
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         super().prepare(vector, optimizer)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bsweep.config import RunConfig
+from bsweep.config import RunConfig, StrategyConfig
 from bsweep.data.plan import Share, global_batch
 from bsweep.place import Place
-from bsweep.runlog import Event, Round, Traffic
+from bsweep.runlog import Event, Round, RunPaths, Traffic
 from bsweep.vector import Flat
 
 
@@ -71,7 +71,7 @@ class Strategy(ABC):
     hides_exchange = False
     """Data travel while workers compute, and are timed only from when computing is over."""
 
-    def __init__(self, config: RunConfig, place: Place) -> None:
+    def __init__(self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths) -> None:
         self.meter = Meter()
         self.rank, self.num_workers = place.rank, place.num_workers
         self.members = tuple(range(place.num_workers))
@@ -153,8 +153,8 @@ class Rounds(Strategy):
     is_finished = False
     """The run ends here, whatever epochs are left."""
 
-    def __init__(self, config: RunConfig, place: Place) -> None:
-        super().__init__(config, place)
+    def __init__(self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths) -> None:
+        super().__init__(config, strategy, place, paths)
         self.records: list[Event | Round] = []
         """What is to be told of rounds, the same on all workers; the loop writes and empties it."""
         self.shares: tuple[Share, ...] = ()

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bsweep.config import DDPConfig, RunConfig
 from bsweep.errors import worker_lost
 from bsweep.place import Place
-from bsweep.runlog import Traffic
+from bsweep.runlog import RunPaths, Traffic
 from bsweep.strategies.base import InBackward, Meter
 from bsweep.strategies.process_group import TorchStrategy
 
@@ -26,8 +26,8 @@ _KEPT: list[dist.ProcessGroup] = []
 
 
 class DDP(TorchStrategy, InBackward):
-    def __init__(self, config: RunConfig, strategy: DDPConfig, place: Place) -> None:
-        super().__init__(config, place)
+    def __init__(self, config: RunConfig, strategy: DDPConfig, place: Place, paths: RunPaths) -> None:
+        super().__init__(config, strategy, place, paths)
         _KEPT.append(self.workers)
         self._config = strategy
         self.loss_scale = float(self.num_workers)  # DDP averages where others sum

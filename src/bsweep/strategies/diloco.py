@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from bsweep.config import PLAIN_HOROVOD, DiLoCoConfig, RunConfig, SGDConfig
+from bsweep.config import DiLoCoConfig, RunConfig, SGDConfig, resolve
 from bsweep.data.plan import Share
 from bsweep.errors import WorkerLost
 from bsweep.place import Place
-from bsweep.runlog import Event, Round, Traffic
+from bsweep.runlog import Event, Round, RunPaths, Traffic
 from bsweep.strategies import clocks
 from bsweep.strategies.base import Meter, Resumable, Rounds
 from bsweep.strategies.roll_call import RollCall
@@ -65,10 +65,10 @@ class OfEpoch:
 
 
 class DiLoCo(Rounds, Resumable):
-    def __init__(self, config: RunConfig, strategy: DiLoCoConfig, place: Place) -> None:
-        super().__init__(config, place)
+    def __init__(self, config: RunConfig, strategy: DiLoCoConfig, place: Place, paths: RunPaths) -> None:
+        super().__init__(config, strategy, place, paths)
         self._config, self._strategy = config, strategy
-        self._exchange = _exchange(config, strategy, place)
+        self._exchange: Summing = resolve(strategy.in_probe.builds)(config, strategy.in_probe, place, paths)
         self._roll_call: RollCall | None = None
         if strategy.on_loss != "fail" and place.num_workers > 1:
             self._roll_call = RollCall(place.rank, place.num_workers, strategy.loss_timeout_seconds)
@@ -344,13 +344,3 @@ class DiLoCo(Rounds, Resumable):
         self._exchange.regroup(self.members, self._message_timeout)
         self._exchange.begin_epoch(self._epoch)
         self._is_broken = False
-
-
-def _exchange(config: RunConfig, strategy: DiLoCoConfig, place: Place) -> Summing:
-    if strategy.algorithm == "horovod":
-        from bsweep.strategies.horovod import Horovod
-
-        return Horovod(config, PLAIN_HOROVOD, place)
-    from bsweep.strategies.allreduce import AllReduce
-
-    return AllReduce(config, strategy.algorithm, place)

@@ -116,4 +116,4 @@ class EagerDiLoCo(DiLoCo):
 
 def build(config: RunConfig, strategy: DiLoCoConfig, place: Place, paths: RunPaths) -> DiLoCo:
     """DiLoCo with or without overlap."""
-    return (EagerDiLoCo if strategy.overlap else DiLoCo)(config, strategy, place)
+    return (EagerDiLoCo if strategy.overlap else DiLoCo)(config, strategy, place, paths)

@@ -17,14 +17,15 @@ from torch.optim import Optimizer
 from bsweep.config import HorovodConfig, RunConfig
 from bsweep.errors import worker_lost
 from bsweep.place import Place
+from bsweep.runlog import RunPaths
 from bsweep.strategies.base import InBackward
 from bsweep.strategies.summing import Summing
 from bsweep.vector import Flat, Vector
 
 
 class Horovod(Summing, InBackward):
-    def __init__(self, config: RunConfig, strategy: HorovodConfig, place: Place) -> None:
-        super().__init__(config, place)
+    def __init__(self, config: RunConfig, strategy: HorovodConfig, place: Place, paths: RunPaths) -> None:
+        super().__init__(config, strategy, place, paths)
         os.environ.update(strategy.variables())
         import horovod.torch as hvd
 

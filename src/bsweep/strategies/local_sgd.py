@@ -13,6 +13,7 @@ from torch import Tensor
 from bsweep.config import LocalSGDConfig, RunConfig
 from bsweep.data.plan import Share, global_batch
 from bsweep.place import Place
+from bsweep.runlog import RunPaths
 from bsweep.strategies.base import Rounds
 from bsweep.strategies.process_group import TorchStrategy
 
@@ -20,8 +21,8 @@ from bsweep.strategies.process_group import TorchStrategy
 class LocalSGD(TorchStrategy, Rounds):
     """A round is a step of each worker, after some of which all average."""
 
-    def __init__(self, config: RunConfig, strategy: LocalSGDConfig, place: Place) -> None:
-        super().__init__(config, place)
+    def __init__(self, config: RunConfig, strategy: LocalSGDConfig, place: Place, paths: RunPaths) -> None:
+        super().__init__(config, strategy, place, paths)
         self.choose(strategy.algorithm)
         self._config = strategy
         self._num_steps = 0

@@ -43,10 +43,9 @@ def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:
 
 
 class ParameterServer(TorchStrategy, Rounds):
-    def __init__(self, config: RunConfig, place: Place, paths: RunPaths) -> None:
-        super().__init__(config, place)
-        assert isinstance(config.strategy, ParameterServerConfig), config.strategy
-        self._config, self._strategy = config, config.strategy
+    def __init__(self, config: RunConfig, strategy: ParameterServerConfig, place: Place, paths: RunPaths) -> None:
+        super().__init__(config, strategy, place, paths)
+        self._config, self._strategy = config, strategy
         self.in_step = self._strategy.consistency == "synchronous"
         if not self.in_step:  # each push is a step of its own: a worker's whole mean gradient at its share of the rate
             self.loss_scale = float(self.num_workers)

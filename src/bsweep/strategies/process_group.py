@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bsweep.config import Algorithm, ProcessesConfig, RunConfig
+from bsweep.config import Algorithm, ProcessesConfig, RunConfig, StrategyConfig
 from bsweep.errors import worker_lost
 from bsweep.place import Place
+from bsweep.runlog import RunPaths
 from bsweep.strategies.base import Strategy
 from bsweep.strategies.collectives import ALGORITHMS, Wire
 from bsweep.vector import Flat
@@ -21,8 +22,8 @@ from bsweep.vector import Flat
 class TorchStrategy(Strategy):
     """Joins the workers' process group; the sums and copies in it are those that codecs may ask for."""
 
-    def __init__(self, config: RunConfig, place: Place) -> None:
-        super().__init__(config, place)
+    def __init__(self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths) -> None:
+        super().__init__(config, strategy, place, paths)
         self.workers = join(config, place)
         self._wire = Wire(self.workers, self.rank, self.num_workers)
         self.choose("native")

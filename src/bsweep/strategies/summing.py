@@ -9,8 +9,9 @@ from torch.optim import Optimizer
 
 from bsweep import compression
 from bsweep.compression.base import Codec
-from bsweep.config import RunConfig
+from bsweep.config import RunConfig, StrategyConfig
 from bsweep.place import Place
+from bsweep.runlog import RunPaths
 from bsweep.strategies.base import Strategy
 from bsweep.vector import Flat
 
@@ -22,8 +23,8 @@ class Summing(Strategy):
     _vector: Flat
     _optimizer: Optimizer
 
-    def __init__(self, config: RunConfig, place: Place) -> None:
-        super().__init__(config, place)
+    def __init__(self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths) -> None:
+        super().__init__(config, strategy, place, paths)
         self._config = config
 
     def build_codec(self) -> None:
