@@ -158,7 +158,7 @@ def test_a_worker_finds_what_was_kept_wherever_it_starts(folder: Path, target: s
         ("mymodel.py:build", {"shape": 3}, ["model.options.shape=3", "It takes width, depth."]),
         ("mymodel.py:anything", {"shape": 3}, ["model.options.shape=3"]),
         ("mymodel.py:Net", {"x": 3}, ["model.options.x=3", "It takes none."]),
-        ("mymodel.py:needs", {}, ["needs root", "+model.options.root=..."]),
+        ("mymodel.py:needs", {}, ["needs root", "give model.options.root=..."]),
         ("mymodel.py:too_few", {}, ["it must take num_classes, shape"]),
     ],
 )

@@ -134,7 +134,7 @@ def test_libraries_models_are_built_for_the_data(
             (3, 96, 96),
             "it returns GoogLeNetOutputs where it trains",
         ),
-        ("timm", "vit_tiny_patch16_224", (), (3, 32, 32), "Give other options, such as +model.options.img_size=32"),
+        ("timm", "vit_tiny_patch16_224", (), (3, 32, 32), "Give other options, such as model.options.img_size=32"),
         ("timm", "resnet18", ("+model.options.widht=3",), (3, 32, 32), "widht"),
         ("timm", "resnet18", ("+model.options.pretrained=true",), (3, 32, 32), "model.options.pretrained=true"),
         ("timm", "resnet18", ("local_batch=1",), (3, 32, 32), "local_batch=1 with model=timm: BatchNorm"),

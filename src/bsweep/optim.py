@@ -10,11 +10,14 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from bsweep.config import (
     AdamWConfig,
+    ConfigError,
     LAMBConfig,
     LARSConfig,
     OptimizerConfig,
+    OwnOptimizerConfig,
     RunConfig,
     SGDConfig,
+    own,
     resolve,
     scaled_rate,
 )
@@ -27,6 +30,9 @@ def build(config: OptimizerConfig, vector: Flat) -> Optimizer:
 
     Element-wise rules see one long parameter (two, where vectors are exempt from weight decay), so that a step is one
     fused kernel. LARS and LAMB need norms per layer and see the model's tensors, which are views of the vector.
+
+    Raises:
+        ValueError: the user's own cannot be built.
     """
     optimizer: Optimizer = resolve(config.builds)(config, vector)
     return optimizer
@@ -59,6 +65,26 @@ def lamb(config: LAMBConfig, vector: Flat) -> Optimizer:
     from timm.optim.lamb import Lamb
 
     return Lamb(_layer_groups(config, vector), lr=config.lr, betas=config.betas, eps=config.eps)
+
+
+def from_target(config: OwnOptimizerConfig, vector: Flat) -> Optimizer:
+    """The user's own: `target(parameters, lr, **options)`, of parameter groups as `torch.optim` takes them.
+
+    These carry `weight_decay`, and one long parameter each or, `by_layer`, the model's tensors.
+    """
+    groups = (_layer_groups if config.by_layer else _flat_groups)(config, vector)
+    with own.blamed("optimizer", config, "it raised an error"):
+        optimizer = own.call(config, groups, config.lr)
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            f"optimizer.target={config.target}: it returned {type(optimizer).__name__}, not a torch.optim.Optimizer."
+        )
+    if not all("lr" in group for group in optimizer.param_groups):
+        raise ConfigError(
+            f"optimizer.target={config.target}: its param_groups have no 'lr', where the schedule sets the learning "
+            "rate: take it from there."
+        )
+    return optimizer
 
 
 def _flat_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, object]]:

@@ -42,6 +42,7 @@ def check(config: RunConfig) -> list[str]:
         _refuse_newer(config.study_dir)
         info = data.prepare(config.data)
         models.check(config, info.num_classes, info.shape)
+        _try_own(config, info)
         sharding.check(config, info.num_classes, info.shape)
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -64,6 +65,20 @@ def check(config: RunConfig) -> list[str]:
                 f"synchronise in any case: local steps {list(config.local_steps)} are never reached"
             )
     return [*warnings, *allocation.doubts(config)]
+
+
+def _try_own(config: RunConfig, info: data.DataInfo) -> None:
+    """ValueError if an optimizer or a batching policy of the user's own cannot be built for the run's model."""
+    parts = own.cards(config)
+    if "optimizer" in parts:
+        from bsweep import optim  # imports torch, as the user's code does
+        from bsweep.vector import Vector
+
+        optim.build(config.optimizer, Vector(models.outlined(config.model, info.num_classes, info.shape)))
+    if "batching" in parts:
+        from bsweep import batching
+
+        batching.build(config)
 
 
 def is_completed(config: RunConfig) -> bool:

@@ -15,6 +15,11 @@ from bsweep.config import AdaptiveConfig, NetworkAwareConfig, RunConfig
 from bsweep.runlog import Event, Round
 
 
+def build(config: RunConfig) -> Fixed:
+    """The configured batch, with local steps that follow the workers' drift where the allocation adapts."""
+    return FollowDrift(config) if config.allocation.adapts else Fixed(config)
+
+
 class FollowDrift(Fixed):
     """Gives each worker steps by its speed of late, where speeds have drifted, or H no longer fits the exchange."""
 

@@ -11,7 +11,7 @@ from bsweep.config.allocation import (
     StepsByFlopsConfig,
     UniformConfig,
 )
-from bsweep.config.batching import AnyBatching, BatchingConfig, FixedConfig
+from bsweep.config.batching import AnyBatching, BatchingConfig, FixedConfig, OwnBatchingConfig
 from bsweep.config.card import (
     AllocationConfig,
     Card,
@@ -60,7 +60,15 @@ from bsweep.config.models import (
     TorchvisionModelConfig,
     VGG16Config,
 )
-from bsweep.config.optimizers import AdamWConfig, AnyOptimizer, LAMBConfig, LARSConfig, SGDConfig, scaled_rate
+from bsweep.config.optimizers import (
+    AdamWConfig,
+    AnyOptimizer,
+    LAMBConfig,
+    LARSConfig,
+    OwnOptimizerConfig,
+    SGDConfig,
+    scaled_rate,
+)
 from bsweep.config.run import (
     GROUPS,
     RunConfig,
@@ -138,8 +146,10 @@ __all__ = [
     "NetworkAwareConfig",
     "NoCompressionConfig",
     "OptimizerConfig",
+    "OwnBatchingConfig",
     "OwnDataConfig",
     "OwnModelConfig",
+    "OwnOptimizerConfig",
     "ParameterServerConfig",
     "Point",
     "PowerSGDConfig",

@@ -54,6 +54,10 @@ class AdaptiveConfig(AllocationConfig):
 
     shares_steps: ClassVar[bool] = True
 
+    @property
+    def adapts(self) -> bool:
+        return self.adapt_every is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class BySpeedConfig(AdaptiveConfig):

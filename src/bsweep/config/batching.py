@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from bsweep.config.card import Card
+from pydantic import Field
+
+from bsweep.config.card import Card, Point
+from bsweep.config.own import Own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,10 +21,25 @@ class BatchingConfig(Card):
 class FixedConfig(BatchingConfig):
     name: Literal["fixed"]
 
-    builds: ClassVar[str] = "bsweep.batching.fixed:Fixed"
+    builds: ClassVar[str] = "bsweep.batching.drift:build"
     added_later: ClassVar[Mapping[str, object]] = {"name": "fixed"}
 
 
-AnyBatching = FixedConfig
+@dataclass(frozen=True, kw_only=True)
+class OwnBatchingConfig(Own, BatchingConfig):
+    name: Literal["own"]
+
+    builds: ClassVar[str] = "bsweep.batching:from_target"
+    takes: ClassVar[tuple[str, ...]] = ("config",)
+
+    def problems(self, point: Point) -> Iterator[str]:
+        if point.allocation.adapts:
+            yield (
+                f"allocation.adapt_every with batching={self.name}: two would decide how many local steps a worker "
+                "takes. Use batching=fixed, or allocation.adapt_every=null."
+            )
+
+
+AnyBatching = Annotated[FixedConfig | OwnBatchingConfig, Field(discriminator="name")]
 
 FIXED = FixedConfig(name="fixed")

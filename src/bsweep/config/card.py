@@ -169,11 +169,15 @@ class OptimizerConfig(Card):
     weight_decay: NonNegative
     decay_norm_and_bias: bool
 
-    needs_layer_norms: ClassVar[bool] = False
     needs_global_norm: ClassVar[bool] = False
 
     known_for_fednova: ClassVar[bool] = False
     """Whether FedNova's paper says how much its steps count."""
+
+    @property
+    def needs_layer_norms(self) -> bool:
+        """Whether a step asks for whole layers."""
+        return False
 
     def problems(self, point: Point) -> Iterator[str]:
         if self.schedule == "multistep" and not self.milestones:
@@ -330,6 +334,11 @@ class AllocationConfig(Card):
 
     fills_memory: ClassVar[bool] = False
     """Whether a worker's batch is the largest that a probe found to fit."""
+
+    @property
+    def adapts(self) -> bool:
+        """Whether it follows the workers' speeds during a run."""
+        return False
 
     def problems(self, point: Point) -> Iterator[str]:
         for key, values in (("local_batches", self.local_batches), ("local_steps", self.local_steps)):

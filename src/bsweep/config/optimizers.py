@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bsweep.config.card import LrRule, OptimizerConfig, Point
+from bsweep.config.own import Own
 from bsweep.config.values import Fraction, Positive
 
 
@@ -62,7 +63,22 @@ class LAMBConfig(OptimizerConfig):
     needs_global_norm: ClassVar[bool] = True
 
 
-AnyOptimizer = Annotated[SGDConfig | AdamWConfig | LARSConfig | LAMBConfig, Field(discriminator="name")]
+@dataclass(frozen=True, kw_only=True)
+class OwnOptimizerConfig(Own, OptimizerConfig):
+    name: Literal["own"]
+    by_layer: bool
+
+    builds: ClassVar[str] = "bsweep.optim:from_target"
+    takes: ClassVar[tuple[str, ...]] = ("parameters", "lr")
+
+    @property
+    def needs_layer_norms(self) -> bool:
+        return self.by_layer
+
+
+AnyOptimizer = Annotated[
+    SGDConfig | AdamWConfig | LARSConfig | LAMBConfig | OwnOptimizerConfig, Field(discriminator="name")
+]
 
 
 def _nesterov_problems(nesterov: bool, momentum: float) -> Iterator[str]:

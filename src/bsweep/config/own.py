@@ -92,7 +92,8 @@ def load(card: Own) -> Callable[..., Any]:
     assert card.fingerprint, "own.resolve(config) comes first"
     module = importlib.import_module(_module_name(card.target.rpartition(":")[0], card.fingerprint))
     top = sys.modules[module.__name__.partition(".")[0]]
-    _THEIRS.update(map(Path, getattr(top, "__path__", [module.__file__])))
+    for path in getattr(top, "__path__", [module.__file__]):
+        _note(Path(path))
     found: Callable[..., Any] = operator.attrgetter(card.title)(module)
     return found
 
@@ -152,6 +153,11 @@ _SOURCES: dict[str, _Source] = {}  # by their fingerprints: what this process ha
 _THEIRS: set[Path] = set()  # files, and folders of packages, that are the user's own
 
 
+def _note(path: Path) -> None:
+    if path.name != "torch":  # whose lines call every model
+        _THEIRS.add(path)
+
+
 def _is_theirs(path: Path) -> bool:
     return not _THEIRS.isdisjoint((path, *path.parents))
 
@@ -167,7 +173,7 @@ def _resolved(group: str, card: Own) -> Own:
     except ValueError as error:
         raise ConfigError(f"{group}.target={card.target}: {error}") from None
     _SOURCES[source.fingerprint] = source
-    _THEIRS.add(source.path)
+    _note(source.path)
     name = _module_name(where, source.fingerprint)
     with blamed(group, card, "importing it failed"):
         module = _import_file(name, path) if _is_file(where) else importlib.import_module(name)
@@ -288,7 +294,7 @@ def _check_call(group: str, card: Own, function: Callable[..., Any]) -> None:
     unknown = [key for key in card.options if key not in options and (key in given or not takes_any)]
     missing = [name for name, p in options.items() if p.default is p.empty and name not in card.options]
     problems = [_unknown_option(group, card, key, list(options)) for key in unknown]
-    problems += [f"{group}.options: {card.title} needs {name}: give +{group}.options.{name}=..." for name in missing]
+    problems += [f"{group}.options: {card.title} needs {name}: give {group}.options.{name}=..." for name in missing]
     if problems:
         raise ConfigError(*problems)
 

@@ -188,9 +188,6 @@ def variants_with(key: str) -> list[str]:
 
 def unknown_key(key: str) -> str:
     """What to say of a key that a configuration does not have."""
-    group, _, option = key.partition(".options.")
-    if option and f"{group}.options" in known_keys():
-        return f"{key}: options of your own code are added. Give +{key}=..."
     owners = variants_with(key)
     if owners:
         group = key.partition(".")[0]

@@ -1,0 +1,121 @@
+"""Optimizers and batching policies of the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim import RMSprop
+
+from bsweep import batching, optim, study
+from bsweep.batching import Policy
+from bsweep.config import ConfigError, RunConfig, own
+from bsweep.vector import Vector
+from tests.running import TINY, compose
+from tests.test_optim import make_model, train
+
+PARTS = """\
+import torch
+from bsweep.batching import Policy
+
+class Shapes(torch.optim.SGD):
+    def __init__(self, parameters, lr, seen=()):
+        super().__init__(parameters, lr)
+        self.shapes = [tuple(p.shape) for group in self.param_groups for p in group["params"]]
+
+def no_optimizer(parameters, lr):
+    return parameters
+
+class NoRate(torch.optim.Optimizer):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"rate": lr})
+
+class Growing(Policy):
+    def __init__(self, config, times=2):
+        super().__init__(config)
+        self.times = times
+
+    def shares(self, epochs_done):
+        return self.of_global_batch(self.config.examples_per_step * (self.times if epochs_done >= 1 else 1))
+
+def no_policy(config):
+    return 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to start in, with parts in a file."""
+    (tmp_path / "parts.py").write_text(PARTS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def resolved(*overrides: str) -> RunConfig:
+    return own.resolve(compose("local_batch=8", "model=tiny_cnn", *TINY, *overrides))
+
+
+def test_torchs_optimizers_are_as_good_as_ones_own() -> None:
+    options = ("+optimizer.options.alpha=0.9", "optimizer.lr=0.01", "optimizer.weight_decay=0.1")
+    config = resolved("optimizer=own", "optimizer.target=torch.optim:RMSprop", *options)
+    study.check(config)
+    plain, model = make_model(), make_model()
+    reference = RMSprop(plain.parameters(), lr=0.01, alpha=0.9, weight_decay=0.1)
+    vector = Vector(model)
+    result = train(model, optim.build(config.optimizer, vector), vector)
+    torch.testing.assert_close(result, train(plain, reference), rtol=1e-12, atol=1e-14)
+
+
+def test_an_optimizer_sees_one_long_parameter_or_the_layers() -> None:
+    for by_layer, shapes in (("false", [(74,)]), ("true", [(8, 4), (2, 8), (8,), (8,), (8,), (2,)])):
+        config = resolved("optimizer=own", "optimizer.target=parts.py:Shapes", f"optimizer.by_layer={by_layer}")
+        optimizer = optim.build(config.optimizer, Vector(make_model()))
+        assert vars(optimizer)["shapes"] == shapes
+        optim.set_learning_rate(optimizer, 0.5)
+        assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_a_policy_decides_what_a_round_takes() -> None:
+    config = resolved("batching=own", "batching.target=parts.py:Growing", "+batching.options.times=3", "num_workers=2")
+    policy = batching.build(config)
+    assert isinstance(policy, Policy)
+    assert [share.num_examples for share in policy.shares(0.5)] == [8, 8]
+    assert [(share.num_examples, share.num_passes) for share in policy.shares(1.0)] == [(24, 3), (24, 3)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("optimizer=own", "optimizer.target=parts.py:no_optimizer"), "returned list, not a torch.optim.Optimizer"),
+        (("optimizer=own", "optimizer.target=parts.py:NoRate"), "param_groups have no 'lr'"),
+        (("optimizer=own", "optimizer.target=torch.optim:Muon"), "it raised an error(.|\n)*ValueError"),
+        (("optimizer=own", "optimizer.target=torch.optim:SGDD"), "Did you mean 'SGD'"),
+        (("batching=own", "batching.target=parts.py:no_policy"), "returned int, not a bsweep.batching.Policy"),
+        (
+            (
+                "strategy=parameter_server",
+                "num_workers=4",
+                "optimizer=own",
+                "optimizer.target=parts.py:Shapes",
+                "optimizer.by_layer=true",
+                "strategy.sharding=memory",
+            ),
+            "optimizer=own needs the norms of whole layers",
+        ),
+        (
+            (
+                "strategy=diloco",
+                "allocation=steps_by_speed",
+                "allocation.adapt_every=2",
+                "num_workers=2",
+                "batching=own",
+                "batching.target=parts.py:Growing",
+            ),
+            "two would decide",
+        ),
+    ],
+)
+def test_what_is_none_is_said_before_anything_starts(overrides: tuple[str, ...], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        study.check(resolved(*overrides))
