@@ -73,7 +73,7 @@ def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a run was told, by the columns of `runs`."""
-    told = ((key, value) for key, value in _flatten(config) if _is_setting(key) and not schema.is_left_out(key, value))
+    told = ((key, value) for key, value in _flat(config) if _is_setting(key) and not schema.is_left_out(key, value))
     settings = {_SHORT_NAMES.get(key, key): value for key, value in told}
     for key in _PATHS:
         if settings.get(key):
@@ -168,7 +168,7 @@ def _hardware(meta: Mapping[str, Any]) -> str:
 
 def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
     """`meta.json` by dotted names; its command, as the settings, without where the data lie on which machine."""
-    flat = dict(_flatten(meta))
+    flat = dict(_flat(meta))
     command = flat.get("command") or ""
     with contextlib.suppress(ValueError):  # an unbalanced quote
         for word in shlex.split(command):
@@ -182,10 +182,7 @@ def _is_setting(key: str) -> bool:
     return key in _SHORT_NAMES or (key not in _NO_SETTINGS and not key.startswith("launch."))
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            is_list = isinstance(value, list | tuple)
-            yield f"{prefix}{key}", ", ".join(map(setting_text, value)) if is_list else value
+def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Its leaves by their dotted keys, lists as text."""
+    for key, value in schema.flatten(tree):
+        yield key, ", ".join(map(setting_text, value)) if isinstance(value, list | tuple) else value

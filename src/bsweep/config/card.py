@@ -200,9 +200,6 @@ class StrategyConfig(Card):
     own_compression: ClassVar[str] = ""
     """The key of a compression of its own, if it has one."""
 
-    can_be_slowed: ClassVar[bool] = True
-    """Whether its computing can be stretched alone, for `launch.slowdown`."""
-
     takes_local_steps: ClassVar[bool] = False
     """Whether workers step alone between two synchronisations, each as often as it is given."""
 
