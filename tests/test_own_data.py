@@ -193,7 +193,7 @@ def test_a_run_on_data_of_ones_own_keeps_the_code(folder: Path) -> None:
         (("data.target=nowhere.py:images",), "nowhere.py cannot be read"),
         (("data.target=mydata.py:imags",), "Did you mean 'images'?"),
         (("data.target=mydata.py:images", "data.options={classs: 3}"), "Did you mean 'classes'?"),
-        (("data.target=mydata.py:images", "data.options.classes=3"), "Give +data.options.classes=..."),
+        (("data.target=mydata.py:images", "data.options.classs=3"), "Did you mean 'classes'?"),
         (("data.target=mydata.py:broken",), "IndexError"),
         ((), "data.target"),
     ],

@@ -75,19 +75,19 @@ class Job:
             memory_format=memory_format(self.config),
         )
 
-    def training_inputs(self, indices: Tensor, epoch: int) -> Tensor:
-        """Inputs of the model for training examples: images cropped and flipped at random, others as they are."""
-        if self.dataset.mean is None or not isinstance(self.config.data, ImageConfig):
-            return self.inputs(self.dataset.train_inputs[indices])
-        images = augment.crop_and_flip(
-            self.dataset.train_inputs,
-            indices,
-            seed=self.config.seed,
-            epoch=epoch,
-            padding=self.config.data.crop_padding,
-            flip=self.config.data.flip,
-        )
-        return self.inputs(images)
+    def training_examples(self, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+        """Inputs of the model and its targets: images cropped and flipped at random, others as they are."""
+        examples, labels, indices = self.dataset.train.take(indices)
+        if self.dataset.mean is not None and isinstance(self.config.data, ImageConfig):
+            examples = augment.crop_and_flip(
+                examples,
+                indices,
+                seed=self.config.seed,
+                epoch=epoch,
+                padding=self.config.data.crop_padding,
+                flip=self.config.data.flip,
+            )
+        return self.inputs(examples), self.targets(labels)
 
     def targets(self, labels: Tensor) -> Tensor:
         """What the model is to answer: classes and tokens as int64, other numbers in the model's precision."""
@@ -129,8 +129,9 @@ def warm_up(job: Job) -> None:
     statistics = [buffer.clone() for buffer in job.model.buffers()]
     job.model.train()
     with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
-        outputs = job.model(job.inputs(job.dataset.train_inputs[indices]))
-    targets = job.targets(job.dataset.train_labels[indices])
+        examples, labels, _ = job.dataset.train.take(indices)
+        outputs = job.model(job.inputs(examples))
+    targets = job.targets(labels)
     job.objective.check(outputs, targets, job.dataset.num_classes)
     job.objective.loss(outputs, targets).backward()
     job.vector.collect_gradients()
@@ -141,14 +142,15 @@ def warm_up(job: Job) -> None:
 def train_epoch(job: Job, cursor: Cursor) -> runlog.Epoch:
     """What is left of a pass over the training examples, then the evaluation."""
     num_train = len(job.dataset.train_labels)
-    order = plan.epoch_order(num_train, seed=job.config.seed, epoch=cursor.epoch).to(job.device)
+    order = plan.epoch_order(num_train, seed=job.config.seed, epoch=cursor.epoch).to(job.dataset.train_labels.device)
     clock = StepClock(job.device, cursor.step_seconds)
     job.training_model.train()
     job.strategy.begin_epoch(cursor.epoch)
     while cursor.position < num_train and not _is_finished(job):
         shares = plan.of_members(job.policy.shares(_epochs_done(job, cursor)), job.strategy.members)
-        batch = plan.step_indices(order, cursor.position, plan.round_size(shares))
-        sums = _train_round(job, cursor, shares, batch, clock)
+        size = plan.round_size(shares)
+        batch, coming = (plan.step_indices(order, cursor.position + ahead, size) for ahead in (0, size))
+        sums = _train_round(job, cursor, shares, batch, coming, clock)
         _look_at_round(job, cursor, sums)
         _stop_if_told(job, cursor, clock)
     return _epoch_record(job, cursor, clock)
@@ -183,20 +185,24 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock) -> runlog.Epoch:
     )
 
 
-def _train_round(job: Job, cursor: Cursor, shares: Shares, batch: Tensor, clock: StepClock) -> Tensor:
+def _train_round(job: Job, cursor: Cursor, shares: Shares, batch: Tensor, coming: Tensor, clock: StepClock) -> Tensor:
     """This worker's steps on its part of `batch`, and what the strategy does after them; often a round is one step.
+
+    `coming` are most likely the examples of the next round.
 
     Returns:
         Sum of losses, correct answers and labels of its part, float64 (3,) on the device.
     """
     strategy, own = job.strategy, shares[job.place.rank]
     parts = plan.local_steps(batch, job.place.rank, shares)
+    coming_parts = [*parts, *plan.local_steps(coming, job.place.rank, shares)]
     sums = torch.zeros_like(cursor.totals)
     cursor.global_batch = plan.global_batch(shares)
     if isinstance(strategy, Rounds):
         strategy.begin_round(shares)
     for number, part in enumerate(parts, 1):
         ends_round = number == len(parts)
+        job.dataset.train.expect(coming_parts[number - 1 : number + 1])
         with clock.step():
             trained = (number - 0.5) / len(parts) * len(batch)
             rate = job.learning_rate(_epochs_done(job, cursor, trained), strategy.rate_batch(shares))
@@ -291,7 +297,7 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: in
     Returns:
         Sum of losses, correct answers and labels of its part, float64 (3,) on the device.
     """
-    dataset, strategy = job.dataset, job.strategy
+    strategy = job.strategy
     parts = (plan.worker_part(part, i, num_passes) for i in range(num_passes))
     passes = [indices for indices in parts if len(indices)]
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
@@ -299,7 +305,7 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: in
     with job.slowdown.step(len(part)):
         # A worker that has no example of a tail computes one that counts nothing: some exchanges travel within a pass.
         for number, indices in enumerate(passes or [batch[:1]], 1):
-            inputs, targets = job.training_inputs(indices, epoch), job.targets(dataset.train_labels[indices])
+            inputs, targets = job.training_examples(indices, epoch)
             if isinstance(strategy, InBackward) and number == max(1, len(passes)):
                 strategy.before_last_pass()
             with strategy.passes() if isinstance(strategy, InBackward) else nullcontext():
@@ -335,9 +341,9 @@ def _scores_of_own_part(job: Job) -> Tensor:
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.model.eval()
     with memory.unlimited(), torch.inference_mode(), job.autocast():  # the limit is on what steps take
-        for indices in mine.to(job.device).split(at_once):
-            targets = job.targets(dataset.test_labels[indices])
-            outputs = job.model(job.inputs(dataset.test_inputs[indices]))
+        for examples, labels in dataset.test.batches(mine, at_once):
+            targets = job.targets(labels)
+            outputs = job.model(job.inputs(examples))
             totals += job.objective.score(job.objective.loss(outputs, targets), outputs, targets)
             job.heartbeat()
     return totals

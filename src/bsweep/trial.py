@@ -47,7 +47,7 @@ def step_seconds(job: Job, local_batch: int, times: int) -> float:
     """The median of `times` as many steps as usual, after a first one."""
     config = replace(job.config, local_batch=local_batch, global_batch=None)
     job = replace(job, config=config)
-    examples = torch.arange(config.examples_per_step, device=job.device)
+    examples = torch.arange(config.examples_per_step, device=job.dataset.train_labels.device)
     job.training_model.train()
     loop.train_step(job, examples, examples, 1, config.accumulation_steps)
     job.heartbeat()

@@ -110,6 +110,9 @@ class DataConfig(Card):
     """
 
     subset: Count | None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    added_later: ClassVar[Mapping[str, object]] = {"device": "auto"}
 
     consists_of: ClassVar[Kind]
 

@@ -41,18 +41,18 @@ def _prepared(config: DataConfig) -> DataInfo | ValueError:
 
 
 def load(config: DataConfig, device: torch.device) -> Dataset:
-    """The data set on a device, its training part cut down to `subset`.
+    """The data set for a device that trains, its training part cut down to `subset`.
 
     Raises:
         ValueError: as `prepare`.
     """
-    from bsweep.data.dataset import balanced_subset  # imports torch
+    from bsweep.data.dataset import balanced_subset, placed  # imports torch
 
     dataset: Dataset = resolve(config.builds).load(config)
     _refuse_larger(config.subset, len(dataset.train_labels))
     if config.subset is not None:
         dataset = balanced_subset(dataset, config.subset)
-    return dataset.to(device)
+    return placed(dataset, device, config.device)
 
 
 def _refuse_larger(subset: int | None, num_train: int) -> None:

@@ -10,14 +10,14 @@ from bsweep.randomness import random_bits
 
 
 def crop_and_flip(images: Tensor, indices: Tensor, *, seed: int, epoch: int, padding: int, flip: bool) -> Tensor:
-    """The images `indices`, each cropped at random from its black-padded self and, if `flip`, mirrored half the time.
+    """Images, each cropped at random from its black-padded self and, if `flip`, mirrored half the time.
 
     What happens to an example depends on (seed, epoch, example) alone: not on its batch, worker or device. One gather
     does it all; nothing here waits for a GPU, so it can be captured in a CUDA graph.
 
     Args:
-        images: uint8 (N, C, H, W), the whole training set.
-        indices: int64 (B,), on the device of the images.
+        images: uint8 (B, C, H, W).
+        indices: their numbers in the training set, int64 (B,), on the device of the images.
         seed: of the run.
         epoch: of the run.
         padding: pixels on each side; a crop's offset is one of `2 * padding + 1` in either direction.
@@ -27,9 +27,9 @@ def crop_and_flip(images: Tensor, indices: Tensor, *, seed: int, epoch: int, pad
         uint8 (B, C, H, W).
     """
     if not padding and not flip:
-        return images[indices]
+        return images
     _, channels, height, width = images.shape
-    padded = F.pad(images[indices], (padding, padding, padding, padding))
+    padded = F.pad(images, (padding, padding, padding, padding))
     top, left, mirrored = _draw(indices, seed, epoch, padding, flip)
     x, y = torch.arange(width, device=images.device), torch.arange(height, device=images.device)
     columns = left[:, None] + torch.where(mirrored[:, None], width - 1 - x, x)

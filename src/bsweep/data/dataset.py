@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bsweep.data.streaming import Part
 from bsweep.randomness import random_bits
 
 _CHUNK = 256  # images counted at once
+_MOST_OF_FREE = 0.5  # the model and its activations need the rest
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test examples; all tensors are contiguous and on one device.
+    """Training and test examples as contiguous tensors.
+
+    They lie on the device that trains, or on the CPU, from which they are streamed to it; see `train` and `test`.
 
     An example is an image and its class, or T tokens of a text and, for each, the one that follows it; or, of the
     user's own data, any tensor. Images alone have `mean` and `std`, and are normalised by them.
@@ -31,6 +37,7 @@ class Dataset:
     num_classes: int  # what a label is one of: the classes, or a text's vocabulary
     mean: Tensor | None = None  # float32 (C,): of all training images in [0, 1], also where a subset is trained on
     std: Tensor | None = None  # float32 (C,)
+    device: torch.device | None = None  # that trains; None: where the tensors are
 
     @property
     def tokens_per_example(self) -> int | None:
@@ -38,9 +45,35 @@ class Dataset:
         is_text = self.train_labels.dim() == 2 and not self.train_labels.is_floating_point()
         return self.train_labels.shape[1] if is_text else None
 
-    def to(self, device: torch.device) -> Dataset:
-        tensors: dict[str, Any] = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)}
-        return replace(self, **tensors)
+    @functools.cached_property
+    def train(self) -> Part:
+        return Part(self.train_inputs, self.train_labels, self.device or self.train_inputs.device)
+
+    @functools.cached_property
+    def test(self) -> Part:
+        return Part(self.test_inputs, self.test_labels, self.device or self.test_inputs.device)
+
+
+def placed(dataset: Dataset, device: torch.device, wanted: Literal["auto", "cpu", "cuda"]) -> Dataset:
+    """The data set for a device that trains: what does not fit there (`auto`), or is not wanted there, stays."""
+    moved: dict[str, Any] = {
+        name: v.to(device) for name in ("mean", "std") if (v := getattr(dataset, name)) is not None
+    }
+    room = free_bytes(device) * _MOST_OF_FREE if wanted == "auto" else math.inf if wanted == "cuda" else 0
+    for split in ("train", "test"):
+        tensors: list[tuple[str, Tensor]] = [
+            (name, getattr(dataset, name)) for name in (f"{split}_inputs", f"{split}_labels")
+        ]
+        size = sum(tensor.nbytes for _, tensor in tensors)
+        if size <= room or device.type == "cpu":
+            moved |= {name: tensor.to(device) for name, tensor in tensors}
+            room -= size
+    return replace(dataset, device=device, **moved)
+
+
+def free_bytes(device: torch.device) -> float:
+    """Memory of a device that nobody has taken; on the CPU, data sets are mapped."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else math.inf
 
 
 def from_images(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: Sequence[str]) -> Dataset:
