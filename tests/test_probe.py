@@ -6,13 +6,18 @@ import json
 import statistics
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from bsweep import allocation, cli
+from bsweep import allocation, cli, probe
 from bsweep.allocation import Probe
 from bsweep.config import RunConfig
+from bsweep.loop import Job
 from tests.running import bsweep, compose, imported_first, summaries
 
 DATA = ("data=synthetic", "data.num_train=300", "data.num_test=20", "data.shape=[3,32,32]", "data.crop_padding=1")
@@ -210,3 +215,22 @@ def test_a_probe_reads_back_as_it_was_written(uneven: tuple[Path, str]) -> None:
     written = json.loads((uneven[0] / "results/s/probe.json").read_text())
     probe = allocation.read_probe(compose(*UNEVEN, f"results_dir={uneven[0]}/results"))
     assert json.loads(json.dumps(asdict(probe))) == written
+
+
+def test_the_matrix_product_is_of_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equal ones a GPU draws less power than in training, and is faster."""
+    monkeypatch.setitem(probe._MATRIX_SIDE, "cpu", 64)
+    factors: list[Tensor] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.ops.aten.mm.default:
+                factors.append(args[0])
+            return function(*args, **(kwargs or {}))
+
+    job = SimpleNamespace(
+        device=torch.device("cpu"), precision="fp32", heartbeat=lambda: None, slowdown=SimpleNamespace(factor=1.0)
+    )
+    with Seen():  # type: ignore[no-untyped-call]
+        assert probe._peak_flops(cast("Job", job)) > 0
+    assert factors and all(factor.unique().numel() > 1000 for factor in factors)

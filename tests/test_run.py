@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import platform
 import signal
 import subprocess
 import time
@@ -503,6 +504,9 @@ def test_what_a_worker_draws_is_its_own_and_its_seeds_own(tmp_path: Path) -> Non
     torch.set_num_threads(before)
     (start,) = (record for record in read_records(RunPaths(tmp_path).metrics)[0] if record["type"] == "start")
     assert start["learning_rate"] == 0.1
+    (peer,) = start["workers"]
+    assert (peer["host"], peer["device"], peer["precision"]) == (platform.node(), "cpu", start["precision"])
+    assert (start["device"], start["gpu_software"], peer["driver"], peer["nccl"]) == ("cpu", None, None, None)
     assert torch.initial_seed() == seed_of(1, 0, "dropout")
     keys = [(seed, rank, purpose) for seed in range(9) for rank in range(9) for purpose in ("dropout", "qsgd")]
     assert len({seed_of(*key) for key in keys}) == len(keys)

@@ -29,11 +29,11 @@ class Stopped(RuntimeError):
 
 @contextmanager
 def worker_lost(broken: type[Exception] = RuntimeError) -> Iterator[None]:
-    """What an exchange raises when a connection breaks, as `WorkerLost`."""
+    """What an exchange raises when a connection breaks, as `WorkerLost`; what a GPU raises is this worker's own."""
     try:
         yield
     except broken as error:
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
             raise
         raise WorkerLost(f"the exchange broke off, another worker has probably ended: {error}") from error
 

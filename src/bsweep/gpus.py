@@ -37,6 +37,16 @@ def num_gpus(device: str) -> int:
     return count
 
 
+def driver_version() -> str | None:
+    """The release of the loaded driver, such as 580.65.06."""
+    try:
+        found = re.search(r"Module.*?\s(\d+\.[\d.]+)", _DRIVER.read_text())
+    except OSError:
+        return None
+    return found[1] if found else None
+
+
+_DRIVER = Path("/proc/driver/nvidia/version")
 _DEVICE = Path("/dev/nvidia0")
 _OLDER_BUILD = "torch's build for CUDA 12.6 (for drivers from 525 and GPUs from compute capability 5.0 on)"
 _ON_THE_CPU = "To train on the CPU all the same, set device=cpu, or hide them: CUDA_VISIBLE_DEVICES=''."

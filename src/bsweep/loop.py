@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ class Job:
     place: Place
     device: torch.device
     precision: str
+    peers: tuple[Mapping[str, Any], ...]  # what each worker computes on, by rank; see `bsweep.peers`
     dataset: Dataset
     model: nn.Module
     training_model: nn.Module  # the same, or what a strategy wraps around it
@@ -146,6 +147,7 @@ def train_epoch(job: Job, cursor: Cursor) -> runlog.Epoch:
     clock = StepClock(job.device, cursor.step_seconds)
     job.training_model.train()
     job.strategy.begin_epoch(cursor.epoch)
+    memory.reset_peak(job.device)
     while cursor.position < num_train and not _is_finished(job):
         shares = plan.of_members(job.policy.shares(_epochs_done(job, cursor)), job.strategy.members)
         size = plan.round_size(shares)
@@ -164,6 +166,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock) -> runlog.Epoch:
     traffic = asdict(job.strategy.traffic())
     waits = traffic["worker_wait_seconds"]
     peak_memory_bytes = memory.peak_bytes(job.device)
+    memory.reset_peak(job.device)
     test_loss, test_accuracy = evaluate(job)
     return runlog.Epoch(
         epoch=cursor.epoch,
@@ -180,6 +183,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock) -> runlog.Epoch:
         learning_rate=job.optimizer.param_groups[0]["lr"],
         global_batch=cursor.global_batch,
         peak_memory_bytes=peak_memory_bytes,
+        evaluation_peak_memory_bytes=memory.peak_bytes(job.device),
         wait_seconds=sum(waits) / len(waits) if waits else None,
         **traffic,
     )

@@ -79,7 +79,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forget the peak of points that this process ran before."""
+    """Begin to measure a peak anew, from what is held now."""
     if device.type == "cuda":
         import torch
 

@@ -6,12 +6,11 @@ Workers measure at the same time, but exchange nothing until the end: one that i
 from __future__ import annotations
 
 import gc
-import json
 import platform
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +23,6 @@ from bsweep.errors import is_out_of_memory
 from bsweep.loop import Job
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
-from bsweep.strategies import Strategy
 from bsweep.worker import do_nothing
 
 _OWN_BATCH_TIMES = 5  # as many of the run's own batch, by which most allocations go
@@ -44,7 +42,7 @@ def measure(config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callab
     with worker.prepared(_with_exchange(config), paths, place, on_step) as job:
         optim.set_learning_rate(job.optimizer, 0.0)  # steps cost the same, and the model stays finite
         beside = _held_beside(config, job)
-        answers = _gather(job.strategy, asdict(_measure_worker(config, job)))
+        answers = job.strategy.gather_json(asdict(_measure_worker(config, job)))
         del beside
         probe = {
             "schema": allocation.PROBE_SCHEMA,
@@ -163,7 +161,8 @@ def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 
 def _peak_flops(job: Job) -> float:
     """FLOP/s of a large matrix product in the run's precision, the best of a few; a slowed worker is as slow in it."""
     side = _MATRIX_SIDE[job.device.type]
-    matrix = torch.ones(side, side, dtype=_DTYPES[job.precision], device=job.device)
+    # Of equal numbers fewer transistors switch: a GPU would draw less power than in training, and keep a higher clock.
+    matrix = torch.randn(side, side, dtype=_DTYPES[job.precision], device=job.device)
     clock = StepClock(job.device, [])
     for _ in range(1 + trial.NUM_STEPS):
         with clock.step():
@@ -187,16 +186,6 @@ def _exchange_seconds(job: Job) -> float:
         seconds.append(exposed + (traffic.codec_seconds or 0.0))
         job.heartbeat()
     return statistics.median(seconds[1:])
-
-
-def _gather(strategy: Strategy, answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every worker's answer by rank: as bytes, for strategies gather numbers."""
-    mine = torch.tensor(list(json.dumps(answer).encode()), dtype=torch.float64)
-    lengths = strategy.gather(torch.tensor([len(mine)], dtype=torch.float64)).flatten().int().tolist()
-    padded = torch.zeros(max(lengths), dtype=torch.float64)
-    padded[: len(mine)] = mine
-    rows = strategy.gather(padded).to(torch.uint8)
-    return [json.loads(bytes(row[:length].tolist())) for row, length in zip(rows, lengths, strict=True)]
 
 
 def main() -> NoReturn:

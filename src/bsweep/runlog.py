@@ -78,7 +78,10 @@ class RunPaths:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Written when all workers are ready to train; `config` is the resolved configuration."""
+    """Written when all workers are ready to train; `config` is the resolved configuration.
+
+    `device` names each kind of device that a worker has, once.
+    """
 
     run_id: str
     config: Mapping[str, Any]
@@ -94,6 +97,8 @@ class Start:
     threads: int
     start_seconds: float | None  # from the launch to here
     learning_rate: float | None = None  # the first worker's, by its rule, before warm-up and schedule
+    gpu_software: str | None = None  # drivers and NCCL; None on CPUs
+    workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.peers`
 
     type: str = "start"
 
@@ -167,7 +172,8 @@ class Epoch:
     each worker's. `sent_bytes` is the mean over workers, `exchange_steps` counts messages that had to follow one
     another, on the worker with most of them. `servers` says what each parameter server did, see
     `ServerLoad`. `global_batch` (as planned: a tail is
-    shorter) and `learning_rate` are those of its last step.
+    shorter) and `learning_rate` are those of its last step. `peak_memory_bytes` is rank 0's while it trained,
+    `evaluation_peak_memory_bytes` while it evaluated afterwards, on batches of another size.
     """
 
     epoch: int  # from 1
@@ -193,6 +199,7 @@ class Epoch:
     learning_rate: float
     global_batch: int
     peak_memory_bytes: int | None
+    evaluation_peak_memory_bytes: int | None = None
 
     type: str = "epoch"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -16,17 +16,16 @@ from typing import NoReturn
 
 import torch
 
-from bsweep import batching, data, loop, memory, models, objective, optim, runlog, strategies
+from bsweep import batching, data, loop, memory, models, objective, optim, peers, runlog, strategies
 from bsweep.clock import Slowdown
 from bsweep.config import RunConfig, own, read
-from bsweep.data.dataset import Dataset
 from bsweep.errors import Diverged, Stopped, errors_reported
 from bsweep.gpus import num_gpus
 from bsweep.loop import Job
 from bsweep.place import Place
 from bsweep.randomness import seed_of
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
-from bsweep.strategies import InBackward, Strategy
+from bsweep.strategies import InBackward
 from bsweep.vector import Vector
 
 
@@ -61,7 +60,8 @@ def train(
 def prepared(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None]) -> Iterator[Job]:
     """This worker, until what it does has ended; all workers call it together.
 
-    An error is reported before others hear that the strategy was closed: they would end this process.
+    The strategy is closed only where all workers end alike: NCCL gives a group up by all processes of a node together,
+    and one that fails would wait there for others, which wait for it in an exchange.
     """
     torch.set_num_threads(place.threads(config.launch.threads_per_worker))
     job = prepare(config, paths, place, on_step)
@@ -69,14 +69,15 @@ def prepared(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable
         try:
             with errors_reported(paths, place):
                 yield job
-        finally:
+        except (Diverged, Stopped):
             job.strategy.close()
+            raise
+        job.strategy.close()
 
 
 def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None] = do_nothing) -> Job:
     """What the loop needs of this worker; all workers call it together."""
     device = choose_device(config, place)
-    memory.reset_peak(device)
     own.search(paths.own)
     if config.launch.memory_limit_mb:
         memory.give_back_at_once()
@@ -84,9 +85,10 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
         memory.keep_for_next_step()
     strategy = strategies.build(config, place, paths)
     dataset = data.load(config.data, device)
-    _refuse_unequal(dataset, strategy, place)
-    torch.manual_seed(config.seed)  # the same initial weights on every worker
     precision = choose_precision(config, device)
+    every = strategy.gather_json({**peers.equipment(device, precision), **peers.data_facts(dataset)})
+    peers.refuse_unequal(every)
+    torch.manual_seed(config.seed)  # the same initial weights on every worker
     shape = tuple(dataset.train_inputs.shape[1:])
     model = models.build(config.model, num_classes=dataset.num_classes, shape=shape).to(
         device, dtype=torch.float64 if precision == "fp64" else torch.float32
@@ -102,6 +104,7 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
         place=place,
         device=device,
         precision=precision,
+        peers=tuple(every),
         dataset=dataset,
         model=model,
         training_model=strategy.wrap(model) if isinstance(strategy, InBackward) else model,
@@ -116,24 +119,6 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
         log=RunLog(paths.metrics),
         on_step=on_step,
     )
-
-
-def _refuse_unequal(dataset: Dataset, strategy: Strategy, place: Place) -> None:
-    """ValueError on all workers if one has other data: hosts may have files of their own under the same path."""
-    if place.num_workers == 1:
-        return
-    labels = dataset.train_labels
-    digest = hashlib.sha256(labels[:: max(1, len(labels) // 1000)].cpu().numpy().tobytes()).digest()
-    checksum = int.from_bytes(digest[:6], "little")  # exact in float64
-    every = strategy.gather(torch.tensor([dataset.num_classes, len(labels), checksum], dtype=torch.float64))
-    others = [rank for rank in range(place.num_workers) if not torch.equal(every[rank], every[0])]
-    if others:
-        (classes, examples, _), (other_classes, other_examples, _) = every[0].tolist(), every[others[0]].tolist()
-        raise ValueError(
-            f"rank {others[0]} has other data than rank 0: a vocabulary (or classes) of {other_classes:.0f} and "
-            f"{other_examples:.0f} training examples, rank 0 has {classes:.0f} and {examples:.0f}, and labels may "
-            "differ. Give all hosts the same files."
-        )
 
 
 def choose_device(config: RunConfig, place: Place) -> torch.device:
@@ -153,7 +138,8 @@ def choose_device(config: RunConfig, place: Place) -> torch.device:
         raise ValueError(
             f"{platform.node()} has {gpus} GPU{'s' * (gpus > 1)}{shown}, and rank {place.rank} is worker "
             f"{place.local_rank + 1} there, but NCCL takes one worker a GPU: give this host no more slots than GPUs "
-            "(launch.hosts, or horovodrun -H), or set device=cpu."
+            "(launch.hosts, or horovodrun -H; parameter servers need none, and take the slots after the workers'), or "
+            "set device=cpu."
         )
     torch.cuda.set_device(place.local_rank)
     return torch.device("cuda", place.local_rank)
@@ -172,7 +158,6 @@ def choose_precision(config: RunConfig, device: torch.device) -> str:
 
 def _start_record(job: Job, launched_at: float | None) -> runlog.Start:
     config, dataset = job.config, job.dataset
-    device = torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else "cpu"
     return runlog.Start(
         run_id=config.run_id,
         config=asdict(config),
@@ -183,8 +168,10 @@ def _start_record(job: Job, launched_at: float | None) -> runlog.Start:
         classes=dataset.classes,
         tokens_per_example=dataset.tokens_per_example,
         num_parameters=job.vector.parameters.numel(),
-        device=device,
+        device=peers.devices(job.peers),
         precision=job.precision,
+        gpu_software=peers.gpu_software(job.peers),
+        workers=peers.on_record(job.peers),
         threads=torch.get_num_threads(),
         start_seconds=time.time() - launched_at if launched_at else None,
         learning_rate=optim.base_learning_rate(config),
@@ -192,28 +179,35 @@ def _start_record(job: Job, launched_at: float | None) -> runlog.Start:
 
 
 def enter(work: Callable[[RunConfig, RunPaths, Place], object]) -> NoReturn:
-    """Be a process that a launcher started with a run folder: a parameter server, or a worker that does this work."""
+    """Be a process that a launcher started with a run folder: a parameter server, or a worker that does this work.
+
+    One that fails leaves at once, when it has said why: what Python does before it ends may wait for other workers.
+    """
     paths = RunPaths(Path(sys.argv[1]))
     config = read(paths.config)
     place = Place.from_environment(config.num_server_processes)
-    with suppress(Diverged, Stopped), errors_reported(paths, place):
-        if place.is_server:
-            own.search(paths.own)
-            strategies.serve(config, place, paths)
-        else:
-            work(config, paths, place)
-    leave()
+    try:
+        with suppress(Diverged, Stopped), errors_reported(paths, place):
+            if place.is_server:
+                own.search(paths.own)
+                strategies.serve(config, place, paths)
+            else:
+                work(config, paths, place)
+    except BaseException:
+        traceback.print_exc()
+        _leave(1)
+    atexit._run_exitfuncs()  # Horovod's is one
+    _leave(0)
 
 
-def leave() -> NoReturn:
-    """End a process whose work is done and on record, without the destructors of C++ libraries.
+def _leave(code: int) -> NoReturn:
+    """End a process whose work or failure is on record, without the destructors of C++ libraries.
 
     After Gloo was used, those of torch 2.13 abort one exit in twenty ("terminate called without an active exception").
     """
-    atexit._run_exitfuncs()  # Horovod's is one
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def main() -> NoReturn:

@@ -82,6 +82,7 @@ RUNS = (
     Column("accumulation_steps", "any", role="setting"),
     Column("device", "text", role="context", source="start", said="{}"),
     Column("hardware", "text", role="context", source="meta", said="{}"),
+    Column("gpu_software", "any", role="context", source="start", said="{}", is_always=False),
     Column("precision", "text", role="setting", source="start", said="{}"),
     Column("compression", "any", role="setting", source="compression.name"),
     Column("allocation", "any", role="setting", source="allocation.name"),
@@ -115,6 +116,7 @@ EPOCHS = (
     Column("received_bytes", "count_or_null", role="other", is_always=False),
     Column("exchange_steps", "count_or_null", role="other", is_always=False),
     Column("peak_memory_bytes", "count_or_null", role="other", is_always=False),
+    Column("evaluation_peak_memory_bytes", "count_or_null", role="other", is_always=False),
 )
 SERVERS = (
     *_again(RUNS, "run_id"),

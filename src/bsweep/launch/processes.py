@@ -94,9 +94,9 @@ def launch(
     failed = any(process.returncode for process in processes)
     if ended and (ended.status == "diverged" or config.strategy.outlives_workers or not failed):
         return ended
-    if timeout:
+    if timeout and not first_error(paths, config.num_workers + config.num_server_processes):
         return Outcome("timeout", f"{timeout}\n{_last_lines_of_all(config, paths)}")
-    found = failures(console.read_text(errors="replace")) or _hidden_failures(config, paths)
+    found = [] if timeout else failures(console.read_text(errors="replace")) or _hidden_failures(config, paths)
     return _failure(config, paths, found, console)
 
 
@@ -253,10 +253,13 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _failure(config: RunConfig, paths: RunPaths, failures: Sequence[tuple[int, int]], console: Path) -> Outcome:
-    """Which process failed first and why: one that was killed, else by its own word, else by the command's."""
+    """Which process failed first and why: one that was killed, else by its own word, else by the command's.
+
+    Other signals than SIGKILL may be consequences: NCCL's watchdog aborts those who wait for a worker that failed.
+    """
     num_processes = config.num_workers + config.num_server_processes
     silent = [(r, code) for r, code in failures if not (paths.rank_logs(r) / "error.json").exists()]
-    killed = [(rank, code) for rank, code in silent if _signal(code) not in (None, signal.SIGTERM)]
+    killed = [(rank, code) for rank, code in silent if _signal(code) == signal.SIGKILL]
     error = first_error(paths, num_processes)
     if error and not killed:
         rank, outcome, trace = error
@@ -265,7 +268,8 @@ def _failure(config: RunConfig, paths: RunPaths, failures: Sequence[tuple[int, i
     if not failures:
         lines = console.read_text(errors="replace").splitlines()[-_QUOTED_LINES:]
         return Outcome("failed", "the workers could not be started:\n" + "\n".join(lines))
-    rank, code = (killed or silent or failures)[0]
+    crashed = [(rank, code) for rank, code in silent if _signal(code) not in (None, signal.SIGTERM)]
+    rank, code = (killed or crashed or silent or failures)[0]
     limits = config.launch.memory_limit_mb
     if limits and rank < config.num_workers and _signal(code) in CRASHES:
         cause = f"{_cause(code)} under its memory limit of {limits[rank]:g} MiB, as by kernels that find no room"

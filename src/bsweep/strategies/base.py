@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,6 +104,15 @@ class Strategy(ABC):
     def mean(self, values: Tensor) -> Tensor:
         """The element-wise mean over workers of a small float64 CPU tensor. All workers call it together."""
         return self.gather(values).mean(dim=0)
+
+    def gather_json(self, value: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """A small object of every worker, by rank, which travels as bytes. All workers call it together."""
+        mine = torch.tensor(list(json.dumps(value).encode()), dtype=torch.float64)
+        lengths = self.gather(torch.tensor([len(mine)], dtype=torch.float64)).flatten().int().tolist()
+        padded = torch.zeros(max(lengths), dtype=torch.float64)
+        padded[: len(mine)] = mine
+        rows = self.gather(padded).to(torch.uint8)
+        return [json.loads(bytes(row[:length].tolist())) for row, length in zip(rows, lengths, strict=True)]
 
     def traffic(self) -> Traffic:
         """The cost of the exchanges since the last call. All workers call it together.

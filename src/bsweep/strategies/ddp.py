@@ -5,7 +5,9 @@ Its exchange hides in the backward pass: what it took, and who waited for whom, 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -48,7 +50,7 @@ class DDP(TorchStrategy, InBackward):
         self._module.require_backward_grad_sync = True
 
     def passes(self) -> AbstractContextManager[None]:
-        return worker_lost()
+        return _exchange_lost()
 
     def step(self) -> None:
         self._module.require_backward_grad_sync = False
@@ -79,3 +81,18 @@ class DDP(TorchStrategy, InBackward):
         size = self._vector.gradients.numel() * element_bytes
         self._wire.count(2 * (self.num_workers - 1) * size // self.num_workers, 0)
         self._count()
+
+
+@contextmanager
+def _exchange_lost() -> Iterator[None]:
+    """`WorkerLost` for an exchange that broke off within a pass; what the model raises there is this worker's own."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and not _OF_EXCHANGE.search(str(error)):
+            raise
+        with worker_lost():
+            raise
+
+
+_OF_EXCHANGE = re.compile(r"gloo|nccl|connection (closed|reset|refused)", re.IGNORECASE)

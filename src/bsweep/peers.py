@@ -1,0 +1,92 @@
+"""What each worker computes on and with: compared before they train, and on record.
+
+Workers that differ in it would wait for ever for one another, over different backends, or train on different data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from bsweep.data.dataset import Dataset
+from bsweep.gpus import driver_version
+
+Peer = Mapping[str, Any]
+
+
+def equipment(device: torch.device, precision: str) -> dict[str, Any]:
+    """What goes on record of this worker."""
+    on_gpu = device.type == "cuda"
+    return {
+        "host": platform.node(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "precision": precision,
+        "tf32": _tf32(device) if on_gpu else [],
+        "driver": driver_version() if on_gpu else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+
+
+def _tf32(device: torch.device) -> list[str]:
+    """What of fp32 a GPU computes with TF32's 10 bits of mantissa; from compute capability 8.0 on."""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return []
+    rounded = {"convolutions": torch.backends.cudnn.allow_tf32, "products": torch.backends.cuda.matmul.allow_tf32}
+    return [name for name, is_rounded in rounded.items() if is_rounded]
+
+
+def data_facts(dataset: Dataset) -> dict[str, Any]:
+    """By which different data are told, of files of their own that hosts may have under the same path."""
+    labels = dataset.train_labels
+    some = labels[:: max(1, len(labels) // 1000)].cpu().numpy().tobytes()
+    return {
+        "num_classes": dataset.num_classes,
+        "num_train": len(labels),
+        "labels": hashlib.sha256(some).hexdigest(),
+    }
+
+
+def refuse_unequal(peers: Sequence[Peer]) -> None:
+    """ValueError, the same on all workers, if one has another kind of device, precision or data than the first."""
+    first = peers[0]
+    for rank, peer in enumerate(peers):
+        pair = f"rank {rank} on {peer['host']}", f"rank 0 on {first['host']}"
+        if (peer["device"] == "cpu") != (first["device"] == "cpu"):
+            raise ValueError(
+                f"{pair[0]} computes on {peer['device']}, {pair[1]} on {first['device']}: see with nvidia-smi why one "
+                "of the hosts shows no GPU, leave it out, or set device=cpu."
+            )
+        if peer["precision"] != first["precision"]:
+            raise ValueError(
+                f"precision={peer['precision']} suits {pair[0]} ({peer['device']}), precision={first['precision']} "
+                f"{pair[1]} ({first['device']}): set the same for all, such as precision=fp32."
+            )
+        if any(peer[name] != first[name] for name in ("num_classes", "num_train", "labels")):
+            raise ValueError(
+                f"rank {rank} has other data than rank 0: a vocabulary (or classes) of {peer['num_classes']} and "
+                f"{peer['num_train']} training examples, rank 0 has {first['num_classes']} and {first['num_train']}, "
+                "and labels may differ. Give all hosts the same files."
+            )
+
+
+def on_record(peers: Sequence[Peer]) -> tuple[dict[str, Any], ...]:
+    """The workers' equipment, without what all have alike of the data."""
+    kept = ("host", "device", "precision", "tf32", "driver", "nccl", "cuda_visible_devices")
+    return tuple({name: peer[name] for name in kept} for peer in peers)
+
+
+def devices(peers: Sequence[Peer]) -> str:
+    """The kinds of device in the order of the workers, such as `Tesla T4, NVIDIA A100`."""
+    return ", ".join(dict.fromkeys(peer["device"] for peer in peers))
+
+
+def gpu_software(peers: Sequence[Peer]) -> str | None:
+    """The GPU drivers and the NCCL versions that workers have; None on CPUs."""
+    said = dict.fromkeys(f"driver {peer['driver']}, NCCL {peer['nccl']}" for peer in peers if peer["nccl"])
+    return "; ".join(said) or None

@@ -1,0 +1,142 @@
+"""Which of several failed processes is named, and that one which fails keeps nobody waiting."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from bsweep import peers, runlog
+from bsweep.config import RunConfig
+from bsweep.errors import WorkerLost, worker_lost
+from bsweep.launch import processes
+from bsweep.runlog import RunPaths
+from bsweep.strategies import ddp
+from tests.running import TINY, bsweep, compose, imported_first
+
+POINT = ("local_batch=10", "num_workers=2", "strategy=ddp", "model=tiny_cnn", "epochs=1", *TINY)
+ERROR = {
+    "status": "out_of_memory",
+    "message": "OutOfMemoryError: CUDA out of memory",
+    "is_consequence": False,
+    "traceback": "",
+}
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(tmp_path)
+    for rank in (0, 1):
+        paths.rank_logs(rank).mkdir(parents=True)
+    paths.metrics.touch()
+    return paths
+
+
+def point(*overrides: str) -> RunConfig:
+    return compose(*POINT, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("number", "named"), [(signal.SIGABRT, "rank 0 failed: OutOf"), (signal.SIGKILL, "rank 1 was ended by SIGKILL")]
+)
+def test_only_a_kill_outranks_what_a_worker_said(paths: RunPaths, number: int, named: str) -> None:
+    """NCCL's watchdog aborts those who wait for a worker that failed, and may be quicker than its launcher."""
+    runlog.write_json(paths.rank_logs(0) / "error.json", {**ERROR, "time": 1.0})
+    outcome = processes._failure(point(), paths, [(1, -number)], paths.logs / "none")
+    assert outcome.message.startswith(named)
+
+
+def test_without_a_word_the_crashed_is_named_before_those_who_merely_ended(paths: RunPaths) -> None:
+    outcome = processes._failure(point(), paths, [(0, 1), (1, -signal.SIGABRT)], paths.logs / "none")
+    assert outcome.message.startswith("rank 1 was ended by SIGABRT")
+
+
+def test_a_launcher_that_waits_in_vain_tells_the_first_error(paths: RunPaths) -> None:
+    """And not that it took too long, where a process said what was wrong and did not end."""
+    runlog.write_json(paths.rank_logs(1) / "error.json", {**ERROR, "time": 1.0})
+    config = point("launch.start_timeout_seconds=1")
+    outcome = processes.launch(config, paths, lambda: None, [["sleep", "60"]], lambda _: [])
+    assert (outcome.status, outcome.message) == ("out_of_memory", f"rank 1 failed: {ERROR['message']}")
+
+
+def test_a_worker_that_fails_waits_for_nobody(tmp_path: Path) -> None:
+    """Though the others are deep in a step, and giving the group up would wait for them, as NCCL's does."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "if 'RANK' in os.environ:\n"
+        "    import torch.distributed as dist\n"
+        "    import bsweep.loop as loop\n"
+        "    dist.destroy_process_group = lambda *a, **k: time.sleep(600)\n"
+        "    plain, calls = loop.train_step, []\n"
+        "    def failing(*a, **k):\n"
+        "        calls.append(1)\n"
+        "        if len(calls) == 3:\n"
+        "            time.sleep(600 if os.environ['RANK'] == '0' else 0)\n"
+        "            raise RuntimeError('CUDA error: an illegal memory access was encountered')\n"
+        "        return plain(*a, **k)\n"
+        "    loop.train_step = failing\n"
+    )
+    began = time.monotonic()
+    result = bsweep("run", *POINT, "study=s", cwd=tmp_path, env=imported_first(tmp_path), timeout=120)
+    assert result.returncode == 1, result.stderr
+    assert time.monotonic() - began < 100, "not the stall timeout, by far"
+    (summary,) = tmp_path.glob("results/s/*/summary.json")
+    found = runlog.read_json(summary)
+    assert found and found["status"] == "failed"
+    assert found["message"].startswith("rank 1 failed: RuntimeError: CUDA error: an illegal memory access")
+    assert "in failing" in (summary.parent / "logs/rank.1/stderr").read_text(), "the traceback is printed"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"), True),
+        (dist.DistBackendError("NCCL communicator was aborted on rank 1"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), False),
+        (torch.OutOfMemoryError("NCCL out of memory"), False),
+        (torch.AcceleratorError("CUDA error: device-side assert triggered"), False),
+    ],
+)
+def test_only_a_broken_exchange_within_ddps_pass_is_anothers_fault(error: RuntimeError, is_lost: bool) -> None:
+    with pytest.raises(WorkerLost if is_lost else type(error)), ddp._exchange_lost():
+        raise error
+
+
+def test_what_a_gpu_raises_in_an_exchange_is_this_workers_own() -> None:
+    with pytest.raises(torch.AcceleratorError), worker_lost():
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+
+PEER = {
+    "host": "a", "device": "NVIDIA H100", "precision": "bf16", "driver": "580.1", "nccl": "2.28.9",
+    "tf32": ["convolutions"], "cuda_visible_devices": None, "num_classes": 10, "num_train": 100, "labels": "c0ffee",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"device": "cpu", "precision": "fp32"}, "rank 1 on b computes on cpu, rank 0 on a on NVIDIA H100"),
+        ({"device": "Tesla T4", "precision": "fp32"}, r"precision=fp32 suits rank 1 on b \(Tesla T4\), precision=bf16"),
+        ({"num_train": 90}, "rank 1 has other data than rank 0.* 90 training examples"),
+    ],
+)
+def test_what_would_stall_workers_or_mix_their_numbers_is_refused(other: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        peers.refuse_unequal([PEER, {**PEER, "host": "b", **other}])
+
+
+def test_other_gpus_of_one_precision_are_told_and_on_record() -> None:
+    both = [PEER, {**PEER, "host": "b", "device": "Tesla T4", "driver": "575.2", "cuda_visible_devices": "0"}]
+    peers.refuse_unequal(both)
+    assert peers.devices(both) == "NVIDIA H100, Tesla T4"
+    assert peers.gpu_software(both) == "driver 580.1, NCCL 2.28.9; driver 575.2, NCCL 2.28.9"
+    assert peers.on_record(both)[1] == {
+        "host": "b", "device": "Tesla T4", "precision": "bf16", "driver": "575.2", "nccl": "2.28.9",
+        "tf32": ["convolutions"], "cuda_visible_devices": "0",
+    }  # fmt: skip
