@@ -83,7 +83,11 @@ def test_a_function_of_a_file_gives_the_model_that_its_options_say(folder: Path)
 @pytest.mark.parametrize(
     ("target", "options", "expected"),
     [
-        ("returns_none", (), "model.target=mine.py:returns_none: it returned NoneType, not a torch.nn.Module"),
+        (
+            "returns_none",
+            (),
+            "mine.py:returns_none: it returned NoneType, not a torch.nn.modules.module.Module",
+        ),
         ("frozen", (), "has no trainable parameters"),
         ("lazy", (), r"parameter 1.weight has no shape before the first batch"),
         ("complex_numbers", (), "parameter weight is torch.complex64"),

@@ -1,7 +1,8 @@
-"""Optimizers and batching policies of the user's own."""
+"""Optimizers, policies, strategies and codecs of the user's own, alone and all together."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,47 @@ from torch.optim import RMSprop
 
 from bsweep import batching, optim, study
 from bsweep.batching import Policy
-from bsweep.config import ConfigError, RunConfig, own
+from bsweep.config import ConfigError, RunConfig, own, read
+from bsweep.config.own import Own
 from bsweep.vector import Vector
-from tests.running import TINY, compose
+from tests.running import TINY, bsweep, compose
 from tests.test_optim import make_model, train
 
 PARTS = """\
 import torch
 from bsweep.batching import Policy
+from bsweep.compression import Codec
+from bsweep.strategies import Strategy
+from bsweep.strategies.allreduce import AllReduce
+from bsweep.strategies.single import Single
+
+class Net(torch.nn.Sequential):
+    def __init__(self, num_classes, shape):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(shape[0] * shape[1] * shape[2], num_classes))
+
+class Sum(AllReduce):
+    def __init__(self, config, strategy, place, paths, scale):
+        super().__init__(config, strategy, place, paths)
+        self.scale = scale
+
+    def exchange(self):
+        super().exchange()
+        self._vector.gradients.mul_(self.scale)
+
+class Clamped(Codec):
+    def __init__(self, config, setting, limit):
+        self.limit = limit
+
+    def exchange(self, gradients, group):
+        gradients.clamp_(-self.limit, self.limit)
+        group.all_reduce(gradients)
+
+class NoStrategy:
+    def __init__(self, config, strategy, place, paths):
+        pass
+
+class Alone(Single):
+    pass
 
 class Shapes(torch.optim.SGD):
     def __init__(self, parameters, lr, seen=()):
@@ -87,11 +121,18 @@ def test_a_policy_decides_what_a_round_takes() -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (("optimizer=own", "optimizer.target=parts.py:no_optimizer"), "returned list, not a torch.optim.Optimizer"),
+        (
+            ("optimizer=own", "optimizer.target=parts.py:no_optimizer"),
+            "returned list, not a torch.optim",
+        ),
         (("optimizer=own", "optimizer.target=parts.py:NoRate"), "param_groups have no 'lr'"),
         (("optimizer=own", "optimizer.target=torch.optim:Muon"), "it raised an error(.|\n)*ValueError"),
         (("optimizer=own", "optimizer.target=torch.optim:SGDD"), "Did you mean 'SGD'"),
-        (("batching=own", "batching.target=parts.py:no_policy"), "returned int, not a bsweep.batching.Policy"),
+        (("batching=own", "batching.target=parts.py:no_policy"), "returned int, not a bsweep.batching.base.Policy"),
+        (("strategy=own", "strategy.target=parts.py:NoStrategy"), "NoStrategy is no bsweep.strategies.Strategy"),
+        (("strategy=own", "strategy.target=parts.py:Alone", "compression=topk"), "Alone takes no codec"),
+        (("strategy=own", "strategy.target=parts.py:Alone", "launch=horovodrun"), "Type launch=torchrun"),
+        (("strategy=own", "strategy.target=parts.py:Alone", "strategy.algorithm=horovod"), "Type launch=horovodrun"),
         (
             (
                 "strategy=parameter_server",
@@ -119,3 +160,20 @@ def test_a_policy_decides_what_a_round_takes() -> None:
 def test_what_is_none_is_said_before_anything_starts(overrides: tuple[str, ...], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         study.check(resolved(*overrides))
+
+
+def test_two_workers_train_with_parts_of_ones_own_alone(folder: Path) -> None:
+    """Gradients twice as large at half the rate come to the same as with the shipped ones, but for what is clamped."""
+    point = ("local_batch=8", "num_workers=2", "epochs=1", "study=s", *TINY, "model=own", "model.target=parts.py:Net")
+    shipped = bsweep("run", *point, "strategy=allreduce", "optimizer.lr=0.1", "optimizer.momentum=0", cwd=folder)
+    assert shipped.returncode == 0, shipped.stderr
+    parts = {"optimizer": "Shapes", "strategy": "Sum", "compression": "Clamped", "batching": "Growing"}
+    chosen = [word for group, name in parts.items() for word in (f"{group}=own", f"{group}.target=parts.py:{name}")]
+    options = ("optimizer.lr=0.05", "strategy.options.scale=2", "batching.options.times=1")
+    result = bsweep("run", "-m", *point, *chosen, *options, "compression.options.limit=9.0,0.001", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    losses = {}
+    for path in (folder / "results/s").glob("*/summary.json"):
+        codec = read(path.with_name("config.yaml")).compression
+        losses[codec.options["limit"] if isinstance(codec, Own) else None] = json.loads(path.read_text())["train_loss"]
+    assert losses[9.0] == pytest.approx(losses[None], rel=1e-5) and abs(losses[0.001] - losses[9.0]) > 0.01

@@ -73,12 +73,7 @@ def from_target(config: OwnOptimizerConfig, vector: Flat) -> Optimizer:
     These carry `weight_decay`, and one long parameter each or, `by_layer`, the model's tensors.
     """
     groups = (_layer_groups if config.by_layer else _flat_groups)(config, vector)
-    with own.blamed("optimizer", config, "it raised an error"):
-        optimizer = own.call(config, groups, config.lr)
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            f"optimizer.target={config.target}: it returned {type(optimizer).__name__}, not a torch.optim.Optimizer."
-        )
+    optimizer: Optimizer = own.made("optimizer", config, Optimizer, groups, config.lr)
     if not all("lr" in group for group in optimizer.param_groups):
         raise ConfigError(
             f"optimizer.target={config.target}: its param_groups have no 'lr', where the schedule sets the learning "

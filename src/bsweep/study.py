@@ -68,7 +68,7 @@ def check(config: RunConfig) -> list[str]:
 
 
 def _try_own(config: RunConfig, info: data.DataInfo) -> None:
-    """ValueError if an optimizer or a batching policy of the user's own cannot be built for the run's model."""
+    """ValueError if an optimizer, batching policy or strategy of the user's own is none, or does not fit the run."""
     parts = own.cards(config)
     if "optimizer" in parts:
         from bsweep import optim  # imports torch, as the user's code does
@@ -79,6 +79,10 @@ def _try_own(config: RunConfig, info: data.DataInfo) -> None:
         from bsweep import batching
 
         batching.build(config)
+    if "strategy" in parts:
+        from bsweep.strategies import own as own_strategy
+
+        own_strategy.check(config)
 
 
 def is_completed(config: RunConfig) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bsweep.batching.base import Policy, Seen
-from bsweep.config import ConfigError, OwnBatchingConfig, RunConfig, own, resolve
+from bsweep.config import OwnBatchingConfig, RunConfig, own, resolve
 
 __all__ = ["Policy", "Seen", "build"]
 
@@ -18,9 +18,5 @@ def from_target(config: RunConfig) -> Policy:
     """The user's own: `target(config, **options)`."""
     card = config.batching
     assert isinstance(card, OwnBatchingConfig), card
-    with own.blamed("batching", card, "it raised an error"):
-        policy = own.call(card, config)
-    if not isinstance(policy, Policy):
-        returned = type(policy).__name__
-        raise ConfigError(f"batching.target={card.target}: it returned {returned}, not a bsweep.batching.Policy.")
+    policy: Policy = own.made("batching", card, Policy, config)
     return policy

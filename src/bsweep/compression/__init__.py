@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.optim import Optimizer
 
 from bsweep.compression.base import Codec, Setting
-from bsweep.config import CodecConfig, resolve
+from bsweep.config import CodecConfig, OwnCodecConfig, own, resolve
 from bsweep.vector import Flat
 
 __all__ = ["Codec", "Setting", "build"]
@@ -22,4 +22,10 @@ def build(
         return None
     setting = Setting(vector=vector, optimizer=optimizer, seed=seed, rank=rank, num_workers=num_workers)
     codec: Codec = resolve(config.builds)(config, setting)
+    return codec
+
+
+def from_target(config: OwnCodecConfig, setting: Setting) -> Codec:
+    """The user's own: `target(config, setting, **options)`."""
+    codec: Codec = own.made("compression", config, Codec, config, setting)
     return codec

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bsweep.config.card import CodecConfig, Point
+from bsweep.config.own import Own
 from bsweep.config.values import Count, Density, Positive
 
 
@@ -106,6 +107,14 @@ class PowerSGDConfig(CodecConfig):
     builds: ClassVar[str] = "bsweep.compression.powersgd:PowerSGD"
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnCodecConfig(Own, CodecConfig):
+    name: Literal["own"]
+
+    builds: ClassVar[str] = "bsweep.compression:from_target"
+    takes: ClassVar[tuple[str, ...]] = ("config", "setting")
+
+
 AnyCompression = Annotated[
     NoCompressionConfig
     | FP16Config
@@ -114,6 +123,7 @@ AnyCompression = Annotated[
     | QSGDConfig
     | TernGradConfig
     | SignSGDConfig
-    | PowerSGDConfig,
+    | PowerSGDConfig
+    | OwnCodecConfig,
     Field(discriminator="name"),
 ]

@@ -103,6 +103,16 @@ def call(card: Own, *arguments: object) -> Any:
     return load(card)(*arguments, **card.options)
 
 
+def made(group: str, card: Own, kind: type[Any], *arguments: object) -> Any:
+    """What the callable returns, which must be of a kind. ConfigError if it is not, or if the callable raises."""
+    with blamed(group, card, "it raised an error"):
+        found = call(card, *arguments)
+    if not isinstance(found, kind):
+        what = f"{kind.__module__}.{kind.__name__}"
+        raise ConfigError(f"{group}.target={card.target}: it returned {type(found).__name__}, not a {what}.")
+    return found
+
+
 @contextmanager
 def blamed(group: str, card: Own, what: str) -> Iterator[None]:
     """What the user's code raises in here as a ConfigError, with the traceback from the first line of theirs on."""

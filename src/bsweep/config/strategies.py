@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from bsweep.config.card import Point, StrategyConfig
+from bsweep.config.own import Own
 from bsweep.config.values import Count, Fraction, Natural, NonNegative, Positive, show
 
 if TYPE_CHECKING:
@@ -220,7 +221,36 @@ class LocalSGDConfig(StrategyConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCoConfig(StrategyConfig):
+class EitherConfig(StrategyConfig):
+    """What exchanges over torch.distributed, by an algorithm of choice, or over Horovod."""
+
+    algorithm: Algorithm | Literal["horovod"]
+
+    launchers: ClassVar[tuple[str, ...]] = ("torchrun", "horovodrun")
+    takes_codecs: ClassVar[bool] = True
+
+    @property
+    def uses_horovod(self) -> bool:
+        return self.algorithm == "horovod"
+
+    @property
+    def in_probe(self) -> HorovodConfig | AllReduceConfig:
+        if self.algorithm == "horovod":
+            return PLAIN_HOROVOD
+        return AllReduceConfig(name="allreduce", algorithm=self.algorithm)
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        wanted = "horovodrun" if self.uses_horovod else "torchrun"
+        if point.launch.name != wanted and point.launch.name in ("torchrun", "horovodrun"):
+            yield (
+                f"strategy.algorithm={self.algorithm} with launch={point.launch.name}: {wanted} starts its processes. "
+                f"Type launch={wanted} strategy.algorithm={self.algorithm}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCoConfig(EitherConfig):
     name: Literal["diloco"]
     sync_every: Count
     outer_lr: Positive
@@ -228,7 +258,6 @@ class DiLoCoConfig(StrategyConfig):
     outer_nesterov: bool
     weighting: Literal["uniform", "examples", "fednova"]
     weights: tuple[NonNegative, ...] | None
-    algorithm: Algorithm | Literal["horovod"]
     overlap: bool
     max_rounds: Count | None
     max_seconds: Positive | None
@@ -236,18 +265,12 @@ class DiLoCoConfig(StrategyConfig):
     loss_timeout_seconds: Positive
 
     builds: ClassVar[str] = "bsweep.strategies.eager:build"
-    launchers: ClassVar[tuple[str, ...]] = ("torchrun", "horovodrun")
-    takes_codecs: ClassVar[bool] = True
     takes_local_steps: ClassVar[bool] = True
     changes_no_number: ClassVar[tuple[str, ...]] = ("loss_timeout_seconds",)
 
     @property
     def in_step(self) -> bool:
         return False
-
-    @property
-    def uses_horovod(self) -> bool:
-        return self.algorithm == "horovod"
 
     @property
     def outlives_workers(self) -> bool:
@@ -267,12 +290,6 @@ class DiLoCoConfig(StrategyConfig):
     @property
     def ends_after(self) -> tuple[int | None, float | None]:
         return self.max_rounds, self.max_seconds
-
-    @property
-    def in_probe(self) -> HorovodConfig | AllReduceConfig:
-        if self.algorithm == "horovod":
-            return PLAIN_HOROVOD
-        return AllReduceConfig(name="allreduce", algorithm=self.algorithm)
 
     @property
     def vectors_held(self) -> int:
@@ -297,12 +314,6 @@ class DiLoCoConfig(StrategyConfig):
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
-        wanted = "horovodrun" if self.uses_horovod else "torchrun"
-        if point.launch.name != wanted and point.launch.name in self.launchers:
-            yield (
-                f"strategy.algorithm={self.algorithm} with launch={point.launch.name}: {wanted} starts its processes. "
-                f"Type launch={wanted} strategy.algorithm={self.algorithm}."
-            )
         if self.uses_horovod and self.on_loss != "fail":
             yield (
                 f"strategy.on_loss={self.on_loss} with strategy.algorithm=horovod: horovodrun ends all workers with "
@@ -329,7 +340,28 @@ class DiLoCoConfig(StrategyConfig):
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnStrategyConfig(Own, EitherConfig):
+    name: Literal["own"]
+    sync_every: Count
+
+    builds: ClassVar[str] = "bsweep.strategies.own:build"
+    takes: ClassVar[tuple[str, ...]] = ("config", "strategy", "place", "paths")
+    launchers: ClassVar[tuple[str, ...]] = ("torchrun", "horovodrun", "inline")
+
+    @property
+    def local_steps(self) -> int:
+        return self.sync_every
+
+
 AnyStrategy = Annotated[
-    SingleConfig | HorovodConfig | DDPConfig | AllReduceConfig | ParameterServerConfig | LocalSGDConfig | DiLoCoConfig,
+    SingleConfig
+    | HorovodConfig
+    | DDPConfig
+    | AllReduceConfig
+    | ParameterServerConfig
+    | LocalSGDConfig
+    | DiLoCoConfig
+    | OwnStrategyConfig,
     Field(discriminator="name"),
 ]

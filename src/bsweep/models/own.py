@@ -15,19 +15,15 @@ from bsweep.config import ConfigError, OwnModelConfig, own
 
 
 def build(config: OwnModelConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    # With numbers, also where an outline would do: the user's code may look at them.
-    with own.blamed("model", config, "it raised an error"), torch.device("cpu"):
-        model = own.call(config, num_classes, shape)
+    with torch.device("cpu"):  # also where an outline would do: the user's code may look at numbers
+        model: nn.Module = own.made("model", config, nn.Module, num_classes, shape)
     if problem := _problem(model):
         raise ConfigError(f"model.target={config.target}: {problem}")
-    module: nn.Module = model
-    return module
+    return model
 
 
-def _problem(model: object) -> str | None:
+def _problem(model: nn.Module) -> str | None:
     """Why bsweep cannot train what was returned."""
-    if not isinstance(model, nn.Module):
-        return f"it returned {type(model).__name__}, not a torch.nn.Module: return an instance of one."
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not trained:
         return "what it returned has no trainable parameters: nothing would be learned."

@@ -1,0 +1,35 @@
+"""A strategy of the user's own: what `target(config, strategy, place, paths, **options)` returns, as a class does."""
+
+from __future__ import annotations
+
+from bsweep.config import ConfigError, OwnStrategyConfig, RunConfig, own
+from bsweep.place import Place
+from bsweep.runlog import RunPaths
+from bsweep.strategies.base import Strategy
+from bsweep.strategies.summing import Summing
+
+
+def build(config: RunConfig, strategy: OwnStrategyConfig, place: Place, paths: RunPaths) -> Strategy:
+    built = own.call(strategy, config, strategy, place, paths)
+    _refuse(type(built), config, strategy)
+    assert isinstance(built, Strategy)
+    return built
+
+
+def check(config: RunConfig) -> None:
+    """What can be said of a target before there are workers. ConfigError if it cannot be the run's strategy."""
+    strategy = config.strategy
+    assert isinstance(strategy, OwnStrategyConfig), strategy
+    target = own.load(strategy)
+    if isinstance(target, type):
+        _refuse(target, config, strategy)
+
+
+def _refuse(kind: type, config: RunConfig, strategy: OwnStrategyConfig) -> None:
+    if not issubclass(kind, Strategy):
+        raise ConfigError(f"strategy.target={strategy.target}: {kind.__name__} is no bsweep.strategies.Strategy.")
+    if config.compression.builds and not issubclass(kind, Summing):
+        raise ConfigError(
+            f"compression={config.compression.name} with strategy.target={strategy.target}: {kind.__name__} takes no "
+            "codec. Inherit bsweep.strategies.summing.Summing, or use compression=none."
+        )
