@@ -105,3 +105,20 @@ def test_the_command_ends_with_2(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "has 1 GPU (Tesla T4), but" in result.stderr and "535.104.05" in result.stderr
     assert not list(tmp_path.glob("results/s/*/metrics.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("line", "release"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023", "535.104.05"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs)", "580.65.06"),
+        ("", None),
+    ],
+)
+def test_the_driver_on_record_is_the_one_that_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, release: str | None
+) -> None:
+    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "version")
+    assert gpus.driver_version() is None
+    (tmp_path / "version").write_text(f"{line}\nGCC version:  gcc version 12.3.0\n")
+    assert gpus.driver_version() == release
