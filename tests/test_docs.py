@@ -60,6 +60,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 write_image(path, grey + image)
     write_study(folder / "results/mine", local_batches=(8, 64))
     (folder / "scripts").symlink_to(ROOT / "scripts")
+    (build,) = re.findall(r"^def build\(number.*?^```", (ROOT / "docs/own.md").read_text(), re.DOTALL | re.MULTILINE)
+    (folder / "mydata.py").write_text("import torch\n\n\n" + build.removesuffix("```"))
     return folder
 
 
