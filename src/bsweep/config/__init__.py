@@ -12,19 +12,7 @@ from bsweep.config.allocation import (
     UniformConfig,
 )
 from bsweep.config.batching import AnyBatching, BatchingConfig, FixedConfig, OwnBatchingConfig
-from bsweep.config.card import (
-    AllocationConfig,
-    Card,
-    CodecConfig,
-    DataConfig,
-    LaunchConfig,
-    LrRule,
-    ModelConfig,
-    OptimizerConfig,
-    Point,
-    StrategyConfig,
-    resolve,
-)
+from bsweep.config.card import Card, resolve
 from bsweep.config.compression import (
     AnyCompression,
     DGCConfig,
@@ -48,6 +36,17 @@ from bsweep.config.data import (
     SyntheticConfig,
     TextConfig,
     TorchvisionConfig,
+)
+from bsweep.config.groups import (
+    AllocationConfig,
+    CodecConfig,
+    DataConfig,
+    LaunchConfig,
+    LrRule,
+    ModelConfig,
+    OptimizerConfig,
+    Point,
+    StrategyConfig,
 )
 from bsweep.config.launch import AnyLaunch, HorovodrunConfig, InlineConfig, ProcessesConfig, TorchrunConfig
 from bsweep.config.models import (

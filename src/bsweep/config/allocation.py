@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import AllocationConfig
+from bsweep.config.groups import AllocationConfig
 from bsweep.config.values import Count, Density, Positive, Share
 
 

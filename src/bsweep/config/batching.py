@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import Card, Point
+from bsweep.config.card import Card
+from bsweep.config.groups import Point
 from bsweep.config.own import Own
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import CodecConfig, Point
+from bsweep.config.groups import CodecConfig, Point
 from bsweep.config.own import Own
 from bsweep.config.values import Count, Density, Positive
 

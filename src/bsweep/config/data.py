@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import DataConfig, Kind
+from bsweep.config.groups import DataConfig, Kind
 from bsweep.config.own import Own
 from bsweep.config.values import Count, Natural, Share
 

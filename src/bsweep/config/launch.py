@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import LaunchConfig, Point
+from bsweep.config.groups import LaunchConfig, Point
 from bsweep.config.values import Count, Hosts
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import Kind, ModelConfig, Point
+from bsweep.config.groups import Kind, ModelConfig, Point
 from bsweep.config.own import Options, Own
 from bsweep.config.values import Count, Fraction, show
 

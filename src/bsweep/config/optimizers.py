@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import LrRule, OptimizerConfig, Point
+from bsweep.config.groups import LrRule, OptimizerConfig, Point
 from bsweep.config.own import Own
 from bsweep.config.values import Fraction, Positive
 

@@ -23,9 +23,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from bsweep.config.allocation import AnyAllocation
 from bsweep.config.batching import FIXED, AnyBatching
-from bsweep.config.card import Card, Schema, StrategyConfig
+from bsweep.config.card import Card, Schema
 from bsweep.config.compression import AnyCompression
 from bsweep.config.data import AnyData
+from bsweep.config.groups import StrategyConfig
 from bsweep.config.launch import AnyLaunch
 from bsweep.config.models import AnyModel
 from bsweep.config.optimizers import AnyOptimizer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import Point, StrategyConfig
+from bsweep.config.groups import Point, StrategyConfig
 from bsweep.config.own import Own
 from bsweep.config.values import Count, Fraction, Natural, NonNegative, Positive, show
 

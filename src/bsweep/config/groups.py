@@ -1,0 +1,370 @@
+"""The groups of cards: what others may ask of the cards of each, and what cards may ask of a point.
+
+The variants are in the module of their group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from bsweep.config.card import Card
+from bsweep.config.values import Count, NonNegative, Positive, Slowdown, show
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+LrRule = Literal["fixed", "per_worker", "linear", "sqrt"]
+Kind = Literal["images", "text", "anything"]
+
+
+class Point(Protocol):
+    """What cards may ask of the point that they are part of; `RunConfig` is one."""
+
+    @property
+    def num_workers(self) -> int: ...
+    @property
+    def accumulation_steps(self) -> int: ...
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def global_batch(self) -> int | None: ...
+    @property
+    def local_batches(self) -> tuple[int, ...]: ...
+    @property
+    def worker_batches(self) -> tuple[int, ...]: ...
+    @property
+    def examples_per_step(self) -> int: ...
+    @property
+    def num_server_processes(self) -> int: ...
+    @property
+    def data(self) -> DataConfig: ...
+    @property
+    def model(self) -> ModelConfig: ...
+    @property
+    def optimizer(self) -> OptimizerConfig: ...
+    @property
+    def strategy(self) -> StrategyConfig: ...
+    @property
+    def compression(self) -> CodecConfig: ...
+    @property
+    def allocation(self) -> AllocationConfig: ...
+    @property
+    def launch(self) -> LaunchConfig: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Card):
+    """What all data sets share; see `conf/data/`.
+
+    `builds` a module with `info(config)`, which downloads, decodes and caches, and needs no torch once that is done,
+    and `load(config)`, the complete data set on the CPU; both raise a ValueError that says how to mend the
+    configuration.
+    """
+
+    subset: Count | None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    added_later: ClassVar[Mapping[str, object]] = {"device": "auto"}
+
+    consists_of: ClassVar[Kind]
+
+    of_no_example: ClassVar[tuple[str, ...]] = ("subset",)
+    """Keys that change what an example costs not at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Card):
+    """`builds` a callable `(config, *, num_classes, shape)` that gives the freshly initialised module."""
+
+    learns_from: ClassVar[Kind | None] = "images"
+    """None: whatever there is."""
+
+    has_batchnorm: ClassVar[bool | None] = False
+    """None: the module tells, see `bsweep.models.check`."""
+
+    def problems(self, point: Point) -> Iterator[str]:
+        if self.has_batchnorm:
+            yield from self.lone_examples(point)
+        if self.learns_from == "images" and point.data.consists_of == "text":
+            yield (
+                f"model={self.name} learns from images, data={point.data.name} has none: use model=llama_tiny or "
+                "llama_150m, or data=digits."
+            )
+        if self.learns_from == "text" and point.data.consists_of == "images":
+            yield (
+                f"model={self.name} learns from text, data={point.data.name} are images: use data=text data.path=FILE, "
+                "or model=resnet18."
+            )
+
+    def lone_examples(self, point: Point) -> Iterator[str]:
+        """What is wrong with a point if the model has BatchNorm."""
+        batches = point.local_batches
+        if 1 in batches:
+            batch = "local_batch" if set(batches) == {1} else f"local batches {show(batches)}: local_batch"
+            yield (
+                f"{batch}=1 with model={self.name}: BatchNorm needs more than one example for its statistics. "
+                "Use local_batch=2 or more."
+            )
+
+    def check(self, num_classes: int) -> None:
+        """Raises ValueError if the model was configured for other classes, or another vocabulary, than the data's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Card):
+    """What all optimizers share; see `conf/optimizer/`. `builds` a callable `(config, vector)`."""
+
+    lr: Positive
+    lr_rule: LrRule
+    reference_batch: Count
+    warmup_epochs: NonNegative
+    schedule: Literal["constant", "cosine", "multistep", "one_cycle"]
+    milestones: tuple[Positive, ...]
+    gamma: Positive
+    weight_decay: NonNegative
+    decay_norm_and_bias: bool
+
+    needs_global_norm: ClassVar[bool] = False
+
+    known_for_fednova: ClassVar[bool] = False
+    """Whether FedNova's paper says how much its steps count."""
+
+    @property
+    def needs_layer_norms(self) -> bool:
+        """Whether a step asks for whole layers."""
+        return False
+
+    def problems(self, point: Point) -> Iterator[str]:
+        if self.schedule == "multistep" and not self.milestones:
+            yield "optimizer.schedule=multistep needs optimizer.milestones, in epochs, such as [30,40]."
+        if self.warmup_epochs > point.epochs:
+            yield (
+                f"optimizer.warmup_epochs={self.warmup_epochs:g} is longer than epochs={point.epochs}: "
+                "the learning rate would never reach its base value."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyConfig(Card):
+    """`builds` a callable `(config, strategy, place, paths)` that gives a `bsweep.strategies.Strategy`."""
+
+    launchers: ClassVar[tuple[str, ...]] = ()
+    """Those that can start its processes; a strategy without exchange takes any."""
+
+    takes_codecs: ClassVar[bool] = False
+    own_compression: ClassVar[str] = ""
+    """The key of a compression of its own, if it has one."""
+
+    takes_local_steps: ClassVar[bool] = False
+    """Whether workers step alone between two synchronisations, each as often as it is given."""
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all workers pass each step together."""
+        return True
+
+    @property
+    def uses_horovod(self) -> bool:
+        """Whether it exchanges over Horovod, whose processes are started by horovodrun."""
+        return False
+
+    @property
+    def needs_mpi(self) -> bool:
+        """Whether it needs a Horovod that was built with MPI."""
+        return False
+
+    @property
+    def needs_gpus(self) -> str:
+        """Why it runs on GPUs alone, with the remedy; empty where it does not."""
+        return ""
+
+    @property
+    def outlives_workers(self) -> bool:
+        """Whether the others have something left to do when a worker is lost."""
+        return False
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long the others wait for a worker that shows no sign of life."""
+        return float("inf")
+
+    @property
+    def local_steps(self) -> int:
+        """Optimizer steps of a worker between two synchronisations."""
+        return 1
+
+    def with_local_steps(self, local_steps: int) -> Self:
+        """The same with another number of local steps."""
+        assert local_steps == self.local_steps, f"{self.name} has no steps to share"
+        return self
+
+    @property
+    def ends_after(self) -> tuple[int | None, float | None]:
+        """Rounds and seconds after which the run ends, whatever epochs are left."""
+        return None, None
+
+    def num_shards(self, num_workers: int) -> int:
+        """Slices that parameter servers hold between them; 0 without servers."""
+        return 0
+
+    def num_server_processes(self, num_workers: int) -> int:
+        """Processes beside the workers."""
+        return 0
+
+    @property
+    def in_probe(self) -> StrategyConfig:
+        """What a probe runs in its place: a strategy that exchanges the whole vector at each step, unhidden."""
+        return self
+
+    @property
+    def vectors_held(self) -> int:
+        """Vectors of the model's size that it holds beside the model and its optimizer, and `in_probe` does not."""
+        return 0
+
+    @property
+    def vectors_of_first_step(self) -> int:
+        """Those of them that are there only from its first step on."""
+        return 0
+
+    def rate_batch(self, point: Point, rank: int) -> float:
+        """Examples behind an optimizer step of a worker, by which its learning rate goes."""
+        return point.examples_per_step
+
+    def hashed(self, point: Point) -> dict[str, Any]:
+        """What the run id depends on beside the keys."""
+        return {}
+
+    def refuse_started(self, variables: Mapping[str, str]) -> None:
+        """ValueError if processes that were started with these variables cannot do what the card says any more."""
+
+    def problems(self, point: Point) -> Iterator[str]:
+        if self.launchers and point.launch.name not in self.launchers:
+            starters = " or ".join(self.launchers)
+            yield f"strategy={self.name} is started by {starters}, not by launch={point.launch.name}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecConfig(Card):
+    """`builds` a callable `(config, setting)` that gives a `bsweep.compression.Codec`; empty: nothing is compressed."""
+
+    def payload_share(self, epochs: int) -> float | None:
+        """Bytes of a payload over those of the fp32 gradient; None where payloads are summed on their way."""
+        return None
+
+    def warnings(self, point: Point) -> Iterator[str]:
+        """Whether it can win at all: every worker gets every payload, while a ring sends twice the vector."""
+        share, workers = self.payload_share(point.epochs), point.num_workers
+        if share is not None and workers > 1 and share >= 2 / workers:
+            yield (
+                f"compression={self.name} cannot win on {workers} workers: each sends {workers - 1} payloads of "
+                f"{share:.3g} of the gradient, a ring {2 * (workers - 1) / workers:.3g} of it"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationConfig(Card):
+    """What all allocations share; see `conf/allocation/`. The policy fills in the lists that are null.
+
+    `builds` a callable `(config, allocation)` that gives the run with its lists filled in.
+    """
+
+    devices: tuple[str, ...] | None
+    probe: str | None
+    local_batches: tuple[Count, ...] | None
+    local_steps: tuple[Count, ...] | None
+
+    changes_no_number: ClassVar[tuple[str, ...]] = ("probe", "devices")
+
+    shares_batches: ClassVar[bool] = False
+    shares_steps: ClassVar[bool] = False
+
+    takes_devices: ClassVar[bool] = False
+    """Whether it goes by nominal FLOP/s, which `devices` can give without a probe."""
+
+    asks_exchange: ClassVar[bool] = False
+    """Whether it goes by what an exchange takes."""
+
+    fills_memory: ClassVar[bool] = False
+    """Whether a worker's batch is the largest that a probe found to fit."""
+
+    @property
+    def adapts(self) -> bool:
+        """Whether it follows the workers' speeds during a run."""
+        return False
+
+    def problems(self, point: Point) -> Iterator[str]:
+        for key, values in (("local_batches", self.local_batches), ("local_steps", self.local_steps)):
+            if values is not None and len(values) != point.num_workers:
+                yield (
+                    f"allocation.{key}={show(values)} has {len(values)} numbers for num_workers={point.num_workers}: "
+                    "give one for each worker."
+                )
+        if not point.strategy.takes_local_steps and (self.shares_steps or self.local_steps is not None):
+            steps = f"allocation.local_steps={show(self.local_steps)}"
+            what = f"allocation={self.name}" if self.shares_steps else steps
+            yield (
+                f"{what} with strategy={point.strategy.name}: every step is a synchronisation, so that there are no "
+                "local steps to share. Use strategy=diloco, or allocation=batch_by_flops or batch_by_memory."
+            )
+        if point.global_batch is not None:
+            yield from self._batch_problems(point, point.global_batch)
+
+    def _batch_problems(self, point: Point, global_batch: int) -> Iterator[str]:
+        uneven = self.local_batches is not None or self.shares_batches
+        passes, workers = point.accumulation_steps, point.num_workers
+        parts = passes * (1 if uneven else workers)
+        if global_batch % parts:
+            yield (
+                f"global_batch={global_batch} cannot be divided by {'' if uneven else f'num_workers={workers} x '}"
+                f"accumulation_steps={passes}: choose a multiple of {parts}, such as "
+                f"{max(1, round(global_batch / parts)) * parts}."
+            )
+        elif global_batch < workers * passes:
+            yield (
+                f"global_batch={global_batch} is too small for num_workers={workers} x accumulation_steps={passes}: "
+                "every worker needs an example for each forward pass."
+            )
+        elif point.examples_per_step != global_batch:
+            yield (
+                f"allocation.local_batches={show(self.local_batches)} x accumulation_steps={passes} sum to "
+                f"{point.examples_per_step}, but global_batch={global_batch}: give "
+                f"global_batch={point.examples_per_step}, or other batches."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig(Card):
+    """What all launchers share; see `conf/launch/`.
+
+    `builds` a module with `launch(config, launch, paths, on_poll, entry)`, see `bsweep.launch`.
+    """
+
+    slowdown: tuple[Slowdown, ...] | None
+    memory_limit_mb: tuple[Positive, ...] | None
+    threads_per_worker: Count | None = None
+
+    added_later: ClassVar[Mapping[str, object]] = {"threads_per_worker": None}
+
+    starts_processes: ClassVar[bool] = True
+    uses_horovod: ClassVar[bool] = False
+
+    @property
+    def named_hosts(self) -> str | None:
+        """Hosts and slots, `h1:4,h2:4`, where it was given any."""
+        return None
+
+    def problems(self, point: Point) -> Iterator[str]:
+        if self.slowdown is not None and len(self.slowdown) != point.num_workers:
+            yield (
+                f"launch.slowdown={show(self.slowdown)} has {len(self.slowdown)} factors for "
+                f"num_workers={point.num_workers}: give one for each worker, 1 for an undisturbed one."
+            )
+        if self.memory_limit_mb is not None and len(self.memory_limit_mb) != point.num_workers:
+            yield (
+                f"launch.memory_limit_mb={show(self.memory_limit_mb)} has {len(self.memory_limit_mb)} limits for "
+                f"num_workers={point.num_workers}: give one for each worker."
+            )
