@@ -29,6 +29,18 @@ class Net(torch.nn.Sequential):
     def __init__(self, num_classes, shape):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(shape[0] * shape[1] * shape[2], num_classes))
 
+def numbers():
+    inputs = torch.randn(50, 5, generator=torch.Generator().manual_seed(0))
+    targets = inputs @ torch.ones(5, 2) + 1
+    return (inputs[:40], targets[:40]), (inputs[40:], targets[40:])
+
+class Regression(torch.nn.Linear):
+    def __init__(self, num_classes, shape):
+        super().__init__(*shape, num_classes)
+
+    def loss(self, outputs, targets):
+        return torch.nn.functional.mse_loss(outputs, targets, reduction="sum")
+
 class Sum(AllReduce):
     def __init__(self, config, strategy, place, paths, scale):
         super().__init__(config, strategy, place, paths)
@@ -177,3 +189,18 @@ def test_two_workers_train_with_parts_of_ones_own_alone(folder: Path) -> None:
         codec = read(path.with_name("config.yaml")).compression
         losses[codec.options["limit"] if isinstance(codec, Own) else None] = json.loads(path.read_text())["train_loss"]
     assert losses[9.0] == pytest.approx(losses[None], rel=1e-5) and abs(losses[0.001] - losses[9.0]) > 0.01
+
+
+def test_a_regression_is_reported_by_its_loss_alone(folder: Path) -> None:
+    """Two numbers an example, of which nobody says whether they are correct: every accuracy is null."""
+    parts = ("data=own", "data.target=parts.py:numbers", "model=own", "model.target=parts.py:Regression")
+    point = ("local_batch=8", "strategy=single", "launch=inline", "epochs=2", "optimizer.lr=0.05", "study=s")
+    result = bsweep("run", "--report", "-m", *parts, *point, "seed=0,1", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    for path in (folder / "results/s").glob("*/summary.json"):
+        end = json.loads(path.read_text())
+        assert end["train_accuracy"] is None and end["test_accuracy"] is None
+        assert 0 < end["test_loss"] < 2 < end["images_per_second"] and end["num_steps"] == 10
+    figures = {path.stem for path in (folder / "results/s/report").rglob("*.svg")}
+    assert {"loss_by_epoch", "accuracy_and_loss_by_batch"} <= figures
+    assert not {"accuracy_by_epoch", "accuracy_by_time", "time_to_target"} & figures

@@ -49,7 +49,7 @@ def cached(name: str, build: Callable[[], Dataset]) -> Dataset:
 def cached_info(name: str, build: Callable[[], Dataset]) -> DataInfo:
     """What the data set in the cache under `name` is, built first where it is not there."""
     slices, text = cached_slices(name, tuple(_NAMES), _tensors_of(build))
-    (num_train, *shape), (num_test,) = slices["train_images"].get_shape(), slices["test_labels"].get_shape()
+    (num_train, *shape), (num_test, *_) = slices["train_images"].get_shape(), slices["test_labels"].get_shape()
     return DataInfo(num_train, num_test, tuple(shape), *_classes(text))
 
 

@@ -56,17 +56,20 @@ def accuracy_by_time(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def losses(study: Study) -> pd.DataFrame:
-    return _courses(analysis.epoch_curves(study))
+    return _courses(study, "loss")
 
 
 def accuracies(study: Study) -> pd.DataFrame:
-    table = _courses(analysis.epoch_curves(study))
+    table = _courses(study, "accuracy")
     return table if drawing.has_learned(study) else table[:0]
 
 
-def _courses(table: pd.DataFrame) -> pd.DataFrame:
-    """Of one epoch there is no course."""
-    return table if len(table) and table.index.get_level_values("epoch").nunique() > 1 else table[:0]
+def _courses(study: Study, metric: str) -> pd.DataFrame:
+    """Of one epoch there is no course, nor of what was not measured."""
+    table = analysis.epoch_curves(study)
+    if table.empty or table.index.get_level_values("epoch").nunique() == 1:
+        return table[:0]
+    return table if table[[f"{part}_{metric}" for part in PARTS]].notna().any(axis=None) else table[:0]
 
 
 def loss_by_epoch(study: Study, table: pd.DataFrame) -> Figure:

@@ -35,9 +35,11 @@ def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
     figure, failed, is_cut = drawn or _as_dots(study, cells, metrics)
     where = f"by {drawing.AXES[name][1]}" if name else "of each cell"
     shown = f"{where}, in training{' and on the test set' if 'test_loss' in metrics else ''}"
+    has_accuracy = not all(metric.endswith("loss") for metric in metrics)
+    what, axes = ("Accuracy and loss", "losses on") if has_accuracy else ("Loss", "on")
     return drawing.captioned(
         figure,
-        f"Accuracy and loss{f' after {trained}' if trained else ''} {shown}, losses on logarithmic axes of their own.",
+        f"{what}{f' after {trained}' if trained else ''} {shown}, {axes} logarithmic axes of their own.",
         alike_words(found),
         drawing.repeats(cells["n"], "point" if name else "row"),
         drawing.CUT_WORDS if is_cut else "",
