@@ -97,7 +97,7 @@ def work(config: RunConfig, case: Case, place: Place, paths: RunPaths) -> dict[s
                 start = time.perf_counter()
                 strategy.step()
                 seconds.append(time.perf_counter() - start)
-            strategy.agree()
+            strategy.end_round(epoch + 1, torch.zeros(3), 1, ends_epoch=True)
             parameters.append(vector.parameters.clone())
             traffic.append(dataclasses.asdict(strategy.traffic()))
     except WorkerLost:

@@ -118,7 +118,9 @@ def oracle(global_batch: int, *overrides: str) -> dict[str, Any]:
     return trained(1, "strategy=single", f"global_batch={global_batch}", *overrides)[0]
 
 
-STRATEGIES = sorted(path.stem for path in (conf_dir() / "strategy").glob("*.yaml") if path.stem != "single")
+STRATEGIES = sorted(
+    path.stem for path in (conf_dir() / "strategy").glob("*.yaml") if path.stem not in ("single", "own")
+)
 
 # With one plain step a round, DiLoCo is synchronous SGD.
 SYNCHRONOUS_DILOCO = (

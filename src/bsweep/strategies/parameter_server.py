@@ -70,9 +70,9 @@ class ParameterServer(TorchStrategy, Rounds):
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         if ends_epoch and not self.in_step:
-            self.agree()
+            self._agree()
 
-    def agree(self) -> None:
+    def _agree(self) -> None:
         """Pull what all workers' pushes have made of the model. All workers call it together."""
         with self.meter.exchange(self._vector.parameters):
             start = time.perf_counter()
