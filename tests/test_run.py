@@ -8,6 +8,7 @@ import os
 import platform
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,30 @@ def test_a_killed_launcher_leaves_no_orphans_and_the_point_is_repeated(tmp_path:
     again.send_signal(signal.SIGINT)
     again.communicate(timeout=60)
     assert [p.name for p in aside.iterdir()] == [f"{paths.folder.name}.1"], "the first attempt was not overwritten"
+
+
+DESTRUCTOR = """
+import os, signal, sys, time
+from bsweep import cli
+
+class Interrupted:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.unraisablehook = cli.interrupt_again
+try:
+    Interrupted()
+    time.sleep(30)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_an_interrupt_that_comes_while_a_destructor_runs_is_not_lost() -> None:
+    result = subprocess.run([sys.executable, "-c", DESTRUCTOR], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout == "interrupted\n"
 
 
 def test_divergence_ends_the_run_and_keeps_what_was_logged(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -25,11 +26,23 @@ BAD_CONFIG, INTERRUPTED = 2, 130
 def main() -> NoReturn:
     """The `bsweep` command; exits with 0, 1 (points failed), 2 (nothing was started) or 130 (interrupted)."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the workers in order, as Ctrl-C does
+    sys.unraisablehook = interrupt_again
     try:
         sys.exit(_run(sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]))
     except KeyboardInterrupt:
         print("bsweep: interrupted; completed points are kept, and skipped when started again", file=sys.stderr)
         sys.exit(INTERRUPTED)
+
+
+def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Have an interrupt arrive anew that came while a destructor ran, where Python drops what is raised."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        main = threading.get_ident()
+        threading.Timer(
+            0.05, lambda: signal.pthread_kill(main, signal.SIGINT)
+        ).start()  # in here it would be dropped too
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:
