@@ -289,3 +289,12 @@ def test_every_data_set_that_is_named_takes_its_parts(dataset: str) -> None:
         inspect.signature(kind).bind("root", download=True, **keywords)
         for value in keywords.values():
             assert isinstance(value, bool) or f'"{value}"' in inspect.getsource(sys.modules[kind.__module__])
+
+
+def test_inputs_and_labels_may_share_memory_and_be_bfloat16() -> None:
+    images = torch.rand(6, 3, 4, 4, dtype=torch.bfloat16)
+    both = images, images[:, 0, 0]
+    found = examples.collected(both, both)
+    parts = [found.train_inputs, found.train_labels, found.test_inputs, found.test_labels]
+    assert len({part.untyped_storage().data_ptr() for part in parts}) == 4
+    assert torch.equal(found.train_inputs, images.float())

@@ -42,6 +42,10 @@ def complex_numbers(num_classes, shape):
 def passes_on(num_classes, shape, **options):
     return nn.Linear(3, num_classes, **options)
 
+def volumes(num_classes, shape):
+    size = shape[0] * shape[1] * shape[2]
+    return nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv3d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(2 * size, 10))
+
 class Fails(nn.Module):
     def __init__(self, num_classes, shape, rank=None):
         super().__init__()
@@ -184,3 +188,9 @@ def test_an_error_of_a_worker_shows_their_traceback_and_the_next_point_runs(fold
 
 def summaries(folder: Path) -> list[dict[str, str]]:
     return [json.loads(paths.summary.read_text()) for paths in runs(folder)]
+
+
+def test_a_model_may_have_volumes(folder: Path) -> None:
+    words = ("model=own", "model.target=mine.py:volumes", "local_batch=8", "epochs=1", "study=s")
+    result = bsweep("run", *TINY, *ALONE, *words, cwd=folder)
+    assert result.returncode == 0, result.stderr

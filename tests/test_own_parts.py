@@ -143,6 +143,14 @@ def test_a_policy_decides_what_a_round_takes() -> None:
         (("batching=own", "batching.target=parts.py:no_policy"), "returned int, not a bsweep.batching.base.Policy"),
         (("strategy=own", "strategy.target=parts.py:NoStrategy"), "NoStrategy is no bsweep.strategies.Strategy"),
         (("strategy=own", "strategy.target=parts.py:Alone", "compression=topk"), "Alone takes no codec"),
+        (
+            ("strategy=own", "strategy.target=parts.py:Alone", "strategy.sync_every=2"),
+            "Alone synchronises at each step",
+        ),
+        (
+            ("optimizer=own", "optimizer.target=torch.optim:RMSprop", "+optimizer.options.weight_decay=0.1"),
+            "give it as optimizer.weight_decay",
+        ),
         (("strategy=own", "strategy.target=parts.py:Alone", "launch=horovodrun"), "Type launch=torchrun"),
         (("strategy=own", "strategy.target=parts.py:Alone", "strategy.algorithm=horovod"), "Type launch=horovodrun"),
         (

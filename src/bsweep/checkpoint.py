@@ -72,6 +72,7 @@ def load(paths: RunPaths, strategy: Strategy, policy: Policy, model: nn.Module, 
     assert isinstance(strategy, Resumable), f"{paths.checkpoint} is of another strategy"
     cursor = Cursor.of(next(model.parameters()).device)
     shared = torch.load(paths.checkpoint, map_location=cursor.totals.device)
+    _bring_up_to_date(shared, policy.config.examples_per_step)
     strategy.load_state(shared.pop("strategy"))
     policy.load_state(shared.pop("policy"))
     for key, value in shared.items():
@@ -87,6 +88,17 @@ def load(paths: RunPaths, strategy: Strategy, policy: Policy, model: nn.Module, 
             torch.cuda.set_rng_state(own["random_on_gpu"].cpu())
         cursor.totals.copy_(own["totals"])
     return cursor
+
+
+def _bring_up_to_date(shared: dict[str, Any], global_batch: int) -> None:
+    """Have what was saved before there were policies, when DiLoCo followed speeds itself, say what it says now."""
+    if "policy" in shared:
+        return
+    num_steps = shared["strategy"].pop("num_steps")
+    _, meter = shared["strategy"]["of_epoch"]
+    meter["exchange_steps"] = meter.pop("num_steps")
+    shared["policy"] = {"num_steps": num_steps, "least_steps": min(filter(None, num_steps))}
+    shared["global_batch"] = global_batch
 
 
 def _write(state: dict[str, Any], path: Path) -> None:

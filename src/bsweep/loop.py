@@ -344,10 +344,11 @@ def _scores_of_own_part(job: Job) -> Tensor:
     at_once = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.model.eval()
-    with memory.unlimited(), torch.inference_mode(), job.autocast():  # the limit is on what steps take
+    with memory.unlimited(), torch.inference_mode():  # the limit is on what steps take
         for examples, labels in dataset.test.batches(mine, at_once):
             targets = job.targets(labels)
-            outputs = job.model(job.inputs(examples))
+            with job.autocast():
+                outputs = job.model(job.inputs(examples))
             totals += job.objective.score(job.objective.loss(outputs, targets), outputs, targets)
             job.heartbeat()
     return totals

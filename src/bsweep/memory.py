@@ -85,6 +85,8 @@ def reset_peak(device: torch.device) -> None:
 
         torch.cuda.reset_peak_memory_stats(device)
     else:
+        if hasattr(_LIBC, "malloc_trim"):
+            _LIBC.malloc_trim(0)  # what is kept for the next step would hide how much it takes
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 

@@ -36,7 +36,9 @@ class Objective:
     def score(self, loss: Tensor, outputs: Any, targets: Tensor) -> Tensor:
         """Sums of losses, correct answers (NaN where nobody knows) and labels, float64 (3,) on the device."""
         correct = torch.as_tensor(self._num_correct(outputs, targets), device=loss.device)
-        num_labels = torch.full_like(correct, targets.numel())  # filled on the device: a copy would make the host wait
+        num_labels = torch.full_like(
+            correct, targets.numel(), dtype=torch.float64
+        )  # filled on the device: a copy would make the host wait
         return torch.stack([value.detach().double().view(()) for value in (loss, correct, num_labels)])
 
     def _num_correct(self, outputs: Any, targets: Tensor) -> Tensor:

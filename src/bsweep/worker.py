@@ -93,7 +93,9 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
     model = models.build(config.model, num_classes=dataset.num_classes, shape=shape).to(
         device, dtype=torch.float64 if precision == "fp64" else torch.float32
     )
-    model = model.to(memory_format=loop.memory_format(config))  # type: ignore[call-overload]
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dim() == 4:  # a module's own `to` would fail for volumes
+            tensor.data = tensor.data.contiguous(memory_format=loop.memory_format(config))
     torch.manual_seed(seed_of(config.seed, place.rank, "dropout"))  # differs between workers, and between runs
     vector = Vector(model)
     optimizer = optim.build(config.optimizer, vector)

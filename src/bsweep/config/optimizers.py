@@ -11,7 +11,7 @@ from pydantic import Field
 
 from bsweep.config.groups import LrRule, OptimizerConfig, Point
 from bsweep.config.own import Own
-from bsweep.config.values import Fraction, Positive
+from bsweep.config.values import Fraction, Positive, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,12 @@ class OwnOptimizerConfig(Own, OptimizerConfig):
 
     builds: ClassVar[str] = "bsweep.optim:from_target"
     takes: ClassVar[tuple[str, ...]] = ("parameters", "lr")
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        for key in ("lr", "weight_decay"):
+            if key in self.options:
+                yield f"optimizer.options.{key}={show(self.options[key])}: give it as optimizer.{key}, which sets it."
 
     @property
     def needs_layer_norms(self) -> bool:

@@ -69,7 +69,13 @@ def _split(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
         raise Unfit(
             f"the {what} data have labels of shape {tuple(labels.shape)}: give a class for each, or each token."
         )
-    return inputs.detach().cpu().contiguous(), labels.detach().cpu().contiguous()
+    return _apart(inputs), _apart(labels)
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """A copy, for inputs and labels, or both splits, may share memory, which no file keeps; of a type that it has."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).clone(memory_format=torch.contiguous_format)
 
 
 def _stacked(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:

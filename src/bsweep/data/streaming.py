@@ -50,7 +50,7 @@ class Part:
 
     def batches(self, indices: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and labels of examples, so many at a time, the next ones on their way."""
-        steps = indices.to(self._labels.device).split(size)
+        steps = indices.to(self._labels.device).split(size) if len(indices) else ()
         for number, step in enumerate(steps):
             self.expect(steps[number : number + 2])
             inputs, labels, _ = self.take(step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bsweep.config import ConfigError, OwnStrategyConfig, RunConfig, own
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
-from bsweep.strategies.base import Strategy
+from bsweep.strategies.base import Rounds, Strategy
 from bsweep.strategies.summing import Summing
 
 
@@ -28,6 +28,11 @@ def check(config: RunConfig) -> None:
 def _refuse(kind: type, config: RunConfig, strategy: OwnStrategyConfig) -> None:
     if not issubclass(kind, Strategy):
         raise ConfigError(f"strategy.target={strategy.target}: {kind.__name__} is no bsweep.strategies.Strategy.")
+    if strategy.sync_every > 1 and not issubclass(kind, Rounds):
+        raise ConfigError(
+            f"strategy.sync_every={strategy.sync_every} with strategy.target={strategy.target}: {kind.__name__} "
+            "synchronises at each step. Inherit bsweep.strategies.Rounds, or use strategy.sync_every=1."
+        )
     if config.compression.builds and not issubclass(kind, Summing):
         raise ConfigError(
             f"compression={config.compression.name} with strategy.target={strategy.target}: {kind.__name__} takes no "
