@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
+from torch import nn
 
 from bsweep import batching, data, loop, memory, models, objective, optim, peers, runlog, strategies
 from bsweep.clock import Slowdown
 from bsweep.config import RunConfig, own, read
+from bsweep.data.dataset import Dataset
 from bsweep.errors import Diverged, Stopped, errors_reported
 from bsweep.gpus import num_gpus
 from bsweep.loop import Job
@@ -88,14 +90,7 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
     precision = choose_precision(config, device)
     every = strategy.gather_json({**peers.equipment(device, precision), **peers.data_facts(dataset)})
     peers.refuse_unequal(every)
-    torch.manual_seed(config.seed)  # the same initial weights on every worker
-    shape = tuple(dataset.train_inputs.shape[1:])
-    model = models.build(config.model, num_classes=dataset.num_classes, shape=shape).to(
-        device, dtype=torch.float64 if precision == "fp64" else torch.float32
-    )
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.dim() == 4:  # a module's own `to` would fail for volumes
-            tensor.data = tensor.data.contiguous(memory_format=loop.memory_format(config))
+    model = _initial_model(config, dataset, device, precision)
     torch.manual_seed(seed_of(config.seed, place.rank, "dropout"))  # differs between workers, and between runs
     vector = Vector(model)
     optimizer = optim.build(config.optimizer, vector)
@@ -121,6 +116,18 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
         log=RunLog(paths.metrics),
         on_step=on_step,
     )
+
+
+def _initial_model(config: RunConfig, dataset: Dataset, device: torch.device, precision: str) -> nn.Module:
+    torch.manual_seed(config.seed)  # the same initial weights on every worker
+    shape = tuple(dataset.train_inputs.shape[1:])
+    model = models.build(config.model, num_classes=dataset.num_classes, shape=shape).to(
+        device, dtype=torch.float64 if precision == "fp64" else torch.float32
+    )
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dim() == 4:  # a module's own `to` would fail for volumes
+            tensor.data = tensor.data.to(memory_format=loop.memory_format(config))
+    return model
 
 
 def choose_device(config: RunConfig, place: Place) -> torch.device:
