@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -81,15 +82,22 @@ def on(host: str) -> tuple[str, ...]:
     return (SCRIPT, "run", host)
 
 
-@pytest.mark.parametrize("strategy", ["horovod", "parameter_server"])
-def test_a_run_over_hosts(up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str) -> None:
-    """Two workers on three hosts: the third is a spare slot, or the parameter server's."""
+@pytest.mark.parametrize(
+    ("strategy", "model"),
+    [("horovod", ("model=own", "model.target=mine.py:build")), ("parameter_server", ("model=tiny_cnn",))],
+    ids=["horovod", "parameter_server"],
+)
+def test_a_run_over_hosts(
+    up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, model: tuple[str, ...]
+) -> None:
+    """Two workers on three hosts: the third is a spare slot, or the parameter server's. A model may be one's own."""
+    shutil.copy(Path(SCRIPT).parent / "examples/small_network.py", tmp_path / "mine.py")
     overrides = {**up("3"), "num_workers": "2", "strategy": strategy}
     arguments = (
         "local_batch=8",
         *(f"{key}={value}" for key, value in overrides.items()),
         *TINY,
-        "model=tiny_cnn",
+        *model,
         "epochs=1",
         "study=s",
     )

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,8 +134,12 @@ def test_a_second_sweep_skips_what_is_completed_and_a_grid_names_every_point(tmp
 
 
 def test_inside_horovodrun_the_warm_processes_train_point_after_point(tmp_path: Path) -> None:
+    """With a model of one's own."""
+    shutil.copy(Path(__file__).parents[1] / "scripts/examples/small_network.py", tmp_path / "mine.py")
     prefix = (tool("horovodrun"), "-np", "2", "--gloo")
-    result = bsweep("run", "-m", "local_batch=8,16", *QUICK, cwd=tmp_path, prefix=prefix, fresh=True)
+    own = ("model=own", "model.target=mine.py:build", "model.options.width=4,8")
+    point = (*TINY, "epochs=2", "study=s", "local_batch=8")
+    result = bsweep("run", "-m", *point, *own, cwd=tmp_path, prefix=prefix, fresh=True)
     assert result.returncode == 0, result.stdout + result.stderr
     assert [summary(paths)["num_workers"] for paths in runs(tmp_path)] == [2, 2]
     assert not list(tmp_path.rglob("launcher.log")), "no process was started for a point"
