@@ -37,10 +37,8 @@ def main() -> NoReturn:
 def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
     """Have an interrupt arrive anew that came while a destructor ran, where Python drops what is raised."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
-        main = threading.get_ident()
-        threading.Timer(
-            0.05, lambda: signal.pthread_kill(main, signal.SIGINT)
-        ).start()  # in here it would be dropped too
+        # A little later: in here it would be dropped too.
+        threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(unraisable)
 
