@@ -26,10 +26,10 @@ from torch.nn import functional as F
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bsweep import loop, study, worker  # noqa: E402
+from bsweep import steps, study, worker  # noqa: E402
 from bsweep.config import RunConfig  # noqa: E402
 from bsweep.data import augment, plan  # noqa: E402
-from bsweep.loop import Job  # noqa: E402
+from bsweep.job import Job  # noqa: E402
 from bsweep.place import Place  # noqa: E402
 from bsweep.runlog import RunPaths, read_records  # noqa: E402
 from tests.running import compose, tool  # noqa: E402
@@ -76,7 +76,7 @@ def bench_step() -> Seconds:
     plain = plain_loop(job)
     core = core_of(job, batch)
     rounds = alternating(
-        {"plain": plain, "step": lambda: loop.train_step(job, batch, batch, 1), "core": core}, rounds=7
+        {"plain": plain, "step": lambda: steps.train_step(job, batch, batch, 1), "core": core}, rounds=7
     )
     rounds["data"] = data_seconds(job, batch)
     seconds = medians(rounds)
@@ -282,7 +282,7 @@ def bench_memory() -> dict[str, int]:
     order = plan.epoch_order(len(job.dataset.train_labels), seed=0, epoch=1)
     for step in range(3):
         batch = plan.step_indices(order, step * 64, 64)
-        loop.train_step(job, batch, batch, 1)
+        steps.train_step(job, batch, batch, 1)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     print(
         f"memory above the interpreter's {before / MEGABYTE:.0f} MB: {peak / MEGABYTE:.0f} MB, of which data "

@@ -16,16 +16,16 @@ from pathlib import Path
 
 import torch
 
-from bsweep import batching, data, loop, strategies, worker
+from bsweep import batching, data, steps, strategies, worker
 from bsweep.data import augment
-from bsweep.loop import Job
+from bsweep.job import Job, memory_format
 from bsweep.place import Place, inside_horovodrun
 from bsweep.runlog import RunPaths, read_records
 from bsweep.vector import Vector
 from tests import policies
 from tests.running import compose, free_port
 
-_PLAIN_STEP, _PLAIN_CROP, _PLAIN_POLICY = loop.train_step, augment.crop_and_flip, batching.build
+_PLAIN_STEP, _PLAIN_CROP, _PLAIN_POLICY = steps.train_step, augment.crop_and_flip, batching.build
 
 
 def main(folder: Path) -> None:
@@ -60,7 +60,7 @@ def run(folder: Path, overrides: list[str], policy: str | None) -> dict[str, obj
         seen.append(([], []))
         return _PLAIN_STEP(job, batch, part, epoch, num_passes)
 
-    loop.train_step, augment.crop_and_flip = spying_step, spying_crop
+    steps.train_step, augment.crop_and_flip = spying_step, spying_crop
     batching.build = getattr(policies, policy) if policy else _PLAIN_POLICY
     folder.mkdir(exist_ok=True)
     if place.is_server:
@@ -120,7 +120,7 @@ def _moved(job: Job) -> float:
     torch.manual_seed(job.config.seed)
     info = data.prepare(job.config.data)
     model = models.build(job.config.model, num_classes=info.num_classes, shape=info.shape)
-    initial = Vector(model.double().to(memory_format=loop.memory_format(job.config))).parameters  # type: ignore[call-overload]
+    initial = Vector(model.double().to(memory_format=memory_format(job.config))).parameters  # type: ignore[call-overload]
     return float((job.vector.parameters.double() - initial).abs().max())
 
 

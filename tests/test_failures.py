@@ -69,16 +69,16 @@ def test_a_worker_that_fails_waits_for_nobody(tmp_path: Path) -> None:
         "import os, time\n"
         "if 'RANK' in os.environ:\n"
         "    import torch.distributed as dist\n"
-        "    import bsweep.loop as loop\n"
+        "    import bsweep.steps as steps\n"
         "    dist.destroy_process_group = lambda *a, **k: time.sleep(600)\n"
-        "    plain, calls = loop.train_step, []\n"
+        "    plain, calls = steps.train_step, []\n"
         "    def failing(*a, **k):\n"
         "        calls.append(1)\n"
         "        if len(calls) == 3:\n"
         "            time.sleep(600 if os.environ['RANK'] == '0' else 0)\n"
         "            raise RuntimeError('CUDA error: an illegal memory access was encountered')\n"
         "        return plain(*a, **k)\n"
-        "    loop.train_step = failing\n"
+        "    steps.train_step = failing\n"
     )
     began = time.monotonic()
     result = bsweep("run", *POINT, "study=s", cwd=tmp_path, env=imported_first(tmp_path), timeout=120)

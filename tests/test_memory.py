@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep import loop, memory, worker
-from bsweep.loop import Job
+from bsweep import loop, memory, steps, worker
+from bsweep.job import Job
 from bsweep.place import Place
 from bsweep.runlog import RunPaths, read_records
 from tests.running import TINY, compose
@@ -46,7 +46,7 @@ def test_each_epochs_training_and_evaluation_have_peaks_of_their_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A gauge stands for the device's: steps fill it to 10, evaluations to 100."""
-    gauge, plain_step, plain_evaluate = [0], loop.train_step, loop.evaluate
+    gauge, plain_step, plain_evaluate = [0], steps.train_step, loop.evaluate
 
     def step(*arguments: Any) -> Tensor:
         gauge[0] = max(gauge[0], 10)
@@ -56,7 +56,7 @@ def test_each_epochs_training_and_evaluation_have_peaks_of_their_own(
         gauge[0] = max(gauge[0], 100)
         return plain_evaluate(job)
 
-    monkeypatch.setattr(loop, "train_step", step)
+    monkeypatch.setattr(steps, "train_step", step)
     monkeypatch.setattr(loop, "evaluate", evaluate)
     monkeypatch.setattr(memory, "reset_peak", lambda _: gauge.__setitem__(0, 1))
     monkeypatch.setattr(memory, "peak_bytes", lambda _: gauge[0])

@@ -49,15 +49,15 @@ def test_out_of_memory_on_one_gpu_ends_the_run_at_once(tmp_path: Path, strategy:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, time\n"
         "if os.environ.get('RANK', os.environ.get('HOROVOD_RANK')) == '1':\n"
-        "    import bsweep.loop as loop\n"
-        "    plain, calls = loop.train_step, []\n"
+        "    import bsweep.steps as steps\n"
+        "    plain, calls = steps.train_step, []\n"
         "    def failing(*a, **k):\n"
         "        calls.append(1)\n"
         "        if len(calls) == 3:\n"
         f"            open({str(tmp_path / 'failed')!r}, 'w').close()\n"
         "            a[0].vector.parameters.new_empty(1 << 44)\n"
         "        return plain(*a, **k)\n"
-        "    loop.train_step = failing\n"
+        "    steps.train_step = failing\n"
     )
     summary, _ = run(tmp_path, f"strategy={strategy}", env=imported_first(tmp_path))
     assert summary["status"] == "out_of_memory" and summary["message"].startswith("rank 1 failed")

@@ -183,7 +183,7 @@ def test_an_error_of_a_worker_shows_their_traceback_and_the_next_point_runs(fold
     lines = ends["failed"].splitlines()
     assert lines[0].startswith("rank 1") and "ArithmeticError: too hot" in lines[0]
     theirs = [line for line in lines if line.strip().startswith("File")]
-    assert re.search(r'own/mine_\w+.py", line \d+, in forward', theirs[0]) and "loop.py" not in ends["failed"]
+    assert re.search(r'own/mine_\w+.py", line \d+, in forward', theirs[0]) and "steps.py" not in ends["failed"]
 
 
 def summaries(folder: Path) -> list[dict[str, str]]:

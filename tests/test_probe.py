@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bsweep import allocation, cli, probe
 from bsweep.allocation import Probe
 from bsweep.config import RunConfig
-from bsweep.loop import Job
+from bsweep.job import Job
 from tests.running import bsweep, compose, imported_first, summaries
 
 DATA = ("data=synthetic", "data.num_train=300", "data.num_test=20", "data.shape=[3,32,32]", "data.crop_padding=1")
@@ -39,8 +39,8 @@ UNEVEN = (*LARGE, "precision=fp32", "strategy=diloco", "launch.slowdown=[1,5]", 
 SPOILT = """
 import sys
 if not any("resource_tracker" in word for word in sys.orig_argv):
-    from bsweep import loop
-    plain, is_spoilt = loop.train_step, False
+    from bsweep import steps
+    plain, is_spoilt = steps.train_step, False
 
     def step(job, batch, part, epoch, num_passes):
         global is_spoilt
@@ -49,7 +49,7 @@ if not any("resource_tracker" in word for word in sys.orig_argv):
             raise RuntimeError("could not create a primitive")
         return plain(job, batch, part, epoch, num_passes)
 
-    loop.train_step = step
+    steps.train_step = step
 """
 
 

@@ -211,7 +211,7 @@ def test_an_exception_in_one_worker_is_quoted_from_that_worker(tmp_path: Path) -
     (paths,) = runs(tmp_path)
     end = summary(paths)
     assert end["status"] == "failed" and end["message"].startswith("rank 1 failed: RuntimeError: the dog ate")
-    assert 'loop.py", line' in end["message"] and "<stderr>" not in end["message"]
+    assert 'steps.py", line' in end["message"] and "<stderr>" not in end["message"]
 
 
 def test_a_slowed_worker_makes_the_others_wait_and_sleeps(tmp_path: Path) -> None:

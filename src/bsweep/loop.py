@@ -2,111 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from dataclasses import asdict
+from typing import NoReturn
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from bsweep import checkpoint, memory, optim, runlog
-from bsweep.batching import Policy, Seen
+from bsweep import checkpoint, memory, optim, runlog, steps
+from bsweep.batching import Seen
 from bsweep.checkpoint import Cursor
-from bsweep.clock import Slowdown, StepClock
-from bsweep.config import ImageConfig, RunConfig
-from bsweep.data import augment, plan
-from bsweep.data.dataset import Dataset
+from bsweep.clock import StepClock
+from bsweep.data import plan
 from bsweep.errors import Diverged, Stopped
-from bsweep.objective import Objective
-from bsweep.place import Place
-from bsweep.runlog import RunLog, RunPaths, SignOfLife
-from bsweep.strategies import InBackward, Resumable, Rounds, Strategy
-from bsweep.vector import Vector
+from bsweep.job import Job
+from bsweep.strategies import Resumable, Rounds
 
 Shares = tuple[plan.Share, ...]
-
-
-@dataclass(frozen=True)
-class Job:
-    """All that the loop needs: what to train, on what, and this worker's place among the others."""
-
-    config: RunConfig
-    paths: RunPaths
-    place: Place
-    device: torch.device
-    precision: str
-    peers: tuple[Mapping[str, Any], ...]  # what each worker computes on, by rank; see `bsweep.peers`
-    dataset: Dataset
-    model: nn.Module
-    training_model: nn.Module  # the same, or what a strategy wraps around it
-    objective: Objective
-    vector: Vector
-    optimizer: Optimizer
-    strategy: Strategy
-    policy: Policy
-    learning_rate: Callable[[float, float], float]  # of the epochs done and the examples behind a step
-    slowdown: Slowdown
-    alive: SignOfLife
-    log: RunLog
-    on_step: Callable[[], None]
-
-    def record(self, *records: runlog.Record) -> None:
-        """One worker writes: the first of those that still take part."""
-        if self.place.rank == self.strategy.members[0]:
-            for record in records:
-                self.log.write(record)
-
-    def heartbeat(self) -> None:
-        self.alive.show()
-        self.on_step()
-
-    def inputs(self, examples: Tensor) -> Tensor:
-        """Inputs of the model: images normalised, in the model's memory format; tokens as int64; others as they are."""
-        if examples.is_floating_point():
-            return examples.to(self.vector.parameters.dtype)
-        if self.dataset.mean is None or self.dataset.std is None:
-            return examples.long()
-        return augment.normalize(
-            examples,
-            self.dataset.mean,
-            self.dataset.std,
-            dtype=self.vector.parameters.dtype,
-            memory_format=memory_format(self.config),
-        )
-
-    def training_examples(self, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
-        """Inputs of the model and its targets: images cropped and flipped at random, others as they are."""
-        examples, labels, indices = self.dataset.train.take(indices)
-        if self.dataset.mean is not None and isinstance(self.config.data, ImageConfig):
-            examples = augment.crop_and_flip(
-                examples,
-                indices,
-                seed=self.config.seed,
-                epoch=epoch,
-                padding=self.config.data.crop_padding,
-                flip=self.config.data.flip,
-            )
-        return self.inputs(examples), self.targets(labels)
-
-    def targets(self, labels: Tensor) -> Tensor:
-        """What the model is to answer: classes and tokens as int64, other numbers in the model's precision."""
-        return labels.to(self.vector.parameters.dtype) if labels.is_floating_point() else labels.long()
-
-    @property
-    def labels_per_example(self) -> int:
-        """Losses that an example counts for: of the image, of each token, of each number."""
-        return self.dataset.train_labels[0].numel()
-
-    def autocast(self) -> AbstractContextManager[None]:
-        if self.precision != "bf16":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-    def sums(self, values: Tensor) -> list[float]:
-        """Sums over workers of a few numbers."""
-        return self.strategy.gather(values.to("cpu", torch.float64)).sum(dim=0).tolist()
 
 
 def train(job: Job) -> None:
@@ -121,23 +32,6 @@ def train(job: Job) -> None:
             _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
         cursor.begin_epoch()
     job.record(runlog.End(status="completed", message=""))
-
-
-def warm_up(job: Job) -> None:
-    """A forward and a backward pass that nothing remembers: kernels are loaded and chosen before the clock starts."""
-    local_batch = job.config.local_batches[job.place.rank]
-    indices = torch.arange(min(local_batch, len(job.dataset.train_labels)), device=job.device)
-    statistics = [buffer.clone() for buffer in job.model.buffers()]
-    job.model.train()
-    with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
-        examples, labels, _ = job.dataset.train.take(indices)
-        outputs = job.model(job.inputs(examples))
-    targets = job.targets(labels)
-    job.objective.check(outputs, targets, job.dataset.num_classes)
-    job.objective.loss(outputs, targets).backward()
-    job.vector.collect_gradients()
-    for buffer, before in zip(job.model.buffers(), statistics, strict=True):
-        buffer.copy_(before)
 
 
 def train_epoch(job: Job, cursor: Cursor) -> runlog.Epoch:
@@ -211,7 +105,7 @@ def _train_round(job: Job, cursor: Cursor, shares: Shares, batch: Tensor, coming
             trained = (number - 0.5) / len(parts) * len(batch)
             rate = job.learning_rate(_epochs_done(job, cursor, trained), strategy.rate_batch(shares))
             optim.set_learning_rate(job.optimizer, rate * job.policy.rate_factor)
-            sums_of_step = train_step(job, batch, part, cursor.epoch, own.num_passes)
+            sums_of_step = steps.train_step(job, batch, part, cursor.epoch, own.num_passes)
             sums += sums_of_step
             cursor.recent += sums_of_step
             if ends_round:
@@ -295,36 +189,6 @@ def _diverge(job: Job, message: str) -> NoReturn:
     raise Diverged(message)
 
 
-def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: int = 1) -> Tensor:
-    """One optimizer step of this worker on the examples `part`, of all workers' `batch`.
-
-    Returns:
-        Sum of losses, correct answers and labels of its part, float64 (3,) on the device.
-    """
-    strategy = job.strategy
-    parts = (plan.worker_part(part, i, num_passes) for i in range(num_passes))
-    passes = [indices for indices in parts if len(indices)]
-    totals = torch.zeros(3, dtype=torch.float64, device=job.device)
-    job.vector.drop_gradients()
-    with job.slowdown.step(len(part)):
-        # A worker that has no example of a tail computes one that counts nothing: some exchanges travel within a pass.
-        for number, indices in enumerate(passes or [batch[:1]], 1):
-            inputs, targets = job.training_examples(indices, epoch)
-            if isinstance(strategy, InBackward) and number == max(1, len(passes)):
-                strategy.before_last_pass()
-            with strategy.passes() if isinstance(strategy, InBackward) else nullcontext():
-                with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
-                    outputs = job.training_model(inputs)
-                loss = job.objective.loss(outputs, targets)
-                num_labels = strategy.loss_divisor(len(part), len(batch)) * job.labels_per_example
-                (loss * (bool(passes) / num_labels)).backward()
-            if passes:
-                totals += job.objective.score(loss, outputs, targets)
-        job.vector.collect_gradients()
-    strategy.step()
-    return totals
-
-
 def evaluate(job: Job) -> tuple[float | None, float | None]:
     """Mean loss and accuracy over the whole test set, each example counted once by one worker."""
     if job.config.average_batchnorm:
@@ -367,24 +231,6 @@ def average_batchnorm(job: Job) -> None:
     means = job.strategy.mean(torch.cat([s.reshape(-1).to("cpu", torch.float64) for s in statistics]))
     for statistic, mean in zip(statistics, means.split([s.numel() for s in statistics]), strict=True):
         statistic.copy_(mean.view_as(statistic))
-
-
-@contextmanager
-def _batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
-    """A lone example, in the tail of an epoch, has no batch statistics where maps are 1x1: use the running ones."""
-    if num_examples > 1:
-        yield
-        return
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-    for norm in norms:
-        norm.eval()
-    yield
-    for norm in norms:
-        norm.train()
-
-
-def memory_format(config: RunConfig) -> torch.memory_format:
-    return torch.channels_last if config.channels_last else torch.contiguous_format
 
 
 def _finite(value: float) -> float | None:

@@ -20,7 +20,7 @@ from bsweep.allocation import ProbedBatch, ProbedWorker
 from bsweep.clock import StepClock
 from bsweep.config import AnyStrategy, RunConfig
 from bsweep.errors import is_out_of_memory
-from bsweep.loop import Job
+from bsweep.job import Job
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
 from bsweep.worker import do_nothing

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import torch
 
-from bsweep import loop, memory, optim, worker
+from bsweep import memory, optim, steps, worker
 from bsweep.clock import StepClock
 from bsweep.config import RunConfig, SingleConfig, UniformConfig
-from bsweep.loop import Job
+from bsweep.job import Job
 from bsweep.place import Place
 from bsweep.runlog import RunPaths, SignOfLife
 from bsweep.strategies.single import Single
@@ -49,12 +49,12 @@ def step_seconds(job: Job, local_batch: int, times: int) -> float:
     job = replace(job, config=config)
     examples = torch.arange(config.examples_per_step, device=job.dataset.train_labels.device)
     job.training_model.train()
-    loop.train_step(job, examples, examples, 1, config.accumulation_steps)
+    steps.train_step(job, examples, examples, 1, config.accumulation_steps)
     job.heartbeat()
     clock, started = StepClock(job.device, []), time.monotonic()
     for _ in range(times * NUM_STEPS):
         with clock.step():
-            loop.train_step(job, examples, examples, 1, config.accumulation_steps)
+            steps.train_step(job, examples, examples, 1, config.accumulation_steps)
         job.heartbeat()
         if time.monotonic() - started > times * MOST_SECONDS:
             break

@@ -17,13 +17,13 @@ from typing import NoReturn
 import torch
 from torch import nn
 
-from bsweep import batching, data, loop, memory, models, objective, optim, peers, runlog, strategies
+from bsweep import batching, data, loop, memory, models, objective, optim, peers, runlog, steps, strategies
 from bsweep.clock import Slowdown
 from bsweep.config import RunConfig, own, read
 from bsweep.data.dataset import Dataset
 from bsweep.errors import Diverged, Stopped, errors_reported
 from bsweep.gpus import num_gpus
-from bsweep.loop import Job
+from bsweep.job import Job, memory_format
 from bsweep.place import Place
 from bsweep.randomness import seed_of
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
@@ -52,7 +52,7 @@ def train(
     """
     limits = config.launch.memory_limit_mb
     with prepared(config, paths, place, on_step) as job, memory.limited(limits[place.rank] if limits else None):
-        loop.warm_up(job)
+        steps.warm_up(job)
         job.record(_start_record(job, launched_at))
         loop.train(job)
     return job
@@ -126,7 +126,7 @@ def _initial_model(config: RunConfig, dataset: Dataset, device: torch.device, pr
     )
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dim() == 4:  # a module's own `to` would fail for volumes
-            tensor.data = tensor.data.to(memory_format=loop.memory_format(config))
+            tensor.data = tensor.data.to(memory_format=memory_format(config))
     return model
 
 

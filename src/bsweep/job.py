@@ -1,0 +1,109 @@
+"""All that a worker needs to train: what each step, the loop and the probe work on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bsweep import runlog
+from bsweep.batching import Policy
+from bsweep.clock import Slowdown
+from bsweep.config import ImageConfig, RunConfig
+from bsweep.data import augment
+from bsweep.data.dataset import Dataset
+from bsweep.objective import Objective
+from bsweep.place import Place
+from bsweep.runlog import RunLog, RunPaths, SignOfLife
+from bsweep.strategies import Strategy
+from bsweep.vector import Vector
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that steps and the loop need: what to train, on what, and this worker's place among the others."""
+
+    config: RunConfig
+    paths: RunPaths
+    place: Place
+    device: torch.device
+    precision: str
+    peers: tuple[Mapping[str, Any], ...]  # what each worker computes on, by rank; see `bsweep.peers`
+    dataset: Dataset
+    model: nn.Module
+    training_model: nn.Module  # the same, or what a strategy wraps around it
+    objective: Objective
+    vector: Vector
+    optimizer: Optimizer
+    strategy: Strategy
+    policy: Policy
+    learning_rate: Callable[[float, float], float]  # of the epochs done and the examples behind a step
+    slowdown: Slowdown
+    alive: SignOfLife
+    log: RunLog
+    on_step: Callable[[], None]
+
+    def record(self, *records: runlog.Record) -> None:
+        """One worker writes: the first of those that still take part."""
+        if self.place.rank == self.strategy.members[0]:
+            for record in records:
+                self.log.write(record)
+
+    def heartbeat(self) -> None:
+        self.alive.show()
+        self.on_step()
+
+    def inputs(self, examples: Tensor) -> Tensor:
+        """Inputs of the model: images normalised, in the model's memory format; tokens as int64; others as they are."""
+        if examples.is_floating_point():
+            return examples.to(self.vector.parameters.dtype)
+        if self.dataset.mean is None or self.dataset.std is None:
+            return examples.long()
+        return augment.normalize(
+            examples,
+            self.dataset.mean,
+            self.dataset.std,
+            dtype=self.vector.parameters.dtype,
+            memory_format=memory_format(self.config),
+        )
+
+    def training_examples(self, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+        """Inputs of the model and its targets: images cropped and flipped at random, others as they are."""
+        examples, labels, indices = self.dataset.train.take(indices)
+        if self.dataset.mean is not None and isinstance(self.config.data, ImageConfig):
+            examples = augment.crop_and_flip(
+                examples,
+                indices,
+                seed=self.config.seed,
+                epoch=epoch,
+                padding=self.config.data.crop_padding,
+                flip=self.config.data.flip,
+            )
+        return self.inputs(examples), self.targets(labels)
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """What the model is to answer: classes and tokens as int64, other numbers in the model's precision."""
+        return labels.to(self.vector.parameters.dtype) if labels.is_floating_point() else labels.long()
+
+    @property
+    def labels_per_example(self) -> int:
+        """Losses that an example counts for: of the image, of each token, of each number."""
+        return self.dataset.train_labels[0].numel()
+
+    def autocast(self) -> AbstractContextManager[None]:
+        if self.precision != "bf16":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def sums(self, values: Tensor) -> list[float]:
+        """Sums over workers of a few numbers."""
+        return self.strategy.gather(values.to("cpu", torch.float64)).sum(dim=0).tolist()
+
+
+def memory_format(config: RunConfig) -> torch.memory_format:
+    return torch.channels_last if config.channels_last else torch.contiguous_format
