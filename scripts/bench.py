@@ -134,7 +134,9 @@ def core_of(job: Job, batch: torch.Tensor) -> Callable[[], object]:
 def data_seconds(job: Job, batch: torch.Tensor) -> list[float]:
     def path() -> None:
         indices = batch.to(job.device)
-        crops = augment.crop_and_flip(job.dataset.train_inputs, indices, seed=0, epoch=1, padding=4, flip=True)
+        crops = augment.crop_and_flip(
+            job.dataset.train_inputs, indices, stream=augment.crop_stream(0, 1), padding=4, flip=True
+        )
         job.inputs(crops)
 
     return alternating({"data": path}, rounds=50)["data"]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep.data.augment import crop_and_flip, normalize
-from bsweep.randomness import random_bits
+from bsweep.data.augment import crop_and_flip, crop_stream, normalize
+from bsweep.randomness import random_bits, stream_of
 
 MASK = (1 << 64) - 1
 
@@ -47,7 +47,7 @@ def some_images(count: int = 20, channels: int = 3, height: int = 8, width: int 
 def test_random_bits_are_splitmix64() -> None:
     counters = torch.tensor([0, 1, 2, 49_999, 2**40])
     expected = [reference_bits(counter, "order", 3, 1) for counter in counters.tolist()]
-    assert [value & MASK for value in random_bits(counters, "order", 3, 1).tolist()] == expected
+    assert [value & MASK for value in random_bits(counters, stream_of("order", 3, 1)).tolist()] == expected
 
 
 @pytest.mark.parametrize("padding", [0, 1, 4])
@@ -56,7 +56,7 @@ def test_random_bits_are_splitmix64() -> None:
 def test_crops_are_those_of_the_reference(padding: int, flip: bool, shape: tuple[int, int, int]) -> None:
     images = some_images(20, *shape)
     indices = torch.tensor([3, 0, 19, 7, 3])
-    crops = crop_and_flip(images[indices], indices, seed=5, epoch=2, padding=padding, flip=flip)
+    crops = crop_and_flip(images[indices], indices, stream=crop_stream(5, 2), padding=padding, flip=flip)
     expected = [reference_crop(images[i], i, seed=5, epoch=2, padding=padding, flip=flip) for i in indices.tolist()]
     assert torch.equal(crops, torch.stack(expected))
     assert crops.dtype == torch.uint8
@@ -64,27 +64,33 @@ def test_crops_are_those_of_the_reference(padding: int, flip: bool, shape: tuple
 
 def test_nothing_to_do_gives_the_images_themselves() -> None:
     images, indices = some_images(), torch.tensor([4, 2])
-    assert torch.equal(crop_and_flip(images[indices], indices, seed=0, epoch=1, padding=0, flip=False), images[indices])
+    assert torch.equal(
+        crop_and_flip(images[indices], indices, stream=crop_stream(0, 1), padding=0, flip=False), images[indices]
+    )
 
 
 def test_an_empty_part_is_an_empty_batch() -> None:
-    crops = crop_and_flip(some_images()[:0], torch.tensor([], dtype=torch.int64), seed=0, epoch=1, padding=4, flip=True)
+    crops = crop_and_flip(
+        some_images()[:0], torch.tensor([], dtype=torch.int64), stream=crop_stream(0, 1), padding=4, flip=True
+    )
     assert crops.shape == (0, 3, 8, 8)
 
 
 def test_a_crop_does_not_depend_on_its_batch() -> None:
     images, everything = some_images(20), torch.arange(20)
-    together = crop_and_flip(images, everything, seed=0, epoch=1, padding=4, flip=True)
+    together = crop_and_flip(images, everything, stream=crop_stream(0, 1), padding=4, flip=True)
     shuffled = torch.randperm(20, generator=torch.Generator().manual_seed(1))
     for parts in (torch.split(everything, 1), torch.split(everything, 7), torch.split(shuffled, 6)):
         for part in parts:
-            assert torch.equal(crop_and_flip(images[part], part, seed=0, epoch=1, padding=4, flip=True), together[part])
+            assert torch.equal(
+                crop_and_flip(images[part], part, stream=crop_stream(0, 1), padding=4, flip=True), together[part]
+            )
 
 
 def test_crops_change_with_seed_and_epoch() -> None:
     images, everything = some_images(20), torch.arange(20)
     crops = {
-        (seed, epoch): crop_and_flip(images, everything, seed=seed, epoch=epoch, padding=4, flip=True)
+        (seed, epoch): crop_and_flip(images, everything, stream=crop_stream(seed, epoch), padding=4, flip=True)
         for seed in (0, 1)
         for epoch in (1, 2)
     }
@@ -98,7 +104,9 @@ def test_offsets_and_flips_are_uniform_and_independent() -> None:
     # One white pixel tells the offset; a grey one beside it tells left from right.
     images = torch.zeros(count, 1, 9, 9, dtype=torch.uint8)
     images[:, :, 4, 4], images[:, :, 4, 5] = 255, 100
-    crops = crop_and_flip(images, torch.arange(count), seed=0, epoch=1, padding=padding, flip=True).view(count, 81)
+    crops = crop_and_flip(images, torch.arange(count), stream=crop_stream(0, 1), padding=padding, flip=True).view(
+        count, 81
+    )
     white, grey = (crops == 255).int().argmax(1), (crops == 100).int().argmax(1)
     flipped = (grey < white).int()
     cell = (white // 9 - 2) * 10 + (white % 9 - 2) * 2 + flipped
@@ -113,7 +121,7 @@ def test_successive_epochs_draw_independently() -> None:
     everything, count = torch.arange(40_500), 40_500
     images = torch.arange(9, dtype=torch.uint8).expand(count, 1, 1, 9).contiguous() + 1
     here, there = (
-        crop_and_flip(images, everything, seed=0, epoch=epoch, padding=4, flip=False)[:, 0] for epoch in (1, 2)
+        crop_and_flip(images, everything, stream=crop_stream(0, epoch), padding=4, flip=False)[:, 0] for epoch in (1, 2)
     )
     # The column in the middle shows which of the nine columns was moved there; rows do not show, one in nine is left.
     visible = (here[:, 0, 4] > 0) & (there[:, 0, 4] > 0)
@@ -138,12 +146,12 @@ def test_normalize_is_the_formula(memory_format: torch.memory_format, dtype: tor
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_gpu_crops_the_same_without_waiting_for_the_host() -> None:
     images, indices = some_images(), torch.tensor([3, 0, 19, 7])
-    expected = crop_and_flip(images[indices], indices, seed=5, epoch=2, padding=4, flip=True)
+    expected = crop_and_flip(images[indices], indices, stream=crop_stream(5, 2), padding=4, flip=True)
     mean, std = torch.full((3,), 0.5).cuda(), torch.full((3,), 0.25).cuda()
     images, indices = images[indices].cuda(), indices.cuda()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        crops = crop_and_flip(images, indices, seed=5, epoch=2, padding=4, flip=True)
+        crops = crop_and_flip(images, indices, stream=crop_stream(5, 2), padding=4, flip=True)
         normalize(crops, mean, std, dtype=torch.float32, memory_format=torch.channels_last)
     finally:
         torch.cuda.set_sync_debug_mode("default")

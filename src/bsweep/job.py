@@ -72,15 +72,14 @@ class Job:
             memory_format=memory_format(self.config),
         )
 
-    def training_examples(self, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
-        """Inputs of the model and its targets: images cropped and flipped at random, others as they are."""
+    def training_examples(self, indices: Tensor, crops: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs of the model and its targets: images cropped and flipped at random, by `augment.crop_stream`."""
         examples, labels, indices = self.dataset.train.take(indices)
         if self.dataset.mean is not None and isinstance(self.config.data, ImageConfig):
             examples = augment.crop_and_flip(
                 examples,
                 indices,
-                seed=self.config.seed,
-                epoch=epoch,
+                stream=crops,
                 padding=self.config.data.crop_padding,
                 flip=self.config.data.flip,
             )

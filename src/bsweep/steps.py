@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from bsweep.data import plan
+from bsweep.data import augment, plan
 from bsweep.job import Job
 from bsweep.strategies import InBackward
 
@@ -39,12 +39,13 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: in
     strategy = job.strategy
     parts = (plan.worker_part(part, i, num_passes) for i in range(num_passes))
     passes = [indices for indices in parts if len(indices)]
+    crops = augment.crop_stream(job.config.seed, epoch)
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.vector.drop_gradients()
     with job.slowdown.step(len(part)):
         # A worker that has no example of a tail computes one that counts nothing: some exchanges travel within a pass.
         for number, indices in enumerate(passes or [batch[:1]], 1):
-            inputs, targets = job.training_examples(indices, epoch)
+            inputs, targets = job.training_examples(indices, crops)
             if isinstance(strategy, InBackward) and number == max(1, len(passes)):
                 strategy.before_last_pass()
             with strategy.passes() if isinstance(strategy, InBackward) else nullcontext():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bsweep.data.streaming import Part
-from bsweep.randomness import random_bits
+from bsweep.randomness import random_bits, stream_of
 
 _CHUNK = 256  # images counted at once
 _MOST_OF_FREE = 0.5  # the model and its activations need the rest
@@ -103,7 +103,7 @@ def balanced_subset(dataset: Dataset, size: int) -> Dataset:
     others, give or take one; a class that has too few gives all it has. Texts and targets have no classes to balance.
     Smaller subsets are parts of larger ones.
     """
-    order = random_bits(torch.arange(len(dataset.train_labels)), "subset").argsort()
+    order = random_bits(torch.arange(len(dataset.train_labels)), stream_of("subset")).argsort()
     if dataset.train_labels.dim() == 1 and not dataset.train_labels.is_floating_point():
         order = order[_round_robin(dataset.train_labels[order])]
     chosen = order[:size].sort().values

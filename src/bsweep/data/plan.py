@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bsweep.randomness import random_bits
+from bsweep.randomness import random_bits, stream_of
 
 
 def epoch_order(num_examples: int, *, seed: int, epoch: int) -> Tensor:
     """The examples of an epoch in their order: a permutation, int64 (num_examples,) on the CPU."""
-    return random_bits(torch.arange(num_examples), "order", seed, epoch).argsort()
+    return random_bits(torch.arange(num_examples), stream_of("order", seed, epoch)).argsort()
 
 
 def step_indices(order: Tensor, start: int, num_examples: int) -> Tensor:
