@@ -105,6 +105,7 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         (("local_batch=8", "strategy=single", "num_workers=2"), ["strategy=single", "num_workers=2"]),
         (("local_batch=8", "launch=inline", "num_workers=2"), ["launch=inline", "num_workers=2"]),
         (("local_batch=8", "num_workers=3", "launch.hosts='a:1,b:1'"), ["num_workers=3", "2 slots"]),
+        (("local_batch=8", "launch.hosts='a:1,b:1,a:1'"), ["launch.hosts=a:1,b:1,a:1 names a host twice"]),
         (("local_batch=8", "launch.hosts=a"), ["launch.hosts=a", "h1:4,h2:4"]),
         (("local_batch=8", "strategy=allreduce", "strategy.algorithm=zip"), ["strategy.algorithm=zip", "'ring'"]),
         (("local_batch=8", "strategy.name=horvod"), ["strategy=horvod", "'single', 'horovod'"]),

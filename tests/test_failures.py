@@ -121,7 +121,6 @@ PEER = {
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"device": "cpu", "precision": "fp32"}, "rank 1 on b computes on cpu, rank 0 on a on NVIDIA H100"),
         ({"device": "Tesla T4", "precision": "fp32"}, r"precision=fp32 suits rank 1 on b \(Tesla T4\), precision=bf16"),
         ({"num_train": 90}, "rank 1 has other data than rank 0.* 90 training examples"),
     ],

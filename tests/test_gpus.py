@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bsweep import gpus, launch, worker
+from bsweep import gpus, launch, peers, worker
+from bsweep.launch import processes
 from bsweep.place import Place
-from tests.running import bsweep, compose
+from tests.running import TINY, bsweep, compose, imported_first, summaries
 
 Machine = Callable[..., None]
 
@@ -81,18 +82,69 @@ def test_hidden_gpus_are_none(machine: Machine, monkeypatch: pytest.MonkeyPatch)
     assert gpus.num_gpus("auto") == 0
 
 
-def test_more_workers_than_gpus_on_a_host_are_named(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    "where",
+    [("num_workers=3",), ("num_workers=4", "launch.hosts='localhost:3,b:3'")],
+    ids=["no hosts", "this host among others"],
+)
+def test_more_workers_than_gpus_here_are_refused_before_anything_starts(machine: Machine, where: tuple[str]) -> None:
     machine("NVIDIA A100", "580.1", "8.0", counted=2, usable=True)
-    config = compose("local_batch=8", "num_workers=3", "strategy=ddp", "launch.hosts='a:3'")
-    assert worker.choose_device(config, Place(1, 3, 1, 3)) == torch.device("cuda", 1)
-    with pytest.raises(ValueError, match=r"has 2 GPUs, and rank 2 is worker 3 there.*no more slots than GPUs"):
-        worker.choose_device(config, Place(2, 3, 2, 3))
+    with pytest.raises(ValueError, match=r"3 workers .*here, but this machine has 2 GPUs.*no more slots than GPUs"):
+        launch.check(compose("local_batch=8", "strategy=ddp", *where))
+    launch.check(compose("local_batch=8", "strategy=ddp", *where, "device=cpu"))
+    launch.check(compose("local_batch=8", "strategy=ddp", "num_workers=4", "launch.hosts='localhost:2,b:2'"))
 
 
-def test_a_host_without_gpus_is_named_where_they_are_asked_for(machine: Machine) -> None:
-    machine("none", "580.1", "8.0", counted=0, usable=True)
-    with pytest.raises(ValueError, match=r"device=cuda, but .* shows no GPU"):
-        worker.choose_device(compose(*POINT, "device=cuda"), Place())
+def seats(**hosts: tuple[int, int]) -> list[dict[str, object]]:
+    """What workers say of their places, on hosts with so many GPUs and workers."""
+    return [
+        peers.seat(Place(0, 1, local_rank, 1), gpus) | {"host": host}
+        for host, (gpus, workers) in hosts.items()
+        for local_rank in range(workers)
+    ]
+
+
+def test_every_host_with_too_few_gpus_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = r"^gpu7 has 2 GPUs for 4 workers, gpu8 has no GPU for 1 worker, but NCCL takes one worker a GPU"
+    with pytest.raises(ValueError, match=lacking):
+        peers.refuse_missing_gpus(seats(gpu6=(4, 4), gpu7=(2, 4), gpu8=(0, 1)), "auto")
+    for device, there in (("auto", seats(a=(4, 4), b=(2, 1))), ("auto", seats(a=(0, 4))), ("cpu", seats(a=(0, 4)))):
+        peers.refuse_missing_gpus(there, device)
+    with pytest.raises(ValueError, match="a has no GPU for 4 workers"):
+        peers.refuse_missing_gpus(seats(a=(0, 4)), "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(ValueError, match=r"a has 1 GPU \(CUDA_VISIBLE_DEVICES=3\) for 2 workers"):
+        peers.refuse_missing_gpus(seats(a=(1, 2)), "auto")
+    machine("NVIDIA A100", "580.1", "8.0", counted=2, usable=True)
+    assert worker.choose_device(Place(5, 8, 1, 4), gpus=2) == torch.device("cuda", 1), "its number among its host's"
+
+
+def test_workers_end_before_they_take_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    """On a host of which the launching one knows nothing."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if 'RANK' in os.environ:\n"
+        "    import platform, bsweep.gpus as gpus\n"
+        "    platform.node, gpus.num_gpus = lambda: 'gpu7', lambda _: 1\n"
+    )
+    point = ("local_batch=8", "num_workers=2", "strategy=ddp", "model=tiny_cnn", *TINY, "study=s")
+    result = bsweep("run", *point, cwd=tmp_path, env=imported_first(tmp_path))
+    assert result.returncode == 1, result.stderr
+    (summary,) = summaries(tmp_path).values()
+    assert "failed: ValueError: gpu7 has 1 GPU for 2 workers, but NCCL" in summary["message"]
+
+
+def test_servers_take_the_slots_that_workers_leave_and_else_run_beside_them() -> None:
+    """A slot is a GPU, and servers need none."""
+    hosts = "a:4,b:4,c:2"
+    assert processes.nodes(hosts, 3) == [("a", 3)]
+    assert processes.nodes(hosts, 6, 3) == [("a", 4), ("b", 4), ("c", 1)]
+    assert processes.nodes(hosts, 10, 4) == [("a", 4), ("b", 4), ("c", 2), ("a", 1), ("b", 1), ("c", 1), ("a", 1)]
+    assert processes.nodes("a:2", 2, 2) == [("a", 4)]
+    point = ("local_batch=8", "num_workers=8", "strategy=parameter_server", "strategy.num_servers=2")
+    (warning,) = launch.check(compose(*point, "launch.hosts='a:4,b:5'"))
+    assert warning == "1 of 2 servers run beside workers: launch.hosts=a:4,b:5 has no more slots"
+    assert not launch.check(compose(*point, "launch.hosts='a:5,b:5'"))
 
 
 def test_the_command_ends_with_2(tmp_path: Path) -> None:

@@ -83,21 +83,22 @@ def on(host: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "model"),
-    [("horovod", ("model=own", "model.target=mine.py:build")), ("parameter_server", ("model=tiny_cnn",))],
+    ("hosts", "more"),
+    [
+        ("h1:1,h2:1,h3:1", ("strategy=horovod", "model=own", "model.target=mine.py:build")),
+        ("h1:1,h2:1", ("strategy=parameter_server", "strategy.num_servers=2", "model=tiny_cnn")),
+    ],
     ids=["horovod", "parameter_server"],
 )
-def test_a_run_over_hosts(
-    up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, model: tuple[str, ...]
-) -> None:
-    """Two workers on three hosts: the third is a spare slot, or the parameter server's. A model may be one's own."""
+def test_a_run_over_hosts(up: Callable[..., dict[str, str]], tmp_path: Path, hosts: str, more: tuple[str, ...]) -> None:
+    """Two workers, and a spare slot or a parameter server beside each of them. A model may be one's own."""
     shutil.copy(Path(SCRIPT).parent / "examples/small_network.py", tmp_path / "mine.py")
-    overrides = {**up("3"), "num_workers": "2", "strategy": strategy}
+    overrides = {**up(str(hosts.count("h"))), "num_workers": "2"}
     arguments = (
         "local_batch=8",
         *(f"{key}={value}" for key, value in overrides.items()),
         *TINY,
-        *model,
+        *more,
         "epochs=1",
         "study=s",
     )
@@ -105,7 +106,7 @@ def test_a_run_over_hosts(
     assert result.returncode == 0, result.stderr
     (summary,) = (tmp_path / "results/s").glob("*/summary.json")
     assert json.loads(summary.read_text())["status"] == "completed"
-    assert json.loads((summary.parent / "meta.json").read_text())["hosts"] == "h1:1,h2:1,h3:1"
+    assert json.loads((summary.parent / "meta.json").read_text())["hosts"] == hosts
     log = Path(overrides["launch.ssh_identity_file"]).with_name("h2.log").read_text()
     assert "Accepted publickey" in log, "the other worker was started over ssh"
 

@@ -15,8 +15,42 @@ import torch
 
 from bsweep.data.dataset import Dataset
 from bsweep.gpus import driver_version
+from bsweep.place import Place
 
 Peer = Mapping[str, Any]
+
+
+def seat(place: Place, gpus: int) -> dict[str, Any]:
+    """Where this worker is to compute: what workers compare before any of them takes a GPU."""
+    return {
+        "host": platform.node(),
+        "local_rank": place.local_rank,
+        "gpus": gpus,
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+
+
+def refuse_missing_gpus(seats: Sequence[Peer], device: str) -> None:
+    """ValueError, the same on all workers, that names every host with fewer GPUs than workers.
+
+    Where no host has any, all compute on CPUs, unless `device=cuda` asks for GPUs.
+    """
+    if device != "cuda" and not any(seat["gpus"] for seat in seats):
+        return
+    last_of_hosts = {seat["host"]: seat for seat in sorted(seats, key=lambda seat: seat["local_rank"])}
+    lacking = [_lack(seat) for seat in last_of_hosts.values() if seat["local_rank"] >= seat["gpus"]]
+    if lacking:
+        raise ValueError(
+            f"{', '.join(lacking)}, but NCCL takes one worker a GPU: give a host no more slots than GPUs "
+            "(launch.hosts, or horovodrun -H; parameter servers need none), see with nvidia-smi why one shows fewer, "
+            "or set device=cpu."
+        )
+
+
+def _lack(seat: Peer) -> str:
+    gpus, workers, visible = seat["gpus"], seat["local_rank"] + 1, seat["cuda_visible_devices"]
+    shown = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
+    return f"{seat['host']} has {gpus or 'no'} GPU{'s' * (gpus > 1)}{shown} for {workers} worker{'s' * (workers > 1)}"
 
 
 def equipment(device: torch.device, precision: str) -> dict[str, Any]:
@@ -53,15 +87,10 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
 
 
 def refuse_unequal(peers: Sequence[Peer]) -> None:
-    """ValueError, the same on all workers, if one has another kind of device, precision or data than the first."""
+    """ValueError, the same on all workers, if one has another precision or other data than the first."""
     first = peers[0]
     for rank, peer in enumerate(peers):
         pair = f"rank {rank} on {peer['host']}", f"rank 0 on {first['host']}"
-        if (peer["device"] == "cpu") != (first["device"] == "cpu"):
-            raise ValueError(
-                f"{pair[0]} computes on {peer['device']}, {pair[1]} on {first['device']}: see with nvidia-smi why one "
-                "of the hosts shows no GPU, leave it out, or set device=cpu."
-            )
         if peer["precision"] != first["precision"]:
             raise ValueError(
                 f"precision={peer['precision']} suits {pair[0]} ({peer['device']}), precision={first['precision']} "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import platform
 import sys
 import time
 import traceback
@@ -79,13 +78,15 @@ def prepared(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable
 
 def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None] = do_nothing) -> Job:
     """What the loop needs of this worker; all workers call it together."""
-    device = choose_device(config, place)
+    gpus = num_gpus(config.device)
     own.search(paths.own)
     if config.launch.memory_limit_mb:
         memory.give_back_at_once()
     else:
         memory.keep_for_next_step()
     strategy = strategies.build(config, place, paths)
+    peers.refuse_missing_gpus(strategy.gather_json(peers.seat(place, gpus)), config.device)
+    device = choose_device(place, gpus)
     dataset = data.load(config.data, device)
     precision = choose_precision(config, device)
     every = strategy.gather_json({**peers.equipment(device, precision), **peers.data_facts(dataset)})
@@ -130,26 +131,10 @@ def _initial_model(config: RunConfig, dataset: Dataset, device: torch.device, pr
     return model
 
 
-def choose_device(config: RunConfig, place: Place) -> torch.device:
-    """The GPU of this worker's own; the CPU where there is none.
-
-    Raises:
-        ValueError: there are too few on this host, or torch cannot use them.
-    """
-    gpus = num_gpus(config.device)
-    if config.device == "cuda" and not gpus:
-        raise ValueError(f"device=cuda, but {platform.node()} shows no GPU: leave this host out, or mend its driver.")
+def choose_device(place: Place, gpus: int) -> torch.device:
+    """The GPU of this worker's own, by its number among the workers of its host; the CPU where there are none."""
     if not gpus:
         return torch.device("cpu")
-    if place.local_rank >= gpus:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        shown = f" (CUDA_VISIBLE_DEVICES={visible})" if visible else ""
-        raise ValueError(
-            f"{platform.node()} has {gpus} GPU{'s' * (gpus > 1)}{shown}, and rank {place.rank} is worker "
-            f"{place.local_rank + 1} there, but NCCL takes one worker a GPU: give this host no more slots than GPUs "
-            "(launch.hosts, or horovodrun -H; parameter servers need none, and take the slots after the workers'), or "
-            "set device=cpu."
-        )
     torch.cuda.set_device(place.local_rank)
     return torch.device("cuda", place.local_rank)
 

@@ -51,13 +51,15 @@ class ProcessesConfig(LaunchConfig):
         return self.hosts
 
     def problems(self, point: Point) -> Iterator[str]:
-        workers, servers = point.num_workers, point.num_server_processes
-        slots = sum(int(host.split(":")[1]) for host in self.hosts.split(",")) if self.hosts else None
-        if slots is not None and slots < workers + servers:
+        pairs = [entry.split(":") for entry in self.hosts.split(",")] if self.hosts else []
+        slots = sum(int(number) for _, number in pairs)
+        if pairs and slots < point.num_workers:
             yield (
-                f"num_workers={workers}{f' and {servers} servers' if servers else ''}, but launch.hosts={self.hosts} "
-                f"offers {slots} slots: name more hosts or slots, or use fewer workers."
+                f"num_workers={point.num_workers}, but launch.hosts={self.hosts} offers {slots} slots: name more hosts "
+                "or slots, or use fewer workers."
             )
+        if len({host for host, _ in pairs}) < len(pairs):
+            yield f"launch.hosts={self.hosts} names a host twice: give all its slots at once."
         yield from super().problems(point)
 
 

@@ -6,11 +6,13 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain, cycle, groupby, islice
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -36,21 +38,44 @@ _SECRET_VALUE = re.compile(r"://[^/\s@]*:[^/\s@]+@|-----BEGIN")
 
 def check(config: RunConfig) -> list[str]:
     """See `bsweep.launch.check`."""
-    place = Place.from_environment()
-    if config.launch.named_hosts or place.local_workers < place.num_workers:
-        return []  # their GPUs and cores are not seen from here
-    gpus, cores, workers = num_gpus(config.device), num_cores(), config.num_workers
-    if gpus and workers > gpus:
+    here, workers, hosts = _num_workers_here(config), config.num_workers, config.launch.named_hosts
+    gpus, cores = num_gpus(config.device) if here else 0, num_cores()
+    if gpus and here > gpus:
+        placed = f"launch.hosts={hosts} places {here} workers here" if hosts else f"{here} workers are to run here"
         raise ValueError(
-            f"num_workers={workers}, but this machine has {gpus} GPU{'s' * (gpus > 1)}, and NCCL takes one worker a "
-            f"GPU: use num_workers={gpus}, name further hosts in launch.hosts, or set device=cpu."
+            f"num_workers={workers}: {placed}, but this machine has {gpus} GPU{'s' * (gpus > 1)}, and NCCL takes one "
+            "worker a GPU: give each host no more slots than GPUs, name further hosts in launch.hosts, use fewer "
+            "workers, or set device=cpu."
         )
+    if hosts:
+        return _servers_beside_workers(config, hosts)
+    if here < workers:
+        return []  # the other hosts' cores are not seen from here
     processes = workers + config.num_server_processes
     if not gpus and processes > cores:
         counts = ((workers, "worker"), (processes - workers, "server"), (cores, "core"))
         *kinds, shared = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts if count]
         return [f"{' and '.join(kinds)} share {shared}: their times say little about workers with cores of their own"]
     return too_many_threads(config)
+
+
+def _num_workers_here(config: RunConfig) -> int:
+    """How many of the workers this machine runs."""
+    hosts, place = config.launch.named_hosts, Place.from_environment()
+    if hosts:
+        return sum(number for host, number in nodes(hosts, config.num_workers) if is_here(host))
+    return place.local_workers if place.local_workers < place.num_workers else config.num_workers
+
+
+def _servers_beside_workers(config: RunConfig, hosts: str) -> list[str]:
+    """A warning where the hosts have too few slots for servers of their own."""
+    slots = sum(number for _, number in slots_of(hosts))
+    beside = config.num_workers + config.num_server_processes - slots
+    if beside <= 0:
+        return []
+    return [
+        f"{beside} of {config.num_server_processes} servers run beside workers: launch.hosts={hosts} has no more slots"
+    ]
 
 
 def too_many_threads(config: RunConfig) -> list[str]:
@@ -132,14 +157,24 @@ def _start(command: Sequence[str], env: Mapping[str, str], output: BinaryIO) -> 
     )
 
 
-def nodes(hosts: str, num_processes: int) -> list[tuple[str, int]]:
-    """Hosts and how many processes run on each: those of `h1:4,h2:4` are filled in their order."""
-    taken: list[tuple[str, int]] = []
-    for host, slots in (entry.split(":") for entry in hosts.split(",")):
-        num_local = min(int(slots), num_processes - sum(number for _, number in taken))
-        if num_local:
-            taken.append((host, num_local))
-    return taken
+def nodes(hosts: str, num_workers: int, num_servers: int = 0) -> list[tuple[str, int]]:
+    """Hosts in the order of the ranks, and how many of those run there; a host may come twice.
+
+    Workers, then servers fill the slots of `h1:4,h2:4` in their order. Where there are GPUs, a slot is one, and servers
+    need none: those for which no slot is left run beside workers, on one host after the other.
+    """
+    slots = [host for host, number in slots_of(hosts) for _ in range(number)]
+    ranks = islice(chain(slots, cycle(dict.fromkeys(slots))), num_workers + num_servers)
+    return [(host, len(list(group))) for host, group in groupby(ranks)]
+
+
+def slots_of(hosts: str) -> list[tuple[str, int]]:
+    pairs = (entry.split(":") for entry in hosts.split(","))
+    return [(host, int(number)) for host, number in pairs]
+
+
+def is_here(host: str) -> bool:
+    return host in ("localhost", "127.0.0.1", socket.gethostname())
 
 
 Entry = Literal["bsweep.worker", "bsweep.probe"]

@@ -26,13 +26,13 @@ def launch(
 
 
 def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths, entry: Entry) -> list[list[str]]:
-    """A torchrun for each host. Ranks fill the hosts' slots in their order: all workers, then all servers."""
+    """A torchrun for each host, and one more where servers run beside its workers: a torchrun's ranks are in a row."""
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     worker = ["--no-python", *processes.worker_command(config, paths, "RANK", entry)]
-    num_processes = config.num_workers + config.num_server_processes
     if not launch.hosts:
+        num_processes = config.num_workers + config.num_server_processes
         return [[torchrun, "--standalone", f"--nproc-per-node={num_processes}", *worker]]
-    nodes = processes.nodes(launch.hosts, num_processes)
+    nodes = processes.nodes(launch.hosts, config.num_workers, config.num_server_processes)
     port = random.SystemRandom().randrange(20_000, 30_000)  # below the range that systems give to clients
     return [
         _on_host(
@@ -54,7 +54,7 @@ def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths, entry: 
 
 def _on_host(host: str, launch: TorchrunConfig, command: list[str]) -> list[str]:
     """The command itself on this host, else over ssh, with a terminal there: it ends with the connection."""
-    if _as_others_say(host) == socket.gethostname():
+    if processes.is_here(host):
         return command
     options = ["-tt", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"]
     options += ["-p", str(launch.ssh_port)] if launch.ssh_port else []
