@@ -1,4 +1,4 @@
-"""Our all-reduce algorithms against the plain sum, on real processes, in groups of 2 to 5."""
+"""Our all-reduce algorithms against the plain sum, on real processes, in groups of 2 to 5; on GPUs over NCCL."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ import torch
 import torch.distributed as dist
 
 from bsweep.strategies.collectives import ALGORITHMS, Wire
+from tests.gpus import on_gpus
 from tests.running import ROOT, Fork, ranks
 
 SIZES = (1, 3, 1000, 4099)  # fewer elements than workers, and lengths that nothing divides
-GROUPS = (2, 3, 4, 5)
+GROUPS = {"cpu": (2, 3, 4, 5), "cuda": (3,)}
+CASES = [
+    *(("cpu", p) for p in GROUPS["cpu"]),
+    *(on_gpus("cuda", p, number=max(GROUPS["cuda"])) for p in GROUPS["cuda"]),
+]
 Results = list[dict[tuple[int, str, int], tuple[torch.Tensor, int, int]]]
 """Of each rank, by group size, algorithm and vector size: the vector afterwards, bytes sent and steps."""
 
@@ -22,38 +27,42 @@ def vector(rank: int, size: int) -> torch.Tensor:
     return torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(100 * rank + size))
 
 
-def main(out: Path) -> None:
+def main(out: Path, kind: str) -> None:
     """One process: what each algorithm makes of this worker's vector, and what it counted."""
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo" if kind == "cpu" else "nccl")
     rank = dist.get_rank()
+    device = torch.device(kind, rank)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
     results = {}
-    for p in GROUPS:
+    for p in GROUPS[kind]:
         group = dist.new_group(list(range(p)))
+        if rank < p:
+            dist.broadcast(torch.zeros(1, device=device), src=0, group=group)  # as strategies begin
         for name, algorithm in ALGORITHMS.items() if rank < p else ():
             for size in SIZES:
-                wire, values = Wire(group, rank, p), vector(rank, size)
+                wire, values = Wire(group, rank, p), vector(rank, size).to(device)
                 algorithm(values, wire)
-                results[p, name, size] = (values, wire.sent_bytes, wire.exchange_steps)
+                results[p, name, size] = (values.cpu(), wire.sent_bytes, wire.exchange_steps)
     torch.save(results, out / f"{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def results(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Results:
-    out = tmp_path_factory.mktemp("collectives")
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    out, kind = tmp_path_factory.mktemp("collectives"), request.param
+    num_processes = max(GROUPS[kind])
     with (out / "output").open("w") as output:
         started = [
-            Fork("tests.test_collectives", str(out), cwd=ROOT, env=env, stdout=output, stderr=output)
-            for env in ranks(max(GROUPS))
+            Fork("tests.test_collectives", str(out), kind, cwd=ROOT, env=env, stdout=output, stderr=output)
+            for env in ranks(num_processes)
         ]
-    assert [process.wait(120) for process in started] == [0] * len(started), (out / "output").read_text()
-    return [torch.load(out / f"{rank}.pt") for rank in range(max(GROUPS))]
+    assert [process.wait(120) for process in started] == [0] * num_processes, (out / "output").read_text()
+    return [torch.load(out / f"{rank}.pt") for rank in range(num_processes)]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("p", GROUPS)
+@pytest.mark.parametrize(("results", "p"), CASES, indirect=["results"])
 def test_every_worker_gets_the_sum_and_the_same_bits(results: Results, p: int, name: str) -> None:
     for size in SIZES:
         expected = torch.stack([vector(rank, size) for rank in range(p)]).sum(dim=0)
@@ -63,7 +72,7 @@ def test_every_worker_gets_the_sum_and_the_same_bits(results: Results, p: int, n
             assert torch.equal(values, results[0][p, name, size][0])
 
 
-@pytest.mark.parametrize("p", GROUPS)
+@pytest.mark.parametrize(("results", "p"), CASES, indirect=["results"])
 def test_bytes_and_steps_are_what_theory_says(results: Results, p: int) -> None:
     size, n = 4099, 8 * 4099
     counted = {name: [results[rank][p, name, size][1:] for rank in range(p)] for name in ALGORITHMS}
@@ -76,4 +85,4 @@ def test_bytes_and_steps_are_what_theory_says(results: Results, p: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -16,6 +16,7 @@ from bsweep import loop, memory, steps, worker
 from bsweep.job import Job
 from bsweep.place import Place
 from bsweep.runlog import RunPaths, read_records
+from tests.gpus import on_gpus
 from tests.running import TINY, compose
 
 FAULTS = """
@@ -68,12 +69,18 @@ def test_each_epochs_training_and_evaluation_have_peaks_of_their_own(
     assert [(e["peak_memory_bytes"], e["evaluation_peak_memory_bytes"]) for e in epochs] == [(10, 100)] * 3
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_gpus_peak_is_the_same_in_every_epoch_and_grows_with_the_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", [on_gpus("cuda")])
+def test_a_gpus_peak_is_the_same_in_every_epoch_and_grows_with_the_batch(tmp_path: Path, device: str) -> None:
     peaks = []
     for batch in (64, 256):
-        point = (f"local_batch={batch}", "launch=inline", "strategy=single", "model=resnet18", "epochs=3")
+        point = (
+            f"local_batch={batch}",
+            "launch=inline",
+            "strategy=single",
+            "model=resnet18",
+            "epochs=3",
+            f"device={device}",
+        )
         data = ("data=synthetic", "data.num_train=1024", "data.num_test=1000", "data.shape=[3,32,32]")
         paths = RunPaths(tmp_path / str(batch))
         paths.folder.mkdir()

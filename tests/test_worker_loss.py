@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bsweep.runlog import RunPaths, read_records
+from tests.gpus import on_gpus
 from tests.running import ROOT, TINY, bsweep, compose, imported_first, struck, workers_left
 from tests.test_run import runs, summary
 
@@ -62,10 +63,16 @@ def check_went_on(paths: RunPaths, left: list[int], num_rounds: int) -> None:
     assert epochs[-1]["epoch"] == rounds[-1]["epoch"]
 
 
-@pytest.mark.parametrize("killed", [(0,), (1, 2)])
-def test_the_others_go_on_without_killed_workers(tmp_path: Path, killed: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("device", "killed"),
+    [("cpu", (0,)), ("cpu", (1, 2)), on_gpus("cuda", (0,), number=3), on_gpus("cuda", (1,), number=3)],
+)
+def test_the_others_go_on_without_killed_workers(tmp_path: Path, device: str, killed: tuple[int, ...]) -> None:
     env = struck(tmp_path, killed, "strategies.diloco", "DiLoCo.begin_round", 3)
-    result = bsweep("run", *SHORT, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=120)
+    more = ["strategy.on_loss=continue", f"device={device}"]
+    if device == "cuda":  # NCCL takes seconds to connect
+        more.append("strategy.loss_timeout_seconds=20")
+    result = bsweep("run", *SHORT, *more, cwd=tmp_path, env=env, timeout=240)
     assert result.returncode == 0, result.stderr
     (paths,) = runs(tmp_path)
     check_went_on(paths, [rank for rank in range(3) if rank not in killed], MAX_ROUNDS)
