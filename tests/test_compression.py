@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
@@ -19,8 +19,10 @@ import yaml
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bsweep import compression
+from bsweep.compression import powersgd
 from bsweep.compression.base import Codec
 from bsweep.compression.dgc import DGC
 from bsweep.compression.payload import pack, unpack
@@ -200,8 +202,8 @@ EXPECTED_BYTES: dict[str, tuple[dict[str, Any], int]] = {
     "qsgd": ({"bits": 4, "bucket_elements": 100}, 6 * 8 + 278),
     "terngrad": ({}, 8 * 8 + 139),
     "signsgd": ({}, 8 * 8 + 70),
-    # 5 x 27 and 19 x 20 become thin; 1 x 5 and the vectors (5 + 5 + 5 + 1 + 19) travel whole
-    "powersgd": ({}, (2 * (5 + 27) + 2 * (19 + 20) + 5 + 35) * 8),
+    # 5 x 27 and 19 x 20 become thin; 1 x 5 and the vectors (5 + 5 + 5 + 1 + 19) travel whole; left factors, twice
+    "powersgd": ({}, (2 * (5 + 27) + 2 * (19 + 20) + 5 + 35 + 2 * (5 + 19)) * 8),
 }
 
 
@@ -411,6 +413,60 @@ def test_powersgd_is_exact_where_the_sum_has_a_low_rank() -> None:
     vector = make_vector()
     too_much = low_rank_gradients(vector, matrix_rank=4, seed=0)
     assert float((exchange_alone(build("powersgd", vector), too_much) - too_much).abs().max()) > 0.1
+
+
+def test_powersgd_keeps_workers_in_agreement_whose_processors_round_a_basis_differently(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_thread, exact = threading.local(), powersgd.orthonormal
+    monkeypatch.setattr(powersgd, "orthonormal", lambda products: exact(products) * on_thread.factor)
+
+    def work(group: SimulatedGroup) -> list[Tensor]:
+        on_thread.factor = -1 + 1e-9 * group.rank
+        vector = make_vector()
+        codec = build("powersgd", vector, group.rank)
+        received = [random_gradients(vector.gradients, 10 * step + group.rank) for step in range(3)]
+        for gradients in received:
+            codec.exchange(gradients, group)
+        return received
+
+    one, other = on_workers(2, work)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_powersgd_draws_on_the_cpu_whatever_computes() -> None:
+    class Draws(TorchDispatchMode):
+        devices: ClassVar[set[str]] = set()
+
+        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if operation.overloadpacket is torch.ops.aten.randn:
+                self.devices.add(str((kwargs or {}).get("device", "cpu")))
+            return operation(*args, **(kwargs or {}))
+
+    vector = make_vector("meta")
+    with Draws() as draws:  # type: ignore[no-untyped-call]
+        build("powersgd", vector)
+    assert draws.devices == {"cpu"}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_columns_become_orthonormal_also_where_they_are_zero_or_depend_on_others(
+    device: str, dtype: torch.dtype
+) -> None:
+    plain = torch.randn(19, 4, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    same, one_zero = plain.clone(), plain.clone()
+    same[:] = plain[:, :1]
+    one_zero[:, 1] = 0
+    ones = torch.ones_like(plain)
+    matrices = torch.stack([plain, 1e-9 * plain, same, one_zero, ones, torch.zeros_like(plain)]).to(device)
+    bases = powersgd.orthonormal(matrices)
+    tolerance = 20 * torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        bases.mT @ bases, torch.eye(4, dtype=dtype, device=device).expand(6, 4, 4), rtol=0, atol=tolerance
+    )
+    spanned = bases @ (bases.mT @ matrices)
+    torch.testing.assert_close(spanned, matrices, rtol=0, atol=100 * torch.finfo(dtype).eps)
 
 
 def test_powersgd_starts_warm_and_so_nears_the_best_approximation() -> None:

@@ -3,6 +3,8 @@
 With M_i (n x m) the memory and gradient of worker i, and Q (m x r) from the step before, the same on all workers:
 P = orthonormal basis of sum_i M_i Q; Q_i = M_i^T P; Q = sum_i Q_i; all workers get P Q^T = P P^T sum_i M_i. Worker i
 keeps M_i - P Q_i^T, its own part of what the sum lost. Payloads are summed on their way: r (n + m) elements, not n m.
+
+All take P from the first worker, r n elements more: unlike processors round a basis differently, and would drift apart.
 """
 
 from __future__ import annotations
@@ -14,16 +16,17 @@ from torch import Tensor
 
 from bsweep.compression.base import Codec, Group, Setting
 from bsweep.config import PowerSGDConfig
+from bsweep.randomness import seed_of
 from bsweep.vector import Slice
 
 
 class PowerSGD(Codec):
-    """`generator` must be the same on all workers, and they must agree bit for bit on a QR decomposition."""
-
     memory: Tensor
 
     def __init__(self, config: PowerSGDConfig, setting: Setting) -> None:
-        vector, generator = setting.vector, setting.generator("powersgd")  # the same on all workers
+        vector = setting.vector
+        # The CPU draws the same numbers on all workers, where a GPU's depend on how many multiprocessors it has.
+        generator = torch.Generator().manual_seed(seed_of(setting.seed, "powersgd"))
         self.memory = torch.zeros_like(vector.gradients)
         self._matrices = [part for part in vector.slices if _pays(part, config.rank)]
         self._others = [part for part in vector.slices if not _pays(part, config.rank)]
@@ -33,8 +36,7 @@ class PowerSGD(Codec):
                 config.rank,
                 generator=generator,
                 dtype=self.memory.dtype,
-                device=self.memory.device,
-            )
+            ).to(self.memory.device)
             for part in self._matrices
         ]
 
@@ -43,7 +45,8 @@ class PowerSGD(Codec):
         own = [_as_matrix(self.memory, part) for part in self._matrices]
         others = [self.memory[part.start : part.stop] for part in self._others]
         products = _sums([matrix @ right for matrix, right in zip(own, self._rights, strict=True)], group)
-        lefts = [torch.linalg.qr(product).Q for product in products]
+        bases = _bases(products) if group.rank == 0 else [torch.zeros_like(product) for product in products]
+        lefts = _sums(bases, group)
         own_rights = [matrix.T @ left for matrix, left in zip(own, lefts, strict=True)]
         sums = _sums([*own_rights, *others], group)
         self._rights = sums[: len(own)]
@@ -55,6 +58,34 @@ class PowerSGD(Codec):
             matrix.addmm_(left, right.T, alpha=-1)
         for other in others:
             other.zero_()
+
+
+def _bases(products: list[Tensor]) -> list[Tensor]:
+    """Orthonormal columns that span those of each product (n, r); those of one shape are computed at once."""
+    shapes = dict.fromkeys(product.shape for product in products)
+    alike = {shape: [product for product in products if product.shape == shape] for shape in shapes}
+    found = {shape: iter(orthonormal(torch.stack(some))) for shape, some in alike.items()}
+    return [next(found[product.shape]) for product in products]
+
+
+def orthonormal(matrices: Tensor) -> Tensor:
+    """Orthonormal columns (..., n, r) that span those of `matrices`, n >= r, by Gram-Schmidt; nothing waits for a GPU.
+
+    Each column is projected twice, which is as exact as a QR decomposition (Giraud et al., doi
+    10.1007/s00211-005-0615-4). Of one that is zero, or depends on others, a spare direction is left, which is lost in
+    rounding elsewhere: from a zero column the right factors could never recover.
+    """
+    rows, rank = matrices.shape[-2:]
+    numbers = torch.arange(1, rows + 1, dtype=matrices.dtype, device=matrices.device)
+    spare = 1e-15 * torch.outer(numbers, numbers[:rank]).cos()  # in fp32, too, its norm is above zero
+    basis = matrices.clone()
+    for number in range(rank):
+        before, column = basis[..., :number], basis[..., number : number + 1]
+        for _ in range(2):
+            column -= before @ (before.mT @ column)
+            column += spare[:, number : number + 1]
+            column /= torch.linalg.vector_norm(column, dim=-2, keepdim=True)
+    return basis
 
 
 def _pays(part: Slice, rank: int) -> bool:
