@@ -1,6 +1,6 @@
 """Stands in a process's place for one that `tests.forks` forks: its signals, streams and exit code are the other's.
 
-`python tests/ask_forks.py SOCKET -u -m module ...`
+`python tests/ask_forks.py SOCKET -u -m module ...`, or `-c code`. The other has the files that are open here, too.
 """
 
 from __future__ import annotations
@@ -14,27 +14,35 @@ import sys
 
 
 def ask(
-    path: str, module: str, arguments: list[str], *, cwd: str, env: dict[str, str], executable: str, streams: list[int]
+    path: str, command: list[str], *, cwd: str, env: dict[str, str], executable: str, files: dict[int, int]
 ) -> socket.socket:
-    """The socket that tells the id of the process that is forked, and then its exit code, a line each."""
+    """The socket that tells the id of the process that is forked, and then its exit code, a line each.
+
+    Args:
+        path: Where `tests.forks` listens.
+        command: What Python would be given: -m and a module, or -c and code, and arguments.
+        cwd: Its folder.
+        env: All of its variables.
+        executable: What it takes for Python.
+        files: The open files that it gets, by their numbers there.
+    """
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
-    socket.send_fds(connection, [b"!"], streams)
-    wanted = {"module": module, "arguments": arguments, "cwd": cwd, "env": env, "executable": executable}
+    socket.send_fds(connection, [b"!"], list(files.values()))
+    wanted = {"command": command, "cwd": cwd, "env": env, "executable": executable, "numbers": list(files)}
     connection.sendall(json.dumps(wanted).encode() + b"\n")
     return connection
 
 
 def main(path: str, *command: str) -> None:
-    module, *arguments = command[command.index("-m") + 1 :]
+    begin = next(index for index, word in enumerate(command) if word in ("-m", "-c"))
     connection = ask(
         path,
-        module,
-        arguments,
+        list(command[begin:]),
         cwd=os.getcwd(),  # noqa: PTH109 (pathlib would take longer than all else here)
         env=dict(os.environ),
         executable=sys.executable,
-        streams=[0, 1, 2],
+        files={number: number for number in _open_files()},
     )
     with connection.makefile("r") as answers:
         pid = int(answers.readline())
@@ -46,6 +54,19 @@ def main(path: str, *command: str) -> None:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
+
+
+def _open_files() -> list[int]:
+    """What this process was given: the standard streams, and what multiprocessing passes on."""
+    numbers = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 (as above)
+    return sorted(number for number in numbers if _is_inherited(number))
+
+
+def _is_inherited(number: int) -> bool:
+    try:
+        return os.get_inheritable(number)
+    except OSError:  # of the listing itself
+        return False
 
 
 if __name__ == "__main__":

@@ -6,8 +6,11 @@ nothing of it, so that no thread is lost in a fork.
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import importlib
 import json
+import multiprocessing
 import os
 import runpy
 import select
@@ -29,8 +32,11 @@ _IMPORTED = (
     "horovod.torch",
     "hydra.main",
     "pytest",
+    "torch._dynamo",  # by its optimizers, when they are built
     "torch.distributed.run",
 )
+_MOST_FILES = 16
+_HIGH = 500  # numbers from here on are nobody's
 
 
 def main(path: str) -> None:
@@ -38,6 +44,7 @@ def main(path: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     for module in _IMPORTED:
         importlib.import_module(module)
+    gc.freeze()  # a fork that looks through all that is here would have to copy it
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{path}.new")
         server.listen(100)
@@ -46,21 +53,26 @@ def main(path: str) -> None:
             connection, _ = server.accept()
             if not os.fork():
                 server.close()
-                _keep(connection)
+                _keep(connection, str(Path(path).with_name("python")))
             connection.close()
 
 
-def _keep(connection: socket.socket) -> NoReturn:
-    """Fork what is asked for, and say its id and its exit code; it is killed with the process that asked for it."""
+def _keep(connection: socket.socket, python: str) -> NoReturn:
+    """Fork what is asked for, and say its id and its exit code; it is killed with the process that asked for it.
+
+    Its own servers of multiprocessing, which `python` stands for, are such forks too.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        _, streams, *_ = socket.recv_fds(connection, 1, 3)
+        multiprocessing.set_executable(python)
+        _, files, *_ = socket.recv_fds(connection, 1, _MOST_FILES)
         with connection.makefile("rw") as file:
             wanted = json.loads(file.readline())
             ended, lives = os.pipe()
             pid = os.fork()
             if not pid:
-                _become(list(streams), **wanted)
+                lives, *files = (fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH) for file in (lives, *files))
+                _become(files, **wanted)
             os.close(lives)
             print(pid, file=file, flush=True)
             watched: list[int | socket.socket] = [ended, connection]
@@ -75,22 +87,26 @@ def _keep(connection: socket.socket) -> NoReturn:
 
 
 def _become(
-    streams: list[int], module: str, arguments: list[str], cwd: str, env: dict[str, str], executable: str
+    files: list[int], numbers: list[int], command: list[str], cwd: str, env: dict[str, str], executable: str
 ) -> NoReturn:
-    """Be `python -m module` from here on, to which `executable` is Python."""
+    """Be `python command` from here on, to which `executable` is Python."""
     os.setsid()  # torchrun ends its whole process group
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
+    for number, file in zip(numbers, files, strict=True):
+        os.dup2(file, number)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    sys.argv, sys.executable = [module, *arguments], executable
+    option, what, *arguments = command
+    sys.argv, sys.orig_argv, sys.executable = [what, *arguments], [executable, *command], executable
     code: Any = 0
     try:
         for folder in filter(None, env.get("PYTHONPATH", "").split(os.pathsep)):
             if (Path(folder) / "sitecustomize.py").exists():
                 runpy.run_path(f"{folder}/sitecustomize.py")
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if option == "-m":
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
+        else:
+            exec(what, {"__name__": "__main__"})
     except SystemExit as end:
         code = end.code
     except BaseException:

@@ -83,10 +83,9 @@ def bsweep(
 ) -> subprocess.CompletedProcess[str]:
     """Run the command as a person would, from a folder of its own.
 
-    It and the processes that it starts are forked from one that has imported what they need. A `fresh` one, and one
-    that measures memory, is the installed command, whose processes import for themselves.
+    It and the processes that it starts are forked from one that has imported what they need. A `fresh` one is the
+    installed command, whose processes import for themselves.
     """
-    fresh = fresh or arguments[0] == "probe" or any("memory_limit" in argument for argument in arguments)
     command = [*prefix, tool("bsweep") if fresh else forks().bsweep, *arguments]
     variables = {**os.environ, **(env or {})}
     if fresh or prefix:
@@ -122,12 +121,11 @@ class Fork:
         server = forks()
         self._connection = ask(
             server.socket,
-            module,
-            list(arguments),
+            ["-m", module, *arguments],
             cwd=str(cwd),
             env={**os.environ, **(env or {})},
             executable=server.python if has_forks else sys.executable,
-            streams=[0, stdout.fileno() if stdout else 1, stderr.fileno() if stderr else 2],
+            files={0: 0, 1: stdout.fileno() if stdout else 1, 2: stderr.fileno() if stderr else 2},
         )
         self._answers = self._connection.makefile("r")
         self.pid = int(self._answers.readline())

@@ -38,6 +38,15 @@ def test_a_stand_in_ends_as_its_process_does_and_ends_it(tmp_path: Path) -> None
         assert Fork("bsweep", "frobnicate", cwd=tmp_path, stdout=output, stderr=output).wait() == 2
 
 
+def test_a_stand_in_has_the_files_that_it_is_given_and_torch() -> None:
+    receiver, sender = os.pipe()
+    code = f"import os, sys; os.write({sender}, b'%d' % ('torch._dynamo' in sys.modules))"
+    subprocess.run([forks().python, "-B", "-c", code], pass_fds=[sender], check=True)
+    os.close(sender)
+    with os.fdopen(receiver) as file:
+        assert file.read() == "1"
+
+
 def test_tests_that_are_told_to_end_leave_no_process_and_no_folder(tmp_path: Path) -> None:
     test = "tests/test_equivalence.py::test_another_batch_size_reaches_other_weights"
     folder = tmp_path / "t"  # short, for a socket's path may have 107 characters

@@ -63,7 +63,7 @@ def probed(tmp_path: Path, *overrides: str) -> tuple[RunConfig, Probe]:
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("uneven")
-    result = bsweep("probe", *UNEVEN, "allocation=hybrid", cwd=folder)
+    result = bsweep("probe", *UNEVEN, "allocation=hybrid", cwd=folder, fresh=True)
     assert result.returncode == 0, result.stdout + result.stderr
     return folder, result.stdout + result.stderr
 
