@@ -2,7 +2,8 @@
 
 python scripts/bench.py [--json FILE] [memory] [step] [exchange] [strategies] [start] [load]      without names: all
 
-The file gets every timed round of every program, in seconds, with the hardware and the command.
+The file gets every timed round of every program, in seconds, with the hardware and the command. Where there is a GPU,
+`step` runs on it, at three batches; `strategies` needs two.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from bsweep import steps, study, worker  # noqa: E402
 from bsweep.config import RunConfig  # noqa: E402
+from bsweep.config.strategies import PLAIN_HOROVOD  # noqa: E402
 from bsweep.data import augment, plan  # noqa: E402
 from bsweep.job import Job  # noqa: E402
 from bsweep.place import Place  # noqa: E402
@@ -49,17 +51,18 @@ def main(names: list[str], file: Path | None) -> None:
 NAMES = ("memory", "step", "exchange", "strategies", "start", "load")  # memory first: its peak is the process's
 
 
-def alternating(programs: dict[str, Callable[[], object]], rounds: int) -> Seconds:
-    """Seconds of each program in each of `rounds` alternating calls, after one call to warm up."""
+def alternating(programs: dict[str, Callable[[], object]], rounds: int, calls: int = 1) -> Seconds:
+    """Seconds of a call of each program, in each of `rounds` alternating rounds of so many, after one to warm up."""
     seconds: Seconds = {name: [] for name in programs}
     for number in range(rounds + 1):
         for name, program in programs.items():
             start = time.perf_counter()
-            program()
+            for _ in range(calls):
+                program()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             if number:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append((time.perf_counter() - start) / calls)
     return seconds
 
 
@@ -67,24 +70,36 @@ def medians(seconds: Seconds) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def bench_step() -> Seconds:
-    """A training step at batch 64, cifar stem, against a plain fp32 loop, and what the loop adds to its parts."""
-    config = compose("local_batch=64", "strategy=single", "model.stem=cifar", "data=synthetic")
+STEP_TARGETS = {8: "5x", 64: "3x", 512: "65,000 images/s"}  # on one H100 or H200, by batch
+STEPS_A_ROUND = 50  # on a GPU: more than its queue hides of the host
+
+
+def bench_step() -> dict[str, Seconds]:
+    """A training step, cifar stem, against a plain eager fp32 loop, and what the loop adds to its parts; by batch."""
+    return {f"batch {batch}": step_rounds(batch) for batch in (STEP_TARGETS if torch.cuda.is_available() else (64,))}
+
+
+def step_rounds(size: int) -> Seconds:
+    config = compose(f"local_batch={size}", "strategy=single", "model.stem=cifar", "data=synthetic")
     job = prepare(config)
     order = plan.epoch_order(len(job.dataset.train_labels), seed=0, epoch=1)
-    batch = plan.step_indices(order, 0, 64)
-    plain = plain_loop(job)
-    core = core_of(job, batch)
-    rounds = alternating(
-        {"plain": plain, "step": lambda: steps.train_step(job, batch, batch, 1), "core": core}, rounds=7
-    )
+    batch = plan.step_indices(order, 0, size)
+    programs = {
+        "plain": plain_loop(job, size),
+        "step": lambda: steps.train_step(job, batch, batch, 1),
+        "core": core_of(job, batch),
+    }
+    on_gpu = job.device.type == "cuda"
+    rounds = alternating(programs, rounds=7, calls=STEPS_A_ROUND if on_gpu else 1)
     rounds["data"] = data_seconds(job, batch)
     seconds = medians(rounds)
     ratio = seconds["plain"] / seconds["step"]
     added = seconds["step"] - seconds["core"]
+    where = torch.cuda.get_device_name() if on_gpu else f"{torch.get_num_threads()} threads"
     print(
-        f"step ({job.precision}, {torch.get_num_threads()} threads): {64 / seconds['step']:.1f} images/s, "
-        f"plain fp32 loop {64 / seconds['plain']:.1f}: {ratio:.2f}x"
+        f"step at batch {size} ({job.precision}, {where}): {size / seconds['step']:.1f} images/s, "
+        f"plain fp32 loop {size / seconds['plain']:.1f}: {ratio:.2f}x"
+        + (f" (target on one H100 or H200: {STEP_TARGETS[size]})" if on_gpu else "")
     )
     print(
         f"  around forward, backward and optimizer: {added / seconds['step']:.2%} of the step by difference, "
@@ -98,14 +113,14 @@ def prepare(config: RunConfig) -> Job:
     return worker.prepare(config, NOWHERE, Place())
 
 
-def plain_loop(job: Job) -> Callable[[], object]:
+def plain_loop(job: Job, size: int) -> Callable[[], object]:
     """What one writes first: contiguous fp32, the optimizer tensor by tensor, inputs ready as floats."""
     from bsweep import models
 
     model = models.build(job.config.model, num_classes=10, shape=(3, 32, 32)).to(job.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    images = torch.randn(64, 3, 32, 32, device=job.device)
-    labels = torch.randint(10, (64,), device=job.device)
+    images = torch.randn(size, 3, 32, 32, device=job.device)
+    labels = torch.randint(10, (size,), device=job.device)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -124,7 +139,7 @@ def core_of(job: Job, batch: torch.Tensor) -> Callable[[], object]:
         job.vector.drop_gradients()
         with job.autocast():
             logits = job.model(images)
-        (job.objective.loss(logits, labels) / 64).backward()
+        (job.objective.loss(logits, labels) / len(batch)).backward()
         job.vector.collect_gradients()
         job.optimizer.step()
 
@@ -140,6 +155,9 @@ def data_seconds(job: Job, batch: torch.Tensor) -> list[float]:
         job.inputs(crops)
 
     return alternating({"data": path}, rounds=50)["data"]
+
+
+CYCLE = f"Horovod's core looks for what is to travel every {PLAIN_HOROVOD.cycle_time_ms:g} ms"
 
 
 def bench_exchange() -> Seconds:
@@ -184,9 +202,9 @@ def bench_exchange_worker() -> None:
     times = {name: seconds[name] - seconds["barrier"] for name in ("horovod", "torch.distributed")}
     if place.rank == 0:
         print(
-            f"exchange of {job.vector.num_bytes / 1e6:.1f} MB: Horovod {times['horovod'] * 1e3:.0f} ms, "
-            f"torch.distributed {times['torch.distributed'] * 1e3:.0f} ms: "
-            f"{times['horovod'] / times['torch.distributed']:.2f}x"
+            f"exchange of {job.vector.num_bytes / 1e6:.1f} MB: Horovod {times['horovod'] * 1e3:.3g} ms, "
+            f"torch.distributed {times['torch.distributed'] * 1e3:.3g} ms: "
+            f"{times['horovod'] / times['torch.distributed']:.2f}x; {CYCLE}"
         )
         print(json.dumps(rounds))
     dist.destroy_process_group()
@@ -196,6 +214,7 @@ def bench_strategies() -> dict[str, Seconds]:
     """Whole runs of ResNet-18 at batch 64 per worker on two workers, alternating: seconds per step and per exchange."""
     servers = ("strategy=parameter_server", "strategy.sharding=memory")
     programs = {
+        "horovod": ("strategy=horovod",),
         "ddp": ("strategy=ddp",),
         "allreduce": ("strategy=allreduce",),
         "our ring": ("strategy=allreduce", "strategy.algorithm=ring"),
@@ -203,7 +222,7 @@ def bench_strategies() -> dict[str, Seconds]:
         "colocated": (*servers, "strategy.num_servers=2", "strategy.colocated=true"),
     }
     steps: Seconds = {name: [] for name in programs}
-    exchanges: Seconds = {name: [] for name in programs if name != "ddp"}
+    exchanges: Seconds = {name: [] for name in programs if name not in ("horovod", "ddp")}
     for _ in range(5):
         for name, overrides in programs.items():
             epoch = one_epoch(*overrides)
@@ -212,12 +231,16 @@ def bench_strategies() -> dict[str, Seconds]:
                 exchanges[name].append(epoch["exchange_seconds"] / epoch["num_steps"])
     step, exchange = medians(steps), medians(exchanges)
     print(
-        f"step on 2 workers: allreduce native {step['allreduce'] * 1e3:.0f} ms, DDP {step['ddp'] * 1e3:.0f} ms: "
+        f"step on 2 workers: allreduce native {step['allreduce'] * 1e3:.3g} ms, DDP {step['ddp'] * 1e3:.3g} ms: "
         f"{step['allreduce'] / step['ddp']:.2f}x"
+    )
+    print(
+        f"step on 2 workers: Horovod {step['horovod'] * 1e3:.3g} ms, DDP {step['ddp'] * 1e3:.3g} ms: "
+        f"{step['horovod'] / step['ddp']:.2f}x (target over NCCL: at most 1x); {CYCLE}"
     )
     for name in ("our ring", "one server", "colocated"):
         print(
-            f"exchange, {name}: {exchange[name] * 1e3:.0f} ms, Gloo's ring {exchange['allreduce'] * 1e3:.0f} ms: "
+            f"exchange, {name}: {exchange[name] * 1e3:.3g} ms, Gloo's ring {exchange['allreduce'] * 1e3:.3g} ms: "
             f"{exchange[name] / exchange['allreduce']:.2f}x"
         )
     return {"step": steps, "exchange": exchanges}

@@ -275,6 +275,7 @@ def test_what_a_run_id_hashes_of_the_launch_tells_cells_apart_but_names_do_not(
         ("h1:3,h2:1", 4, 0, "nodes of 3, 1"),
         ("h1:1,h2:1,h3:1", 2, 1, "2 nodes and 1 of servers"),
         ("h1:2,h2:2", 3, 1, "nodes of 2, 1 + 1 servers"),
+        ("h1:2,h2:2", 4, 1, "nodes of 2 + 1 servers, 2"),
     ],
 )
 def test_a_placement_is_said_without_names(hosts: str | None, num_workers: int, num_servers: int, words: str) -> None:

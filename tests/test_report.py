@@ -273,6 +273,17 @@ def test_speed_up_is_not_told_between_unequal_threads(tmp_path: Path) -> None:
     assert "| speed-up |" not in report_tables(tmp_path / "s")
 
 
+def test_horovods_cycle_time_is_stated_beside_a_comparison(tmp_path: Path) -> None:
+    stated = (
+        "Horovod's exchanges begin late, when its core looks for them (strategy.cycle_time_ms: every 1 ms); those of "
+        "other strategies do not."
+    )
+    write_run(tmp_path / "s", local_batch=8, num_workers=2)
+    assert stated not in report.headlines(bsweep.load(tmp_path / "s"))
+    write_run(tmp_path / "s", local_batch=8, num_workers=2, settings={"strategy": {"name": "ddp", "hook": "none"}})
+    assert stated in report.headlines(bsweep.load(tmp_path / "s"))
+
+
 def test_a_fit_says_what_it_misses() -> None:
     (fit,) = (table for table in tables(analysis.published()) if "Least-squares" in table.caption)
     assert fit.cells["misses (%)"].tolist() == ["-10 to +8"]

@@ -39,7 +39,18 @@ def headlines(study: Study) -> list[str]:
     lines += _gains(study)
     for where, group in _groups(measured):
         lines += [f"{where}{where and ': '}{line}" for line in _conclusions(study, group) if line]
-    return [*lines, *_on_repeats(measured["n"])]
+    return [*lines, *_on_cycle_time(study.runs), *_on_repeats(measured["n"])]
+
+
+def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
+    """What Horovod's exchanges wait for and those beside them do not."""
+    exchanging = runs[(runs["status"] == "completed") & (runs["num_workers"] > 1)]
+    times = pd.to_numeric(exchanging.get("strategy.cycle_time_ms", pd.Series(dtype=float))).dropna()
+    if len(times) and exchanging["strategy"].nunique() > 1:
+        yield (
+            "Horovod's exchanges begin late, when its core looks for them (strategy.cycle_time_ms: every "
+            f"{' or '.join(map('{:g}'.format, sorted(times.unique())))} ms); those of other strategies do not."
+        )
 
 
 def _on_repeats(n: pd.Series[int]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections import Counter
 import pandas as pd
 
 from bsweep.config import scaled_rate
+from bsweep.config.launch import hosts_of_ranks
 
 _CIFAR10_TEST, _DIGITS_TEST = 10_000, 360
 _BYTES = 256  # what a text without a tokenizer is made of
@@ -33,18 +34,14 @@ def of_rounds(runs: pd.DataFrame) -> pd.Series[bool]:
 
 
 def placement(hosts: str | None, num_workers: int, num_servers: int) -> str:
-    """On how many nodes the processes of `h1:4,h2:4` run, each filled in its order: workers, then servers of their own.
+    """On how many nodes the processes of `h1:4,h2:4` run: workers, then servers of their own.
 
     `2 nodes`, each with as many workers; `2 nodes and 1 of servers`; or, where they are uneven, `nodes of 3, 1 + 2
     servers`. Names of hosts are left out: they change no number.
     """
-    workers: Counter[str] = Counter()
-    servers: Counter[str] = Counter()
-    for host, slots in (entry.rsplit(":", 1) for entry in (hosts or "").split(",") if entry):
-        here = min(int(slots), num_workers - workers.total())
-        workers[host] += here
-        servers[host] += min(int(slots) - here, num_servers - servers.total())
-    used = [host for host in workers if workers[host] or servers[host]]
+    ranks = hosts_of_ranks(hosts, num_workers, num_servers) if hosts else []
+    workers, servers = Counter(ranks[:num_workers]), Counter(ranks[num_workers:])
+    used = list(dict.fromkeys(ranks))
     if len(used) < 2:
         return "1 node"
     of_workers = [workers[host] for host in used if workers[host]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, cycle, islice
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -51,15 +52,15 @@ class ProcessesConfig(LaunchConfig):
         return self.hosts
 
     def problems(self, point: Point) -> Iterator[str]:
-        pairs = [entry.split(":") for entry in self.hosts.split(",")] if self.hosts else []
-        slots = sum(int(number) for _, number in pairs)
-        if pairs and slots < point.num_workers:
-            yield (
-                f"num_workers={point.num_workers}, but launch.hosts={self.hosts} offers {slots} slots: name more hosts "
-                "or slots, or use fewer workers."
-            )
-        if len({host for host, _ in pairs}) < len(pairs):
-            yield f"launch.hosts={self.hosts} names a host twice: give all its slots at once."
+        if self.hosts:
+            slots, named = slots_of(self.hosts), [entry.split(":")[0] for entry in self.hosts.split(",")]
+            if len(slots) < point.num_workers:
+                yield (
+                    f"num_workers={point.num_workers}, but launch.hosts={self.hosts} offers {len(slots)} slots: name "
+                    "more hosts or slots, or use fewer workers."
+                )
+            if len(set(named)) < len(named):
+                yield f"launch.hosts={self.hosts} names a host twice: give all its slots at once."
         yield from super().problems(point)
 
 
@@ -76,6 +77,21 @@ class TorchrunConfig(ProcessesConfig):
     name: Literal["torchrun"]
 
     builds: ClassVar[str] = "bsweep.launch.torchrun"
+
+
+def hosts_of_ranks(hosts: str, num_workers: int, num_servers: int = 0) -> list[str]:
+    """The host of each rank: workers, then servers fill the slots of `h1:4,h2:4` in their order.
+
+    Where there are GPUs, a slot is one, and servers need none: those for which no slot is left run beside workers, on
+    one host after the other.
+    """
+    slots = slots_of(hosts)
+    return list(islice(chain(slots, cycle(dict.fromkeys(slots))), num_workers + num_servers))
+
+
+def slots_of(hosts: str) -> list[str]:
+    """The host of each slot."""
+    return [host for entry in hosts.split(",") for host, number in [entry.split(":")] for _ in range(int(number))]
 
 
 AnyLaunch = Annotated[InlineConfig | HorovodrunConfig | TorchrunConfig, Field(discriminator="name")]

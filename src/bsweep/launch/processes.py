@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain, cycle, groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 import psutil
 
 from bsweep.config import ProcessesConfig, RunConfig
+from bsweep.config.launch import hosts_of_ranks, slots_of
 from bsweep.fresh import end_with_parent
 from bsweep.gpus import num_gpus
 from bsweep.launch.outcome import Outcome, first_error, recorded
@@ -69,8 +70,7 @@ def _num_workers_here(config: RunConfig) -> int:
 
 def _servers_beside_workers(config: RunConfig, hosts: str) -> list[str]:
     """A warning where the hosts have too few slots for servers of their own."""
-    slots = sum(number for _, number in slots_of(hosts))
-    beside = config.num_workers + config.num_server_processes - slots
+    beside = config.num_workers + config.num_server_processes - len(slots_of(hosts))
     if beside <= 0:
         return []
     return [
@@ -158,19 +158,8 @@ def _start(command: Sequence[str], env: Mapping[str, str], output: BinaryIO) -> 
 
 
 def nodes(hosts: str, num_workers: int, num_servers: int = 0) -> list[tuple[str, int]]:
-    """Hosts in the order of the ranks, and how many of those run there; a host may come twice.
-
-    Workers, then servers fill the slots of `h1:4,h2:4` in their order. Where there are GPUs, a slot is one, and servers
-    need none: those for which no slot is left run beside workers, on one host after the other.
-    """
-    slots = [host for host, number in slots_of(hosts) for _ in range(number)]
-    ranks = islice(chain(slots, cycle(dict.fromkeys(slots))), num_workers + num_servers)
-    return [(host, len(list(group))) for host, group in groupby(ranks)]
-
-
-def slots_of(hosts: str) -> list[tuple[str, int]]:
-    pairs = (entry.split(":") for entry in hosts.split(","))
-    return [(host, int(number)) for host, number in pairs]
+    """Hosts in the order of the ranks, and how many of those run there in a row; a host may come twice."""
+    return [(host, len(list(row))) for host, row in groupby(hosts_of_ranks(hosts, num_workers, num_servers))]
 
 
 def is_here(host: str) -> bool:

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# What is to be done on a machine with GPUs, the most telling first: set-up with NCCL, the tests that need a GPU, the
+# benches beside their targets, and the paper's sweep of batch sizes over 50 epochs, a worker on each GPU.
+#
+#   scripts/gpu.sh [--seconds N] [--python PYTHON] [--dry-run] [OVERRIDE...]
+#
+#   --seconds N      ends after so many; the same command goes on from there, with what is not done yet
+#   --python PYTHON  sets nothing up: this Python has torch and what bsweep needs
+#   --dry-run        says what it would do
+#   OVERRIDE         goes to the sweep, such as data.root=DIR
+#
+# All that comes out is in results/HARDWARE, such as results/4x_tesla_t4. Without a GPU it ends with 2.
+set -euo pipefail
+cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/common.sh
+. scripts/common.sh
+
+seconds=0 python='' dry=
+while [[ ${1:-} == --* ]]; do
+    case $1 in
+    --seconds) seconds=${2:-} && shift ;;
+    --python) python=${2:-} && shift ;;
+    --dry-run) dry=1 ;;
+    *) fail "$1 is unknown: scripts/gpu.sh [--seconds N] [--python PYTHON] [--dry-run] [OVERRIDE...]" ;;
+    esac
+    shift || fail "A value is missing: scripts/gpu.sh [--seconds N] [--python PYTHON] [--dry-run] [OVERRIDE...]"
+done
+[[ $seconds =~ ^[0-9]+$ ]] || fail "--seconds $seconds: no whole number of seconds."
+
+gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader ${CUDA_VISIBLE_DEVICES:+-i "$CUDA_VISIBLE_DEVICES"} 2>/dev/null) ||
+    gpus=
+if [[ -z $gpus || ${CUDA_VISIBLE_DEVICES-all} == '' ]]; then
+    say "No GPU: nvidia-smi lists none here (CUDA_VISIBLE_DEVICES may hide them). Nothing was done."
+    exit 2
+fi
+number=$(wc -l <<<"$gpus")
+folder=results/${number}x_$(sort -u <<<"$gpus" | paste -sd ' ' | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9\n' _)
+commit=$(git rev-parse HEAD 2>/dev/null || echo none)
+failed=()
+
+# attempt NAME COMMAND...: what it prints goes to NAME.log too. One that fails does not keep the others from their turn.
+attempt() {
+    local name=$1 left=0 status=0
+    if [[ $(cat "$folder/$name.done" 2>/dev/null) == "$commit" ]]; then
+        say "$name: done already, see $folder/$name.log"
+        return
+    fi
+    say "$name: $(printf '%q ' "${@:2}")"
+    [[ -z $dry ]] || return 0
+    ! is_over || out_of_time "$name"
+    if ((seconds)); then left=$((seconds - SECONDS)); fi
+    # Interrupted, a sweep still puts its run on record.
+    run timeout --signal=INT --kill-after=60 "$left" "${@:2}" > >(tee "$folder/$name.log" >&2) 2>&1 || status=$?
+    if ((status == 0)); then
+        [[ $name == sweep ]] || echo "$commit" >"$folder/$name.done" # the sweep knows what of it is done
+    elif is_over; then
+        out_of_time "$name"
+    else
+        failed+=("$name")
+    fi
+}
+
+is_over() { ((seconds && SECONDS >= seconds)); }
+
+out_of_time() { fail "The $seconds seconds are over: $1 is left. The same command goes on from there. So far: $folder"; }
+
+say "In $folder, on $(sort <<<"$gpus" | uniq -c | sed -E 's/^ *([0-9]+) /\1 x /' | paste -sd ,):"
+[[ $dry ]] || mkdir -p "$folder"
+if [[ -z $python ]]; then
+    python=.venv/bin/python
+    if [[ $dry ]]; then say "set-up: scripts/setup.sh"; else scripts/setup.sh; fi
+fi
+benches=(step)
+if ((number > 1)); then benches+=(strategies); fi
+attempt tests "$python" -m pytest -m gpu -rs
+attempt bench "$python" scripts/bench.py --json "$folder/bench.json" "${benches[@]}"
+# The large batches are the quick ones: of a short time, most points are made of.
+attempt sweep "$python" -m bsweep run --report -m experiment=paper "results_dir=$folder" "num_workers=$number" \
+    local_batch=256,128,64,32,16,8 "$@"
+((${#failed[@]} == 0)) || fail "Failed: ${failed[*]}. See the logs in $folder; the same command tries again."
