@@ -25,7 +25,12 @@ from bsweep.vector import Vector
 from tests import policies
 from tests.running import compose, free_port
 
-_PLAIN_STEP, _PLAIN_CROP, _PLAIN_POLICY = steps.train_step, augment.crop_and_flip, batching.build
+_PLAIN_STEP, _PLAIN_CROP, _PLAIN_POLICY, _PLAIN_WARM_UP = (
+    steps.train_step,
+    augment.crop_and_flip,
+    batching.build,
+    steps.warm_up,
+)
 
 
 def main(folder: Path) -> None:
@@ -44,7 +49,7 @@ def main(folder: Path) -> None:
         del answer  # the next job counts vectors
 
 
-def run(folder: Path, overrides: list[str], policy: str | None) -> dict[str, object] | None:
+def run(folder: Path, overrides: list[str], policy: str | None, warm_up: bool) -> dict[str, object] | None:
     """What this worker saw and ended with; None of a parameter server."""
     config = compose(*overrides)
     place = Place.from_environment(config.num_server_processes)
@@ -52,8 +57,9 @@ def run(folder: Path, overrides: list[str], policy: str | None) -> dict[str, obj
 
     def spying_crop(images: torch.Tensor, indices: torch.Tensor, **how: object) -> torch.Tensor:
         crops: torch.Tensor = _PLAIN_CROP(images, indices, **how)  # type: ignore[arg-type]
-        seen[-1][0].extend(indices.tolist())
-        seen[-1][1].extend(crops.clone())
+        if seen:  # not of the warm-up
+            seen[-1][0].extend(indices.tolist())
+            seen[-1][1].extend(crops.clone())
         return crops
 
     def spying_step(job: Job, batch: torch.Tensor, part: torch.Tensor, epoch: int, num_passes: int = 1) -> torch.Tensor:
@@ -62,6 +68,7 @@ def run(folder: Path, overrides: list[str], policy: str | None) -> dict[str, obj
 
     steps.train_step, augment.crop_and_flip = spying_step, spying_crop
     batching.build = getattr(policies, policy) if policy else _PLAIN_POLICY
+    steps.warm_up = _PLAIN_WARM_UP if warm_up else do_nothing
     folder.mkdir(exist_ok=True)
     if place.is_server:
         strategies.serve(config, place, RunPaths(folder))
@@ -80,6 +87,10 @@ def run(folder: Path, overrides: list[str], policy: str | None) -> dict[str, obj
         "rounds": [record for record in records if record["type"] == "round"],
         "buffers": [buffer.clone() for buffer in job.model.buffers()],
     }
+
+
+def do_nothing(job: Job) -> None:
+    """In place of a warm-up."""
 
 
 def _awaited(path: Path) -> str:

@@ -99,7 +99,11 @@ def _end_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @functools.cache
 def trained(
-    num_workers: int, *overrides: str, contract: tuple[str, ...] = CONTRACT, policy: str | None = None
+    num_workers: int,
+    *overrides: str,
+    contract: tuple[str, ...] = CONTRACT,
+    policy: str | None = None,
+    warm_up: bool = True,
 ) -> list[dict[str, Any]]:
     """What each worker of a real run saw and ended with; by one of `tests.policies`, or by its configured batch."""
     given = ("local_batch=8", *overrides) if not any("_batch=" in o for o in overrides) else overrides
@@ -111,7 +115,7 @@ def trained(
     if key not in _STARTED:
         (folder := _FOLDER / f"{launcher}{num_processes}").mkdir()
         _STARTED[key] = Processes(folder, *key)
-    return _STARTED[key].run({"overrides": words, "policy": policy})[:num_workers]
+    return _STARTED[key].run({"overrides": words, "policy": policy, "warm_up": warm_up})[:num_workers]
 
 
 def oracle(global_batch: int, *overrides: str) -> dict[str, Any]:
@@ -317,3 +321,39 @@ def test_fp16_on_the_wire_stays_close_and_keeps_workers_equal() -> None:
     expected = oracle(24)["parameters"]
     assert not torch.equal(first["parameters"].double(), expected)
     torch.testing.assert_close(first["parameters"].double(), expected, rtol=0.05, atol=0.01)
+
+
+# Two workers sum alike in whatever order; DDP's buckets are others in its first step where there was no warm-up.
+WARMED_UP: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(STRATEGIES, ()),
+    "horovod buckets": ("strategy=horovod", "strategy.buckets=3", "accumulation_steps=2"),
+    "ddp powersgd": ("strategy=ddp", "strategy.hook=powersgd"),
+    "servers in workers": ("strategy=parameter_server", "strategy.colocated=true", "strategy.num_servers=2"),
+    "diloco dgc": ("strategy=diloco", "strategy.sync_every=2", "compression=dgc", "precision=fp32"),
+    "diloco overlap": ("strategy=diloco", "strategy.sync_every=2", "strategy.overlap=true"),
+    "diloco loss": ("strategy=diloco", "strategy.sync_every=2", "strategy.on_loss=continue", "optimizer=adamw"),
+    **{
+        codec: ("strategy=allreduce", f"compression={codec}", "precision=fp32")
+        for codec in sorted(path.stem for path in (conf_dir() / "compression").glob("*.yaml"))
+        if codec not in ("none", "own")
+    },
+}
+
+
+@pytest.mark.parametrize("case", WARMED_UP)
+def test_a_warm_up_leaves_no_trace(case: str) -> None:
+    """The last step is one example: a worker has none."""
+    overrides = ("global_batch=24", "data.num_train=49", "epochs=1", *(WARMED_UP[case] or (f"strategy={case}",)))
+    warm, cold = (trained(2, *overrides, warm_up=warm_up) for warm_up in (True, False))
+    assert cold[0]["moved"] > 1e-5
+    for one, other in zip(warm, cold, strict=True):
+        assert torch.equal(one["parameters"], other["parameters"])
+    for kind in ("epochs", "steps", "rounds"):  # as the first worker wrote them
+        assert [_untimed(record) for record in warm[0][kind]] == [_untimed(record) for record in cold[0][kind]]
+
+
+def _untimed(record: dict[str, Any]) -> dict[str, Any]:
+    """Without what no two runs have alike."""
+    servers = [_untimed(server) for server in record.get("servers") or ()]
+    timed = ("time", "seconds", "per_second", "memory_bytes", "_p50", "_p95", "servers")
+    return {key: value for key, value in record.items() if not any(word in key for word in timed)} | {"of": servers}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -153,6 +155,17 @@ def _decay(o: OptimizerConfig, epoch: float, progress: float) -> float:
 
 
 _ONE_CYCLE_RISE = 0.3
+
+
+def rehearse(optimizer: Optimizer) -> None:
+    """Make a step, and have the parameters and the optimizer's state as they were."""
+    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    before = [tensor.detach().clone() for tensor in tensors]
+    state = copy.deepcopy(optimizer.state_dict())
+    optimizer.step()
+    optimizer.load_state_dict(state)
+    with torch.no_grad():
+        torch._foreach_copy_(tensors, before)
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

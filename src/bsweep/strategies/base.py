@@ -97,6 +97,13 @@ class Strategy(ABC):
     def step(self) -> None:
         """Take this worker's gradient and leave all workers with the updated model, or on the way to it."""
 
+    def rehearse(self) -> None:  # noqa: B027
+        """Do what steps and the ends of rounds do, on gradients that do not count, before the first step is timed.
+
+        Connections are made and kernels loaded. Parameters, optimizer, and what is remembered or counted are then as
+        they were. All workers call it together.
+        """
+
     @abstractmethod
     def gather(self, values: Tensor) -> Tensor:
         """A small float64 CPU tensor (n,) of every worker, (members, n) by rank. All workers call it together."""
@@ -145,6 +152,10 @@ class InBackward(Strategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         """The module to train through, after `prepare`."""
         return model
+
+    @abstractmethod
+    def rehearse(self) -> None:
+        """See `Strategy.rehearse`: an exchange has begun within the pass, and is to be completed."""
 
     @abstractmethod
     def before_last_pass(self) -> None:

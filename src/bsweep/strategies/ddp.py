@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from bsweep import optim
 from bsweep.config import DDPConfig, RunConfig
 from bsweep.errors import worker_lost
 from bsweep.place import Place
@@ -32,6 +33,7 @@ class DDP(TorchStrategy, InBackward):
         super().__init__(config, strategy, place, paths)
         _KEPT.append(self.workers)
         self._config = strategy
+        self._powersgd = self._new_powersgd()
         self.loss_scale = float(self.num_workers)  # DDP averages where others sum
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -57,6 +59,11 @@ class DDP(TorchStrategy, InBackward):
         self._count_step()
         self._optimizer.step()
 
+    def rehearse(self) -> None:
+        self._module.require_backward_grad_sync = False
+        optim.rehearse(self._optimizer)
+        self._powersgd = self._new_powersgd()
+
     def traffic(self) -> Traffic:
         meter, self.meter = self.meter, Meter()
         if self._config.hook == "powersgd" and self.num_workers > 1:
@@ -70,11 +77,13 @@ class DDP(TorchStrategy, InBackward):
             case "bf16":
                 return self.workers, default_hooks.bf16_compress_hook
             case "powersgd":
-                # One plain step first, in which DDP settles its buckets; PowerSGD keeps memory for each of them.
-                rank = self._config.powersgd_rank
-                state = powerSGD_hook.PowerSGDState(self.workers, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-                return state, powerSGD_hook.powerSGD_hook
+                return self, lambda strategy, bucket: powerSGD_hook.powerSGD_hook(strategy._powersgd, bucket)
         return None, None
+
+    def _new_powersgd(self) -> powerSGD_hook.PowerSGDState:
+        """One plain step first, in which DDP settles its buckets; PowerSGD keeps memory for each of them."""
+        rank = self._config.powersgd_rank
+        return powerSGD_hook.PowerSGDState(self.workers, matrix_approximation_rank=rank, start_powerSGD_iter=2)
 
     def _count_step(self) -> None:
         element_bytes = 2 if self._config.hook in ("fp16", "bf16") else self._vector.gradients.element_size()

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from bsweep import optim
 from bsweep.config import DiLoCoConfig, RunConfig, SGDConfig, resolve
 from bsweep.data.plan import Share
 from bsweep.errors import WorkerLost
@@ -87,8 +88,10 @@ class DiLoCo(Rounds, Resumable):
         s = self._strategy
         self._vector, self._optimizer = vector, optimizer
         self._anchor = Anchor(vector, own_gradients=s.overlap)
-        self._outer_optimizer = SGD(self._anchor.tensors, lr=s.outer_lr, fused=True)
-        self._take_momentum()
+        nesterov = s.outer_nesterov and s.outer_momentum > 0
+        self._outer_optimizer = SGD(
+            self._anchor.tensors, lr=s.outer_lr, momentum=s.outer_momentum, nesterov=nesterov, fused=True
+        )
         self._exchange.prepare(self._anchor, self._outer_optimizer)  # from here on all have the first one's anchor
         vector.parameters.copy_(self._anchor.parameters)
         if self._roll_call:
@@ -117,6 +120,19 @@ class DiLoCo(Rounds, Resumable):
     def step(self) -> None:
         self._optimizer.step()
         self._num_steps += 1
+
+    def rehearse(self) -> None:
+        optim.rehearse(self._optimizer)
+        is_whole = not self._is_broken
+        self.gather(torch.zeros(1, dtype=torch.float64))  # a message waits for others less long than this does
+        try:
+            if is_whole:
+                self._exchange.rehearse()
+        except WorkerLost:
+            if self._roll_call is None:
+                raise
+            is_whole = False
+        self._is_broken |= not bool(self.gather(torch.tensor([is_whole], dtype=torch.float64)).all())
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         own, members = self._arrive(sums, num_examples), self.members
@@ -318,11 +334,6 @@ class DiLoCo(Rounds, Resumable):
             limit is not None and self._train_seconds >= limit
         )
 
-    def _take_momentum(self) -> None:
-        s = self._strategy
-        nesterov = s.outer_nesterov and s.outer_momentum > 0
-        self._outer_optimizer.param_groups[0].update(momentum=s.outer_momentum, nesterov=nesterov)
-
     def _lose(self, lost: int) -> None:
         self.members = tuple(member for member in self.members if member != lost)
         self._is_broken = True
@@ -340,7 +351,6 @@ class DiLoCo(Rounds, Resumable):
         from bsweep.strategies.allreduce import AllReduce
 
         assert isinstance(self._exchange, AllReduce), "a configuration with Horovod cannot lose workers"
-        self._take_momentum()  # of which DGC has taken hold, and does so again
         self._exchange.regroup(self.members, self._message_timeout)
         self._exchange.begin_epoch(self._epoch)
         self._is_broken = False

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from bsweep import optim
 from bsweep.config import LocalSGDConfig, RunConfig
 from bsweep.data.plan import Share, global_batch
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
-from bsweep.strategies.base import Rounds
+from bsweep.strategies.base import Meter, Rounds
 from bsweep.strategies.process_group import TorchStrategy
 
 
@@ -34,6 +35,11 @@ class LocalSGD(TorchStrategy, Rounds):
     def step(self) -> None:
         self._optimizer.step()
         self._num_steps += 1
+
+    def rehearse(self) -> None:
+        optim.rehearse(self._optimizer)
+        self.all_reduce(self._vector.gradients)
+        self.meter = Meter()
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         warms_up = self._num_steps <= self._config.warmup_steps

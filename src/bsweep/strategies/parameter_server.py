@@ -60,6 +60,7 @@ class ParameterServer(TorchStrategy, Rounds):
         self._parts = [_Part(vector, shard, self._link(server)) for server, shard in enumerate(shards)]
         if self.rank == 0:
             for part in self._parts:
+                part.describe()
                 part.load()
         super().prepare(vector, optimizer)  # from here on all servers and workers have worker 0's parameters
 
@@ -67,6 +68,17 @@ class ParameterServer(TorchStrategy, Rounds):
         self._clock += 1
         with self.meter.exchange(self._vector.gradients):
             self._exchange(Request(Kind.PUSH, self._clock, self._optimizer.param_groups[0]["lr"] / self.loss_scale))
+
+    def rehearse(self) -> None:
+        parameters = self._vector.parameters.clone()
+        self.step()
+        self._meet()  # all pushes are answered
+        self._vector.parameters.copy_(parameters)
+        if self.rank == 0:
+            for part in self._parts:
+                part.load()
+        self._meet()  # nobody pushes before
+        self._clock, self._wait_seconds, self.meter = 0, 0.0, Meter()
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         if ends_epoch and not self.in_step:
@@ -158,11 +170,14 @@ class _Part:
             pinned = vector.parameters.is_cuda
             self._packed = torch.empty(count, dtype=vector.parameters.dtype, pin_memory=pinned)
 
-    def load(self) -> None:
-        """Tell the server what it holds, and wait until it does."""
+    def describe(self) -> None:
+        """Tell the server what it is to hold."""
         layout = encode_layout(self._shard, self._vector.parameters.dtype)
         self.link.ask(Request(Kind.LAYOUT, num_bytes=len(layout)), layout)
         self.link.wait()
+
+    def load(self) -> None:
+        """Have the server begin with these parameters, and wait until it does."""
         self.link.ask(Request(Kind.LOAD), self._pack(self._vector.parameters))
         self.link.wait()
 

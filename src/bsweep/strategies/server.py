@@ -56,7 +56,6 @@ class Server:
         clocks.parent.mkdir(parents=True, exist_ok=True)
         self._file = clocks.open("w", newline="", encoding="utf-8")
         self._record = csv.writer(self._file)
-        self._record.writerow(["time", "worker", "clock", "slowest_clock", "queue_seconds"])
 
     def run(self) -> None:
         """Answer requests; only pushes may have to wait for others.
@@ -81,12 +80,11 @@ class Server:
                 layout = torch.empty(arrival.request.num_bytes, dtype=torch.uint8)
                 self._receive(link, layout)
                 self._shard = decode_layout(layout)
-                self._optimizer = optim.build(self._optimizer_config, self._shard)
                 link.answer()
             case Kind.LOAD:
                 self._receive(link, self._shard.parameters)
+                self._begin()
                 link.answer()
-                self._tally = _Tally(len(self._links))  # what it took to come here is no exchange
             case Kind.PUSH:
                 self._step(arrival)
             case Kind.PULL:
@@ -95,6 +93,15 @@ class Server:
                 self._file.flush()
                 link.answer(0.0, self._tally.report())
                 self._tally = _Tally(len(self._links))
+
+    def _begin(self) -> None:
+        """Forget what was before these parameters: what it took to come here is no exchange, and no push counts."""
+        self._optimizer = optim.build(self._optimizer_config, self._shard)
+        self._clocks = [0] * len(self._links)
+        self._tally = _Tally(len(self._links))
+        self._file.seek(0)
+        self._file.truncate()
+        self._record.writerow(["time", "worker", "clock", "slowest_clock", "queue_seconds"])
 
     def _step(self, first: Arrival) -> None:
         """One step of the optimizer: with the sum of all workers' pushes or, where they are not in step, with one."""

@@ -30,7 +30,7 @@ _GOODBYE_TIMEOUT = timedelta(seconds=10)
 
 class Kind(IntEnum):
     LAYOUT = 1  # here is what you hold, as JSON
-    LOAD = 2  # here are its parameters
+    LOAD = 2  # here are its parameters: begin with them
     PUSH = 3  # here is its gradient: answer with the parameters when the consistency allows
     PULL = 4  # give me the parameters
     STATS = 5  # what have you done since I asked last?

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.optim import Optimizer
 
+from bsweep import optim
 from bsweep.runlog import Traffic
 from bsweep.strategies.base import Strategy
 from bsweep.vector import Flat
@@ -16,6 +17,9 @@ class Single(Strategy):
 
     def step(self) -> None:
         self._optimizer.step()
+
+    def rehearse(self) -> None:
+        optim.rehearse(self._optimizer)
 
     def gather(self, values: Tensor) -> Tensor:
         return values.unsqueeze(0)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bsweep import compression
+from bsweep import compression, optim
 from bsweep.compression.base import Codec
 from bsweep.config import RunConfig, StrategyConfig
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
-from bsweep.strategies.base import Strategy
+from bsweep.strategies.base import Meter, Strategy
 from bsweep.vector import Flat
 
 
@@ -26,9 +27,15 @@ class Summing(Strategy):
     def __init__(self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths) -> None:
         super().__init__(config, strategy, place, paths)
         self._config = config
+        self._hyperparameters: list[dict[str, Any]] = []
 
     def build_codec(self) -> None:
-        """To be called once vector, optimizer, rank and number of workers are known."""
+        """To be called once vector, optimizer, rank and number of workers are known, and again to begin anew."""
+        groups = self._optimizer.param_groups
+        if not self._hyperparameters:
+            self._hyperparameters = [{key: group[key] for key in group if key != "params"} for group in groups]
+        for group, given in zip(groups, self._hyperparameters, strict=True):
+            group.update(given)  # a codec may have taken the momentum over
         self._codec = compression.build(
             self._config.compression,
             self._vector,
@@ -49,6 +56,12 @@ class Summing(Strategy):
     def step(self) -> None:
         self.exchange()
         self._optimizer.step()
+
+    def rehearse(self) -> None:
+        self.exchange()
+        optim.rehearse(self._optimizer)
+        self.meter = Meter()
+        self.build_codec()
 
     def exchange(self) -> None:
         """Replace the gradients by their sum over workers.
