@@ -5,7 +5,7 @@
 #   scripts/gpu.sh [--seconds N] [--python PYTHON] [--dry-run] [OVERRIDE...]
 #
 #   --seconds N      ends after so many; the same command goes on from there, with what is not done yet
-#   --python PYTHON  sets nothing up: this Python has torch and what bsweep needs
+#   --python PYTHON  sets nothing up: this Python has torch and all else that bsweep needs
 #   --dry-run        says what it would do
 #   OVERRIDE         goes to the sweep, such as data.root=DIR
 #
@@ -65,11 +65,17 @@ is_over() { ((seconds && SECONDS >= seconds)); }
 out_of_time() { fail "The $seconds seconds are over: $1 is left. The same command goes on from there. So far: $folder"; }
 
 say "In $folder, on $(sort <<<"$gpus" | uniq -c | sed -E 's/^ *([0-9]+) /\1 x /' | paste -sd ,):"
-[[ $dry ]] || mkdir -p "$folder"
-if [[ -z $python ]]; then
-    python=.venv/bin/python
-    if [[ $dry ]]; then say "set-up: scripts/setup.sh"; else scripts/setup.sh; fi
+set_up=(scripts/setup.sh)
+if [[ $python ]]; then
+    export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
+    set_up=("$python" -m bsweep.gpus) # whether torch can use them
 fi
+say "set-up: ${set_up[*]}"
+if [[ -z $dry ]]; then
+    "${set_up[@]}"
+    mkdir -p "$folder"
+fi
+python=${python:-.venv/bin/python}
 benches=(step)
 if ((number > 1)); then benches+=(strategies); fi
 attempt tests "$python" -m pytest -m gpu -rs
