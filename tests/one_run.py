@@ -31,6 +31,7 @@ _PLAIN_STEP, _PLAIN_CROP, _PLAIN_POLICY, _PLAIN_WARM_UP = (
     batching.build,
     steps.warm_up,
 )
+_PLAIN_SCALED = Job.scaled
 
 
 def main(folder: Path) -> None:
@@ -49,8 +50,13 @@ def main(folder: Path) -> None:
         del answer  # the next job counts vectors
 
 
-def run(folder: Path, overrides: list[str], policy: str | None, warm_up: bool) -> dict[str, object] | None:
-    """What this worker saw and ended with; None of a parameter server."""
+def run(
+    folder: Path, overrides: list[str], policy: str | None, warm_up: bool, overflow: list[int]
+) -> dict[str, object] | None:
+    """What this worker saw and ended with; None of a parameter server.
+
+    Gradients of rank `overflow[0]` are infinite in step `overflow[1]`, if there is such.
+    """
     config = compose(*overrides)
     place = Place.from_environment(config.num_server_processes)
     seen: list[tuple[list[int], list[torch.Tensor]]] = []
@@ -66,7 +72,11 @@ def run(folder: Path, overrides: list[str], policy: str | None, warm_up: bool) -
         seen.append(([], []))
         return _PLAIN_STEP(job, batch, part, epoch, num_passes)
 
+    def overflowing(self: Job, loss: torch.Tensor) -> torch.Tensor:
+        return _PLAIN_SCALED(self, loss) * (torch.inf if [place.rank, len(seen)] == overflow else 1)
+
     steps.train_step, augment.crop_and_flip = spying_step, spying_crop
+    Job.scaled = overflowing  # type: ignore[method-assign]
     batching.build = getattr(policies, policy) if policy else _PLAIN_POLICY
     steps.warm_up = _PLAIN_WARM_UP if warm_up else do_nothing
     folder.mkdir(exist_ok=True)
@@ -85,6 +95,7 @@ def run(folder: Path, overrides: list[str], policy: str | None, warm_up: bool) -
         "epochs": [record for record in records if record["type"] == "epoch"],
         "steps": [record for record in records if record["type"] == "step"],
         "rounds": [record for record in records if record["type"] == "round"],
+        "scale": float(job.vector.scale.factor) if job.vector.scale else None,
         "buffers": [buffer.clone() for buffer in job.model.buffers()],
     }
 

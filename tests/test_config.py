@@ -114,6 +114,14 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         (("local_batch=8", "optimizer.nesterov=true", "optimizer.momentum=0"), ["optimizer.nesterov=true"]),
         (("local_batch=8", "optimizer.warmup_epochs=9"), ["optimizer.warmup_epochs=9", "epochs=3"]),
         (("local_batch=8", "precision=fp64", "compression=fp16"), ["precision=fp64"]),
+        (
+            ("local_batch=8", "precision=fp16", "strategy=parameter_server"),
+            ["precision=fp16 with strategy=parameter_server", "strategy=allreduce"],
+        ),
+        (
+            ("local_batch=8", "precision=fp16", "strategy=ddp", "strategy.hook=powersgd"),
+            ["strategy.hook=powersgd", "compression=powersgd"],
+        ),
         (("local_batch=1",), ["local_batch=1", "BatchNorm", "local_batch=2"]),
         (("local_batch=8", "study='../other'"), ["study=../other"]),
         (("local_batch=8", "data.subset=0"), ["data.subset=0"]),

@@ -104,8 +104,12 @@ def trained(
     contract: tuple[str, ...] = CONTRACT,
     policy: str | None = None,
     warm_up: bool = True,
+    overflow: tuple[int, ...] = (),
 ) -> list[dict[str, Any]]:
-    """What each worker of a real run saw and ended with; by one of `tests.policies`, or by its configured batch."""
+    """What each worker of a real run saw and ended with; by one of `tests.policies`, or by its configured batch.
+
+    Gradients `overflow` on a rank, in a step.
+    """
     given = ("local_batch=8", *overrides) if not any("_batch=" in o for o in overrides) else overrides
     words = [f"num_workers={num_workers}", *contract, *given]
     config = compose(*words)
@@ -115,7 +119,8 @@ def trained(
     if key not in _STARTED:
         (folder := _FOLDER / f"{launcher}{num_processes}").mkdir()
         _STARTED[key] = Processes(folder, *key)
-    return _STARTED[key].run({"overrides": words, "policy": policy, "warm_up": warm_up})[:num_workers]
+    job = {"overrides": words, "policy": policy, "warm_up": warm_up, "overflow": overflow}
+    return _STARTED[key].run(job)[:num_workers]
 
 
 def oracle(global_batch: int, *overrides: str) -> dict[str, Any]:
@@ -357,3 +362,40 @@ def _untimed(record: dict[str, Any]) -> dict[str, Any]:
     servers = [_untimed(server) for server in record.get("servers") or ()]
     timed = ("time", "seconds", "per_second", "memory_bytes", "_p50", "_p95", "servers")
     return {key: value for key, value in record.items() if not any(word in key for word in timed)} | {"of": servers}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("strategy=horovod", "strategy.buckets=3"),
+        ("strategy=ddp",),
+        ("strategy=allreduce", "compression=topk"),
+        ("strategy=allreduce", "compression=powersgd", "optimizer=lars"),
+    ],
+    ids=lambda how: " ".join(how),
+)
+def test_gradients_that_overflow_on_one_worker_leave_the_step_out_on_all(how: tuple[str, ...]) -> None:
+    point = ("precision=fp16", "optimizer.lr=0.05", "global_batch=24", "epochs=1", *how)  # of four steps
+    first, second = trained(2, *point, overflow=(1, 3))
+    assert torch.equal(first["parameters"], second["parameters"]) and first["parameters"].isfinite().all()
+    assert first["epochs"][0]["skipped_steps"] == 1 and first["scale"] == second["scale"] == 2**15
+    every, *_ = trained(2, *point)
+    assert every["epochs"][0]["skipped_steps"] == 0 and every["scale"] == 2**16
+    assert not torch.allclose(first["parameters"], every["parameters"], rtol=1e-3), "a step was left out"
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd", "diloco"])
+def test_a_worker_that_steps_alone_leaves_its_own_step_out(strategy: str) -> None:
+    """One of a round's two: the other worker's counts, so that parameters are equal and scales are not."""
+    point = ("precision=fp16", "optimizer.lr=0.05", "epochs=1", f"strategy={strategy}", "strategy.sync_every=2")
+    first, second = trained(2, *point, overflow=(1, 3))
+    assert torch.equal(first["parameters"], second["parameters"]) and first["parameters"].isfinite().all()
+    assert (first["epochs"][0]["skipped_steps"], first["scale"], second["scale"]) == (0, 2**16, 2**15)
+
+
+def test_fp16_stays_close_to_what_it_rounds() -> None:
+    more = ("strategy=ddp", "global_batch=24", "optimizer.lr=0.05", "epochs=1")
+    half, whole = (trained(2, *more, f"precision={precision}")[0] for precision in ("fp16", "fp32"))
+    assert not torch.equal(half["parameters"], whole["parameters"])
+    torch.testing.assert_close(half["parameters"], whole["parameters"], rtol=0.05, atol=0.002)
+    assert half["moved"] > 0.01

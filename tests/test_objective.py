@@ -35,8 +35,8 @@ def test_without_own_methods_it_is_cross_entropy_and_the_likeliest_class() -> No
     loss = plain.loss(LOGITS, CLASSES)
     assert float(loss) == pytest.approx(float(3 * F.cross_entropy(LOGITS, CLASSES)))
     assert plain.score(loss, LOGITS, CLASSES).tolist() == [pytest.approx(float(loss)), 2, 3]
-    narrow = LOGITS.to(torch.bfloat16)
-    assert plain.loss(narrow, CLASSES).dtype == torch.float32
+    for narrow in (torch.bfloat16, torch.float16):
+        assert plain.loss(LOGITS.to(narrow), CLASSES).dtype == torch.float32
 
 
 def test_of_numbers_nobody_knows_which_are_correct_without_a_score() -> None:

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from bsweep.batching import Policy
-from bsweep.runlog import RunPaths
-from bsweep.strategies import Resumable, Strategy
+from bsweep.job import Job
+from bsweep.strategies import Resumable
 
 
 @dataclass
@@ -41,13 +39,14 @@ class Cursor:
         self.epoch, self.position, self.step_seconds = self.epoch + 1, 0, []
 
 
-def save(
-    paths: RunPaths, cursor: Cursor, strategy: Resumable, policy: Policy, model: nn.Module, optimizer: Optimizer
-) -> None:
+def save(job: Job, cursor: Cursor) -> None:
     """All workers that are left call this together; the run can be taken up once the first of them has returned."""
+    paths, strategy, scale = job.paths, job.strategy, job.vector.scale
+    assert isinstance(strategy, Resumable), strategy
     own = {
-        "optimizer": optimizer.state_dict(),
-        "buffers": [buffer.cpu() for buffer in model.buffers()],
+        "optimizer": job.optimizer.state_dict(),
+        "scale": scale.state if scale else {},
+        "buffers": [buffer.cpu() for buffer in job.model.buffers()],
         "random": torch.get_rng_state(),
         "random_on_gpu": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
         "totals": cursor.totals + cursor.recent,
@@ -58,19 +57,20 @@ def save(
     if strategy.rank == strategy.members[0]:
         keys = ("epoch", "position", "num_steps", "global_batch", "step_seconds")
         shared = {key: getattr(cursor, key) for key in keys}
-        _write({**shared, "strategy": strategy.state(), "policy": policy.state()}, paths.checkpoint)
+        _write({**shared, "strategy": strategy.state(), "policy": job.policy.state()}, paths.checkpoint)
 
 
-def load(paths: RunPaths, strategy: Strategy, policy: Policy, model: nn.Module, optimizer: Optimizer) -> Cursor | None:
+def load(job: Job) -> Cursor | None:
     """Where to go on, everything being put back; None where nothing was saved.
 
     A worker that was lost begins with a fresh optimizer, and its sums of the epoch are lost. How many steps were taken
     and how long they took is for all what the first that was left had counted. A codec's memory begins empty.
     """
+    paths, strategy, policy, scale = job.paths, job.strategy, job.policy, job.vector.scale
     if not paths.checkpoint.exists():
         return None
     assert isinstance(strategy, Resumable), f"{paths.checkpoint} is of another strategy"
-    cursor = Cursor.of(next(model.parameters()).device)
+    cursor = Cursor.of(job.device)
     shared = torch.load(paths.checkpoint, map_location=cursor.totals.device)
     _bring_up_to_date(shared, policy.config.examples_per_step)
     strategy.load_state(shared.pop("strategy"))
@@ -80,8 +80,11 @@ def load(paths: RunPaths, strategy: Strategy, policy: Policy, model: nn.Module, 
     path = paths.rank_checkpoint(strategy.rank)
     own = torch.load(path, map_location=cursor.totals.device) if path.exists() else None
     if own and own["at"] == (cursor.epoch, cursor.position):  # else it was left by an earlier stop
-        optimizer.load_state_dict(own["optimizer"])
-        for buffer, saved in zip(model.buffers(), own["buffers"], strict=True):
+        job.optimizer.load_state_dict(own["optimizer"])
+        if scale:
+            for name, value in scale.state.items():
+                value.copy_(own["scale"][name])
+        for buffer, saved in zip(job.model.buffers(), own["buffers"], strict=True):
             buffer.copy_(saved)
         torch.set_rng_state(own["random"].cpu())
         if own["random_on_gpu"] is not None and torch.cuda.is_available():

@@ -19,6 +19,7 @@ from bsweep.data import augment
 from bsweep.data.dataset import Dataset
 from bsweep.objective import Objective
 from bsweep.place import Place
+from bsweep.precision import AUTOCAST
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.strategies import Strategy
 from bsweep.vector import Vector
@@ -95,9 +96,12 @@ class Job:
         return self.dataset.train_labels[0].numel()
 
     def autocast(self) -> AbstractContextManager[None]:
-        if self.precision != "bf16":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        dtype = AUTOCAST.get(self.precision)
+        return torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext()
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss that gradients are of, which fp16 would round to zero; see `Vector.scale`."""
+        return loss * self.vector.scale.factor if self.vector.scale else loss
 
     def sums(self, values: Tensor) -> list[float]:
         """Sums over workers of a few numbers."""

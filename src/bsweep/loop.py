@@ -22,7 +22,7 @@ Shares = tuple[plan.Share, ...]
 
 def train(job: Job) -> None:
     """Train what is left of the run; see `bsweep.worker.train` for what is raised."""
-    cursor = checkpoint.load(job.paths, job.strategy, job.policy, job.model, job.optimizer)
+    cursor = checkpoint.load(job)
     cursor = cursor or Cursor.of(job.device)
     # Of a run that stopped after its last round, the epoch is still to be evaluated.
     while cursor.epoch <= job.config.epochs and not (_is_finished(job) and cursor.position == 0):
@@ -78,6 +78,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock) -> runlog.Epoch:
         global_batch=cursor.global_batch,
         peak_memory_bytes=peak_memory_bytes,
         evaluation_peak_memory_bytes=memory.peak_bytes(job.device),
+        skipped_steps=job.vector.scale.count_skipped() if job.vector.scale else None,
         wait_seconds=sum(waits) / len(waits) if waits else None,
         **traffic,
     )
@@ -144,7 +145,7 @@ def _stop_if_told(job: Job, cursor: Cursor, clock: StepClock) -> None:
     strategy = job.strategy
     if isinstance(strategy, Resumable) and strategy.stop_reason:
         clock.seconds()  # The checkpoint holds them, and a GPU has perhaps not finished these steps yet.
-        checkpoint.save(job.paths, cursor, strategy, job.policy, job.model, job.optimizer)
+        checkpoint.save(job, cursor)
         job.record(runlog.End(status="interrupted", message=f"{strategy.stop_reason}; start it again to go on"))
         raise Stopped(strategy.stop_reason)
 

@@ -82,7 +82,8 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _wide(outputs: Any) -> Any:
-    return outputs.float() if isinstance(outputs, Tensor) and outputs.dtype == torch.bfloat16 else outputs
+    is_narrow = isinstance(outputs, Tensor) and outputs.dtype in (torch.bfloat16, torch.float16)
+    return outputs.float() if is_narrow else outputs
 
 
 def _are_logits(outputs: Any, targets: Tensor, num_classes: int) -> bool:

@@ -16,6 +16,7 @@ import torch
 from bsweep.data.dataset import Dataset
 from bsweep.gpus import driver_version
 from bsweep.place import Place
+from bsweep.precision import are_rounded
 
 Peer = Mapping[str, Any]
 
@@ -60,19 +61,11 @@ def equipment(device: torch.device, precision: str) -> dict[str, Any]:
         "host": platform.node(),
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "precision": precision,
-        "tf32": _tf32(device) if on_gpu else [],
+        "tf32": are_rounded(device),
         "driver": driver_version() if on_gpu else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
-
-
-def _tf32(device: torch.device) -> list[str]:
-    """What of fp32 a GPU computes with TF32's 10 bits of mantissa; from compute capability 8.0 on."""
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return []
-    rounded = {"convolutions": torch.backends.cudnn.allow_tf32, "products": torch.backends.cuda.matmul.allow_tf32}
-    return [name for name, is_rounded in rounded.items() if is_rounded]
 
 
 def data_facts(dataset: Dataset) -> dict[str, Any]:

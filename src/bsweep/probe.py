@@ -15,7 +15,7 @@ from typing import NoReturn, cast
 import torch
 from torch import Tensor
 
-from bsweep import allocation, fresh, memory, optim, runlog, trial, worker
+from bsweep import allocation, fresh, memory, optim, precision, runlog, trial, worker
 from bsweep.allocation import ProbedBatch, ProbedWorker
 from bsweep.clock import StepClock
 from bsweep.config import AnyStrategy, RunConfig
@@ -29,7 +29,6 @@ _OWN_BATCH_TIMES = 5  # as many of the run's own batch, by which most allocation
 _MOST_SECONDS = 60.0  # for batches larger than the run's own
 _NUM_EXCHANGES = 5
 _MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
 def measure(config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing) -> None:
@@ -162,7 +161,8 @@ def _peak_flops(job: Job) -> float:
     """FLOP/s of a large matrix product in the run's precision, the best of a few; a slowed worker is as slow in it."""
     side = _MATRIX_SIDE[job.device.type]
     # Of equal numbers fewer transistors switch: a GPU would draw less power than in training, and keep a higher clock.
-    matrix = torch.randn(side, side, dtype=_DTYPES[job.precision], device=job.device)
+    dtype = precision.AUTOCAST.get(job.precision, precision.stored(job.precision))
+    matrix = torch.randn(side, side, dtype=dtype, device=job.device)
     clock = StepClock(job.device, [])
     for _ in range(1 + trial.NUM_STEPS):
         with clock.step():

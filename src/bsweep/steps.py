@@ -45,13 +45,14 @@ def examples(job: Job, number: int) -> Tensor:
 
 @contextmanager
 def forgotten(job: Job) -> Iterator[None]:
-    """Train, and have the model's statistics and the random numbers as they were."""
-    statistics = [buffer.clone() for buffer in job.model.buffers()]
+    """Train, and have the model's statistics, a scale of losses and the random numbers as they were."""
+    kept = [*job.model.buffers(), *(job.vector.scale.state.values() if job.vector.scale else ())]
+    values = [tensor.clone() for tensor in kept]
     job.training_model.train()
     with torch.random.fork_rng([job.device] if job.device.type == "cuda" else []):
         yield
-    for buffer, before in zip(job.model.buffers(), statistics, strict=True):
-        buffer.copy_(before)
+    for tensor, value in zip(kept, values, strict=True):
+        tensor.copy_(value)
 
 
 def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: int = 1) -> Tensor:
@@ -91,7 +92,7 @@ def passes(
                     job.objective.check(outputs, targets, job.dataset.num_classes)
                 loss = job.objective.loss(outputs, targets)
                 num_labels = strategy.loss_divisor(len(part), len(batch)) * job.labels_per_example
-                (loss * (bool(filled) / num_labels)).backward()
+                job.scaled(loss * (bool(filled) / num_labels)).backward()
             if filled:
                 totals += job.objective.score(loss, outputs, targets)
         job.vector.collect_gradients()

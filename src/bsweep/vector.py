@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from bsweep.precision import LossScale
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -40,6 +42,8 @@ class Flat:
     """
 
     tensors: tuple[nn.Parameter, ...]
+    scale: LossScale | None = None
+    """What the gradients are times until the optimizer steps, in fp16."""
 
     def __init__(self, slices: Sequence[Slice], dtype: torch.dtype, device: torch.device) -> None:
         self.slices = tuple(slices)

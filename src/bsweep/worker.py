@@ -16,7 +16,7 @@ from typing import NoReturn
 import torch
 from torch import nn
 
-from bsweep import batching, data, loop, memory, models, objective, optim, peers, runlog, steps, strategies
+from bsweep import batching, data, loop, memory, models, objective, optim, peers, precision, runlog, steps, strategies
 from bsweep.clock import Slowdown
 from bsweep.config import RunConfig, own, read
 from bsweep.data.dataset import Dataset
@@ -24,6 +24,7 @@ from bsweep.errors import Diverged, Stopped, errors_reported
 from bsweep.gpus import num_gpus
 from bsweep.job import Job, memory_format
 from bsweep.place import Place
+from bsweep.precision import LossScale
 from bsweep.randomness import seed_of
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.strategies import InBackward
@@ -88,20 +89,24 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
     peers.refuse_missing_gpus(strategy.gather_json(peers.seat(place, gpus)), config.device)
     device = choose_device(place, gpus)
     dataset = data.load(config.data, device)
-    precision = choose_precision(config, device)
-    every = strategy.gather_json({**peers.equipment(device, precision), **peers.data_facts(dataset)})
+    rounds_to = precision.choose(config, device)
+    precision.round_products(rounds_to)
+    every = strategy.gather_json({**peers.equipment(device, rounds_to), **peers.data_facts(dataset)})
     peers.refuse_unequal(every)
-    model = _initial_model(config, dataset, device, precision)
+    model = _initial_model(config, dataset, device, precision.stored(rounds_to))
     torch.manual_seed(seed_of(config.seed, place.rank, "dropout"))  # differs between workers, and between runs
     vector = Vector(model)
     optimizer = optim.build(config.optimizer, vector)
+    if rounds_to == "fp16":
+        vector.scale = LossScale(vector.gradients)
+        vector.scale.guard(optimizer)
     strategy.prepare(vector, optimizer)
     return Job(
         config=config,
         paths=paths,
         place=place,
         device=device,
-        precision=precision,
+        precision=rounds_to,
         peers=tuple(every),
         dataset=dataset,
         model=model,
@@ -119,12 +124,10 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
     )
 
 
-def _initial_model(config: RunConfig, dataset: Dataset, device: torch.device, precision: str) -> nn.Module:
+def _initial_model(config: RunConfig, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(config.seed)  # the same initial weights on every worker
     shape = tuple(dataset.train_inputs.shape[1:])
-    model = models.build(config.model, num_classes=dataset.num_classes, shape=shape).to(
-        device, dtype=torch.float64 if precision == "fp64" else torch.float32
-    )
+    model = models.build(config.model, num_classes=dataset.num_classes, shape=shape).to(device, dtype=dtype)
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dim() == 4:  # a module's own `to` would fail for volumes
             tensor.data = tensor.data.to(memory_format=memory_format(config))
@@ -137,17 +140,6 @@ def choose_device(place: Place, gpus: int) -> torch.device:
         return torch.device("cpu")
     torch.cuda.set_device(place.local_rank)
     return torch.device("cuda", place.local_rank)
-
-
-def choose_precision(config: RunConfig, device: torch.device) -> str:
-    """`auto` is bf16 where matrix units compute in it; emulated, it would be slower than fp32."""
-    if config.precision != "auto":
-        return config.precision
-    if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16" if native else "fp32"
 
 
 def _start_record(job: Job, launched_at: float | None) -> runlog.Start:

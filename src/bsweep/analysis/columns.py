@@ -117,6 +117,7 @@ EPOCHS = (
     Column("exchange_steps", "count_or_null", role="other", is_always=False),
     Column("peak_memory_bytes", "count_or_null", role="other", is_always=False),
     Column("evaluation_peak_memory_bytes", "count_or_null", role="other", is_always=False),
+    Column("skipped_steps", "count_or_null", role="other", is_always=False),
 )
 SERVERS = (
     *_again(RUNS, "run_id"),

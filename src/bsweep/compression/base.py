@@ -50,6 +50,11 @@ class Codec(ABC):
     """What of this worker's gradients has not travelled yet, (n,), and joins the next ones (error feedback): what
     travelled and what waits always sum to all gradients there were. None: what did not travel is lost."""
 
+    @property
+    def state(self) -> list[Tensor]:
+        """What an exchange changes in place, to be put back where gradients overflowed."""
+        return [] if self.memory is None else [self.memory]
+
     def __init__(self, config: CodecConfig, setting: Setting) -> None:  # noqa: B027 (some need nothing here)
         """Called before the first step."""
 

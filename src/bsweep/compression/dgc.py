@@ -31,6 +31,10 @@ class DGC(TopK):
         for group in setting.optimizer.param_groups:
             group.update(momentum=0.0, nesterov=False)
 
+    @property
+    def state(self) -> list[Tensor]:
+        return [*super().state, self.velocity]
+
     def exchange(self, gradients: Tensor, group: Group) -> None:
         if self._local_clip_norm:
             gradients.mul_((self._local_clip_norm / torch.linalg.vector_norm(gradients)).clamp(max=1))

@@ -40,6 +40,10 @@ class PowerSGD(Codec):
             for part in self._matrices
         ]
 
+    @property
+    def state(self) -> list[Tensor]:
+        return [self.memory, *self._rights]
+
     def exchange(self, gradients: Tensor, group: Group) -> None:
         self.memory.add_(gradients)
         own = [_as_matrix(self.memory, part) for part in self._matrices]
@@ -49,7 +53,8 @@ class PowerSGD(Codec):
         lefts = _sums(bases, group)
         own_rights = [matrix.T @ left for matrix, left in zip(own, lefts, strict=True)]
         sums = _sums([*own_rights, *others], group)
-        self._rights = sums[: len(own)]
+        for right, total in zip(self._rights, sums, strict=False):
+            right.copy_(total)
         for part, left, right in zip(self._matrices, lefts, self._rights, strict=True):
             torch.mm(left, right.T, out=_as_matrix(gradients, part))
         for part, total in zip(self._others, sums[len(own) :], strict=True):

@@ -183,6 +183,11 @@ class StrategyConfig(Card):
         return ""
 
     @property
+    def refuses_fp16(self) -> str:
+        """Why workers cannot leave out a step whose gradients overflowed, with the remedy; empty where they can."""
+        return ""
+
+    @property
     def outlives_workers(self) -> bool:
         """Whether the others have something left to do when a worker is lost."""
         return False
@@ -245,6 +250,8 @@ class StrategyConfig(Card):
         if self.launchers and point.launch.name not in self.launchers:
             starters = " or ".join(self.launchers)
             yield f"strategy={self.name} is started by {starters}, not by launch={point.launch.name}."
+        if point.precision == "fp16" and self.refuses_fp16:
+            yield f"precision=fp16 with strategy={self.name}: {self.refuses_fp16}"
 
 
 @dataclass(frozen=True, kw_only=True)

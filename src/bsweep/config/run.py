@@ -49,7 +49,7 @@ class RunConfig(Schema):
     epochs: Count
     seed: Natural
     device: Literal["auto", "cpu", "cuda"]
-    precision: Literal["auto", "fp32", "bf16", "fp64"]
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"]
     channels_last: bool
     average_batchnorm: bool
     log_every_steps: Count
@@ -220,6 +220,8 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
             f"local_batch={show(c.local_batch)} and global_batch={show(c.global_batch)}: give exactly one, for "
             "example local_batch=64, and set the other to null where an experiment or data=text gives it."
         )
+    if c.precision == "tf32" and c.device == "cpu":
+        yield "precision=tf32 with device=cpu: only GPUs have TF32. Use precision=fp32, or device=cuda."
     yield from c.model.problems(c)
     yield from c.launch.problems(c)
     yield from c.strategy.problems(c)

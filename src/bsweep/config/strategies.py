@@ -118,6 +118,15 @@ class DDPConfig(StrategyConfig):
         return needs if self.hook == "bf16" else ""
 
     @property
+    def refuses_fp16(self) -> str:
+        if self.hook != "powersgd":
+            return ""
+        return (
+            "what strategy.hook=powersgd keeps for later steps would keep a gradient that overflowed. Use "
+            "strategy.hook=fp16, precision=fp32 or bf16, or strategy=allreduce compression=powersgd."
+        )
+
+    @property
     def in_probe(self) -> AllReduceConfig:
         return AllReduceConfig(name="allreduce", algorithm="native")
 
@@ -158,6 +167,13 @@ class ParameterServerConfig(StrategyConfig):
     @property
     def in_step(self) -> bool:
         return self.consistency == "synchronous"
+
+    @property
+    def refuses_fp16(self) -> str:
+        return (
+            "servers step where they hold a part of the gradient alone, and one that overflowed would be left out by "
+            "some of them. Use precision=fp32 or bf16, or strategy=allreduce."
+        )
 
     def num_shards(self, num_workers: int) -> int:
         return self.num_servers or max(1, num_workers // 2)

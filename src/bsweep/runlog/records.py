@@ -108,7 +108,8 @@ class Epoch:
     another, on the worker with most of them. `servers` says what each parameter server did, see
     `ServerLoad`. `global_batch` (as planned: a tail is
     shorter) and `learning_rate` are those of its last step. `peak_memory_bytes` is rank 0's while it trained,
-    `evaluation_peak_memory_bytes` while it evaluated afterwards, on batches of another size.
+    `evaluation_peak_memory_bytes` while it evaluated afterwards, on batches of another size. `skipped_steps` are those
+    of rank 0 that changed nothing, for gradients overflowed in fp16; null in other precisions.
     """
 
     epoch: int  # from 1
@@ -135,6 +136,7 @@ class Epoch:
     global_batch: int
     peak_memory_bytes: int | None
     evaluation_peak_memory_bytes: int | None = None
+    skipped_steps: int | None = None
 
     type: str = "epoch"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -73,8 +74,9 @@ class Summing(Strategy):
             return
         gradients = self._vector.gradients
         if self._codec:
-            with self.meter.codec(gradients):
-                self._codec.exchange(gradients, _Metered(self))
+            scale, codec = self._vector.scale, self._codec
+            with self.meter.codec(gradients), scale.removed(codec.state) if scale else nullcontext():
+                codec.exchange(gradients, _Metered(self))
         else:
             with self.meter.exchange(gradients):
                 self.sum_gradients()
