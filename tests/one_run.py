@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -86,7 +87,7 @@ def run(
     torch.manual_seed(config.seed)
     job = worker.train(config, RunPaths(folder), place)
     num_vectors = _num_vectors(job.vector)
-    records = read_records(RunPaths(folder).metrics)[0]
+    records = _whole_record(RunPaths(folder))
     return {
         "parameters": _flat(job.vector),
         "seen": seen,
@@ -102,6 +103,13 @@ def run(
 
 def do_nothing(job: Job) -> None:
     """In place of a warm-up."""
+
+
+def _whole_record(paths: RunPaths) -> tuple[dict[str, Any], ...]:
+    """What the run left on record, once the worker that writes it, which may be another one, has done so."""
+    while (records := read_records(paths.metrics)[0])[-1]["type"] != "end":
+        time.sleep(0.01)
+    return records
 
 
 def _awaited(path: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 import torch
 
 from bsweep.config import conf_dir
-from tests.running import ROOT, TINY, Fork, compose, popen, ranks, tool, write_text
+from tests.running import ROOT, TINY, Fork, compose, forks, popen, ranks, tool, write_text
 
 NUM_TRAIN = 91  # the last step of an epoch, 19 of 24, has uneven parts for two workers and for three
 CONTRACT = (
@@ -55,7 +54,7 @@ class Processes:
         with self.output.open("w") as output:
             if launcher == "horovodrun":
                 command = [tool("horovodrun"), "-np", str(num_processes), "--gloo"]
-                worker = [sys.executable, "-m", "tests.one_run", str(folder)]
+                worker = [forks().python, "-m", "tests.one_run", str(folder)]
                 self.processes = [popen([*command, *worker], ROOT, output=output)]
             else:
                 variables = ranks(num_processes) if launcher == "torchrun" else [{}]

@@ -25,7 +25,7 @@ from bsweep.launch.processes import environment
 from bsweep.place import Place, num_cores
 from bsweep.randomness import seed_of
 from bsweep.runlog import RunPaths, read_records
-from tests.running import TINY, bsweep, compose, imported_first, popen, struck, tool, workers_left
+from tests.running import TINY, Fork, bsweep, compose, imported_first, popen, struck, tool, workers_left
 
 TEXT = ("data=text", f"data.path={__file__}", "model=llama_tiny")
 QUICK = (*TINY, "model=tiny_cnn", "epochs=2", "study=s")
@@ -236,25 +236,16 @@ def test_a_codec_that_cannot_win_is_said_so_on_record(tmp_path: Path) -> None:
 
 
 def test_a_stopped_worker_is_a_timeout_and_what_was_logged_is_kept(tmp_path: Path) -> None:
-    process = start(
-        "local_batch=2",
-        "num_workers=2",
-        *QUICK[:-2],
-        "epochs=500",
-        "study=s",
-        "launch.stall_timeout_seconds=4",
-        cwd=tmp_path,
-    )
-    paths = wait_for_steps(tmp_path)
-    workers = workers_of(process)
-    workers[1].suspend()
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 1, stderr
+    point = ("local_batch=2", "num_workers=2", *QUICK[:-2], "epochs=500", "study=s", "launch.stall_timeout_seconds=4")
+    env = struck(tmp_path, (1,), "data.plan", "step_indices", call=60, number=signal.SIGSTOP)
+    result = bsweep("run", *point, cwd=tmp_path, env=env, timeout=120)
+    assert result.returncode == 1, result.stderr
+    (paths,) = runs(tmp_path)
     end = summary(paths)
     assert end["status"] == "timeout" and "launch.stall_timeout_seconds=4" in end["message"]
     assert "the first to fall silent was rank" in end["message"]
     assert any(record["type"] == "step" for record in read_records(paths.metrics)[0])
-    assert not any(worker.is_running() for worker in workers)
+    assert not workers_left(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -299,14 +290,14 @@ def test_a_killed_launcher_leaves_no_orphans_and_the_point_is_repeated(tmp_path:
     _, alive = psutil.wait_procs(workers, timeout=20)
     assert not alive
     assert not paths.summary.exists()
-    again = start(*point, "epochs=3000", cwd=tmp_path)
+    again = Fork("bsweep", "run", *point, "epochs=3000", cwd=tmp_path, has_forks=True)
     aside = tmp_path / "results/s/.previous"
     for _ in range(600):
         if list(aside.glob("*")):
             break
         time.sleep(0.1)
-    again.send_signal(signal.SIGINT)
-    again.communicate(timeout=60)
+    os.kill(again.pid, signal.SIGINT)
+    again.wait(60)
     assert [p.name for p in aside.iterdir()] == [f"{paths.folder.name}.1"], "the first attempt was not overwritten"
 
 
@@ -362,12 +353,12 @@ def test_out_of_memory_is_a_result_of_its_cell(tmp_path: Path) -> None:
 
 def test_two_sweeps_do_not_run_the_same_point_at_once(tmp_path: Path) -> None:
     point = ("local_batch=2", "num_workers=1", *QUICK[:-2], "epochs=500", "study=s")
-    process = start(*point, cwd=tmp_path)
+    first = Fork("bsweep", "run", *point, cwd=tmp_path, has_forks=True)
     wait_for_steps(tmp_path)
     second = bsweep("run", *point, cwd=tmp_path)
     assert "another process is running it" in second.stderr and second.returncode == 1
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    os.kill(first.pid, signal.SIGINT)
+    first.wait(60)
 
 
 def test_the_environment_reaches_the_workers_without_secrets() -> None:
