@@ -150,7 +150,7 @@ def _moved(job: Job) -> float:
     torch.manual_seed(job.config.seed)
     info = data.prepare(job.config.data)
     model = models.build(job.config.model, num_classes=info.num_classes, shape=info.shape)
-    initial = Vector(model.double().to(memory_format=memory_format(job.config))).parameters  # type: ignore[call-overload]
+    initial = Vector(model.double().to(memory_format=memory_format(job.numerics.channels_last))).parameters  # type: ignore[call-overload]
     return float((job.vector.parameters.double() - initial).abs().max())
 
 

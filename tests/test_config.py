@@ -68,7 +68,7 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         (("local_batch=-5",), ["local_batch=-5"]),
         (("local_batch=8", "epochs=2.5"), ["epochs=2.5", "valid integer"]),
         (("local_batch=8", "epochs=many"), ["epochs=many", "valid integer"]),
-        (("local_batch=8", "channels_last=3"), ["channels_last=3", "valid boolean"]),
+        (("local_batch=8", "channels_last=3"), ["channels_last=3", "'auto', True or False"]),
         (("local_batch=8", "+epoch=3"), ["epoch", "unknown key", "Did you mean 'epochs'?"]),
         (("local_batch=8", "+strategy.bucket=3"), ["strategy.bucket", "Did you mean 'strategy.buckets'?"]),
         (("local_batch=8", "strategy=parameter_server", "strategy.num_servers=0"), ["strategy.num_servers=0"]),

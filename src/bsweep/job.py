@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from bsweep import runlog
 from bsweep.batching import Policy
+from bsweep.calibration import Numerics
 from bsweep.clock import Slowdown
 from bsweep.config import ImageConfig, RunConfig
 from bsweep.data import augment
@@ -33,7 +34,7 @@ class Job:
     paths: RunPaths
     place: Place
     device: torch.device
-    precision: str
+    numerics: Numerics
     peers: tuple[Mapping[str, Any], ...]  # what each worker computes on, by rank; see `bsweep.peers`
     dataset: Dataset
     model: nn.Module
@@ -49,6 +50,10 @@ class Job:
     log: RunLog
     on_step: Callable[[], None]
 
+    @property
+    def precision(self) -> str:
+        return self.numerics.precision
+
     def record(self, *records: runlog.Record) -> None:
         """One worker writes: the first of those that still take part."""
         if self.place.rank == self.strategy.members[0]:
@@ -61,16 +66,8 @@ class Job:
 
     def inputs(self, examples: Tensor) -> Tensor:
         """Inputs of the model: images normalised, in the model's memory format; tokens as int64; others as they are."""
-        if examples.is_floating_point():
-            return examples.to(self.vector.parameters.dtype)
-        if self.dataset.mean is None or self.dataset.std is None:
-            return examples.long()
-        return augment.normalize(
-            examples,
-            self.dataset.mean,
-            self.dataset.std,
-            dtype=self.vector.parameters.dtype,
-            memory_format=memory_format(self.config),
+        return model_inputs(
+            self.dataset, examples, self.vector.parameters.dtype, memory_format(self.numerics.channels_last)
         )
 
     def training_examples(self, indices: Tensor, crops: int | Tensor) -> tuple[Tensor, Tensor]:
@@ -88,7 +85,7 @@ class Job:
 
     def targets(self, labels: Tensor) -> Tensor:
         """What the model is to answer: classes and tokens as int64, other numbers in the model's precision."""
-        return labels.to(self.vector.parameters.dtype) if labels.is_floating_point() else labels.long()
+        return model_targets(labels, self.vector.parameters.dtype)
 
     @property
     def labels_per_example(self) -> int:
@@ -96,8 +93,7 @@ class Job:
         return self.dataset.train_labels[0].numel()
 
     def autocast(self) -> AbstractContextManager[None]:
-        dtype = AUTOCAST.get(self.precision)
-        return torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext()
+        return autocast(self.precision, self.device)
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss that gradients are of, which fp16 would round to zero; see `Vector.scale`."""
@@ -108,5 +104,22 @@ class Job:
         return self.strategy.gather(values.to("cpu", torch.float64)).sum(dim=0).tolist()
 
 
-def memory_format(config: RunConfig) -> torch.memory_format:
-    return torch.channels_last if config.channels_last else torch.contiguous_format
+def model_inputs(dataset: Dataset, examples: Tensor, dtype: torch.dtype, layout: torch.memory_format) -> Tensor:
+    if examples.is_floating_point():
+        return examples.to(dtype)
+    if dataset.mean is None or dataset.std is None:
+        return examples.long()
+    return augment.normalize(examples, dataset.mean, dataset.std, dtype=dtype, memory_format=layout)
+
+
+def model_targets(labels: Tensor, dtype: torch.dtype) -> Tensor:
+    return labels.to(dtype) if labels.is_floating_point() else labels.long()
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
+    dtype = AUTOCAST.get(precision)
+    return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
+
+
+def memory_format(channels_last: bool) -> torch.memory_format:
+    return torch.channels_last if channels_last else torch.contiguous_format

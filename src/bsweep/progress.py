@@ -6,12 +6,14 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from bsweep import calibration
 from bsweep.config import RunConfig
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog import RunPaths
@@ -26,6 +28,7 @@ class Progress:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._num_points, self._num_done = num_points, 0
         self._seconds_of_done: list[float] = []
+        self._said_of: set[Path] = set()
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def skip(self, config: RunConfig, why: str) -> None:
@@ -61,6 +64,7 @@ class Progress:
             if record["type"] == "start":
                 self._trained_at = time.monotonic()
                 self._tokens_per_example = record["tokens_per_example"]
+                self._say_calibration()
             elif record["type"] in ("step", "epoch"):
                 self._latest = record
             elif record["type"] == "round":
@@ -73,6 +77,15 @@ class Progress:
                 )
         if self._console.is_terminal:
             self._live.update(Text(self._status_line(), style="bold"), refresh=True)
+
+    def _say_calibration(self) -> None:
+        """What `auto` stands for in this study: said at its first point."""
+        if self._config.study_dir in self._said_of or not calibration.is_asked(self._config):
+            return
+        self._said_of.add(self._config.study_dir)
+        found = calibration.read(calibration.path_of(self._paths))
+        if found and (reason := found.says(self._config)):
+            self._say(f"  {reason}")
 
     def end(self, outcome: Outcome) -> None:
         self._show()

@@ -13,14 +13,14 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from bsweep import allocation, data, launch, models, runlog, sharding
+from bsweep import allocation, calibration, data, launch, models, runlog, sharding
 from bsweep.config import ConfigError, RunConfig, own, save
 from bsweep.launch import Outcome
 from bsweep.launch import check as check_launch
@@ -83,6 +83,14 @@ def _try_own(config: RunConfig, info: data.DataInfo) -> None:
         from bsweep.strategies import own as own_strategy
 
         own_strategy.check(config)
+
+
+def ask_for_calibration(points: Sequence[RunConfig]) -> None:
+    """Have the first point that runs in each study find out what is fastest for all; see `bsweep.calibration`."""
+    for study_dir in {config.study_dir for config in points}:
+        own_points = [config for config in points if config.study_dir == study_dir]
+        steps = [c.epochs * data.prepare(c.data).num_train / c.examples_per_step for c in own_points]
+        calibration.request(own_points, sum(steps))
 
 
 def is_completed(config: RunConfig) -> bool:

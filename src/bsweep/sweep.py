@@ -127,6 +127,7 @@ def plan(composed: Sequence[DictConfig]) -> list[int]:
             config.study_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"results_dir={config.results_dir} study={config.study}: {error}.") from None
+    study.ask_for_calibration(configs)
     chosen = {config.run_id: index for index, config in reversed(list(enumerate(configs)))}
     for config in configs:
         STUDIES.setdefault(config.study_dir, set()).add(config.allocation.name)
@@ -166,6 +167,7 @@ def probe(arguments: Sequence[str]) -> int:
         config = own.resolve(parse(_values(_first_point([as_hydra_takes(argument) for argument in arguments]))))
         warnings = study.check(config)
         config.study_dir.mkdir(parents=True, exist_ok=True)
+        study.ask_for_calibration([config])
     except (ConfigError, HydraException, OmegaConfBaseException, OSError) as error:
         print(f"bsweep: {explain(error)}", file=sys.stderr)
         return BAD_CONFIG

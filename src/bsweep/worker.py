@@ -14,12 +14,24 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-from torch import nn
 
-from bsweep import batching, data, loop, memory, models, objective, optim, peers, precision, runlog, steps, strategies
+from bsweep import (
+    batching,
+    calibrate,
+    data,
+    loop,
+    memory,
+    models,
+    objective,
+    optim,
+    peers,
+    precision,
+    runlog,
+    steps,
+    strategies,
+)
 from bsweep.clock import Slowdown
 from bsweep.config import RunConfig, own, read
-from bsweep.data.dataset import Dataset
 from bsweep.errors import Diverged, Stopped, errors_reported
 from bsweep.gpus import num_gpus
 from bsweep.job import Job, memory_format
@@ -89,15 +101,16 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
     peers.refuse_missing_gpus(strategy.gather_json(peers.seat(place, gpus)), config.device)
     device = choose_device(place, gpus)
     dataset = data.load(config.data, device)
-    rounds_to = precision.choose(config, device)
-    precision.round_products(rounds_to)
-    every = strategy.gather_json({**peers.equipment(device, rounds_to), **peers.data_facts(dataset)})
+    numerics = calibrate.agree(config, paths, dataset, strategy, device)
+    precision.round_products(numerics.precision)
+    every = strategy.gather_json({**peers.equipment(device, numerics.precision), **peers.data_facts(dataset)})
     peers.refuse_unequal(every)
-    model = _initial_model(config, dataset, device, precision.stored(rounds_to))
+    dtype, layout = precision.stored(numerics.precision), memory_format(numerics.channels_last)
+    model = models.initial(config, dataset, device, dtype, layout)
     torch.manual_seed(seed_of(config.seed, place.rank, "dropout"))  # differs between workers, and between runs
     vector = Vector(model)
     optimizer = optim.build(config.optimizer, vector)
-    if rounds_to == "fp16":
+    if numerics.precision == "fp16":
         vector.scale = LossScale(vector.gradients)
         vector.scale.guard(optimizer)
     strategy.prepare(vector, optimizer)
@@ -106,7 +119,7 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
         paths=paths,
         place=place,
         device=device,
-        precision=rounds_to,
+        numerics=numerics,
         peers=tuple(every),
         dataset=dataset,
         model=model,
@@ -122,16 +135,6 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
         log=RunLog(paths.metrics),
         on_step=on_step,
     )
-
-
-def _initial_model(config: RunConfig, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    torch.manual_seed(config.seed)  # the same initial weights on every worker
-    shape = tuple(dataset.train_inputs.shape[1:])
-    model = models.build(config.model, num_classes=dataset.num_classes, shape=shape).to(device, dtype=dtype)
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.dim() == 4:  # a module's own `to` would fail for volumes
-            tensor.data = tensor.data.to(memory_format=memory_format(config))
-    return model
 
 
 def choose_device(place: Place, gpus: int) -> torch.device:
@@ -155,7 +158,8 @@ def _start_record(job: Job, launched_at: float | None) -> runlog.Start:
         tokens_per_example=dataset.tokens_per_example,
         num_parameters=job.vector.parameters.numel(),
         device=peers.devices(job.peers),
-        precision=job.precision,
+        precision=job.numerics.precision,
+        channels_last=job.numerics.channels_last,
         gpu_software=peers.gpu_software(job.peers),
         workers=peers.on_record(job.peers),
         threads=torch.get_num_threads(),

@@ -86,6 +86,7 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
     classes = start.get("classes", ())
     return {
         **{key: start[key] for key in _OF_START if key in start},
+        **({"channels_last": start["channels_last"]} if start.get("channels_last") is not None else {}),
         "num_classes": len(classes) or None,
         "num_test": start["num_test"] * (start.get("tokens_per_example") or 1) if start else None,
         "is_cifar10": set(classes) == CIFAR10_CLASSES,

@@ -50,7 +50,7 @@ class RunConfig(Schema):
     seed: Natural
     device: Literal["auto", "cpu", "cuda"]
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"]
-    channels_last: bool
+    channels_last: Literal["auto", True, False]
     average_batchnorm: bool
     log_every_steps: Count
     data: AnyData
@@ -114,6 +114,8 @@ class RunConfig(Schema):
         same = {*_CHANGES_NO_NUMBER, *(f"{group}.{key}" for group in cards for key in cards[group].changes_no_number)}
         flat = flatten(asdict(self))
         numbers = {key: value for key, value in flat if key not in same and not is_left_out(key, value)}
+        if self.channels_last == "auto":
+            numbers["channels_last"] = True  # as it was before it could be left to a measurement
         numbers |= {"examples_per_step": self.examples_per_step, **self.strategy.hashed(self)}
         digest = hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:8]
         batch, workers = self.examples_per_pass, self.num_workers

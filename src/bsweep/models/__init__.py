@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 from bsweep.config import ConfigError, ModelConfig, RunConfig, resolve
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
+
+    from bsweep.data.dataset import Dataset
 
 
 def build(config: ModelConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
@@ -18,6 +21,21 @@ def build(config: ModelConfig, *, num_classes: int, shape: tuple[int, ...]) -> n
     tokens (B, T) to logits (B, T, num_classes). One with an objective of its own may return what that takes.
     """
     model: nn.Module = resolve(config.builds)(config, num_classes=num_classes, shape=shape)
+    return model
+
+
+def initial(
+    config: RunConfig, dataset: Dataset, device: torch.device, dtype: torch.dtype, layout: torch.memory_format
+) -> nn.Module:
+    """A run's model for its data, the same at each call."""
+    import torch
+
+    torch.manual_seed(config.seed)
+    shape = tuple(dataset.train_inputs.shape[1:])
+    model = build(config.model, num_classes=dataset.num_classes, shape=shape).to(device, dtype)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dim() == 4:  # a module's own `to` would fail for volumes
+            tensor.data = tensor.data.to(memory_format=layout)
     return model
 
 

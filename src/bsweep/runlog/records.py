@@ -34,6 +34,7 @@ class Start:
     learning_rate: float | None = None  # the first worker's, by its rule, before warm-up and schedule
     gpu_software: str | None = None  # drivers and NCCL; None on CPUs
     workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.peers`
+    channels_last: bool | None = None  # the memory format of images
 
     type: str = "start"
 
