@@ -93,10 +93,7 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
     """What the loop needs of this worker; all workers call it together."""
     gpus = num_gpus(config.device)
     own.search(paths.own)
-    if config.launch.memory_limit_mb:
-        memory.give_back_at_once()
-    else:
-        memory.keep_for_next_step()
+    (memory.give_back_at_once if config.launch.memory_limit_mb else memory.keep_for_next_step)()
     strategy = strategies.build(config, place, paths)
     peers.refuse_missing_gpus(strategy.gather_json(peers.seat(place, gpus)), config.device)
     device = choose_device(place, gpus)
@@ -105,8 +102,9 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
     precision.round_products(numerics.precision)
     every = strategy.gather_json({**peers.equipment(device, numerics.precision), **peers.data_facts(dataset)})
     peers.refuse_unequal(every)
-    dtype, layout = precision.stored(numerics.precision), memory_format(numerics.channels_last)
-    model = models.initial(config, dataset, device, dtype, layout)
+    model = models.initial(
+        config, dataset, device, precision.stored(numerics.precision), memory_format(numerics.channels_last)
+    )
     torch.manual_seed(seed_of(config.seed, place.rank, "dropout"))  # differs between workers, and between runs
     vector = Vector(model)
     optimizer = optim.build(config.optimizer, vector)
