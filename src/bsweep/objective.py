@@ -35,18 +35,18 @@ class Objective:
 
     def score(self, loss: Tensor, outputs: Any, targets: Tensor) -> Tensor:
         """Sums of losses, correct answers (NaN where nobody knows) and labels, float64 (3,) on the device."""
-        correct = torch.as_tensor(self._num_correct(outputs, targets), device=loss.device)
-        num_labels = torch.full_like(
-            correct, targets.numel(), dtype=torch.float64
-        )  # filled on the device: a copy would make the host wait
-        return torch.stack([value.detach().double().view(()) for value in (loss, correct, num_labels)])
+        with torch.no_grad():
+            correct = torch.as_tensor(self._num_correct(outputs, targets), device=loss.device)
+            # Filled on the device: a copy would make the host wait.
+            num_labels = torch.full_like(correct, targets.numel(), dtype=torch.float64)
+            return torch.stack([value.view(()) if value.dim() else value for value in (loss, correct, num_labels)])
 
     def _num_correct(self, outputs: Any, targets: Tensor) -> Tensor:
         if self.own_score:
             return self.own_score(_wide(outputs), targets)
         if targets.is_floating_point():
             return targets.new_full((), torch.nan)
-        correct: Tensor = (outputs.detach().argmax(dim=-1) == targets).sum()
+        correct: Tensor = (outputs.argmax(dim=-1) == targets).sum()
         return correct
 
     def check(self, outputs: Any, targets: Tensor, num_classes: int) -> None:

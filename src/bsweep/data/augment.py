@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -33,28 +35,39 @@ def crop_and_flip(images: Tensor, indices: Tensor, *, stream: int | Tensor, padd
     if not padding and not flip:
         return images
     _, channels, height, width = images.shape
+    bits = random_bits(indices.view(-1, 1, 1), stream)
+    shifts, rows, columns, mirrored = _constants(height, width, padding, images.device)
+    top, left = ((bits >> shifts & 0x7FFFFFFF) % (2 * padding + 1)).unbind()  # uniform to 1 in 2^27
+    columns = columns + left
+    if flip:
+        columns.addcmul_(bits & 1, mirrored)
+    pixels = torch.add(rows, top, alpha=width + 2 * padding) + columns
     padded = F.pad(images, (padding, padding, padding, padding))
-    top, left, mirrored = _draw(indices, stream, padding, flip)
-    x, y = torch.arange(width, device=images.device), torch.arange(height, device=images.device)
-    columns = left[:, None] + torch.where(mirrored[:, None], width - 1 - x, x)
-    rows = top[:, None] + y
-    pixels = (rows[:, :, None] * (width + 2 * padding) + columns[:, None, :]).flatten(1)
-    crops = padded.flatten(2).gather(2, pixels[:, None, :].expand(-1, channels, -1))
+    crops = padded.flatten(2).gather(2, pixels.view(-1, 1, height * width).expand(-1, channels, -1))
     return crops.view(-1, channels, height, width)
 
 
-def _draw(indices: Tensor, stream: int | Tensor, padding: int, flip: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Top and left offset, int64 (B,), and whether to mirror, bool (B,). The modulo is uniform to 1 in 2^27."""
-    bits = random_bits(indices, stream)
-    offsets = 2 * padding + 1
-    top, left = (bits >> 1 & 0x7FFFFFFF) % offsets, (bits >> 32 & 0x7FFFFFFF) % offsets
-    return top, left, (bits & int(flip)).bool()
+@functools.lru_cache
+def _constants(height: int, width: int, padding: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of all crops alike, int64: the offsets' first bits, top's and left's (2, 1, 1, 1); what rows (H, 1) and columns
+    (W,) add to a pixel's place in a padded image; and how much further right a column is taken from in a mirrored one.
+    """
+    x, y = torch.arange(width, device=device), torch.arange(height, device=device)
+    first_bits = torch.arange(1, 33, 31, device=device).view(2, 1, 1, 1)  # 1 and 32, without a copy from the host
+    return first_bits, y[:, None] * (width + 2 * padding), x, width - 1 - 2 * x
 
 
 def normalize(
     images: Tensor, mean: Tensor, std: Tensor, *, dtype: torch.dtype, memory_format: torch.memory_format
 ) -> Tensor:
-    """uint8 images (B, C, H, W) as `(images / 255 - mean) / std`; mean and std (C,) are those of images in [0, 1]."""
-    scale = (1 / (255 * std.to(dtype))).view(-1, 1, 1)
-    shift = (-mean / std).to(dtype).view(-1, 1, 1)
+    """uint8 images (B, C, H, W) as `(images / 255 - mean) / std`; mean and std (C,) are those of images in [0, 1].
+
+    What follows from a mean and a std, the same tensors at each step, is computed once.
+    """
+    scale, shift = _scale_and_shift(mean, std, dtype)
     return torch.addcmul(shift, images.to(dtype, memory_format=memory_format), scale)
+
+
+@functools.lru_cache
+def _scale_and_shift(mean: Tensor, std: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return (1 / (255 * std.to(dtype))).view(-1, 1, 1), (-mean / std).to(dtype).view(-1, 1, 1)
