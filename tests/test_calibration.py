@@ -47,6 +47,20 @@ def test_what_a_run_says_itself_is_not_chosen() -> None:
     assert calibration.choose(AUTO, None, BF16_LAST) == BF16_LAST
 
 
+def test_a_strategy_that_refuses_fp16_is_not_given_it(tmp_path: Path) -> None:
+    servers = compose("local_batch=8", "strategy=parameter_server", "num_workers=2")
+    found = Calibration(
+        1, (8,), measured_batches=(8,), timed=(Timed(FP32, (0.2,)), Timed(Numerics("fp16", True), (0.1,)))
+    )
+    assert calibration.choose(AUTO, found, FP32).precision == "fp16"
+    assert calibration.choose(servers, found, FP32).precision == "fp32"
+    points = [replace(point, results_dir=str(tmp_path)) for point in (AUTO, servers)]
+    points[0].study_dir.mkdir()
+    calibration.request(points, calibration.LEAST_STEPS)
+    asked = calibration.read(points[0].study_dir / "calibration.json")
+    assert asked and asked.refuses_fp16
+
+
 def test_batches_that_were_not_measured_go_by_the_nearest() -> None:
     found = replace(measured(fp32=(0.1, 0.8)), wanted_batches=(8, 64, 1024))
     assert found.seconds_per_example(found.timed[0]) == pytest.approx((0.1 / 8 + 2 * 0.8 / 64) / 3)

@@ -71,7 +71,8 @@ def _measure(config: RunConfig, wanted: Calibration, dataset: Dataset, device: t
     """Seconds of this worker alone, for each candidate, at each batch that there is time and memory for."""
     formats = (False, True) if dataset.train_inputs.dim() == 4 else (True,)
     native = precision.choose(replace(config, precision="auto"), device)
-    precisions = ("fp32", native) if wanted.precision == "auto" else (wanted.precision,)
+    half = "fp32" if native == "fp16" and wanted.refuses_fp16 else native
+    precisions = ("fp32", half) if wanted.precision == "auto" else (wanted.precision,)
     every = [Numerics(one, last) for one in dict.fromkeys(precisions) for last in formats]
     candidates = [numerics for numerics in every if calibration.is_open_to(wanted, numerics)]
     found: dict[int, list[float]] = {}

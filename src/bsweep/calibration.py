@@ -55,6 +55,7 @@ class Calibration:
     wanted_batches: tuple[int, ...]  # local batches of the points that asked
     precision: str = "auto"  # what all of them say themselves
     channels_last: Literal["auto", True, False] = "auto"
+    refuses_fp16: bool = False  # one of their strategies does
     measured_batches: tuple[int, ...] = ()
     timed: tuple[Timed, ...] = ()
     like_runs: Numerics | None = None
@@ -127,6 +128,7 @@ def request(configs: Sequence[RunConfig], num_steps: float) -> None:
             wanted_batches=tuple(sorted({batch for config in asking for batch in config.local_batches})),
             precision=_common([config.precision for config in asking]),
             channels_last=_common([config.channels_last for config in asking]),
+            refuses_fp16=any(bool(config.strategy.refuses_fp16) for config in asking),
             like_runs=like_runs,
         )
         write(path, wanted)
@@ -147,8 +149,9 @@ def choose(config: RunConfig, calibration: Calibration | None, default: Numerics
         found = calibration.like_runs
     elif calibration and calibration.timed:
         found = calibration.ranked(config)[0][0]
+    is_refused = found.precision == "fp16" and bool(config.strategy.refuses_fp16)  # of a later sweep in the same study
     return Numerics(
-        found.precision if config.precision == "auto" else config.precision,
+        ("fp32" if is_refused else found.precision) if config.precision == "auto" else config.precision,
         found.channels_last if config.channels_last == "auto" else config.channels_last,
     )
 
