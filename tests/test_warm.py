@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import horovod.torch as hvd
 import pytest
+import torch
 
 from bsweep import launch
+from bsweep.launch import warm
+from bsweep.launch.outcome import Outcome
+from bsweep.runlog import RunPaths
 from tests.gpus import on_gpus
 from tests.running import TINY, bsweep, compose, forks, imported_first, summaries, tool
 
@@ -70,6 +75,22 @@ def test_a_sweep_goes_on_after_a_failed_point_unless_its_processes_are_spoilt(tm
     assert ends[8]["message"].startswith("rank 1 failed: OutOfMemoryError: ")
     assert "not trained" in ends[10]["message"] and "rank 1 failed: MemoryError: no room" in ends[10]["message"]
     assert result.returncode != 0
+
+
+def test_points_leave_no_memory_to_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Blocks that a GPU's allocator keeps are given back before the ranks agree on how a point ended."""
+    order: list[str] = []
+
+    def agree(report: object, name: str) -> list[object]:
+        order.append("agreed")
+        return [report]
+
+    monkeypatch.setattr(warm, "_attempt", lambda *_: order.append("trained"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
+    monkeypatch.setattr(hvd, "allgather_object", agree)
+    monkeypatch.setattr(warm, "recorded", lambda _: Outcome("completed"))
+    assert warm._train(compose("local_batch=8"), RunPaths(tmp_path), lambda: None).status == "completed"
+    assert order == ["trained", "given back", "agreed"]
 
 
 def test_a_memory_limit_is_refused_where_processes_go_on_after_a_point(monkeypatch: pytest.MonkeyPatch) -> None:

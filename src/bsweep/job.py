@@ -18,6 +18,7 @@ from bsweep.clock import Slowdown
 from bsweep.config import ImageConfig, RunConfig
 from bsweep.data import augment
 from bsweep.data.dataset import Dataset
+from bsweep.graphs import Graph
 from bsweep.objective import Objective
 from bsweep.place import Place
 from bsweep.precision import AUTOCAST
@@ -49,6 +50,7 @@ class Job:
     alive: SignOfLife
     log: RunLog
     on_step: Callable[[], None]
+    graph: Graph | None = None  # of the passes of full steps
 
     @property
     def precision(self) -> str:

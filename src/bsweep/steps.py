@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 
 from bsweep.clock import Slowdown
 from bsweep.data import augment, plan
+from bsweep.graphs import Graph
 from bsweep.job import Job
+from bsweep.runlog import Event
 from bsweep.strategies import InBackward
 
 
@@ -39,6 +42,70 @@ def warm_up(job: Job) -> None:
             job.heartbeat()
 
 
+def captured(job: Job) -> tuple[Job, list[Event]]:
+    """The job with the passes of its full steps as a CUDA graph, where it may have one; what is to be said of it.
+
+    Raises:
+        ValueError: `graph=true`, and there can be none.
+    """
+    if not job.config.graph:
+        return job, []
+    reason, warnings = no_graph(job), []
+    if not reason:
+        try:
+            with forgotten(job):
+                return replace(job, graph=_of_full_steps(job)), []
+        except RuntimeError as error:
+            first, *_ = str(error).splitlines() or [type(error).__name__]
+            reason = f"the passes cannot be captured ({first})"
+            message = f"no CUDA graph, for {reason}: full steps are launched kernel by kernel"
+            warnings = [Event(event="warning", message=message)]
+        gc.collect()
+        torch.cuda.empty_cache()
+    if job.config.graph is True:
+        raise ValueError(f"graph=true, but {reason}: leave graph out, or use graph=false.")
+    return job, warnings
+
+
+def no_graph(job: Job) -> str:
+    """Why the passes of this worker's full steps cannot be a graph; empty where they may be one."""
+    in_passes = job.config.strategy.exchanges_in_passes
+    if job.device.type != "cuda":
+        return "there is no GPU"
+    if job.slowdown.factor != 1:
+        return "launch.slowdown stretches the passes"
+    if job.dataset.train.streams:
+        return "the examples are streamed to the GPU (data.device)"
+    if isinstance(job.strategy, InBackward) if in_passes is None else in_passes:
+        return f"strategy={job.config.strategy.name} exchanges within the backward pass"
+    return ""
+
+
+def _of_full_steps(job: Job) -> Graph:
+    """RuntimeError if they cannot be captured, or compute anything else than without a graph."""
+    shares = job.policy.of_batches(job.config.worker_batches)
+    batch = examples(job, plan.round_size(shares))
+    part, *_ = plan.local_steps(batch, job.place.rank, shares)
+    num_passes = shares[job.place.rank].num_passes
+
+    def launch(part: Tensor, crops: int | Tensor) -> Tensor:
+        return passes(job, batch, part, crops, num_passes)
+
+    graph = Graph(launch, part, len(batch), num_passes)
+    others = len(job.dataset.train_labels) - 1 - part
+    found = []
+    for compute in (graph.passes, launch):
+        torch.manual_seed(0)  # for dropout
+        compute(others, 1)
+        found.append(job.vector.gradients.nan_to_num(0, 0, 0))  # in fp16 some may have overflowed
+    if (found[0] - found[1]).norm() > _TOLERANCE * found[1].norm():
+        raise RuntimeError("replayed they give other gradients: does the model choose in Python what to compute?")
+    return graph
+
+
+_TOLERANCE = 0.1  # kernels that add in any order differ by less, in bf16 too
+
+
 def examples(job: Job, number: int) -> Tensor:
     return torch.arange(min(number, len(job.dataset.train_labels)), device=job.dataset.train_labels.device)
 
@@ -62,7 +129,10 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: in
         Sum of losses, correct answers and labels of its part, float64 (3,) on the device.
     """
     crops = augment.crop_stream(job.config.seed, epoch)
-    totals = passes(job, batch, part, crops, num_passes)
+    if job.graph and job.graph.fits(part, len(batch), num_passes):
+        totals = job.graph.passes(part, crops)
+    else:
+        totals = passes(job, batch, part, crops, num_passes)
     job.strategy.step()
     return totals
 

@@ -65,7 +65,8 @@ def train(
     limits = config.launch.memory_limit_mb
     with prepared(config, paths, place, on_step) as job, memory.limited(limits[place.rank] if limits else None):
         steps.warm_up(job)
-        job.record(_start_record(job, launched_at))
+        job, warnings = steps.captured(job)
+        job.record(_start_record(job, launched_at), *warnings)
         loop.train(job)
     return job
 
@@ -160,6 +161,7 @@ def _start_record(job: Job, launched_at: float | None) -> runlog.Start:
         channels_last=job.numerics.channels_last,
         gpu_software=peers.gpu_software(job.peers),
         workers=peers.on_record(job.peers),
+        graph=job.graph is not None if job.device.type == "cuda" else None,
         threads=torch.get_num_threads(),
         start_seconds=time.time() - launched_at if launched_at else None,
         learning_rate=optim.base_learning_rate(config),

@@ -84,6 +84,7 @@ RUNS = (
     Column("hardware", "text", role="context", source="meta", said="{}"),
     Column("gpu_software", "any", role="context", source="start", said="{}", is_always=False),
     Column("precision", "text", role="setting", source="start", said="{}"),
+    Column("graph", "any", "CUDA graph", role="setting", source="start", is_always=False),
     Column("compression", "any", role="setting", source="compression.name"),
     Column("allocation", "any", role="setting", source="allocation.name"),
     Column("placement", "any", role="placement", said="{}"),

@@ -26,8 +26,8 @@ _SHORT_NAMES = {column.source: column.name for column in columns.RUNS if column.
 _OF_START = [column.name for column in columns.RUNS if column.source == "start"]
 # Where a run lies and how it was started; and what the `start` record says better.
 _NO_SETTINGS = (
-    "study", "results_dir", "local_batch", "global_batch", "device", "precision", "log_every_steps", "data.download",
-    "allocation.probe", "allocation.devices",
+    "study", "results_dir", "local_batch", "global_batch", "device", "precision", "graph", "log_every_steps",
+    "data.download", "allocation.probe", "allocation.devices",
 )  # fmt: skip
 _PATHS = ("data.root", "data.path", "data.tokenizer")
 

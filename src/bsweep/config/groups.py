@@ -188,6 +188,11 @@ class StrategyConfig(Card):
         return ""
 
     @property
+    def exchanges_in_passes(self) -> bool | None:
+        """Whether gradients travel from within the backward pass; None: the strategy itself tells."""
+        return False
+
+    @property
     def outlives_workers(self) -> bool:
         """Whether the others have something left to do when a worker is lost."""
         return False

@@ -61,6 +61,7 @@ class RunConfig(Schema):
     allocation: AnyAllocation
     launch: AnyLaunch
     batching: AnyBatching = FIXED  # which runs of earlier versions do not name
+    graph: Literal["auto"] | bool = "auto"  # nor this
 
     @property
     def local_batches(self) -> tuple[int, ...]:
@@ -126,6 +127,7 @@ class RunConfig(Schema):
         return {group: getattr(self, group) for group in GROUPS}
 
 
+_ADDED_LATER: Mapping[str, object] = {"graph": "auto"}
 # Where a run writes. The batch sizes are hashed as the global batch they lead to.
 _CHANGES_NO_NUMBER = {"study", "results_dir", "local_batch", "global_batch", "log_every_steps"}
 
@@ -133,6 +135,8 @@ _CHANGES_NO_NUMBER = {"study", "results_dir", "local_batch", "global_batch", "lo
 def is_left_out(key: str, value: object) -> bool:
     """Whether a value says nothing that runs do not say which were saved before there was such a key."""
     group, _, name = key.partition(".")
+    if key in _ADDED_LATER:
+        return _ADDED_LATER[key] == value
     return any(name in card.added_later and card.added_later[name] == value for card in variants(group))
 
 
@@ -224,12 +228,26 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
         )
     if c.precision == "tf32" and c.device == "cpu":
         yield "precision=tf32 with device=cpu: only GPUs have TF32. Use precision=fp32, or device=cuda."
+    if c.graph is True:
+        yield from _graph_contradictions(c)
     yield from c.model.problems(c)
     yield from c.launch.problems(c)
     yield from c.strategy.problems(c)
     yield from _codec_contradictions(c)
     for card in (c.compression, c.allocation, c.batching, c.optimizer, c.data):
         yield from card.problems(c)
+
+
+def _graph_contradictions(c: RunConfig) -> Iterator[str]:
+    remedy = "Leave graph out, or use graph=false."
+    if c.device == "cpu":
+        yield f"graph=true with device=cpu: there are CUDA graphs on GPUs alone. {remedy}"
+    if c.strategy.exchanges_in_passes:
+        yield f"graph=true with strategy={c.strategy.name}: it exchanges within the backward pass. {remedy}"
+    if c.launch.slowdown:
+        yield f"graph=true with launch.slowdown, which stretches the passes. {remedy}"
+    if c.data.device == "cpu":
+        yield f"graph=true with data.device=cpu: a graph cannot wait for examples on their way. {remedy}"
 
 
 def _codec_contradictions(c: RunConfig) -> Iterator[str]:

@@ -58,6 +58,10 @@ class HorovodConfig(StrategyConfig):
         return True
 
     @property
+    def exchanges_in_passes(self) -> bool:
+        return self.buckets > 1
+
+    @property
     def needs_mpi(self) -> bool:
         return self.op == "adasum"
 
@@ -111,6 +115,10 @@ class DDPConfig(StrategyConfig):
     builds: ClassVar[str] = "bsweep.strategies.ddp:DDP"
     launchers: ClassVar[tuple[str, ...]] = ("torchrun",)
     own_compression: ClassVar[str] = " strategy.hook is DDP's own compression."
+
+    @property
+    def exchanges_in_passes(self) -> bool:
+        return True
 
     @property
     def needs_gpus(self) -> str:
@@ -364,6 +372,7 @@ class OwnStrategyConfig(Own, EitherConfig):
     builds: ClassVar[str] = "bsweep.strategies.own:build"
     takes: ClassVar[tuple[str, ...]] = ("config", "strategy", "place", "paths")
     launchers: ClassVar[tuple[str, ...]] = ("torchrun", "horovodrun", "inline")
+    exchanges_in_passes: ClassVar[bool | None] = None
 
     @property
     def local_steps(self) -> int:

@@ -41,6 +41,8 @@ def check(config: RunConfig) -> list[str]:
     on_gpus = _on_gpus(config)
     if config.device == "cuda" and not on_gpus:
         raise ValueError("device=cuda, but this machine shows no GPU: use device=auto or device=cpu.")
+    if config.graph is True and not on_gpus:
+        raise ValueError("graph=true, but this machine shows no GPU: leave graph out, or use graph=false.")
     if strategy.needs_gpus and not on_gpus:
         raise ValueError(strategy.needs_gpus)
     if config.launch.memory_limit_mb and (on_gpus or not memory.can_limit()):

@@ -73,9 +73,9 @@ def _train(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> O
     """Train together, and agree on how it ended: a rank that failed by itself speaks for those that lost it."""
     global _spoilt_by
     report = _attempt(config, paths, on_step)
+    gc.collect()  # cycles, and tracebacks, hold the model
+    torch.cuda.empty_cache()  # blocks of this point's sizes would be in the way of the next one's
     if report:
-        gc.collect()  # a traceback holds the model, which the next point's memory needs
-        torch.cuda.empty_cache()
         _restart()  # breaks off what the other ranks wait for
     try:
         reports = hvd.allgather_object(report, name="report")

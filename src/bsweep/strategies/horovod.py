@@ -47,6 +47,7 @@ class Horovod(Summing, InBackward):
         if self.num_workers == 1:
             return
         # A Horovod without NCCL copies GPU tensors to the host without waiting for the copy: it gets host tensors.
+        self._host = HostCopies()
         self._through_host = vector.gradients.is_cuda and not self._hvd.nccl_built()
         start = vector.parameters.cpu() if self._through_host else vector.parameters
         with self._worker_lost():
@@ -75,7 +76,7 @@ class Horovod(Summing, InBackward):
         self._finish(handle, wire, tensor)
 
     def all_gather(self, payload: Tensor) -> list[Tensor]:
-        wire = payload.cpu() if self._through_host else payload
+        wire = self._host.copy(payload, "gather") if self._through_host else payload
         with self._worker_lost():
             every: Tensor = self._hvd.allgather(wire.unsqueeze(0), name=f"gather.{payload.numel()}.{payload.dtype}")
         num_bytes = (self.num_workers - 1) * payload.numel() * payload.element_size()
@@ -119,7 +120,7 @@ class Horovod(Summing, InBackward):
 
     def _start(self, part: Tensor, name: str) -> tuple[int, Tensor]:
         """Start a sum over workers; its handle, and the tensor that travels."""
-        wire = part.cpu() if self._through_host else part
+        wire = self._host.copy(part, name) if self._through_host else part
         with self._worker_lost():
             handle: int = self._hvd.allreduce_async_(wire, op=self._operation, name=name)
         # Each worker sends (p - 1) / p of the vector in the reduce-scatter and again in the all-gather.
@@ -139,7 +140,24 @@ class Horovod(Summing, InBackward):
         with self._worker_lost():
             self._hvd.synchronize(handle)
         if self._through_host:
-            part.copy_(wire)
+            part.copy_(wire, non_blocking=True)
+
+
+class HostCopies:
+    """What a GPU's tensors travel from: the same memory at each step, pinned, so that a GPU copies to it by itself."""
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[str, torch.dtype, int], Tensor] = {}
+
+    def copy(self, tensor: Tensor, name: str) -> Tensor:
+        """The tensor in the host's memory of its name, type and size, when it is there."""
+        key = name, tensor.dtype, tensor.numel()
+        if key not in self._copies:
+            self._copies[key] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        copied = self._copies[key].copy_(tensor, non_blocking=True)
+        if tensor.is_cuda:
+            torch.cuda.current_stream(tensor.device).synchronize()
+        return copied
 
 
 class _Bucket:

@@ -1,0 +1,258 @@
+"""What a step costs the host, that it never waits for the device, and that a warm-up and a graph change no number."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bsweep import graphs, optim, peers, steps, worker
+from bsweep.clock import StepClock
+from bsweep.config import ConfigError
+from bsweep.job import Job
+from bsweep.place import Place
+from bsweep.runlog import RunPaths, read_records
+from bsweep.strategies.base import Meter
+from bsweep.strategies.horovod import Horovod, HostCopies
+from tests.gpus import on_gpus
+from tests.running import TINY, compose
+
+IMAGES = ("data=synthetic", "data.num_train=64", "data.num_test=8", "data.shape=[3,32,32]")
+POINT = ("launch=inline", "strategy=single", "local_batch=8", "epochs=2")
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def prepared(folder: Path, *overrides: str) -> Job:
+    folder.mkdir(exist_ok=True)
+    return worker.prepare(compose(*POINT, *overrides), RunPaths(folder), Place())
+
+
+class Operations(TorchDispatchMode):
+    """Names of those that are launched, and of those that make the host wait for the device or copy between them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.launched: list[str] = []
+        self.waited: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        if not function.is_view and function.namespace == "aten" and name != "empty":
+            self.launched.append(name)
+        tensors = [value for value in (result, *args) if isinstance(value, Tensor)]
+        crosses = name in ("_to_copy", "copy_") and len({tensor.device for tensor in tensors}) > 1
+        if crosses or name in ("_local_scalar_dense", "nonzero", "masked_select", "unique"):
+            self.waited.append(name)
+        return result
+
+
+def test_a_step_is_few_operations(tmp_path: Path) -> None:
+    """To launch one takes the host some 10 us, in which a fast GPU computes it for a small batch."""
+    job = prepared(tmp_path, *IMAGES, "model=resnet18", "precision=fp32")
+    batch = torch.arange(4)
+    steps.train_step(job, batch, batch, 1)
+    with Operations() as operations:
+        steps.train_step(job, batch, batch, 1)
+    assert len(operations.launched) <= 215, operations.launched
+
+
+def on_meta(*overrides: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A worker on a device that computes nothing, so that nothing can be read from it."""
+    monkeypatch.setattr(worker, "choose_device", lambda *_: torch.device("meta"))
+    monkeypatch.setattr(peers, "data_facts", lambda _: {"num_classes": 0, "num_train": 0, "labels": ""})
+    monkeypatch.setattr(peers, "are_rounded", lambda _: [])
+    monkeypatch.setattr(optim, "sgd", lambda config, vector: SGD(vector.tensors, lr=0.1, foreach=True))
+    return prepared(folder, *overrides)
+
+
+@pytest.mark.parametrize("model", ["model=resnet18", "model=tiny_cnn"])
+def test_no_step_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    job = on_meta(*IMAGES, model, "precision=fp32", folder=tmp_path, monkeypatch=monkeypatch)
+    batch = torch.arange(8, device="meta")
+    with Operations() as operations:
+        for num_passes in (1, 2):
+            steps.train_step(job, batch, batch, 1, num_passes)
+    assert operations.launched and not operations.waited
+
+
+def test_a_copy_to_the_device_is_seen() -> None:
+    with Operations() as operations:
+        torch.ones(2).to("meta")
+    assert operations.waited
+
+
+SMALL = (*TINY, "model=tiny_cnn", "precision=fp64", "local_batch=32", "optimizer.schedule=cosine", "optimizer.lr=0.5")
+
+
+def trained(folder: Path, *overrides: str) -> tuple[Tensor, list[dict[str, Any]]]:
+    """The parameters after two epochs of two full steps and a tail each, and the records."""
+    folder.mkdir(exist_ok=True)
+    job = worker.train(compose(*POINT, *SMALL, *overrides), RunPaths(folder), Place())
+    return job.vector.parameters.clone(), list(read_records(RunPaths(folder).metrics)[0])
+
+
+Capture = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], None], int | None]]
+
+
+def calls_again(replays: list[int]) -> Capture:
+    """In place of a capture: what computes the work anew calls it again, and counts that."""
+
+    def capture(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int | None]:
+        result = work().clone()
+
+        def replay() -> None:
+            replays.append(1)
+            result.copy_(work())
+
+        return result, replay, None
+
+    return capture
+
+
+@pytest.fixture
+def may_capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Capture], None]:
+    """Graphs on the CPU, by something in place of a capture."""
+
+    def use(capture: Capture) -> None:
+        monkeypatch.setattr(steps, "no_graph", lambda _: "")
+        monkeypatch.setattr(graphs, "capture", capture)
+
+    return use
+
+
+@pytest.mark.parametrize("more", [(), ("accumulation_steps=2", "optimizer=adamw", "optimizer.lr=0.1")])
+def test_steps_of_a_graph_are_those_without(
+    tmp_path: Path, may_capture: Callable[[Capture], None], more: tuple[str, ...]
+) -> None:
+    """The examples, their crops in each epoch, and the rate reach it; the tail goes without."""
+    replays: list[int] = []
+    plain, plain_records = trained(tmp_path / "plain", *more)
+    may_capture(calls_again(replays))
+    replayed, records = trained(tmp_path / "graph", *more)
+    assert torch.equal(plain, replayed)
+    assert len(replays) == 1 + 2 * (1 if more else 2), "one to compare, and the full steps of two epochs"
+    losses = [[record["train_loss"] for record in run if record["type"] == "epoch"] for run in (plain_records, records)]
+    assert losses[0] == losses[1]
+
+
+def breaks(_: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int | None]:
+    raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+
+def is_stale(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int | None]:
+    """As of a model that chose in Python, when it was captured, what to compute."""
+    return work().clone(), lambda: None, None
+
+
+@pytest.mark.parametrize(
+    ("capture", "said"), [(breaks, "not permitted when stream is capturing"), (is_stale, "Python")]
+)
+def test_what_cannot_be_captured_is_launched_step_by_step(
+    tmp_path: Path, may_capture: Callable[[Capture], None], capture: Capture, said: str
+) -> None:
+    plain, _ = trained(tmp_path / "plain")
+    may_capture(capture)
+    parameters, records = trained(tmp_path / "auto")
+    assert torch.equal(parameters, plain)
+    (warning,) = (record["message"] for record in records if record["type"] == "event")
+    assert said in warning and "\n" not in warning
+    with pytest.raises(ValueError, match=f"graph=true, but .*{said}"):
+        trained(tmp_path / "true", "graph=true")
+
+
+def test_a_graph_that_cannot_be_is_refused_and_one_that_need_not_be_is_said_nothing_of(tmp_path: Path) -> None:
+    for more in ("device=cpu", "launch.slowdown=[2]", "data.device=cpu"):
+        with pytest.raises(ConfigError, match="graph=true with"):
+            compose(*POINT, *SMALL, "graph=true", more)
+    for strategy in (("strategy=ddp", "launch=torchrun"), ("strategy=horovod", "strategy.buckets=2")):
+        with pytest.raises(ConfigError, match="exchanges within the backward pass"):
+            compose("local_batch=8", "graph=true", *strategy)
+    job = prepared(tmp_path, *SMALL)
+    assert steps.captured(job) == (job, []) and steps.no_graph(job) == "there is no GPU"
+    with pytest.raises(ValueError, match="there is no GPU"):
+        steps.captured(prepared(tmp_path, *SMALL, "graph=true"))
+    ids = {compose(*POINT, *SMALL, *more).run_id for more in ((), ("graph=auto",), ("graph=false",))}
+    assert len(ids) == 2
+
+
+def test_without_nccl_gradients_travel_from_the_same_memory_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Horovod that doubles what it is given, and a vector on the CPU that is taken for a GPU's."""
+    sent: list[int] = []
+
+    def double(wire: Tensor, op: object, name: str) -> int:
+        sent.append(wire.mul_(2).data_ptr())
+        return 0
+
+    strategy = Horovod.__new__(Horovod)
+    monkeypatch.setattr(strategy, "_hvd", SimpleNamespace(allreduce_async_=double, synchronize=int), raising=False)
+    monkeypatch.setattr(strategy, "meter", Meter(), raising=False)
+    monkeypatch.setattr(strategy, "num_workers", 2, raising=False)
+    for name, value in (("_operation", None), ("_through_host", True), ("_host", HostCopies())):
+        monkeypatch.setattr(strategy, name, value, raising=False)
+    for size in (5, 3, 5):
+        gradients = torch.arange(size).float()
+        strategy.all_reduce(gradients)
+        assert gradients.tolist() == [2 * number for number in range(size)]
+    assert sent[0] == sent[2] != sent[1]
+
+
+GPU = ("device=cuda", *IMAGES, "data.num_train=1000", "model=resnet18", "local_batch=64", "epochs=1")
+MORE: tuple[tuple[str, ...], ...] = ((), ("precision=bf16",), ("model=vgg16", "accumulation_steps=2"))
+
+
+@pytest.fixture
+def same_order(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels that add in the same order at each call, where there are any."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("more", [on_gpus(more) for more in MORE])
+def test_a_gpus_graph_computes_what_its_kernels_do(tmp_path: Path, same_order: None, more: tuple[str, ...]) -> None:
+    """Three steps, dropout included."""
+    found = []
+    for graph in ("true", "false"):
+        folder = tmp_path / graph
+        folder.mkdir()
+        size = 64 * (2 if "accumulation_steps=2" in more else 1)
+        config = compose(*POINT, *GPU, "precision=fp32", *more, f"graph={graph}", f"data.num_train={3 * size}")
+        job = worker.train(config, RunPaths(folder), Place())
+        assert (job.graph is not None) == (graph == "true")
+        found.append(torch.cat([job.vector.parameters, *(b.reshape(-1).float() for b in job.model.buffers())]))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("graph", [on_gpus("true"), on_gpus("false")])
+def test_a_gpus_step_never_waits_and_the_first_is_no_outlier(tmp_path: Path, graph: str) -> None:
+    job = prepared(tmp_path, *GPU, f"graph={graph}")
+    steps.warm_up(job)
+    job, _ = steps.captured(job)
+    batch = torch.arange(64, device="cuda")
+    clock = StepClock(job.device, [])
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(50):
+            with clock.step():
+                steps.train_step(job, batch, batch, 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    seconds = clock.seconds()
+    assert seconds[0] < 2 * statistics.median(seconds)
