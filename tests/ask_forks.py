@@ -36,14 +36,17 @@ def ask(
 
 def main(path: str, *command: str) -> None:
     begin = next(index for index, word in enumerate(command) if word in ("-m", "-c"))
+    files = _open_files()
     connection = ask(
         path,
         list(command[begin:]),
         cwd=os.getcwd(),  # noqa: PTH109 (pathlib would take longer than all else here)
         env=dict(os.environ),
         executable=sys.executable,
-        files={number: number for number in _open_files()},
+        files={number: number for number in files},
     )
+    for number in files[files.index(2) + 1 :]:  # a pipe ends when all copies of its end are closed
+        os.close(number)
     with connection.makefile("r") as answers:
         pid = int(answers.readline())
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +30,7 @@ _IMPORTED = (
     "bsweep.probe",
     "bsweep.report",
     "bsweep.sweep",
+    "horovod.runner.launch",
     "horovod.torch",
     "hydra.main",
     "pytest",
@@ -60,7 +62,7 @@ def main(path: str) -> None:
 def _keep(connection: socket.socket, python: str) -> NoReturn:
     """Fork what is asked for, and say its id and its exit code; it is killed with the process that asked for it.
 
-    Its own servers of multiprocessing, which `python` stands for, are such forks too.
+    What it starts by multiprocessing, to which `python` stands for Python, are such forks too.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -71,9 +73,10 @@ def _keep(connection: socket.socket, python: str) -> NoReturn:
             ended, lives = os.pipe()
             pid = os.fork()
             if not pid:
-                lives, *files = (fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH) for file in (lives, *files))
-                _become(files, **wanted)
-            os.close(lives)
+                lives = fcntl.fcntl(lives, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+                _become(_moved(files), **wanted)
+            for number in (lives, *files):
+                os.close(number)
             print(pid, file=file, flush=True)
             watched: list[int | socket.socket] = [ended, connection]
             if ended not in select.select(watched, [], [])[0]:
@@ -86,17 +89,28 @@ def _keep(connection: socket.socket, python: str) -> NoReturn:
     os._exit(0)
 
 
+def _moved(files: Iterable[int]) -> list[int]:
+    """The same open files by other numbers, alone: of a pipe's end nobody else may keep a copy."""
+    moved = []
+    for file in files:
+        moved.append(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH))
+        os.close(file)
+    return moved
+
+
 def _become(
     files: list[int], numbers: list[int], command: list[str], cwd: str, env: dict[str, str], executable: str
 ) -> NoReturn:
     """Be `python command` from here on, to which `executable` is Python."""
-    os.setsid()  # torchrun ends its whole process group
     for number, file in zip(numbers, files, strict=True):
         os.dup2(file, number)
+        os.close(file)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     option, what, *arguments = command
+    if option == "-m":
+        os.setsid()  # torchrun ends its whole process group
     sys.argv, sys.orig_argv, sys.executable = [what, *arguments], [executable, *command], executable
     code: Any = 0
     try:

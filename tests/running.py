@@ -157,10 +157,10 @@ class _Forks:
         folder = Path(os.environ["BSWEEP_TEST_FORKS"])
         self.socket, self.python, self.bsweep = (str(folder / name) for name in ("socket", "python", "bsweep"))
         asks = shlex.join([sys.executable, "-S", str(ROOT / "tests/ask_forks.py"), self.socket])
-        for name, module in (("python", ""), ("bsweep", "-m bsweep"), ("torchrun", "-m torch.distributed.run")):
+        modules = {"bsweep": "bsweep", "horovodrun": "horovod.runner.launch", "torchrun": "torch.distributed.run"}
+        for name, module in {"python": "", **{name: f"-m {module}" for name, module in modules.items()}}.items():
             (folder / name).write_text(f'#!/bin/sh\nexec {asks} {module} "$@"\n')
             (folder / name).chmod(0o755)
-        (folder / "horovodrun").symlink_to(tool("horovodrun"))  # it is light
         self._process = popen(
             [sys.executable, "-m", "tests.forks", self.socket], ROOT, env={"OPENBLAS_NUM_THREADS": "1"}
         )
