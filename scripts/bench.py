@@ -1,6 +1,6 @@
 """Speed and memory of bsweep against plain programs, measured in one run, alternating, as ratios of medians.
 
-python scripts/bench.py [--json FILE] [memory] [step] [exchange] [strategies] [start] [load]      without names: all
+python scripts/bench.py [--json FILE] [memory] [step] [exchange] [strategies] [start] [analysis]      without names: all
 
 The file gets every timed round of every program, in seconds, with the hardware and the command. Where there is a GPU,
 `step` runs on it, at three batches; `strategies` needs two.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import statistics
@@ -48,7 +49,7 @@ def main(names: list[str], file: Path | None) -> None:
         file.write_text(json.dumps({**study.provenance(compose("local_batch=64")), **found}, indent=1) + "\n")
 
 
-NAMES = ("memory", "step", "exchange", "strategies", "start", "load")  # memory first: its peak is the process's
+NAMES = ("memory", "step", "exchange", "strategies", "start", "analysis")  # memory first: its peak is the process's
 
 
 def alternating(programs: dict[str, Callable[[], object]], rounds: int, calls: int = 1) -> Seconds:
@@ -285,16 +286,33 @@ def bench_start() -> Seconds:
     return {"start": seconds}
 
 
-def bench_load() -> Seconds:
-    """Loading a study of 1,000 runs x 100 epochs."""
+def bench_analysis() -> Seconds:
+    """Loading and reporting synthetic studies, and with which power of the number of runs loading grows."""
     import bsweep
+    from bsweep import report
     from tests.synthetic_study import write_study
 
+    found: Seconds = {}
     with tempfile.TemporaryDirectory() as folder:
-        write_study(Path(folder) / "large", local_batches=tuple(range(1, 101)), seeds=5, epochs=100)
-        seconds = alternating({"load": lambda: bsweep.load(Path(folder) / "large")}, rounds=3)
-    print(f"loading 1,000 runs x 100 epochs: {medians(seconds)['load']:.2f} s")
-    return seconds
+
+        def timed(num_batches: int, epochs: int, rounds: int = 3) -> float:
+            path = Path(folder) / f"{10 * num_batches}_runs_{epochs}_epochs"
+            write_study(path, local_batches=tuple(range(1, num_batches + 1)), seeds=5, epochs=epochs)
+            name = f"loading {10 * num_batches} runs x {epochs} epochs"
+            found.update(alternating({name: lambda: bsweep.load(path)}, rounds))
+            print(f"{name}: {statistics.median(found[name]):.2f} s")
+            return statistics.median(found[name])
+
+        timed(100, 100)
+        counts = (25, 50, 100, 200, 1000)
+        seconds = [timed(count, 50, rounds=3 if count < 1000 else 1) for count in counts]
+        study = write_study(Path(folder) / "report", seeds=3, epochs=50)
+        found |= alternating({"report of 36 runs": lambda: report.write(study)}, rounds=3)
+    slope = statistics.linear_regression([*map(math.log, counts)], [*map(math.log, seconds)]).slope
+    found["exponent of runs"] = [slope]
+    print(f"report of 36 runs x 50 epochs: {statistics.median(found['report of 36 runs']):.1f} s")
+    print(f"loading grows with the number of runs to the power of {slope:.2f}")
+    return found
 
 
 def bench_memory() -> dict[str, int]:

@@ -383,6 +383,15 @@ def test_more_than_eight_lines_have_a_panel_each_before_the_others(strategies: a
     assert_readable(figure)
 
 
+def test_of_very_many_lines_some_are_shown_and_the_legend_says_so(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=tuple(range(8, 38)), num_workers=(1,)))
+    figure = plots.loss_by_epoch(study)
+    assert len(figure.axes) == 2 * 15
+    assert [axes.get_title(loc="left") for axes in figure.axes[::2]] == [str(batch) for batch in range(8, 38, 2)]
+    assert sum(line.get_color() == "#D5D5D5" for line in figure.axes[0].lines) == 14
+    assert "15 of 30 panels" in legend_texts(figure)
+
+
 def test_accuracy_is_drawn_by_seconds_of_training(grid: analysis.Study) -> None:
     one, _ = plots.accuracy_by_time(grid).axes
     seconds, accuracy = lines(one)[f"{plots.COLORS[0]} {plots.MARKERS[0]}"]

@@ -162,6 +162,20 @@ def test_out_folder_and_one_run_a_cell(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_figure")
+def test_a_page_of_a_large_study_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_study(tmp_path / "s")
+    monkeypatch.setattr(report, "_MAX_SVG_BYTES", 1000)
+    monkeypatch.setattr(report, "_MAX_RUN_IDS", 2)
+    monkeypatch.setattr(formats, "_MAX_ROWS", 3)
+    page = report.write(tmp_path / "s").read_text()
+    assert "data:image/png;base64," in page and "data:image/svg" not in page
+    assert "b16_w1_horovod_s0, b32_w1" not in page and " and 10 more in runs.csv" in page
+    means = page[page.index("What each cell came to.") :].partition("</table>")[0]
+    assert "The first 3 of 12 rows; the files beside have all." in means and means.count("<tr>") == 4
+    assert (tmp_path / "s" / "report" / "table.md").read_text().count("| 256 |") > 2
+
+
+@pytest.mark.usefixtures("one_figure")
 def test_many_warnings_are_folded_away(tmp_path: Path) -> None:
     warnings = tuple(f"step {number} was late" for number in range(6))
     write_run(tmp_path / "s", local_batch=8, events=warnings)

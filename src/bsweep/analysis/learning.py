@@ -57,8 +57,8 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
     wanted = _default_target(study) if target is None else target
     is_evaluated = (runs["status"] == "completed") & runs["run_id"].isin(curves["run_id"])
     runs = runs[(is_evaluated | (runs["status"] == "diverged")) & np.isfinite(wanted)]
-    seconds = [_seconds_to(curves[curves["run_id"] == run_id], wanted) for run_id in runs["run_id"]]
-    grouped = runs.assign(target=wanted, seconds=seconds).groupby([*keys, "seed"])
+    seconds = {run_id: _seconds_to(of_run, wanted) for run_id, of_run in curves.groupby("run_id")}
+    grouped = runs.assign(target=wanted, seconds=runs["run_id"].map(seconds)).groupby([*keys, "seed"])
     table = pd.DataFrame({"target": grouped["target"].first(), "reached": grouped["seconds"].count() == grouped.size()})
     return table.assign(seconds=grouped["seconds"].mean().where(table["reached"]))
 

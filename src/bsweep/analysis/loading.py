@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from bsweep import config as schema
 from bsweep.analysis import columns
 from bsweep.analysis.derived import placement
-from bsweep.analysis.records import Rows, rows_of
+from bsweep.analysis.records import NO_COLUMNS, Rows, rows_of
 from bsweep.analysis.study import Study, study_of
 from bsweep.runlog import RunPaths, read_run
 
@@ -46,19 +50,45 @@ def _is_run(folder: Path) -> bool:
 
 
 def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
-    rows: dict[str, Rows] = defaultdict(list)
+    growing: dict[str, _Growing] = defaultdict(_Growing)
     left_out = []
     for run_folder in run_folders:
         of_run = rows_of(read_run(run_folder, with_steps=False))
         if of_run["runs"][0]["local_batch"] is None:
             left_out.append(run_folder.name)
             continue
-        for name, of_table in of_run.items():
-            rows[name] += of_table
-    if not rows:
+        for name, rows in of_run.items():
+            growing[name].add(run_folder.name, rows, without=NO_COLUMNS if name == "epochs" else ())
+    if not growing:
         raise ValueError(f"{folder}: none of its {len(left_out)} runs has a readable config.yaml.")
-    tables = {name: pd.DataFrame(of_table) for name, of_table in rows.items()}
+    tables = {name: table.frame(columns.TABLES.get(name, ())) for name, table in growing.items()}
     return study_of(folder, tables.pop("provenance"), tables, left_out)
+
+
+class _Growing:
+    """A table that takes the rows of one run after the other, kept by column.
+
+    A study has many epochs: lists of numbers cost a fraction of what a dictionary for each row does.
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[Any]] = {"run_id": []}
+
+    def add(self, run_id: str, rows: Rows, without: Collection[str] = ()) -> None:
+        run_ids = self._columns["run_id"]
+        names = [name for name in dict.fromkeys(chain.from_iterable(rows)) if name not in ("run_id", *without)]
+        for name in names:
+            column = self._columns.setdefault(name, [])
+            column += [math.nan] * (len(run_ids) - len(column))  # of the runs before that do not say it
+            column += [row.get(name, math.nan) for row in rows]
+        run_ids += [run_id] * len(rows)
+
+    def frame(self, table: Sequence[columns.Column]) -> pd.DataFrame:
+        num_rows, numbers = len(self._columns["run_id"]), {of.name for of in table if of.type == "number"}
+        for column in self._columns.values():
+            column += [math.nan] * (num_rows - len(column))
+        arrays = {name: np.array(self._columns[name], float) for name in numbers & self._columns.keys()}
+        return pd.DataFrame({**self._columns, **arrays})
 
 
 def _from_csv(folder: Path) -> Study:

@@ -1,8 +1,9 @@
-"""From the records of one run to rows of a study's tables."""
+"""From the records of one run to its part of a study's tables."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +18,13 @@ from bsweep.analysis.derived import placement
 from bsweep.analysis.numbers import setting_text
 from bsweep.runlog import Run, RunPaths, numbered
 
-Rows = list[dict[str, Any]]
+Rows = Sequence[Mapping[str, Any]]
 
 CIFAR10_CLASSES = frozenset(("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"))
 
 # Settings that have a column of a short name, by what the configuration calls them.
 _SHORT_NAMES = {column.source: column.name for column in columns.RUNS if column.source not in ("", "start", "meta")}
+_PROMISED = columns.names(columns.RUNS, "promised")
 _OF_START = [column.name for column in columns.RUNS if column.source == "start"]
 # Where a run lies and how it was started; and what the `start` record says better.
 _NO_SETTINGS = (
@@ -36,17 +38,19 @@ NO_COLUMNS = ("schema", "time", "type", "worker_wait_seconds", "servers")
 
 
 def rows_of(run: Run) -> dict[str, Rows]:
-    """The rows of a run by table; without a readable configuration, the one of `runs` has no `local_batch`."""
-    epochs, rounds = numbered(run.records, "epoch"), numbered(run.records, "round")
-    rows = {
+    """The rows of a run by table; without a readable configuration, the one of `runs` has no `local_batch`.
+
+    Those of `epochs` are the records, with what are `NO_COLUMNS`.
+    """
+    epochs = numbered(run.records, "epoch")
+    return {
         "runs": [_run_row(run, len(epochs))],
-        "epochs": [{name: value for name, value in epoch.items() if name not in NO_COLUMNS} for epoch in epochs],
+        "epochs": epochs,
         "servers": _server_rows(epochs),
         "waits": _wait_rows(epochs),
-        "rounds": _round_rows(rounds),
+        "rounds": _round_rows(numbered(run.records, "round")),
         "provenance": [_provenance(run.meta)],
     }
-    return {name: [{"run_id": run.run_id, **row} for row in of_table] for name, of_table in rows.items()}
 
 
 def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:
@@ -62,7 +66,7 @@ def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:
         **settings,
         **_place(config),
         **found_out,
-        **{key: summary.get(key) for key in columns.names(columns.RUNS, "promised")},
+        **{key: summary.get(key) for key in _PROMISED},
         "run_id": run.run_id,
         "message": summary.get("message") or "",
         "hardware": _hardware(run.meta),
@@ -73,8 +77,8 @@ def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a run was told, by the columns of `runs`."""
-    told = ((key, value) for key, value in _flat(config) if _is_setting(key) and not schema.is_left_out(key, value))
-    settings = {_SHORT_NAMES.get(key, key): value for key, value in told}
+    told = ((key, value) for key, value in _flat(config) if _column(key) and not schema.is_left_out(key, value))
+    settings = {_column(key): value for key, value in told}
     for key in _PATHS:
         if settings.get(key):
             settings[key] = Path(settings[key]).name  # which data, not where on which machine
@@ -150,7 +154,7 @@ _BY_WORKER = {
 
 def _round_rows(rounds: Sequence[Mapping[str, Any]]) -> Rows:
     """The rounds of a run by worker."""
-    rows: Rows = []
+    rows = []
     for record in rounds:
         told = {"exposed_exchange_seconds": record["exchange_seconds"], **record}  # before a record had that name
         of_all = {name: told[name] for name in ("epoch", "round", "train_loss", "num_examples", "is_whole")}
@@ -172,15 +176,18 @@ def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
     flat = dict(_flat(meta))
     command = flat.get("command") or ""
     with contextlib.suppress(ValueError):  # an unbalanced quote
-        for word in shlex.split(command):
+        for word in shlex.split(command) if any(name in command for name in _PATHS) else ():
             name, _, path = word.partition("=")
             if name in _PATHS and path:
                 flat["command"] = flat["command"].replace(path, Path(path).name)
     return flat
 
 
-def _is_setting(key: str) -> bool:
-    return key in _SHORT_NAMES or (key not in _NO_SETTINGS and not key.startswith("launch."))
+@functools.cache
+def _column(key: str) -> str:
+    """The column of `runs` that a key of the configuration fills; empty if it is no setting."""
+    is_setting = key in _SHORT_NAMES or (key not in _NO_SETTINGS and not key.startswith("launch."))
+    return _SHORT_NAMES.get(key, key) if is_setting else ""
 
 
 def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

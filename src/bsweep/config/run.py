@@ -134,10 +134,16 @@ _CHANGES_NO_NUMBER = {"study", "results_dir", "local_batch", "global_batch", "lo
 
 def is_left_out(key: str, value: object) -> bool:
     """Whether a value says nothing that runs do not say which were saved before there was such a key."""
+    return value in _added_later(key)
+
+
+@functools.cache
+def _added_later(key: str) -> tuple[object, ...]:
+    """The values of a dotted key that say nothing, one for each variant that got it later."""
     group, _, name = key.partition(".")
     if key in _ADDED_LATER:
-        return _ADDED_LATER[key] == value
-    return any(name in card.added_later and card.added_later[name] == value for card in variants(group))
+        return (_ADDED_LATER[key],)
+    return tuple(card.added_later[name] for card in variants(group) if name in card.added_later)
 
 
 _ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#00
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
 MAX_LINES = 8  # of a panel
+MAX_PANELS = 24
 _LISTED = re.compile(r"\(\d+(?:(?:/\d+)+| each)\)$")  # a variant that is named with each worker's batch
 
 
@@ -47,6 +49,7 @@ class Panel:
     title: str
     curves: Sequence[Curve]
     others: Sequence[Curve] = ()
+    left_out: str = ""  # of the figure, in words
 
 
 def readable(study: Study, table: pd.DataFrame) -> pd.DataFrame:
@@ -78,7 +81,8 @@ def _ranks(study: Study, table: pd.DataFrame, name: str) -> list[int]:
         if name in runs.index.names:
             first = runs["run_id"].map(launched).groupby(level=name).min()
             values.sort(key=lambda value: first.get(value, np.inf))
-    return [values.index(value) for value in found]
+    places = {value: place for place, value in enumerate(values)}
+    return [places[value] for value in found]
 
 
 def _values(found: pd.Index[Any]) -> list[Any]:
@@ -136,8 +140,9 @@ def curves(
     shown = pd.MultiIndex.from_tuples(members, names=names) if whole is None else whole.index
     levels = {name: _values(shown.get_level_values(name)) for name in names}
     colored_by = max(sorted(names, key=lambda name: name != colored_by), key=lambda name: len(levels[name]))
-    at, values = names.index(colored_by), levels[colored_by]
-    others = list(dict.fromkeys(key[:at] + key[at + 1 :] for key in members))
+    at = names.index(colored_by)
+    values = {value: place for place, value in enumerate(levels[colored_by])}
+    others = {rest: place for place, rest in enumerate(dict.fromkeys(key[:at] + key[at + 1 :] for key in members))}
     varying = [name for name in names if name in analysis.varying(table)]
     alone = "local_batch" if colored_by == "local_batch" else "variant"  # what to call the only line there is
     found = []
@@ -149,7 +154,7 @@ def curves(
         if len(of_line) > 1:
             labels["variant"] = f"{len(of_line)} exact strategies"
         color_label, line_label = labels.pop(colored_by, ""), ", ".join(reversed(labels.values()))
-        look = _look(values.index(key[at]), others.index(key[:at] + key[at + 1 :]))
+        look = _look(values[key[at]], others[key[:at] + key[at + 1 :]])
         cells = groups[key].droplevel(names)
         found.append(Curve(named, colored_by, color_label, line_label, look, cells, of_line))
     return found
@@ -192,16 +197,29 @@ def alike_words(curves: Sequence[Curve]) -> str:
 
 
 def in_panels(curves: Sequence[Curve], apart: bool = False) -> list[Panel]:
-    """Lines by panel, `MAX_LINES` at most: by what dashes tell apart, if need be or `apart`, or else one by one."""
+    """Lines by panel, `MAX_LINES` at most: by what dashes tell apart, if need be or `apart`, or else one by one.
+
+    Of more than `MAX_PANELS` some are shown, evenly apart in their order, so that neither page nor time grow with all.
+    """
     if len(curves) <= MAX_LINES and not apart:
         return [Panel("", curves)]
-    titles = list(dict.fromkeys(curve.line_label for curve in curves))
-    solid = [replace(curve, look={**curve.look, "linestyle": "-"}) for curve in curves]
-    panels = [Panel(title, [curve for curve in solid if curve.line_label == title]) for title in titles]
-    if all(len(panel.curves) <= MAX_LINES for panel in panels):
-        return panels
-    alone = [replace(curve, look=_look(0, 0)) for curve in curves]
-    return [Panel(curve.label, [curve], [other for other in alone if other is not curve]) for curve in alone]
+    by_title: dict[str, list[Curve]] = {}
+    for curve in curves:
+        by_title.setdefault(curve.line_label, []).append(replace(curve, look={**curve.look, "linestyle": "-"}))
+    if all(len(of_title) <= MAX_LINES for of_title in by_title.values()):
+        return [Panel(title, by_title[title], left_out=_left_out(by_title)) for title in _some(list(by_title))]
+    alone = [replace(curve, look=_look(0, 0)) for curve in _some(curves)]
+    words = _left_out(curves)
+    return [Panel(curve.label, [curve], [other for other in alone if other is not curve], words) for curve in alone]
+
+
+def _some(panels: Sequence[Any]) -> Sequence[Any]:
+    return panels[:: math.ceil(len(panels) / MAX_PANELS) or 1]
+
+
+def _left_out(panels: Collection[Any]) -> str:
+    shown = len(_some(list(panels)))
+    return f"{shown} of {len(panels)} panels" if shown < len(panels) else ""
 
 
 def handles(curves: Sequence[Curve]) -> list[Line2D]:
@@ -220,10 +238,11 @@ def colors(curves: Sequence[Curve]) -> list[Line2D]:
 
 def panel_handles(panels: Sequence[Panel]) -> list[Line2D]:
     """The legend's entries for lines in panels."""
+    left_out = [handle({"linestyle": ""}, panels[0].left_out)] if panels[0].left_out else []
     if panels[0].others:
-        return [handle({"color": "#D5D5D5"}, "the others")]
+        return [handle({"color": "#D5D5D5"}, "the others"), *left_out]
     shown = [curve for panel in panels for curve in panel.curves]
-    return handles(shown) if len(panels) == 1 else colors(shown)
+    return [*(handles(shown) if len(panels) == 1 else colors(shown)), *left_out]
 
 
 def handle(look: dict[str, Any], label: str) -> Line2D:

@@ -23,6 +23,8 @@ from bsweep.report import formats, tables
 __all__ = ["headlines", "idle_text", "write"]
 
 _MAX_LINES = 4  # of a list that are not folded away
+_MAX_RUN_IDS = 500  # of a figure; all are in runs.csv
+_MAX_SVG_BYTES = 500_000  # of a figure in the page, which shows the PNG of a larger one
 
 
 def write(study_dir: str | Path, out_dir: str | Path | None = None, command: str | None = None) -> Path:
@@ -106,13 +108,16 @@ def _page(
 
 
 def _figure(study: Study, name: str, caption: str, folder: Path) -> str:
-    image = base64.b64encode((folder / f"{name}.svg").read_bytes()).decode()
+    is_small = (folder / f"{name}.svg").stat().st_size <= _MAX_SVG_BYTES
+    suffix, media_type = ("svg", "svg+xml") if is_small else ("png", "png")
+    image = base64.b64encode((folder / f"{name}.{suffix}").read_bytes()).decode()
     caption = html.escape(caption)
-    run_ids = html.escape(", ".join(study.runs["run_id"]))
+    first, more = study.runs["run_id"][:_MAX_RUN_IDS], len(study.runs) - _MAX_RUN_IDS
+    run_ids = html.escape(", ".join(first) + (f" and {more} more in runs.csv" if more > 0 else ""))
     files = " ".join(f'<a href="{name}.{suffix}">{suffix.upper()}</a>' for suffix in ("pdf", "svg", "png"))
     return (
         f'<figure id="{name}"><img alt="{caption} The tables below give the numbers." '
-        f'src="data:image/svg+xml;base64,{image}"><figcaption>{caption} {files}'
+        f'src="data:image/{media_type};base64,{image}"><figcaption>{caption} {files}'
         f"<details><summary>Runs behind it</summary>{run_ids}</details></figcaption></figure>"
     )
 

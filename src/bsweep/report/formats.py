@@ -6,11 +6,12 @@ import html
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 _HEADING_WIDTH = 9  # characters of a line of a heading in LaTeX
+_MAX_ROWS = 300  # of a table in a page
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,16 @@ def as_latex(title: str, tables: Sequence[Table]) -> str:
 def as_html(table: Table) -> str:
     if table.cells.empty:
         return f"<p>{html.escape(table.caption)}</p>"
-    head, *body = _rows(table, html.escape)
+    shown, count = replace(table, cells=table.cells[:_MAX_ROWS]), len(table.cells)
+    head, *body = _rows(shown, html.escape)
     looks = ["" if numbers else " class=word" for numbers in _are_numbers(table)]
     heads = "".join(f"<th scope=col{look}>{cell}</th>" for look, cell in zip(looks, head, strict=True))
     rows = "".join(
         f"<tr>{''.join(f'<td{look}>{cell}</td>' for look, cell in zip(looks, row, strict=True))}</tr>" for row in body
     )
     kind = "text" if "message" in table.cells else "numbers"
-    caption = html.escape(table.caption)
+    left_out = f" The first {_MAX_ROWS} of {count} rows; the files beside have all." if count > _MAX_ROWS else ""
+    caption = html.escape(f"{table.caption}{left_out}")
     return f"<div class=wide><table class={kind}><caption>{caption}</caption><tr>{heads}</tr>{rows}</table></div>"
 
 
