@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from bsweep import batching, checkpoint
 from bsweep.data.plan import Share
@@ -58,6 +59,15 @@ def test_workers_that_step_alone_follow_a_doubled_batch_too(more: tuple[str, ...
     (one,) = trained(1, "strategy=single", *plain, policy="Doubling")
     for worker in trained(2, "strategy=local_sgd", *plain, *more, policy="Doubling"):
         torch.testing.assert_close(worker["parameters"], one["parameters"], rtol=1e-9, atol=1e-11)
+
+
+def test_buffers_saved_while_batchnorm_counted_its_batches_are_put_back() -> None:
+    norms = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(3))
+    saved = [torch.full_like(buffer, number) for number, buffer in enumerate(norms.buffers(), 1)]
+    for norm in norms:
+        norm.num_batches_tracked = None
+    checkpoint._put_back(saved, list(norms.buffers()))
+    assert [buffer[0].item() for buffer in norms.buffers()] == [1, 2, 4, 5]
 
 
 def test_what_was_saved_before_there_were_policies_can_be_taken_up() -> None:

@@ -84,13 +84,19 @@ def load(job: Job) -> Cursor | None:
         if scale:
             for name, value in scale.state.items():
                 value.copy_(own["scale"][name])
-        for buffer, saved in zip(job.model.buffers(), own["buffers"], strict=True):
-            buffer.copy_(saved)
+        _put_back(own["buffers"], list(job.model.buffers()))
         torch.set_rng_state(own["random"].cpu())
         if own["random_on_gpu"] is not None and torch.cuda.is_available():
             torch.cuda.set_rng_state(own["random_on_gpu"].cpu())
         cursor.totals.copy_(own["totals"])
     return cursor
+
+
+def _put_back(saved: list[Tensor], buffers: list[Tensor]) -> None:
+    if len(saved) > len(buffers):  # of a version in which BatchNorm still counted its batches
+        saved = [tensor for tensor in saved if tensor.dim() or tensor.dtype != torch.int64]
+    for buffer, tensor in zip(buffers, saved, strict=True):
+        buffer.copy_(tensor)
 
 
 def _bring_up_to_date(shared: dict[str, Any], global_batch: int) -> None:

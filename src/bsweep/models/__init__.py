@@ -29,6 +29,7 @@ def initial(
 ) -> nn.Module:
     """A run's model for its data, the same at each call."""
     import torch
+    from torch.nn.modules.batchnorm import _BatchNorm
 
     torch.manual_seed(config.seed)
     shape = tuple(dataset.train_inputs.shape[1:])
@@ -36,6 +37,9 @@ def initial(
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dim() == 4:  # a module's own `to` would fail for volumes
             tensor.data = tensor.data.to(memory_format=layout)
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and module.momentum is not None:
+            module.num_batches_tracked = None  # counts for nobody, and would be an operation for each layer and step
     return model
 
 
