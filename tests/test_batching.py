@@ -65,7 +65,7 @@ def test_buffers_saved_while_batchnorm_counted_its_batches_are_put_back() -> Non
     norms = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(3))
     saved = [torch.full_like(buffer, number) for number, buffer in enumerate(norms.buffers(), 1)]
     for norm in norms:
-        norm.num_batches_tracked = None
+        norm.register_buffer("num_batches_tracked", None)
     checkpoint._put_back(saved, list(norms.buffers()))
     assert [buffer[0].item() for buffer in norms.buffers()] == [1, 2, 4, 5]
 
