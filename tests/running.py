@@ -84,7 +84,7 @@ def bsweep(
     """Run the command as a person would, from a folder of its own.
 
     It and the processes that it starts are forked from one that has imported what they need. A `fresh` one is the
-    installed command, whose processes import for themselves.
+    installed command, whose processes import for themselves; one that takes all of its memory limit has to be.
     """
     command = [*prefix, tool("bsweep") if fresh else forks().bsweep, *arguments]
     variables = {**os.environ, **(env or {})}

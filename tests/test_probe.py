@@ -109,7 +109,7 @@ def test_a_memory_limit_holds_in_training_as_in_the_probe(uneven: tuple[Path, st
     # Within a few MiB of a limit a batch may fit one time and not the next.
     smaller, larger = largest * 3 // 4, min(300, largest * 2 + 2)
     assert larger >= largest * 3 / 2, "there are examples enough to run out of memory"
-    result = bsweep("run", "-m", *alone, f"local_batch={larger},{smaller}", cwd=tmp_path)
+    result = bsweep("run", "-m", *alone, f"local_batch={larger},{smaller}", cwd=tmp_path, fresh=True)
     assert result.returncode == 1, result.stdout + result.stderr
     ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}
     assert ends == {larger: "out_of_memory", smaller: "completed"}
@@ -140,7 +140,7 @@ def test_training_with_the_largest_batches_stays_within_the_memory_that_was_prob
 ) -> None:
     probe = f"allocation.probe={uneven[0]}/results/s/probe.json"
     more = ("allocation=batch_by_memory", "data.num_train=1000", "strategy.sync_every=1", "local_batch=300")
-    result = bsweep("run", *UNEVEN, *more, probe, cwd=tmp_path)
+    result = bsweep("run", *UNEVEN, *more, probe, cwd=tmp_path, fresh=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
