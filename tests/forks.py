@@ -28,6 +28,7 @@ _IMPORTED = (
     "bsweep.strategies.diloco",
     "bsweep.strategies.parameter_server",
     "bsweep.probe",
+    "bsweep.profile",
     "bsweep.report",
     "bsweep.sweep",
     "horovod.runner.launch",

@@ -75,7 +75,7 @@ def test_what_a_page_says_to_type_works(line: str, desk: Path) -> None:
 
 def shrunk(words: list[str]) -> list[str]:
     """The same command, of few examples and one epoch: of axes of numbers the first alone."""
-    if words[0] not in ("run", "probe"):
+    if words[0] not in ("run", "probe", "profile"):
         return words
     given = dict(word.split("=", 1) for word in words if "=" in word)
     words = [word for word in words if not word.startswith("local_batch=")]

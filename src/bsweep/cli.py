@@ -1,4 +1,4 @@
-"""The commands: `bsweep run` (Hydra's flags and overrides), `bsweep probe`, `bsweep report`, `bsweep setup-horovod`."""
+"""The commands: `bsweep run` (Hydra's flags and overrides), `probe`, `profile`, `report` and `setup-horovod`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from bsweep import __version__
 USAGE = """\
 usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m every point of a grid
        bsweep probe [key=value ...]                 measure each worker of a point, for allocation=...
+       bsweep profile [key=value ...]               what a point's steps consist of, a trace, and what holds them up
        bsweep report STUDY [--out DIR]              figures, tables and one HTML page of a study
        bsweep setup-horovod                         compile Horovod for the installed torch, and install it
        bsweep run --help                            all keys, groups and flags
@@ -51,10 +52,10 @@ def _run(command: str, arguments: Sequence[str]) -> int:
         from bsweep import sweep
 
         return sweep.run(arguments)
-    if command == "probe" and not {"-h", "--help"} & set(arguments):
+    if command in ("probe", "profile") and not {"-h", "--help"} & set(arguments):
         from bsweep import sweep
 
-        return sweep.probe(arguments)
+        return sweep.probe(arguments) if command == "probe" else sweep.profile(arguments)
     if command == "setup-horovod" and not arguments:
         setup_horovod()
     if command == "--version":

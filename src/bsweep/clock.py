@@ -1,12 +1,13 @@
-"""Clocks of training steps: one that times them, one that makes a worker slow on purpose."""
+"""Clocks of training steps: one that times them, one that divides them, one that makes a worker slow on purpose."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
 
 import torch
 
@@ -53,6 +54,60 @@ class StepClock:
         recent = self.seconds()[self._rate_from :]
         self._rate_from += len(recent)
         return examples / sum(recent)
+
+
+Phase = Callable[[str], AbstractContextManager[object]]
+"""What a step does under that name, until the context is left."""
+
+
+def untimed(_: str) -> AbstractContextManager[None]:
+    """A phase that nobody times."""
+    return nullcontext()
+
+
+class PhaseClock:
+    """Divides time among phases: one within another counts for itself alone. Time that is in none is not counted.
+
+    On a GPU by events in its stream, so that the host waits for none: a phase lasts until the next one's work begins.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._open: list[str | None] = [None]
+        self._turns: list[tuple[str | None, float | torch.cuda.Event]] = []  # what begins there, and when
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self._open.append(name)
+        self._turn()
+        yield
+        self._open.pop()
+        self._turn()
+
+    def _turn(self) -> None:
+        at: float | torch.cuda.Event = time.perf_counter()
+        if self._on_gpu:
+            at = torch.cuda.Event(enable_timing=True)
+            at.record()
+        self._turns.append((self._open[-1], at))
+
+    def seconds(self) -> dict[str, float]:
+        """Of each phase so far, in the order in which they came first; waits for the GPU to finish them."""
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        found: dict[str, float] = {}
+        for (name, begin), (_, end) in pairwise(self._turns):
+            if name is not None:
+                found[name] = found.get(name, 0.0) + _seconds_between(begin, end)
+        return found
+
+
+def _seconds_between(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
+    if isinstance(begin, float) and isinstance(end, float):
+        return end - begin
+    assert isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
+    milliseconds: float = begin.elapsed_time(end)
+    return milliseconds / 1000
 
 
 class Slowdown:

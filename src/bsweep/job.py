@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from bsweep import runlog
 from bsweep.batching import Policy
 from bsweep.calibration import Numerics
-from bsweep.clock import Slowdown
+from bsweep.clock import Phase, Slowdown, untimed
 from bsweep.config import ImageConfig, RunConfig
 from bsweep.data import augment
 from bsweep.data.dataset import Dataset
@@ -51,6 +51,7 @@ class Job:
     log: RunLog
     on_step: Callable[[], None]
     graph: Graph | None = None  # of the passes of full steps
+    phase: Phase = untimed  # around what a step does, by name; see `bsweep.profile`
 
     @property
     def precision(self) -> str:

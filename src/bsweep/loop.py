@@ -43,13 +43,18 @@ def train_epoch(job: Job, cursor: Cursor) -> runlog.Epoch:
     job.strategy.begin_epoch(cursor.epoch)
     memory.reset_peak(job.device)
     while cursor.position < num_train and not _is_finished(job):
-        shares = plan.of_members(job.policy.shares(_epochs_done(job, cursor)), job.strategy.members)
-        size = plan.round_size(shares)
-        batch, coming = (plan.step_indices(order, cursor.position + ahead, size) for ahead in (0, size))
-        sums = _train_round(job, cursor, shares, batch, coming, clock)
-        _look_at_round(job, cursor, sums)
-        _stop_if_told(job, cursor, clock)
+        train_round(job, cursor, order, clock)
     return _epoch_record(job, cursor, clock)
+
+
+def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> None:
+    """The round of `order`, the epoch's examples, at which the cursor stands; often it is one step."""
+    shares = plan.of_members(job.policy.shares(_epochs_done(job, cursor)), job.strategy.members)
+    size = plan.round_size(shares)
+    batch, coming = (plan.step_indices(order, cursor.position + ahead, size) for ahead in (0, size))
+    sums = _train_steps(job, cursor, shares, batch, coming, clock)
+    _look_at_round(job, cursor, sums)
+    _stop_if_told(job, cursor, clock)
 
 
 def _epoch_record(job: Job, cursor: Cursor, clock: StepClock) -> runlog.Epoch:
@@ -86,8 +91,8 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock) -> runlog.Epoch:
     )
 
 
-def _train_round(job: Job, cursor: Cursor, shares: Shares, batch: Tensor, coming: Tensor, clock: StepClock) -> Tensor:
-    """This worker's steps on its part of `batch`, and what the strategy does after them; often a round is one step.
+def _train_steps(job: Job, cursor: Cursor, shares: Shares, batch: Tensor, coming: Tensor, clock: StepClock) -> Tensor:
+    """This worker's steps on its part of `batch`, and what the strategy does after them.
 
     `coming` are most likely the examples of the next round.
 
@@ -114,7 +119,8 @@ def _train_round(job: Job, cursor: Cursor, shares: Shares, batch: Tensor, coming
             if ends_round:
                 cursor.position += len(batch)
                 if isinstance(strategy, Rounds):
-                    strategy.end_round(cursor.epoch, sums, sum(map(len, parts)), _is_over(job, cursor))
+                    with job.phase("exchange"):
+                        strategy.end_round(cursor.epoch, sums, sum(map(len, parts)), _is_over(job, cursor))
         cursor.num_steps += 1
         job.heartbeat()
         ends_epoch = ends_round and (_is_over(job, cursor) or _is_finished(job))

@@ -130,10 +130,12 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: in
     """
     crops = augment.crop_stream(job.config.seed, epoch)
     if job.graph and job.graph.fits(part, len(batch), num_passes):
-        totals = job.graph.passes(part, crops)
+        with job.phase("graph"):
+            totals = job.graph.passes(part, crops)
     else:
         totals = passes(job, batch, part, crops, num_passes)
-    job.strategy.step()
+    with job.phase("exchange"):
+        job.strategy.step()
     return totals
 
 
@@ -149,18 +151,20 @@ def passes(
     filled = [indices for indices in parts if len(indices)]
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.vector.drop_gradients()
-    with job.slowdown.step(len(part)):
+    with job.phase("backward"), job.slowdown.step(len(part)):
         # A worker that has no example of a tail computes one that counts nothing: some exchanges travel within a pass.
         for number, indices in enumerate(filled or [batch[:1]], 1):
-            inputs, targets = job.training_examples(indices, crops)
+            with job.phase("data"):
+                inputs, targets = job.training_examples(indices, crops)
             if isinstance(strategy, InBackward) and number == max(1, len(filled)):
                 strategy.before_last_pass()
             with strategy.passes() if isinstance(strategy, InBackward) else nullcontext():
-                with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
-                    outputs = job.training_model(inputs)
-                if check:
-                    job.objective.check(outputs, targets, job.dataset.num_classes)
-                loss = job.objective.loss(outputs, targets)
+                with job.phase("forward"):
+                    with job.autocast(), _batchnorm_fit_for(job.model, len(indices)):
+                        outputs = job.training_model(inputs)
+                    if check:
+                        job.objective.check(outputs, targets, job.dataset.num_classes)
+                    loss = job.objective.loss(outputs, targets)
                 num_labels = strategy.loss_divisor(len(part), len(batch)) * job.labels_per_example
                 job.scaled(loss * (bool(filled) / num_labels)).backward()
             if filled:

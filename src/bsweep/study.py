@@ -20,10 +20,11 @@ from typing import Any
 
 import psutil
 
-from bsweep import allocation, calibration, data, launch, models, runlog, sharding
+from bsweep import allocation, anatomy, calibration, data, launch, models, runlog, sharding
 from bsweep.config import ConfigError, RunConfig, own, save
 from bsweep.launch import Outcome
 from bsweep.launch import check as check_launch
+from bsweep.launch.processes import Entry
 from bsweep.place import inside_horovodrun, num_cores
 from bsweep.progress import Output, Progress
 from bsweep.runlog import Event, RunLog, RunPaths
@@ -163,6 +164,24 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
         say: Called with each line of the workers' output.
     """
     paths = RunPaths(config.study_dir / ".probe")
+    outcome = _launch_beside(config, paths, say, "bsweep.probe")
+    if outcome.status == "completed":
+        found = runlog.read_json(paths.folder / "probe.json")
+        assert found, "the probe completed without an answer"
+        path = allocation.probe_path(config)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        runlog.write_json(path, found)
+    return outcome
+
+
+def profile(config: RunConfig, say: Callable[[str], None]) -> Outcome:
+    """Profile a point's workers, see `probe`; what they found is where `anatomy.read` looks for it."""
+    shutil.rmtree(anatomy.folder_of(config), ignore_errors=True)
+    return _launch_beside(config, RunPaths(config.study_dir / ".profile"), say, "bsweep.profile")
+
+
+def _launch_beside(config: RunConfig, paths: RunPaths, say: Callable[[str], None], entry: Entry) -> Outcome:
+    """Have a point's workers do something else than train, in a folder of their own."""
     shutil.rmtree(paths.folder, ignore_errors=True)
     paths.folder.mkdir(parents=True)
     save(config, paths.config)
@@ -174,14 +193,8 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
         for line in output.new_lines():
             say(line)
 
-    outcome = launch.launch(config, paths, show, "bsweep.probe")
+    outcome = launch.launch(config, paths, show, entry)
     show()
-    if outcome.status == "completed":
-        found = runlog.read_json(paths.folder / "probe.json")
-        assert found, "the probe completed without an answer"
-        path = allocation.probe_path(config)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        runlog.write_json(path, found)
     return outcome
 
 

@@ -1,11 +1,11 @@
-"""`bsweep run` and `bsweep probe`: points as Hydra composes them, checked, planned and started."""
+"""`bsweep run`, `bsweep probe` and `bsweep profile`: points as Hydra composes them, checked, planned and started."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from bsweep import allocation, launch, study
+from bsweep import allocation, anatomy, launch, study
 from bsweep.cli import BAD_CONFIG, report
 from bsweep.config import ConfigError, RunConfig, conf_dir, did_you_mean, own, parse, unknown_key
 from bsweep.place import inside_horovodrun
@@ -157,14 +157,43 @@ def _values(composed: DictConfig) -> dict[str, Any]:
 
 def probe(arguments: Sequence[str]) -> int:
     """Measure the workers of the point that `arguments` give, and print what was found; the exit code."""
-    problem = next((f"{flag}: leave it out, for one point is probed" for flag in arguments if flag.startswith("-")), "")
+    config = _measured("probe", study.probe, arguments)
+    if isinstance(config, int):
+        return config
+    print(allocation.table(allocation.read_probe(config)))
+    print(allocation.probe_path(config))
+    return 0
+
+
+def profile(arguments: Sequence[str]) -> int:
+    """Print what the steps of the point that `arguments` give consist of, and where the traces are; the exit code."""
+    config = _measured("profile", study.profile, arguments, allocation.fill_in)
+    if isinstance(config, int):
+        return config
+    workers = anatomy.read(config)
+    print(anatomy.table(workers))
+    print(anatomy.bottleneck(workers))
+    for path in sorted(anatomy.folder_of(config).glob("trace.*")):
+        print(path)
+    return 0
+
+
+def _measured(
+    command: str,
+    measure: Callable[[RunConfig, Callable[[str], None]], launch.Outcome],
+    arguments: Sequence[str],
+    fill_in: Callable[[RunConfig], RunConfig] = lambda config: config,
+) -> RunConfig | int:
+    """The first point that `arguments` give, once it is measured; the exit code if it is not."""
+    problem = next((f"{flag}: leave it out, one point is measured" for flag in arguments if flag.startswith("-")), "")
     if inside_horovodrun():
-        problem = "bsweep probe starts its own workers: leave horovodrun out"
+        problem = f"bsweep {command} starts its own workers: leave horovodrun out"
     if problem:
         print(f"bsweep: {problem}", file=sys.stderr)
         return BAD_CONFIG
     try:
-        config = own.resolve(parse(_values(_first_point([as_hydra_takes(argument) for argument in arguments]))))
+        composed = _first_point([as_hydra_takes(argument) for argument in arguments])
+        config = fill_in(own.resolve(parse(_values(composed))))
         warnings = study.check(config)
         config.study_dir.mkdir(parents=True, exist_ok=True)
         study.ask_for_calibration([config])
@@ -173,13 +202,11 @@ def probe(arguments: Sequence[str]) -> int:
         return BAD_CONFIG
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    outcome = study.probe(config, lambda line: print(line, file=sys.stderr))
+    outcome = measure(config, lambda line: print(line, file=sys.stderr))
     if outcome.status != "completed":
-        print(f"bsweep: the probe ended as {outcome.status}: {outcome.message}", file=sys.stderr)
+        print(f"bsweep: the {command} ended as {outcome.status}: {outcome.message}", file=sys.stderr)
         return 1
-    print(allocation.table(allocation.read_probe(config)))
-    print(allocation.probe_path(config))
-    return 0
+    return config
 
 
 def _first_point(arguments: Sequence[str]) -> DictConfig:
@@ -206,7 +233,7 @@ def _first_values(overrides: Sequence[str]) -> dict[str, str]:
         text = override.input_line or ""
         if override.is_sweep_override():
             text = f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
-            print(f"probing {text}, the first of {override.input_line}", file=sys.stderr)
+            print(f"measuring {text}, the first of {override.input_line}", file=sys.stderr)
         first[override.get_key_element().lstrip("+~")] = text
     return first
 

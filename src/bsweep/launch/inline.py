@@ -6,6 +6,7 @@ would spoil the points after it.
 
 from __future__ import annotations
 
+import importlib
 import time
 import traceback
 from collections.abc import Callable
@@ -24,15 +25,14 @@ def launch(
     config: RunConfig, launch: InlineConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry
 ) -> Outcome:
     """See `bsweep.launch.launch`."""
-    from bsweep import probe  # torch is imported only where a worker runs
-    from bsweep.errors import described, spoils_process, status_of
+    from bsweep.errors import described, spoils_process, status_of  # torch is imported only where a worker runs
     from bsweep.place import Place
 
     global _is_spoilt
     is_apart = _is_spoilt or bool(launch.memory_limit_mb)
     try:
-        if entry == "bsweep.probe":
-            probe.measure(config, paths, Place(), on_step=on_poll)
+        if entry != "bsweep.worker":
+            importlib.import_module(entry).measure(config, paths, Place(), on_step=on_poll)
         elif is_apart:
             fresh.call(_train, config, paths, time.time(), on_poll=on_poll)
         else:

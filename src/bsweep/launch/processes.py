@@ -166,8 +166,8 @@ def is_here(host: str) -> bool:
     return host in ("localhost", "127.0.0.1", socket.gethostname())
 
 
-Entry = Literal["bsweep.worker", "bsweep.probe"]
-"""The module that a process runs: it trains, or measures for `bsweep probe`."""
+Entry = Literal["bsweep.worker", "bsweep.probe", "bsweep.profile"]
+"""The module that a process runs: it trains, or measures for `bsweep probe` or `bsweep profile`."""
 
 
 def worker_command(config: RunConfig, paths: RunPaths, rank_variable: str, entry: Entry) -> list[str]:

@@ -1,0 +1,113 @@
+"""What a training step of each worker consists of, and what may be done about it; `bsweep.profile` measures it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from bsweep.config import RunConfig
+
+PARTS = ("data", "forward", "backward", "graph", "exchange", "optimizer", "loop")
+"""In the order of a step. `graph` stands for the first three where they are one; `loop` is what no other part is."""
+
+_WORTH_NAMING = 0.2  # of a step: a part that is no computing and takes less is not what holds it up
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Seconds of one worker's step, means; what was not measured is None."""
+
+    parts: dict[str, float]  # they add up to a step whose parts were timed
+    step_seconds: float  # of steps whose parts were not, in the same run
+    wait_seconds: float | None  # of the exchange, for slower workers
+    busy_seconds: float | None  # in which a GPU computes
+    overlaps: bool  # an exchange may hide in the backward pass
+
+    @property
+    def adds_up_to(self) -> float:
+        """The parts' share of a step: what is beyond 1 is what it took to time them, or noise."""
+        return sum(self.parts.values()) / self.step_seconds
+
+
+def table(workers: Sequence[Anatomy]) -> str:
+    """The parts of a step as a person reads them: the mean over workers, and the worker on which each lasts longest."""
+    step = statistics.fmean(sum(worker.parts.values()) for worker in workers)
+    rows = [["part of a step", "ms", "share", "slowest"]]
+    for part in PARTS:
+        seconds = [worker.parts.get(part, 0.0) for worker in workers]
+        if any(seconds):
+            name = "backward, exchange in it" if part == "backward" and workers[0].overlaps else part
+            rows.append([name, *_cells(seconds, step)])
+        waits = [worker.wait_seconds for worker in workers if worker.wait_seconds is not None]
+        if part == "exchange" and any(waits):
+            rows.append(["  of it waiting", *_cells(waits, step)])
+    rows.append(["all parts", *_cells([sum(worker.parts.values()) for worker in workers], step)])
+    rows.append(["step, parts not timed", *_cells([worker.step_seconds for worker in workers], step)])
+    busy = [worker.busy_seconds for worker in workers if worker.busy_seconds is not None]
+    if busy:
+        rows.append(["GPU busy", *_cells(busy, step)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [(row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])) for row in rows]
+    return "\n".join("  ".join(line) for line in lines)
+
+
+def _cells(seconds: Sequence[float], step: float) -> list[str]:
+    mean, slowest = statistics.fmean(seconds), max(range(len(seconds)), key=seconds.__getitem__)
+    most = f"{seconds[slowest] * 1e3:.3g} (worker {slowest})" if len(seconds) > 1 else ""
+    return [f"{mean * 1e3:.3g}", f"{mean / step:.0%}", most]
+
+
+def bottleneck(workers: Sequence[Anatomy]) -> str:
+    """What holds the steps up, in a sentence with its remedy."""
+    step = statistics.fmean(sum(worker.parts.values()) for worker in workers)
+    share = {part: statistics.fmean(worker.parts.get(part, 0.0) for worker in workers) / step for part in PARTS}
+    waits = [worker.wait_seconds or 0.0 for worker in workers]
+    waiting = min(statistics.fmean(waits) / step, share["exchange"])
+    busy = [worker.busy_seconds for worker in workers if worker.busy_seconds is not None]
+    held_up_by = {
+        "waiting": waiting,
+        "exchange": share["exchange"] - waiting,
+        "data": share["data"],
+        "optimizer": share["optimizer"],
+        "loop": share["loop"],
+        "launch": max(0.0, 1 - share["exchange"] - statistics.fmean(busy) / step) if busy else 0.0,
+    }
+    worst = max(held_up_by, key=held_up_by.__getitem__)
+    if held_up_by[worst] < _WORTH_NAMING:
+        worst = "computing"
+        held_up_by[worst] = share["forward"] + share["backward"] + share["graph"]
+    return _SENTENCES[worst].format(share=f"{held_up_by[worst]:.0%}", slowest=waits.index(min(waits)))
+
+
+_SENTENCES = {
+    "waiting": "waiting: {share} of a step goes by in the exchange until worker {slowest} is there too. Give each "
+    "worker what it can do (allocation=...), or see what else runs there.",
+    "exchange": "exchange: {share} of a step. A larger local_batch or accumulation_steps make it rarer, "
+    "compression=fp16 smaller; strategy.buckets and strategy=ddp hide it in the backward pass.",
+    "data": "data: {share} of a step is spent on getting examples ready. Keep them on the device (data.device), make "
+    "them smaller (data.side), or give workers more threads.",
+    "optimizer": "optimizer: {share} of a step. A larger local_batch or accumulation_steps make updates rarer; "
+    "optimizer=sgd costs the least.",
+    "loop": "loop: {share} of a step is neither computing nor exchange. A larger local_batch makes it smaller.",
+    "launch": "launch: the GPU is idle for {share} of a step, for the host launches kernels more slowly than the GPU "
+    "computes them. A larger local_batch or graph=true helps.",
+    "computing": "computing: forward and backward passes are {share} of a step, and nothing else holds it up. A "
+    "faster precision, a smaller model or more workers make it shorter.",
+}
+
+
+def folder_of(config: RunConfig) -> Path:
+    """Where a run's profile and traces are."""
+    return config.study_dir / "profile" / config.run_id
+
+
+def read(config: RunConfig) -> list[Anatomy]:
+    """What `bsweep profile` found, by rank."""
+    return _ADAPTER.validate_json((folder_of(config) / "profile.json").read_bytes())["workers"]
+
+
+_ADAPTER: TypeAdapter[dict[str, list[Anatomy]]] = TypeAdapter(dict[str, list[Anatomy]])

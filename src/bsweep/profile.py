@@ -1,0 +1,172 @@
+"""A worker's side of `bsweep profile`: what the parts of its training steps take, and a trace of some of them."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import profiler
+
+from bsweep import anatomy, loop, memory, runlog, steps, worker
+from bsweep.anatomy import PARTS, Anatomy
+from bsweep.checkpoint import Cursor
+from bsweep.clock import Phase, PhaseClock, StepClock
+from bsweep.config import RunConfig
+from bsweep.data import plan
+from bsweep.job import Job
+from bsweep.place import Place
+from bsweep.runlog import RunPaths
+from bsweep.worker import do_nothing
+
+_MOST_ROUNDS = 40  # half of which are timed in parts
+_MOST_SECONDS = 30.0
+_TRACED_ROUNDS = 5
+
+
+def measure(config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing) -> None:
+    """Profile this worker; all of them call this together. Each leaves its trace, rank 0 also `profile.json`.
+
+    Raises:
+        WorkerLost: another worker ended.
+    """
+    limits = config.launch.memory_limit_mb
+    with worker.prepared(config, paths, place, on_step) as job:
+        with memory.limited(limits[place.rank] if limits else None):
+            steps.warm_up(job)
+            job, warnings = steps.captured(job)
+            found = dissect(job)
+        job.record(*warnings)
+        folder = anatomy.folder_of(config)
+        found = replace(found, busy_seconds=trace(job, folder / f"trace.rank{place.rank}.json"))
+        every = job.strategy.gather_json(asdict(found))
+        if place.rank == 0:
+            runlog.write_json(folder / "profile.json", {"workers": every})
+        job.record(runlog.End(status="completed", message=""))
+
+
+def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:
+    """The parts of this worker's steps, in rounds of full batches that train nothing; all workers call it together.
+
+    Half of the rounds, by lot, are not timed in parts, and show what timing costs. An exchange that comes with every
+    tenth step only would meet always the same half if they took turns.
+    """
+    rounds = _Rounds(job)
+    seconds = [rounds.seconds_of_one() for _ in range(3)][-1]
+    slowest = float(job.strategy.gather(torch.tensor([seconds], dtype=torch.float64)).max())
+    pairs = max(1, min(most_rounds, int(_MOST_SECONDS / slowest)) // 2)
+    turns = [True, False] * pairs
+    random.Random(0).shuffle(turns)
+    phases, others = PhaseClock(job.device), StepClock(job.device, [])
+    job.strategy.traffic()  # what was counted so far
+    steps_before = rounds.cursor.num_steps
+    for is_timed in turns:
+        if is_timed:
+            rounds.one(phases.phase)
+        else:
+            with others.step():
+                rounds.one()
+    steps_each = (rounds.cursor.num_steps - steps_before) / 2
+    traffic, found = job.strategy.traffic(), phases.seconds()
+    waits = traffic.worker_wait_seconds
+    return Anatomy(
+        parts={part: found[part] / steps_each for part in PARTS if part in found},
+        step_seconds=sum(others.seconds()) / steps_each,
+        wait_seconds=waits[job.place.rank] / (2 * steps_each) if waits else None,
+        busy_seconds=None,
+        overlaps=traffic.exchange_seconds is None and job.place.num_workers > 1,
+    )
+
+
+def trace(job: Job, path: Path) -> float | None:
+    """Write a Chrome trace of a few rounds with their parts' names; seconds of a step in which a GPU computed."""
+    rounds = _Rounds(job)
+    activities = [profiler.ProfilerActivity.CPU]
+    if job.device.type == "cuda":
+        activities.append(profiler.ProfilerActivity.CUDA)
+    with profiler.profile(activities=activities) as traced:
+        for _ in range(_TRACED_ROUNDS):
+            rounds.one(profiler.record_function)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    traced.export_chrome_trace(str(path))
+    if job.device.type != "cuda":
+        return None
+    return _busy_seconds(json.loads(path.read_text())["traceEvents"]) / rounds.cursor.num_steps
+
+
+def _busy_seconds(events: list[dict[str, Any]]) -> float:
+    """In which a GPU ran at least one kernel that is no exchange of NCCL's."""
+    kernels = [
+        (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and not event["name"].startswith("nccl")
+    ]
+    busy, until = 0.0, float("-inf")
+    for begin, end in sorted(kernels):
+        busy += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return busy / 1e6
+
+
+class _Rounds:
+    """The loop's rounds of full batches, at a learning rate of 0: they cost the same, and the model stays finite."""
+
+    def __init__(self, job: Job) -> None:
+        num_train = len(job.dataset.train_labels)
+        self._job = replace(job, learning_rate=lambda epochs_done, rate_batch: 0.0)
+        self._size = min(num_train, plan.round_size(job.policy.shares(0.0)))
+        order = plan.epoch_order(num_train, seed=job.config.seed, epoch=1)
+        self._order = order.to(job.dataset.train_labels.device)
+        self._clock = StepClock(job.device, [])
+        self.cursor = Cursor.of(job.device)
+        job.training_model.train()
+        job.strategy.begin_epoch(1)
+
+    def one(self, phase: Phase | None = None) -> None:
+        if self.cursor.position + self._size > len(self._order):
+            self.cursor.position = 0
+        if phase is None:
+            loop.train_round(self._job, self.cursor, self._order, self._clock)
+            return
+        with _optimizer_in(phase, self._job), phase("loop"):
+            loop.train_round(replace(self._job, phase=phase), self.cursor, self._order, self._clock)
+
+    def seconds_of_one(self) -> float:
+        started = time.perf_counter()
+        self.one()
+        if self._job.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+
+@contextmanager
+def _optimizer_in(phase: Phase, job: Job) -> Iterator[None]:
+    """Each step of the optimizer is a phase, whichever strategy makes it."""
+    entered: list[AbstractContextManager[object]] = []
+
+    def enter(*_: object) -> None:
+        entered.append(phase("optimizer"))
+        entered[-1].__enter__()
+
+    def leave(*_: object) -> None:
+        entered.pop().__exit__(None, None, None)
+
+    hooks = job.optimizer.register_step_pre_hook(enter), job.optimizer.register_step_post_hook(leave)
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def main() -> NoReturn:
+    """`python -m bsweep.profile FOLDER`."""
+    worker.enter(measure)
+
+
+if __name__ == "__main__":
+    main()
