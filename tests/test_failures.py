@@ -59,7 +59,7 @@ def test_a_launcher_that_waits_in_vain_tells_the_first_error(paths: RunPaths) ->
     """And not that it took too long, where a process said what was wrong and did not end."""
     runlog.write_json(paths.rank_logs(1) / "error.json", {**ERROR, "time": 1.0})
     config = point("launch.start_timeout_seconds=1")
-    outcome = processes.launch(config, paths, lambda: None, [["sleep", "60"]], lambda _: [])
+    outcome = processes.launch(config, paths, lambda: None, "bsweep.worker", lambda _: [["sleep", "60"]], lambda _: [])
     assert (outcome.status, outcome.message) == ("out_of_memory", f"rank 1 failed: {ERROR['message']}")
 
 

@@ -91,11 +91,12 @@ def on(host: str) -> tuple[str, ...]:
     ids=["horovod", "parameter_server"],
 )
 def test_a_run_over_hosts(up: Callable[..., dict[str, str]], tmp_path: Path, hosts: str, more: tuple[str, ...]) -> None:
-    """Two workers, and a spare slot or a parameter server beside each of them. A model may be one's own."""
+    """Two workers train two points; a spare slot, or a parameter server beside each. A model may be one's own."""
     shutil.copy(Path(SCRIPT).parent / "examples/small_network.py", tmp_path / "mine.py")
     overrides = {**up(str(hosts.count("h"))), "num_workers": "2"}
     arguments = (
-        "local_batch=8",
+        "-m",
+        "local_batch=8,16",
         *(f"{key}={value}" for key, value in overrides.items()),
         *TINY,
         *more,
@@ -104,8 +105,9 @@ def test_a_run_over_hosts(up: Callable[..., dict[str, str]], tmp_path: Path, hos
     )
     result = bsweep("run", *arguments, cwd=tmp_path, prefix=on("h1"), fresh=True)
     assert result.returncode == 0, result.stderr
-    (summary,) = (tmp_path / "results/s").glob("*/summary.json")
-    assert json.loads(summary.read_text())["status"] == "completed"
+    summary, other = (tmp_path / "results/s").glob("*/summary.json")
+    assert json.loads(summary.read_text())["status"] == json.loads(other.read_text())["status"] == "completed"
+    assert len(list(tmp_path.rglob("launcher.log"))) == 1, "processes were started once"
     assert json.loads((summary.parent / "meta.json").read_text())["hosts"] == hosts
     log = Path(overrides["launch.ssh_identity_file"]).with_name("h2.log").read_text()
     assert "Accepted publickey" in log, "the other worker was started over ssh"

@@ -60,7 +60,10 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     found = {}
     for child in psutil.Process(process.pid).children(recursive=True):
         command = child.cmdline()
-        if command[2:4] == ["-m", "bsweep.worker"]:  # horovodrun's own command line has it further back
+        if command[2:3] == ["-m"] and command[3] in (
+            "bsweep.worker",
+            "bsweep.team",
+        ):  # horovodrun's own command line has it further back
             variables = child.environ()
             found[int(variables.get("HOROVOD_RANK") or variables["RANK"])] = child
     return [found[rank] for rank in sorted(found)]
@@ -282,7 +285,7 @@ def test_an_interrupt_while_workers_are_started_is_not_lost(tmp_path: Path) -> N
 
 def test_a_killed_launcher_leaves_no_orphans_and_the_point_is_repeated(tmp_path: Path) -> None:
     point = ("local_batch=8", "num_workers=2", *QUICK[:-2], "study=s")
-    process = start(*point, "epochs=3000", cwd=tmp_path)
+    process = start("-m", *point, "epochs=3000,3001", cwd=tmp_path)
     paths = wait_for_steps(tmp_path)
     workers = workers_of(process)
     process.kill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from bsweep import allocation, anatomy, launch, study
 from bsweep.cli import BAD_CONFIG, report
 from bsweep.config import ConfigError, RunConfig, conf_dir, did_you_mean, own, parse, unknown_key
+from bsweep.launch import team
 from bsweep.place import inside_horovodrun
 from bsweep.progress import Progress
 
@@ -87,6 +88,7 @@ def _run_hydra(arguments: Sequence[str]) -> int:
         print(f"bsweep: {explain(error)}", file=sys.stderr)
         return BAD_CONFIG
     finally:
+        team.end()
         if not wants_traceback:
             del os.environ["HYDRA_FULL_ERROR"]
     return 0 if all(status == "completed" for status in STATUSES) else 1
@@ -132,7 +134,16 @@ def plan(composed: Sequence[DictConfig]) -> list[int]:
     for config in configs:
         STUDIES.setdefault(config.study_dir, set()).add(config.allocation.name)
     PROGRESS = Progress(len(chosen))
-    return sorted(chosen.values())
+    order = _by_processes({index: configs[index] for index in sorted(chosen.values())})
+    team.expect(configs[index] for index in order if not study.is_completed(configs[index]))
+    return order
+
+
+def _by_processes(configs: Mapping[int, RunConfig]) -> list[int]:
+    """The points in their order, but those that the same processes can train one after another."""
+    keys = {index: team.key_of(config) for index, config in configs.items()}
+    first = {key: number for number, key in reversed(list(enumerate(keys.values())))}
+    return sorted(configs, key=lambda index: first[keys[index]])
 
 
 def to_config(composed: DictConfig) -> RunConfig:

@@ -42,6 +42,8 @@ from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.strategies import InBackward
 from bsweep.vector import Vector
 
+Work = Callable[[RunConfig, RunPaths, Place], object]
+
 
 def do_nothing() -> None:
     """What to do after a step, where nobody wants to know of it."""
@@ -168,26 +170,36 @@ def _start_record(job: Job, launched_at: float | None) -> runlog.Start:
     )
 
 
-def enter(work: Callable[[RunConfig, RunPaths, Place], object]) -> NoReturn:
-    """Be a process that a launcher started with a run folder: a parameter server, or a worker that does this work.
+def enter(work: Work) -> NoReturn:
+    """Be a process that a launcher started with a run folder: a parameter server, or a worker that does this work."""
+    work_and_leave(lambda: take_part(RunPaths(Path(sys.argv[1])), work))
+
+
+def work_and_leave(work: Callable[[], object]) -> NoReturn:
+    """All that a launched process does.
 
     One that fails leaves at once, when it has said why: what Python does before it ends may wait for other workers.
     """
-    paths = RunPaths(Path(sys.argv[1]))
-    config = read(paths.config)
-    place = Place.from_environment(config.num_server_processes)
     try:
-        with suppress(Diverged, Stopped), errors_reported(paths, place):
-            if place.is_server:
-                own.search(paths.own)
-                strategies.serve(config, place, paths)
-            else:
-                work(config, paths, place)
+        work()
     except BaseException:
         traceback.print_exc()
         _leave(1)
     atexit._run_exitfuncs()  # Horovod's is one
     _leave(0)
+
+
+def take_part(paths: RunPaths, work: Work) -> Place:
+    """Serve, or do this work, in the run of a folder; which process of it this one is."""
+    config = read(paths.config)
+    place = Place.from_environment(config.num_server_processes)
+    with suppress(Diverged, Stopped), errors_reported(paths, place):
+        if place.is_server:
+            own.search(paths.own)
+            strategies.serve(config, place, paths)
+        else:
+            work(config, paths, place)
+    return place
 
 
 def _leave(code: int) -> NoReturn:
@@ -200,13 +212,14 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def train_launched(config: RunConfig, paths: RunPaths, place: Place) -> None:
+    """Train a point whose launch is on record."""
+    train(config, paths, place, launched_at=(runlog.read_json(paths.meta) or {}).get("launched_at"))
+
+
 def main() -> NoReturn:
     """`python -m bsweep.worker RUN_FOLDER`."""
-    enter(lambda config, paths, place: train(config, paths, place, launched_at=_launched_at(paths)))
-
-
-def _launched_at(paths: RunPaths) -> float | None:
-    return (runlog.read_json(paths.meta) or {}).get("launched_at")
+    enter(train_launched)
 
 
 if __name__ == "__main__":

@@ -248,6 +248,15 @@ class StrategyConfig(Card):
         """What the run id depends on beside the keys."""
         return {}
 
+    @property
+    def leaves_processes_clean(self) -> bool:
+        """Whether processes that have trained with it may train another run."""
+        return not self.outlives_workers
+
+    def variables(self) -> Mapping[str, str]:
+        """What its processes read from their environment once, when they begin to exchange."""
+        return {}
+
     def refuse_started(self, variables: Mapping[str, str]) -> None:
         """ValueError if processes that were started with these variables cannot do what the card says any more."""
 

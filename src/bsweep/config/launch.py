@@ -39,12 +39,14 @@ class ProcessesConfig(LaunchConfig):
     network_interface: str | None
     start_timeout_seconds: Count
     stall_timeout_seconds: Count
+    reuse: bool = True
 
     changes_no_number: ClassVar[tuple[str, ...]] = (
         "ssh_port",
         "ssh_identity_file",
         "start_timeout_seconds",
         "stall_timeout_seconds",
+        "reuse",
     )
 
     @property

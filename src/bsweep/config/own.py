@@ -150,6 +150,18 @@ def search(folder: Path) -> None:
         importlib.invalidate_caches()
 
 
+def forget(folder: Path) -> None:
+    """Have this process import anew what it found in a folder that it searched: no run sees another's variables."""
+    folder = folder.resolve()
+    if str(folder) not in sys.path:
+        return
+    sys.path.remove(str(folder))
+    _THEIRS.discard(folder)
+    for name, module in list(sys.modules.items()):
+        if folder in Path(getattr(module, "__file__", None) or "").parents:
+            del sys.modules[name]
+
+
 @dataclass(frozen=True)
 class _Source:
     """Where code was found, and what becomes of it."""

@@ -378,6 +378,10 @@ class OwnStrategyConfig(Own, EitherConfig):
     def local_steps(self) -> int:
         return self.sync_every
 
+    @property
+    def leaves_processes_clean(self) -> bool:
+        return False  # who knows what it leaves
+
 
 AnyStrategy = Annotated[
     SingleConfig

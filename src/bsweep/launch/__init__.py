@@ -11,7 +11,7 @@ from bsweep.config import RunConfig, resolve
 from bsweep.gpus import num_gpus
 from bsweep.launch import processes
 from bsweep.launch.outcome import Outcome
-from bsweep.launch.processes import Entry
+from bsweep.launch.team import Entry
 from bsweep.place import Place, inside_horovodrun
 from bsweep.runlog import RunPaths
 

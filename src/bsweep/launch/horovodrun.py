@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bsweep.config import HorovodrunConfig, RunConfig
 from bsweep.launch import processes
 from bsweep.launch.outcome import Outcome
-from bsweep.launch.processes import Entry
+from bsweep.launch.team import Entry
 from bsweep.runlog import RunPaths
 
 
@@ -21,11 +21,13 @@ def launch(
     config: RunConfig, launch: HorovodrunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry
 ) -> Outcome:
     """See `bsweep.launch.launch`."""
-    return processes.launch(config, paths, on_poll, [command(config, launch, paths, entry)], failures)
+    return processes.launch(
+        config, paths, on_poll, entry, lambda words: [command(config, launch, paths, words)], failures
+    )
 
 
-def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths, entry: Entry) -> list[str]:
-    """The horovodrun command line of a point.
+def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths, words: Sequence[str]) -> list[str]:
+    """The horovodrun command line of a point, whose processes run these words.
 
     Its `--output-filename` is not used: it fails for a lone worker, of which 0.28.1 takes log10(0).
     """
@@ -50,7 +52,7 @@ def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths, entry:
         str(config.num_workers),
         "--gloo",
         *given,
-        *processes.worker_command(config, paths, "HOROVOD_RANK", entry),
+        *processes.worker_command(config, paths, "HOROVOD_RANK", words),
     ]
 
 

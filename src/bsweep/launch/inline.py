@@ -15,7 +15,7 @@ from contextlib import suppress
 from bsweep import fresh
 from bsweep.config import InlineConfig, RunConfig
 from bsweep.launch.outcome import Outcome, recorded
-from bsweep.launch.processes import Entry
+from bsweep.launch.team import Entry
 from bsweep.runlog import RunPaths
 
 _is_spoilt = False  # this process, for training

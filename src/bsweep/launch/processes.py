@@ -10,24 +10,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, Literal
-
-import psutil
 
 from bsweep.config import ProcessesConfig, RunConfig
 from bsweep.config.launch import hosts_of_ranks, slots_of
-from bsweep.fresh import end_with_parent
 from bsweep.gpus import num_gpus
+from bsweep.launch import team
 from bsweep.launch.outcome import Outcome, first_error, recorded
+from bsweep.launch.team import Commands, Entry, Started
 from bsweep.memory import CRASHES
 from bsweep.place import Place, num_cores
 from bsweep.runlog import RunPaths
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.05
 _GRACE_SECONDS = 10  # for the other hosts' processes to notice that one host's have failed
 _QUOTED_LINES = 15
 _SECRET_NAME = re.compile(
@@ -90,71 +88,35 @@ def launch(
     config: RunConfig,
     paths: RunPaths,
     on_poll: Callable[[], None],
-    commands: Sequence[Sequence[str]],
+    entry: Entry,
+    commands: Commands,
     failures: Callable[[str], list[tuple[int, int]]],
 ) -> Outcome:
-    """Run a point's processes to their end.
+    """Train a point, or measure for one, in processes.
 
     Args:
         config: The point.
         paths: Its folder, which is prepared.
         on_poll: Called a few times a second.
-        commands: What starts the processes, one command for each host where there are several.
+        entry: The module that processes run of which none are there.
+        commands: What starts them.
         failures: Finds in the commands' output which ranks failed, the first one first, and their exit codes.
     """
     assert isinstance(config.launch, ProcessesConfig), config.launch
     for rank in range(config.num_workers + config.num_server_processes):
         paths.rank_logs(rank).mkdir(parents=True, exist_ok=True)
-    console = paths.logs / "launcher.log"
-    processes: list[subprocess.Popen[bytes]] = []
-    with console.open("wb") as output:
-        try:
-            env = environment(os.environ, config.launch)
-            with _interrupts_held():
-                processes.extend(_start(command, env, output) for command in commands)
-            timeout = _wait(processes, config, paths, on_poll)
-        finally:
-            _end(processes)
+    env = environment(os.environ, config.launch)
+    with team.of(config, paths, entry, env, commands) as started:
+        timeout = _wait(started, config, paths, on_poll)
     ended = recorded(paths)
-    failed = any(process.returncode for process in processes)
+    failed = not started.is_through and any(command.returncode for command in started.commands)
     if ended and (ended.status == "diverged" or config.strategy.outlives_workers or not failed):
         return ended
     if timeout and not first_error(paths, config.num_workers + config.num_server_processes):
         return Outcome("timeout", f"{timeout}\n{_last_lines_of_all(config, paths)}")
+    console = started.console
     found = [] if timeout else failures(console.read_text(errors="replace")) or _hidden_failures(config, paths)
     return _failure(config, paths, found, console)
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Put interrupts off until the block ends, while processes are started.
-
-    Python drops what is raised within a fork's callbacks, and nobody would end a process whose start was broken off.
-    """
-    held: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}  # not where it is ignored
-    for number in handlers:
-        signal.signal(number, lambda got, _: held.append(got))
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    if held:
-        raise KeyboardInterrupt
-
-
-def _start(command: Sequence[str], env: Mapping[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env=env,
-        start_new_session=True,  # a Ctrl-C is for the parent, which then ends the workers in order
-        preexec_fn=end_with_parent,
-    )
 
 
 def nodes(hosts: str, num_workers: int, num_servers: int = 0) -> list[tuple[str, int]]:
@@ -166,18 +128,14 @@ def is_here(host: str) -> bool:
     return host in ("localhost", "127.0.0.1", socket.gethostname())
 
 
-Entry = Literal["bsweep.worker", "bsweep.probe", "bsweep.profile"]
-"""The module that a process runs: it trains, or measures for `bsweep probe` or `bsweep profile`."""
-
-
-def worker_command(config: RunConfig, paths: RunPaths, rank_variable: str, entry: Entry) -> list[str]:
+def worker_command(config: RunConfig, paths: RunPaths, rank_variable: str, words: Sequence[str]) -> list[str]:
     """What starts a worker or a server: its output goes to the folder of its rank, which a variable holds.
 
     What starts processes ends all of them with the first that fails: where the others have something left to do, it is
     not told.
     """
     folder = shlex.quote(str(paths.logs.resolve())) + f'/rank."${rank_variable}"'
-    worker = shlex.join([sys.executable, "-u", "-m", entry, str(paths.folder.resolve())])
+    worker = shlex.join([sys.executable, "-u", "-m", *words])
     run = f"{worker} >{folder}/stdout 2>{folder}/stderr"
     return ["sh", "-c", f"{run}; echo $? >{folder}/exit_code" if config.strategy.outlives_workers else f"exec {run}"]
 
@@ -201,10 +159,8 @@ def environment(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str,
     return passed
 
 
-def _wait(
-    processes: Sequence[subprocess.Popen[bytes]], config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]
-) -> str | None:
-    """Wait for the end; what took too long, if something did. Files' times are the signs of life."""
+def _wait(started: Started, config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> str | None:
+    """Wait for the end of a point; what took too long, if something did. Files' times are the signs of life."""
     launch = config.launch
     assert isinstance(launch, ProcessesConfig), launch
     launched = seen = paths.metrics.stat().st_mtime
@@ -212,10 +168,11 @@ def _wait(
     failed_at: float | None = None
     while True:
         with suppress(subprocess.TimeoutExpired):
-            next((p for p in processes if p.poll() is None), processes[0]).wait(_POLL_SECONDS)
+            next((c for c in started.commands if c.poll() is None), started.commands[0]).wait(_POLL_SECONDS)
         on_poll()
-        codes = [process.poll() for process in processes]
-        if None not in codes:
+        started.look_after()
+        codes = [command.poll() for command in started.commands]
+        if started.is_through or None not in codes:
             return None
         # The first command keeps the workers' meeting point: they do not outlive it.
         if codes[0] if config.strategy.outlives_workers else any(codes):
@@ -254,26 +211,6 @@ def _signs_of_life(config: RunConfig, paths: RunPaths) -> dict[int, float]:
         with suppress(OSError):
             times[rank] = paths.alive(rank).stat().st_mtime
     return times
-
-
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End commands and all that they started; all at once, for each needs a moment to end what runs on other hosts."""
-    trees: list[psutil.Process] = []
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            trees += psutil.Process(process.pid).children(recursive=True)
-        if process.poll() is None:
-            process.terminate()
-    for process in processes:
-        try:
-            process.wait(10)  # horovodrun gives its workers 5 s
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    for child in trees:
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
-    psutil.wait_procs(trees, timeout=5)
 
 
 def _failure(config: RunConfig, paths: RunPaths, failures: Sequence[tuple[int, int]], console: Path) -> Outcome:

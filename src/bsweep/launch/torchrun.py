@@ -8,13 +8,13 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bsweep.config import RunConfig, TorchrunConfig
 from bsweep.launch import processes
 from bsweep.launch.outcome import Outcome
-from bsweep.launch.processes import Entry
+from bsweep.launch.team import Entry
 from bsweep.runlog import RunPaths
 
 
@@ -22,13 +22,15 @@ def launch(
     config: RunConfig, launch: TorchrunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry
 ) -> Outcome:
     """See `bsweep.launch.launch`."""
-    return processes.launch(config, paths, on_poll, commands(config, launch, paths, entry), failures)
+    return processes.launch(
+        config, paths, on_poll, entry, lambda words: commands(config, launch, paths, words), failures
+    )
 
 
-def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths, entry: Entry) -> list[list[str]]:
+def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths, words: Sequence[str]) -> list[list[str]]:
     """A torchrun for each host, and one more where servers run beside its workers: a torchrun's ranks are in a row."""
     torchrun = str(Path(sys.executable).with_name("torchrun"))
-    worker = ["--no-python", *processes.worker_command(config, paths, "RANK", entry)]
+    worker = ["--no-python", *processes.worker_command(config, paths, "RANK", words)]
     if not launch.hosts:
         num_processes = config.num_workers + config.num_server_processes
         return [[torchrun, "--standalone", f"--nproc-per-node={num_processes}", *worker]]

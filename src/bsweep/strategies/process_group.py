@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from itertools import count
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 
 from bsweep.config import Algorithm, ProcessesConfig, RunConfig, StrategyConfig
@@ -66,6 +68,9 @@ class TorchStrategy(Strategy):
         dist.destroy_process_group()
 
 
+_NUMBERS = count()  # of this process's runs: the same on all that join, for they are started together
+
+
 def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     """The group of the workers, in which they have their ranks; parameter servers join the world around it only."""
     assert isinstance(config.launch, ProcessesConfig), config.launch
@@ -74,7 +79,11 @@ def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     if config.strategy.outlives_workers:
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # else its watchdog ends those who wait for a lost worker
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    dist.init_process_group(backend, timeout=timeout)
+    store, rank, num_processes = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    # torchrun's own store outlives a run: the next one of the same processes must not find what this one left there.
+    store = dist.distributed_c10d.PrefixStore(f"run {next(_NUMBERS)}", store)
+    dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=num_processes)
     world: dist.ProcessGroup | None = dist.group.WORLD
     if config.num_server_processes:
         world = dist.new_group(list(range(place.num_workers)), timeout=timeout)

@@ -1,0 +1,207 @@
+"""Processes that launchers started: for one point, or, while a sweep has more like it, for one point after another.
+
+Those for several are a team (`bsweep.team`). Whatever goes wrong ends them, and the next point gets fresh ones.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import psutil
+
+from bsweep.config import ProcessesConfig, RunConfig
+from bsweep.fresh import end_with_parent
+from bsweep.runlog import RunPaths
+from bsweep.team import PATIENCE_SECONDS, TeamPaths
+
+_EXIT_SECONDS = 10
+
+Entry = Literal["bsweep.worker", "bsweep.probe", "bsweep.profile"]
+"""The module that a process runs: it trains, or measures for `bsweep probe` or `bsweep profile`."""
+
+Commands = Callable[[Sequence[str]], Sequence[Sequence[str]]]
+"""What starts processes that run `python -m` with such words: one command for each host where there are several."""
+
+
+class Started:
+    """Commands that were started together, whose output goes to `console`."""
+
+    is_through = False
+    """All processes have said that they have trained their point."""
+
+    def __init__(self, commands: Sequence[Sequence[str]], env: Mapping[str, str], console: Path) -> None:
+        self.console = console
+        self.commands: list[subprocess.Popen[bytes]] = []
+        with console.open("wb") as output:
+            try:
+                with _interrupts_held():
+                    self.commands.extend(_start(command, env, output) for command in commands)
+            except BaseException:
+                self.end()
+                raise
+
+    def look_after(self) -> None:
+        """To be called a few times a second while they train."""
+
+    def end(self) -> None:
+        """End commands and all that they started; all at once, for each needs a moment to end what runs elsewhere."""
+        trees: list[psutil.Process] = []
+        for command in self.commands:
+            with suppress(psutil.NoSuchProcess):
+                trees += psutil.Process(command.pid).children(recursive=True)
+            if command.poll() is None:
+                command.terminate()
+        for command in self.commands:
+            try:
+                command.wait(10)  # horovodrun gives its workers 5 s
+            except subprocess.TimeoutExpired:
+                command.kill()
+                command.wait()
+        for child in trees:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(trees, timeout=5)
+
+
+class Team(Started):
+    """Processes that train several points."""
+
+    def __init__(self, config: RunConfig, run: RunPaths, env: Mapping[str, str], commands: Commands) -> None:
+        self.key = key_of(config)
+        self._paths = TeamPaths(Path(tempfile.mkdtemp(prefix=".team.", dir=config.study_dir)).resolve())
+        self._through = [self._paths.through(rank) for rank in range(config.num_workers + config.num_server_processes)]
+        for path in self._through:
+            path.touch()
+        self._num_points = 0
+        self.train(run)
+        super().__init__(commands(["bsweep.team", str(self._paths.folder)]), env, run.logs / "launcher.log")
+
+    def train(self, run: RunPaths) -> None:
+        """Have all train the point of a folder."""
+        self._num_points += 1
+        self.is_through = False
+        self._say(str(run.folder.resolve()))
+
+    def can_train(self, config: RunConfig) -> bool:
+        is_waiting = time.monotonic() - self._said_at < PATIENCE_SECONDS / 2
+        return is_waiting and key_of(config) == self.key and all(command.poll() is None for command in self.commands)
+
+    def look_after(self) -> None:
+        self.is_through = all(len(path.read_bytes()) == self._num_points for path in self._through)
+        if time.monotonic() - self._said_at > 1:
+            self._say()
+
+    def end(self) -> None:
+        if self.is_through:
+            self._say("")
+            ends = time.monotonic() + _EXIT_SECONDS
+            for command in self.commands:
+                with suppress(subprocess.TimeoutExpired):
+                    command.wait(max(0.0, ends - time.monotonic()))
+        super().end()
+        shutil.rmtree(self._paths.folder, ignore_errors=True)
+
+    def _say(self, *lines: str) -> None:
+        """Write lines to the points, or that there is still somebody who might."""
+        self._said_at = time.monotonic()
+        with self._paths.points.open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            os.utime(file.fileno())
+
+
+_coming: Counter[Hashable] = Counter()  # points that the sweep has still to launch, by their keys
+_idle: Team | None = None
+
+
+def key_of(config: RunConfig) -> Hashable:
+    """What points have alike that the same processes can train; None of one that needs processes of its own."""
+    launch, strategy = config.launch, config.strategy
+    if not isinstance(launch, ProcessesConfig) or not launch.reuse or launch.memory_limit_mb:
+        return None
+    if not strategy.leaves_processes_clean:
+        return None
+    variables = tuple(sorted(strategy.variables().items()))
+    return launch, config.num_workers, config.num_server_processes, variables
+
+
+def expect(configs: Iterable[RunConfig]) -> None:
+    """Say what a sweep is about to launch: processes are kept while others of their points are to come."""
+    _coming.clear()
+    _coming.update(key for config in configs if (key := key_of(config)))
+
+
+@contextmanager
+def of(config: RunConfig, run: RunPaths, entry: Entry, env: Mapping[str, str], commands: Commands) -> Iterator[Started]:
+    """The processes that train a point: those that trained the one before, or others started for it."""
+    global _idle
+    key = key_of(config)
+    _coming[key] -= 1
+    team, is_warm = _idle, _idle is not None and _idle.can_train(config)
+    if team is None or not is_warm:
+        end()
+        team = Team(config, run, env, commands) if _coming[key] > 0 else None
+    started = team or Started(commands([entry, str(run.folder.resolve())]), env, run.logs / "launcher.log")
+    _idle = None
+    try:
+        if team and is_warm:
+            team.train(run)
+        yield started
+    finally:
+        if team and team.is_through and _coming[key] > 0:
+            _idle = team
+        else:
+            started.end()
+
+
+def end() -> None:
+    """End the processes that wait for a further point."""
+    global _idle
+    idle, _idle = _idle, None
+    if idle:
+        idle.end()
+
+
+atexit.register(end)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Put interrupts off until the block ends, while processes are started.
+
+    Python drops what is raised within a fork's callbacks, and nobody would end a process whose start was broken off.
+    """
+    held: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}  # not where it is ignored
+    for number in handlers:
+        signal.signal(number, lambda got, _: held.append(got))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if held:
+        raise KeyboardInterrupt
+
+
+def _start(command: Sequence[str], env: Mapping[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=env,
+        start_new_session=True,  # a Ctrl-C is for the parent, which then ends the workers in order
+        preexec_fn=end_with_parent,
+    )

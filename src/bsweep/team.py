@@ -1,0 +1,110 @@
+"""A process of a team, which trains point after point; `bsweep.launch.team` starts and leads it.
+
+The folder in which they meet may lie on a file system of several hosts. There, a file that is opened is seen as it was
+last closed, while names may be old: so all files are there from the start, and are opened to be looked at.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import NoReturn
+
+from bsweep.config import own
+from bsweep.place import Place
+from bsweep.runlog import RunPaths
+
+PATIENCE_SECONDS = 60
+"""Who finds the points untouched for so long has lost its parent, and ends."""
+
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class TeamPaths:
+    folder: Path
+
+    @property
+    def points(self) -> Path:
+        """Run folders to be trained, a line each; an empty line is the end."""
+        return self.folder / "points"
+
+    def through(self, rank: int) -> Path:
+        """A byte of each point that a process has trained."""
+        return self.folder / f"through.{rank}"
+
+
+def train(paths: TeamPaths) -> None:
+    """Be one of the team until its parent has no more points."""
+    from bsweep import worker  # imports torch, which a parent that only knows the paths does without
+
+    for run in _points(paths):
+        place = worker.take_part(run, worker.train_launched)
+        _forget(run)
+        with paths.through(place.rank).open("ab") as file:
+            file.write(b".")
+
+
+def _points(paths: TeamPaths) -> Iterator[RunPaths]:
+    """Run folders as they come. What this process prints goes to the one that it trains."""
+    for number in count():
+        line = _next(paths, number)
+        if not line:
+            return
+        run = RunPaths(Path(line))
+        if number:
+            _print_to(run)
+        yield run
+
+
+def _next(paths: TeamPaths, number: int) -> str:
+    """Wait for a line of the points, from 0."""
+    seen, since = -1, time.monotonic()
+    while True:
+        with paths.points.open() as file:
+            lines, touched = file.read().split("\n")[:-1], os.fstat(file.fileno()).st_mtime_ns
+        if len(lines) > number:
+            return lines[number]
+        if touched != seen:
+            seen, since = touched, time.monotonic()
+        if time.monotonic() - since > PATIENCE_SECONDS:
+            raise SystemExit(f"bsweep: who started these processes has said nothing for {PATIENCE_SECONDS} s")
+        time.sleep(_POLL_SECONDS)
+
+
+def _print_to(run: RunPaths) -> None:
+    logs = run.rank_logs(_rank())
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        with (logs / stream.name.strip("<>")).open("ab") as file:
+            os.dup2(file.fileno(), stream.fileno())
+
+
+def _rank() -> int:
+    return Place.from_environment().rank
+
+
+def _forget(run: RunPaths) -> None:
+    """Leave nothing of a point in this process that the next one could notice."""
+    import torch
+
+    own.forget(run.own)
+    gc.collect()  # models and graphs know themselves
+    torch.cuda.empty_cache()
+
+
+def main() -> NoReturn:
+    """`python -m bsweep.team FOLDER`."""
+    from bsweep import worker
+
+    worker.work_and_leave(lambda: train(TeamPaths(Path(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Processes that train several points of a sweep: as fresh ones do, and none that has failed trains another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsweep import team
+from bsweep.config import own
+from bsweep.runlog import RunPaths, read_records
+from bsweep.team import TeamPaths
+from tests.running import TINY, bsweep, imported_first, summaries
+from tests.test_run import runs
+
+POINT = (*TINY, "model=tiny_cnn", "epochs=2", "log_every_steps=1")
+STRATEGIES = {
+    "horovod": ("strategy=horovod",),
+    "allreduce": ("strategy=allreduce",),
+    "parameter_server": ("strategy=parameter_server", "strategy.num_servers=1"),
+}
+
+
+def numbers(cwd: Path, study: str) -> dict[str, list[dict[str, Any]]]:
+    """What the runs of a study computed, but times."""
+    timed = {"time", "start_seconds", "config", "type", "schema"}
+    of_runs = {}
+    for paths in runs(cwd, study):
+        records = (record for record in read_records(paths.metrics)[0] if record["type"] in ("step", "epoch"))
+        of_runs[paths.folder.name] = [
+            {
+                key: value
+                for key, value in record.items()
+                if key not in timed and not key.endswith(("seconds", "per_second", "memory_bytes", "p50", "p95"))
+            }
+            for record in records
+        ]
+    return of_runs
+
+
+def launched(cwd: Path, study: str) -> list[tuple[int, int]]:
+    """Points for which processes were started, by number of workers and local batch."""
+    found = []
+    for paths in runs(cwd, study):
+        (start,) = (record for record in read_records(paths.metrics)[0] if record["type"] == "start")
+        if (paths.logs / "launcher.log").exists():
+            found.append((start["config"]["num_workers"], start["local_batch"]))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_processes_that_trained_a_point_train_the_next_as_fresh_ones_do(tmp_path: Path, strategy: str) -> None:
+    given = (*POINT, *STRATEGIES[strategy])
+    counts = "1,2" if strategy == "horovod" else "2"
+    for study, batches, reuse in (("reused", "8,16,5", "true"), ("fresh", "16,5", "false")):
+        grid = ("-m", f"local_batch={batches}", f"num_workers={counts}", f"study={study}", f"launch.reuse={reuse}")
+        result = bsweep("run", *grid, *given, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    workers = [int(count) for count in counts.split(",")]
+    assert launched(tmp_path, "reused") == [(count, 8) for count in workers], "the first of each worker count"
+    assert launched(tmp_path, "fresh") == [(count, batch) for count in workers for batch in (5, 16)]
+    reused, fresh = numbers(tmp_path, "reused"), numbers(tmp_path, "fresh")
+    assert fresh and fresh == {run: reused[run] for run in fresh}, "bit for bit"
+    assert not list((tmp_path / "results/reused").glob(".team.*"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "failure", "said"),
+    [
+        ("horovod", "raise RuntimeError('own fault')", "rank 1 failed: RuntimeError: own fault"),
+        ("allreduce", "os.kill(os.getpid(), 9)", "rank 1 was ended by SIGKILL"),
+    ],
+)
+def test_a_point_that_fails_costs_itself_and_a_fresh_start(
+    tmp_path: Path, strategy: str, failure: str, said: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('RANK', os.environ.get('HOROVOD_RANK')) == '1':\n"
+        "    import bsweep.steps as steps\n"
+        "    plain = steps.train_step\n"
+        "    def failing(job, *a, **k):\n"
+        "        if job.config.local_batch == 16:\n"
+        f"            {failure}\n"
+        "        return plain(job, *a, **k)\n"
+        "    steps.train_step = failing\n"
+    )
+    grid = ("-m", "local_batch=8,16,5,10", "num_workers=2", *POINT, *STRATEGIES[strategy], "study=s")
+    result = bsweep("run", *grid, cwd=tmp_path, env=imported_first(tmp_path))
+    assert result.returncode == 1, result.stderr
+    found = summaries(tmp_path)
+    assert {batch: end["status"] for batch, end in found.items()} == {
+        8: "completed", 16: "failed", 5: "completed", 10: "completed",
+    }  # fmt: skip
+    assert found[16]["message"].startswith(said)
+    assert launched(tmp_path, "s") == [(2, 5), (2, 8)]
+
+
+def test_who_hears_of_no_parent_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As processes on other hosts would, whose parent was killed while they waited."""
+    monkeypatch.setattr(team, "PATIENCE_SECONDS", 0.2)
+    paths = TeamPaths(tmp_path)
+    paths.points.write_text("first\nsecond")
+    assert team._next(paths, 0) == "first"
+    with pytest.raises(SystemExit, match="has said nothing"):
+        team._next(paths, 1)  # half a line is none
+    paths.points.write_text("first\nsecond\n\n")
+    assert (team._next(paths, 1), team._next(paths, 2)) == ("second", "")
+
+
+def test_code_of_ones_own_is_imported_anew_for_each_run(tmp_path: Path) -> None:
+    for number in (1, 2):
+        folder = RunPaths(tmp_path / str(number)).own
+        folder.mkdir(parents=True)
+        (folder / "counted_by_team.py").write_text(f"number = {number}\n")
+        own.search(folder)
+        import counted_by_team  # type: ignore[import-not-found]
+
+        assert counted_by_team.number == number
+        own.forget(folder)
