@@ -234,10 +234,14 @@ def _take_up(paths: RunPaths) -> float:
 
 def provenance(config: RunConfig) -> dict[str, Any]:
     """Which code ran on what, started how: enough to tell two runs apart that should have agreed."""
+    return {"hosts": config.launch.named_hosts, **_surroundings()}
+
+
+@functools.cache  # asking git and the driver takes longer than a short point's first steps
+def _surroundings() -> dict[str, Any]:
     return {
         "command": _command(),
         "host": platform.node(),
-        "hosts": config.launch.named_hosts,
         "cpu": _cpu_model(),
         "cores": num_cores(),
         "memory_bytes": psutil.virtual_memory().total,

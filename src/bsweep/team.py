@@ -44,11 +44,12 @@ def train(paths: TeamPaths) -> None:
     """Be one of the team until its parent has no more points."""
     from bsweep import worker  # imports torch, which a parent that only knows the paths does without
 
+    gc.freeze()  # what is imported stays: to look through it would take longer than to start a point
     for run in _points(paths):
         place = worker.take_part(run, worker.train_launched)
-        _forget(run)
         with paths.through(place.rank).open("ab") as file:
             file.write(b".")
+        _forget(run)
 
 
 def _points(paths: TeamPaths) -> Iterator[RunPaths]:
