@@ -259,31 +259,49 @@ def one_epoch(*overrides: str) -> dict[str, Any]:
 
 
 def bench_start() -> Seconds:
-    """From the launch of a point to the end of its first step, as its records tell."""
-    seconds = []
+    """Twelve short points with processes that are reused, and with a launch for each: starts, and the overheads."""
+    seconds: Seconds = {"cold start": [], "warm start": [], "overhead, reused": [], "overhead, a launch each": []}
     for _ in range(3):
-        with tempfile.TemporaryDirectory() as folder:
-            subprocess.run(
-                [
-                    tool("bsweep"),
-                    "run",
-                    "local_batch=64",
-                    "num_workers=2",
-                    "epochs=1",
-                    "data.subset=200",
-                    "log_every_steps=1",
-                    "study=bench",
-                ],
-                cwd=folder,
-                capture_output=True,
-                check=True,
-            )
-            (metrics,) = Path(folder).glob("results/bench/*/metrics.jsonl")
-            launched_at = json.loads(metrics.with_name("meta.json").read_text())["launched_at"]
-            records = map(json.loads, metrics.read_text().splitlines())
-            seconds.append(next(r["time"] for r in records if r["type"] == "step") - launched_at)
-    print(f"start to first step of a launched point, 2 workers: {statistics.median(seconds):.1f} s (median of 3)")
-    return {"start": seconds}
+        for reuse, name in (("true", "overhead, reused"), ("false", "overhead, a launch each")):
+            with tempfile.TemporaryDirectory() as folder:
+                grid = ("local_batch=8,16,32,64,128,256", "num_workers=1,2", f"launch.reuse={reuse}", "study=bench")
+                point = ("data.subset=512", "model=tiny_cnn", "epochs=1", "launch.threads_per_worker=1")
+                began = time.perf_counter()
+                command = [tool("bsweep"), "run", "-m", *grid, *point, "log_every_steps=1"]
+                subprocess.run(command, cwd=folder, capture_output=True, check=True)
+                wall = time.perf_counter() - began
+                runs = [RunPaths(path.parent) for path in Path(folder).glob("results/bench/*/metrics.jsonl")]
+                seconds[name].append(wall - sum(map(spent_on_results, runs)))
+                for run in runs:
+                    seconds["cold start" if run.launcher_log.exists() else "warm start"].append(first_step_seconds(run))
+    found = medians(seconds)
+    ratio = found["overhead, a launch each"] / found["overhead, reused"]
+    print(
+        f"launch to first step, 1 and 2 workers: {found['cold start']:.2f} s (target: 4), in processes of the point "
+        f"before {found['warm start']:.2f} s (target: 0.5)"
+    )
+    print(
+        f"overhead of twelve points: {found['overhead, reused']:.1f} s, with a launch each "
+        f"{found['overhead, a launch each']:.1f} s: {ratio:.1f}x (target: 3x)"
+    )
+    return seconds
+
+
+def first_step_seconds(run: RunPaths) -> float:
+    launched_at: float = json.loads(run.meta.read_text())["launched_at"]
+    first: float = next(record["time"] for record in read_records(run.metrics)[0] if record["type"] == "step")
+    return first - launched_at
+
+
+def spent_on_results(run: RunPaths) -> float:
+    """Seconds of training steps and evaluations, each of which follows an epoch's last step at once."""
+    seconds, last_step = 0.0, 0.0
+    for record in read_records(run.metrics)[0]:
+        if record["type"] == "step":
+            last_step = record["time"]
+        elif record["type"] == "epoch":
+            seconds += record["train_seconds"] + record["time"] - last_step
+    return seconds
 
 
 def bench_analysis() -> Seconds:

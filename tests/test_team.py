@@ -24,7 +24,7 @@ STRATEGIES = {
 
 def numbers(cwd: Path, study: str) -> dict[str, list[dict[str, Any]]]:
     """What the runs of a study computed, but times."""
-    timed = {"time", "start_seconds", "config", "type", "schema"}
+    timed = {"time", "type", "schema", "servers"}
     of_runs = {}
     for paths in runs(cwd, study):
         records = (record for record in read_records(paths.metrics)[0] if record["type"] in ("step", "epoch"))
@@ -44,7 +44,7 @@ def launched(cwd: Path, study: str) -> list[tuple[int, int]]:
     found = []
     for paths in runs(cwd, study):
         (start,) = (record for record in read_records(paths.metrics)[0] if record["type"] == "start")
-        if (paths.logs / "launcher.log").exists():
+        if paths.launcher_log.exists():
             found.append((start["config"]["num_workers"], start["local_batch"]))
     return sorted(found)
 

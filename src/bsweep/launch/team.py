@@ -85,7 +85,7 @@ class Team(Started):
             path.touch()
         self._num_points = 0
         self.train(run)
-        super().__init__(commands(["bsweep.team", str(self._paths.folder)]), env, run.logs / "launcher.log")
+        super().__init__(commands(["bsweep.team", str(self._paths.folder)]), env, run.launcher_log)
 
     def train(self, run: RunPaths) -> None:
         """Have all train the point of a folder."""
@@ -151,7 +151,7 @@ def of(config: RunConfig, run: RunPaths, entry: Entry, env: Mapping[str, str], c
     if team is None or not is_warm:
         end()
         team = Team(config, run, env, commands) if _coming[key] > 0 else None
-    started = team or Started(commands([entry, str(run.folder.resolve())]), env, run.logs / "launcher.log")
+    started = team or Started(commands([entry, str(run.folder.resolve())]), env, run.launcher_log)
     _idle = None
     try:
         if team and is_warm:

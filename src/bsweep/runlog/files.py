@@ -61,6 +61,11 @@ class RunPaths:
     def logs(self) -> Path:
         return self.folder / "logs"
 
+    @property
+    def launcher_log(self) -> Path:
+        """What started the run's processes printed; not there where those of another run trained this one too."""
+        return self.logs / "launcher.log"
+
     def rank_logs(self, rank: int) -> Path:
         """Folder of a process's `stdout`, `stderr` and, where it failed, `error.json`. Servers follow the workers."""
         return self.logs / f"rank.{rank}"
