@@ -24,7 +24,7 @@ from bsweep import allocation, anatomy, calibration, data, launch, models, runlo
 from bsweep.config import ConfigError, RunConfig, own, save
 from bsweep.launch import Outcome
 from bsweep.launch import check as check_launch
-from bsweep.launch.processes import Entry
+from bsweep.launch.team import Entry
 from bsweep.place import inside_horovodrun, num_cores
 from bsweep.progress import Output, Progress
 from bsweep.runlog import Event, RunLog, RunPaths

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -68,9 +67,6 @@ class TorchStrategy(Strategy):
         dist.destroy_process_group()
 
 
-_NUMBERS = count()  # of this process's runs: the same on all that join, for they are started together
-
-
 def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     """The group of the workers, in which they have their ranks; parameter servers join the world around it only."""
     assert isinstance(config.launch, ProcessesConfig), config.launch
@@ -82,7 +78,7 @@ def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     store, rank, num_processes = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
     # torchrun's own store outlives a run: the next one of the same processes must not find what this one left there.
-    store = dist.distributed_c10d.PrefixStore(f"run {next(_NUMBERS)}", store)
+    store = dist.distributed_c10d.PrefixStore(str(config.study_dir / config.run_id), store)
     dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=num_processes)
     world: dist.ProcessGroup | None = dist.group.WORLD
     if config.num_server_processes:
