@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -302,6 +302,22 @@ def test_classes_are_guarded_by_the_checksum_too(folder: Path) -> None:
     path = cache_file()
     path.write_bytes(path.read_bytes().replace(b"cat", b"cow", 1))
     assert data.load(image_folder(folder), CPU).classes == ("cat", "dog")
+
+
+def test_a_process_reads_the_same_file_for_its_checksum_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data.load(image_folder(folder), CPU)
+    digests: list[str] = []
+    plain = cache._digest
+
+    def counted(tensors: Mapping[str, torch.Tensor], text: str) -> str:
+        digests.append(plain(tensors, text))
+        return digests[-1]
+
+    monkeypatch.setattr(cache, "_digest", counted)
+    for seconds, number in ((1000, 1), (1000, 1), (2000, 2)):  # the last is another version
+        os.utime(cache_file(), (seconds, seconds))
+        data.load(image_folder(folder), CPU)
+        assert len(digests) == number
 
 
 def _load_in_process(root: str, results: Any) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from bsweep import team
 from bsweep.config import own
+from bsweep.launch import team as leading
 from bsweep.runlog import RunPaths, read_records
 from bsweep.team import TeamPaths
-from tests.running import TINY, bsweep, imported_first, summaries
+from tests.running import TINY, bsweep, compose, imported_first, summaries
 from tests.test_run import runs
 
 POINT = (*TINY, "model=tiny_cnn", "epochs=2", "log_every_steps=1")
@@ -95,6 +96,34 @@ def test_a_point_that_fails_costs_itself_and_a_fresh_start(
     }  # fmt: skip
     assert found[16]["message"].startswith(said)
     assert launched(tmp_path, "s") == [(2, 5), (2, 8)]
+
+
+@pytest.mark.parametrize(
+    ("others", "can"),
+    [
+        (("local_batch=16", "model=vgg16", "seed=1", "strategy.buckets=2"), True),
+        (("num_workers=3",), False),
+        (("strategy.cycle_time_ms=2",), False),  # Horovod reads it once
+        (("launch.slowdown=[1,2]",), False),
+        (("launch=torchrun", "strategy=allreduce"), False),
+    ],
+)
+def test_which_points_the_same_processes_train(others: tuple[str, ...], can: bool) -> None:
+    point = ("local_batch=8", "num_workers=2")
+    assert (leading.key_of(compose(*point)) == leading.key_of(compose(*point, *others))) == can
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        ("launch.reuse=false",),
+        ("launch.memory_limit_mb=[512,512]",),
+        ("strategy=diloco", "strategy.on_loss=continue"),
+        ("launch=inline", "strategy=single", "num_workers=1"),
+    ],
+)
+def test_which_points_need_processes_of_their_own(point: tuple[str, ...]) -> None:
+    assert leading.key_of(compose("local_batch=8", "num_workers=2", *point)) is None
 
 
 def test_who_hears_of_no_parent_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
