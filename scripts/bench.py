@@ -1,9 +1,16 @@
 """Speed and memory of bsweep against plain programs, measured in one run, alternating, as ratios of medians.
 
-python scripts/bench.py [--json FILE] [memory] [step] [exchange] [strategies] [start] [analysis]      without names: all
+python scripts/bench.py [--quick] [--json FILE] [--against FILE] [NAME...]      without names: all
 
-The file gets every timed round of every program, in seconds, with the hardware and the command. Where there is a GPU,
-`step` runs on it, at three batches; `strategies` needs two.
+memory      peak memory of a lone worker
+alone       steps of each shipped model at batches of 8 to 256, beside the plain loop
+accumulation, parts      several passes a step; what a step consists of
+together    steps of two workers, beside DDP and Horovod's own optimizer wrapper
+step, exchange, strategies, start, analysis      see there
+
+The file (by default, of the whole suite, results/bench/HARDWARE.json) gets every timed round of every program, in
+seconds, with the hardware and the command; --against such a file says what got slower since, and exits with 1 then.
+Where there is a GPU, benches run on it; those of two workers, where there are two.
 """
 
 from __future__ import annotations
@@ -12,6 +19,7 @@ import argparse
 import json
 import math
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -28,6 +36,9 @@ from torch.nn import functional as F
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benches import against, alone, together  # noqa: E402
+from benches.common import Seconds, alternating, medians  # noqa: E402
+
 from bsweep import steps, study, worker  # noqa: E402
 from bsweep.config import RunConfig  # noqa: E402
 from bsweep.config.strategies import PLAIN_HOROVOD  # noqa: E402
@@ -39,36 +50,36 @@ from tests.running import compose, tool  # noqa: E402
 
 MEGABYTE = 2**20
 NOWHERE = RunPaths(Path("nowhere"))
-Seconds = dict[str, list[float]]  # of each program, by round
 
 
-def main(names: list[str], file: Path | None) -> None:
-    found = {name: globals()[f"bench_{name}"]() for name in NAMES if name in (names or NAMES)}
-    if file:
+def main(given: argparse.Namespace) -> int:
+    then = json.loads(given.against.read_text()) if given.against else {}  # before minutes of measuring
+    wanted = [name for name in NAMES if name in (given.names or NAMES)]
+    found = {name: globals()[f"bench_{name}"](*[given.quick] * (name in FAMILIES)) for name in wanted}
+    hardware = study.provenance(compose("local_batch=64"))
+    if file := given.json or (None if given.names or given.quick else default_file(hardware)):
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({**study.provenance(compose("local_batch=64")), **found}, indent=1) + "\n")
+        file.write_text(json.dumps({**hardware, **found}, indent=1) + "\n")
+        print(file)
+    slower = against.slower(found, then)
+    if given.against:
+        if then.get("cpu") != hardware["cpu"] or then.get("gpus") != hardware["gpus"]:
+            print(f"{given.against} is of other hardware: {then.get('cpu')} {' '.join(then.get('gpus') or ())}")
+        print("\n".join(slower) or f"nothing got slower since {given.against}")
+    return 1 if slower else 0
 
 
-NAMES = ("memory", "step", "exchange", "strategies", "start", "analysis")  # memory first: its peak is the process's
+def default_file(hardware: dict[str, Any]) -> Path:
+    gpus = [gpu.partition(",")[0] for gpu in hardware["gpus"]]
+    name = f"{len(gpus)}x {gpus[0]}" if gpus else f"{hardware['cpu']} {hardware['cores']} cores"
+    return ROOT / "results/bench" / f"{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}.json"
 
 
-def alternating(programs: dict[str, Callable[[], object]], rounds: int, calls: int = 1) -> Seconds:
-    """Seconds of a call of each program, in each of `rounds` alternating rounds of so many, after one to warm up."""
-    seconds: Seconds = {name: [] for name in programs}
-    for number in range(rounds + 1):
-        for name, program in programs.items():
-            start = time.perf_counter()
-            for _ in range(calls):
-                program()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            if number:
-                seconds[name].append((time.perf_counter() - start) / calls)
-    return seconds
-
-
-def medians(seconds: Seconds) -> dict[str, float]:
-    return {name: statistics.median(values) for name, values in seconds.items()}
+FAMILIES = ("alone", "accumulation", "parts", "together")  # which know a quick way
+# Memory comes first: its peak is the process's.
+NAMES = ("memory", *FAMILIES, "step", "exchange", "strategies", "start", "analysis")
+bench_alone, bench_accumulation, bench_parts = alone.steps_alone, alone.accumulation, alone.parts
+bench_together = together.steps_together
 
 
 STEP_TARGETS = {8: "5x", 64: "3x", 512: "65,000 images/s"}  # on one H100 or H200, by batch
@@ -352,14 +363,22 @@ def bench_memory() -> dict[str, int]:
     return {"peak_bytes": peak, "data_bytes": images, "state_bytes": state}
 
 
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--against", type=Path, metavar="FILE")
+    parser.add_argument("--quick", action="store_true", help="fewer batches and rounds: for a look, not for a figure")
+    given = parser.parse_args()
+    if unknown := sorted({*given.names} - {*NAMES}):
+        parser.error(f"{', '.join(unknown)}: unknown. Known: {', '.join(NAMES)}.")
+    return given
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["exchange_worker"]:
+    if sys.argv[1:2] == ["exchange_worker"]:
         bench_exchange_worker()
+    elif sys.argv[1:2] == ["together_worker"]:
+        together.be_worker(Path(sys.argv[2]), "--quick" in sys.argv)
     else:
-        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-        parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
-        parser.add_argument("--json", type=Path, metavar="FILE")
-        given = parser.parse_args()
-        if unknown := sorted({*given.names} - {*NAMES}):
-            parser.error(f"{', '.join(unknown)}: unknown. Known: {', '.join(NAMES)}.")
-        main(given.names, given.json)
+        sys.exit(main(parsed()))

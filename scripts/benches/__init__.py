@@ -1,0 +1,1 @@
+"""The families of cases of `scripts/bench.py`."""

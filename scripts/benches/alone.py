@@ -1,0 +1,142 @@
+"""One worker: steps of each shipped model beside the plain loop, accumulation, and what the steps consist of."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benches.common import (
+    Program,
+    Seconds,
+    alternating,
+    calls_of,
+    compared,
+    plain_model,
+    plain_optimizer,
+    plain_step,
+    ready,
+)
+from bsweep import anatomy, batching, calibration, profile, steps, study, worker
+from bsweep.config import RunConfig
+from bsweep.job import Job
+from bsweep.place import Place
+from tests.running import compose, write_text
+
+BATCHES, QUICK_BATCHES = (8, 64, 128, 256), (8, 64)
+FP32 = ("precision=fp32", "channels_last=false")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with the targets of bsweep's default against the plain loop, by batch."""
+
+    name: str
+    overrides: tuple[str, ...]
+    targets: dict[int, float]
+
+    def config(self, folder: Path, *more: str) -> RunConfig:
+        text = [f"data.path={folder / 'book.txt'}"] if "data=text" in self.overrides else ["data=synthetic"]
+        study_of = (f"results_dir={folder}", f"study={self.name.replace(' ', '_')}")
+        return compose("local_batch=64", *self.overrides, *text, *study_of, *more)
+
+
+RESNET = Case("resnet18 imagenet", ("model.stem=imagenet",), {8: 1.15, 64: 1.15, 128: 1.15})
+CASES = (
+    RESNET,
+    Case("resnet18 cifar", ("model.stem=cifar",), {8: 1.5, 64: 2.2}),
+    Case("vgg16", ("model=vgg16",), {}),
+    Case("llama_tiny", ("data=text", "model=llama_tiny", "optimizer=adamw"), {}),
+)
+
+
+def steps_alone(quick: bool) -> dict[str, Any]:
+    """By model and batch, seconds of a step of the plain fp32 loop, of bsweep in the same, and by default."""
+    found: dict[str, Any] = {}
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            write_text(Path(folder) / "book.txt", 200_000)
+            batches = QUICK_BATCHES if quick else BATCHES
+            same, default = prepare(case, Path(folder), batches)
+            model = plain_model(default)
+            optimizer = plain_optimizer(default, model)
+            for size in batches:
+                programs = {
+                    "plain": plain_step(model, optimizer, ready(default.dataset, default.device, size)),
+                    "same": of_job(same, size),
+                    "default": of_job(default, size),
+                }
+                print(f"{case.name}, batch {size}, default is {default.numerics}: ", end="", flush=True)
+                rounds = alternating(programs, rounds=3 if quick else 7, calls=calls_of(size))
+                print(compared(rounds, "plain", {"default": case.targets.get(size, 1.0)}), flush=True)
+                found[f"{case.name}, batch {size}"] = rounds
+    return found
+
+
+def prepare(case: Case, folder: Path, batches: Sequence[int]) -> tuple[Job, Job]:
+    """This worker in plain fp32, and as by default: as a long study of such batches would calibrate it."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    config = case.config(folder, "strategy=single", "launch=inline")
+    calibrate([replace(config, local_batch=batch) for batch in batches])
+    same = case.config(folder, "strategy=single", "launch=inline", *FP32)
+    return job_of(same, Place()), job_of(config, Place())
+
+
+def calibrate(points: Sequence[RunConfig]) -> None:
+    """Have the first worker that is prepared measure for all of them."""
+    points[0].study_dir.mkdir(parents=True, exist_ok=True)
+    calibration.request(points, calibration.LEAST_STEPS)
+
+
+def job_of(config: RunConfig, place: Place) -> Job:
+    study.paths_of(config).folder.mkdir(parents=True, exist_ok=True)
+    return worker.prepare(config, study.paths_of(config), place)
+
+
+def of_job(job: Job, size: int, num_passes: int = 1) -> Program:
+    batch = torch.arange(size, device=job.dataset.train_labels.device)
+    job.training_model.train()
+    return lambda: steps.train_step(job, batch, batch, 1, num_passes)
+
+
+def accumulation(quick: bool) -> dict[str, Seconds]:
+    """A step of 64 images in four passes of 16."""
+    with tempfile.TemporaryDirectory() as folder:
+        same, default = prepare(RESNET, Path(folder), (16,))
+        model = plain_model(default)
+        batch = ready(default.dataset, default.device, 64)
+        programs = {
+            "plain": plain_step(model, plain_optimizer(default, model), batch, 4),
+            "same": of_job(same, 64, 4),
+            "default": of_job(default, 64, 4),
+        }
+        rounds = alternating(programs, rounds=3 if quick else 7)
+    print(f"{RESNET.name}, 4 passes of 16: {compared(rounds, 'plain', {'default': 1.0})}", flush=True)
+    return {f"{RESNET.name}, 4 passes of 16": rounds}
+
+
+def parts(quick: bool) -> dict[str, Any]:
+    """What the steps of a lone worker consist of, at a small and at a common batch."""
+    found = {}
+    for case in CASES[:1] if quick else CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            write_text(Path(folder) / "book.txt", 200_000)
+            _, job = prepare(case, Path(folder), (8, 64))
+            for size in (8, 64):
+                found[f"{case.name}, batch {size}"] = dissected(job, size, f"{case.name}, batch {size}")
+    return found
+
+
+def dissected(job: Job, size: int, name: str) -> dict[str, float]:
+    """The parts of steps at a batch, printed by the first worker; all of them call it together."""
+    config = replace(job.config, local_batch=size)
+    found = profile.dissect(replace(job, config=config, policy=batching.build(config)), most_rounds=28)
+    if job.place.rank == 0:
+        print(f"{name}: the parts add up to {found.adds_up_to:.1%} of a step (target: within 5 % of it)")
+        print(anatomy.table([found]), flush=True)
+    return {**found.parts, "step": found.step_seconds}

@@ -1,0 +1,101 @@
+"""What all benches share: programs in turns, and how they compare."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from bsweep import models
+from bsweep.data.dataset import Dataset
+from bsweep.job import Job
+from bsweep.models.taps import TrimmedConv2d
+
+Program = Callable[[], object]
+Seconds = dict[str, list[float]]  # of each program, by round
+
+
+def alternating(
+    programs: Mapping[str, Program], rounds: int, calls: int = 1, before: Program = lambda: None
+) -> Seconds:
+    """Seconds of a call of each program, in each of `rounds` alternating rounds of so many, after one to warm up.
+
+    `before` is called, untimed, before each program's turn.
+    """
+    seconds: Seconds = {name: [] for name in programs}
+    for number in range(rounds + 1):
+        for name, program in programs.items():
+            before()
+            start = time.perf_counter()
+            for _ in range(calls):
+                program()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if number:
+                seconds[name].append((time.perf_counter() - start) / calls)
+    return seconds
+
+
+def calls_of(size: int) -> int:
+    """Steps of a batch to time at once: those of a GPU are queued, those of a small batch are short."""
+    return 50 if torch.cuda.is_available() else 4 if size <= 16 else 1
+
+
+def medians(seconds: Seconds) -> dict[str, float]:
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def compared(seconds: Seconds, reference: str, targets: Mapping[str, float]) -> str:
+    """How many times as fast as the reference each program is: the ratio of medians, and the rounds' quartiles."""
+    middle = medians(seconds)
+    words = [f"{reference} {middle[reference] * 1e3:.3g} ms"]
+    for name in seconds:
+        if name != reference:
+            rounds = [first / second for first, second in zip(seconds[reference], seconds[name], strict=True)]
+            low, _, high = statistics.quantiles(rounds, n=4)
+            target = f", target {targets[name]:g}x" if name in targets else ""
+            words.append(f"{name} {middle[reference] / middle[name]:.2f}x ({low:.2f}-{high:.2f}{target})")
+    return "; ".join(words)
+
+
+def plain_model(job: Job) -> torch.nn.Module:
+    """The job's model as its library has it: fp32, contiguous, with all taps of its kernels."""
+    model = models.initial(job.config, job.dataset, job.device, torch.float32, torch.contiguous_format)
+    for module in model.modules():
+        if isinstance(module, TrimmedConv2d):
+            module.__class__ = torch.nn.Conv2d  # type: ignore[assignment] # its base
+    return model.train()
+
+
+def plain_optimizer(job: Job, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Of the same rule as the job's, as one writes it first."""
+    group = job.optimizer.param_groups[0]
+    if isinstance(job.optimizer, torch.optim.SGD):
+        return torch.optim.SGD(model.parameters(), lr=group["lr"], momentum=group["momentum"])
+    return torch.optim.AdamW(model.parameters(), lr=group["lr"])
+
+
+def ready(dataset: Dataset, device: torch.device, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch that needs no more work: float images or tokens, and classes."""
+    examples, labels, _ = dataset.train.take(torch.arange(size, device=dataset.train_labels.device))
+    inputs = examples.float() / 255 if examples.dtype == torch.uint8 and examples.dim() == 4 else examples.long()
+    return inputs.to(device), labels.long().to(device)
+
+
+def plain_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[torch.Tensor], num_passes: int = 1
+) -> Program:
+    """A training step that anyone writes first, in as many passes."""
+    chunks = list(zip(*(tensor.chunk(num_passes) for tensor in batch), strict=True))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for inputs, targets in chunks:
+            logits = model(inputs)
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+            (loss / num_passes).backward()
+        optimizer.step()
+
+    return step

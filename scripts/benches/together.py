@@ -1,0 +1,122 @@
+"""Two workers: bsweep beside torch's DDP and Horovod's own optimizer wrapper, in turns in the same two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benches import alone
+from benches.common import Program, alternating, calls_of, compared, plain_model, plain_optimizer, plain_step, ready
+from bsweep import steps
+from bsweep.data import plan
+from bsweep.job import Job
+from bsweep.place import Place, num_cores
+from bsweep.strategies import process_group
+from tests.running import free_port, tool, write_text
+
+TARGETS = {8: 1.15, 64: 1.05}  # against DDP, of the same precision and layout
+_BATCHES = {"resnet18 imagenet": (8, 64), "resnet18 cifar": (8, 64), "llama_tiny": (8,)}
+
+
+def steps_together(quick: bool) -> dict[str, Any]:
+    """By model and local batch, seconds of a step of two workers, of the first one's clock."""
+    bench = str(Path(__file__).parents[1] / "bench.py")
+    with tempfile.TemporaryDirectory() as folder:
+        python = [sys.executable, "-u", "-W", "ignore::FutureWarning"]
+        command = [tool("horovodrun"), "-np", "2", "--gloo", *python, bench, "together_worker", folder]
+        variables = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+        command += ["--quick"] if quick else []
+        with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout or ():
+                print(line.removeprefix("[0]<stdout>:"), end="", flush=True)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
+        found: dict[str, Any] = json.loads((Path(folder) / "found.json").read_text())
+    return found
+
+
+def be_worker(folder: Path, quick: bool) -> None:
+    """One of the two processes."""
+    place = Place.from_environment()
+    os.environ["RANK"] = str(place.rank)
+    torch.set_num_threads(max(1, num_cores() // 2))
+    join = process_group.join
+    # All programs of this process share one group.
+    process_group.join = lambda *job: (
+        dist.distributed_c10d._get_default_group() if dist.is_initialized() else join(*job)
+    )
+    found: dict[str, Any] = {"steps": {}, "parts": {}}
+    for case in alone.CASES[:1] if quick else alone.CASES:
+        for size in _BATCHES.get(case.name, ()):
+            compare(case, size, folder / str(place.rank), 3 if quick else 7, place, found)
+    if place.rank == 0:
+        (folder / "found.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def compare(
+    case: alone.Case, size: int, folder: Path, rounds: int, place: Place, found: Mapping[str, dict[str, Any]]
+) -> None:
+    name = f"{case.name}, 2 workers, local batch {size}"
+    jobs = prepare(case, size, folder, place)
+    programs = {**plain_programs(jobs["horovod"], size), **{name: of_job(job, size) for name, job in jobs.items()}}
+    seconds = alternating(programs, rounds, calls=calls_of(size), before=dist.barrier)
+    if place.rank == 0:
+        targets = dict.fromkeys(("horovod", "allreduce"), TARGETS[size])
+        print(f"{name}, default is {jobs['default'].numerics}: {compared(seconds, 'DDP', targets)}", flush=True)
+    found["steps"][name] = seconds
+    for kind in ("horovod", "allreduce"):
+        found["parts"][f"{name}, {kind}"] = alone.dissected(jobs[kind], size, f"{name}, {kind}")
+
+
+def prepare(case: alone.Case, size: int, folder: Path, place: Place) -> dict[str, Job]:
+    """This worker of bsweep's, in plain fp32 over either exchange, and as a study would calibrate it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_text(folder / "book.txt", 200_000)
+    device = "auto" if torch.cuda.device_count() > 1 else "cpu"
+    point = (f"local_batch={size}", "num_workers=2", f"device={device}")
+    default = case.config(folder, *point, "strategy=horovod")
+    alone.calibrate([default])
+    configs = {
+        "allreduce": case.config(folder, *point, "strategy=allreduce", *alone.FP32),
+        "horovod": case.config(folder, *point, "strategy=horovod", *alone.FP32),
+        "default": default,
+    }
+    return {name: alone.job_of(config, place) for name, config in configs.items()}
+
+
+def of_job(job: Job, size: int) -> Program:
+    batch = torch.arange(2 * size, device=job.dataset.train_labels.device)
+    part = plan.worker_part(batch, job.place.rank, 2)
+    job.training_model.train()
+    return lambda: steps.train_step(job, batch, part, 1)
+
+
+def plain_programs(job: Job, size: int) -> dict[str, Program]:
+    """What one writes first: torch's DistributedDataParallel, and Horovod's DistributedOptimizer; fp32, contiguous."""
+    import horovod.torch as hvd
+    from torch.nn.parallel import DistributedDataParallel
+
+    batch = ready(job.dataset, job.device, size)
+    of_ddp, of_horovod = plain_model(job), plain_model(job)
+    hvd.broadcast_parameters(of_horovod.state_dict(), root_rank=0)
+    wrapped = hvd.DistributedOptimizer(
+        plain_optimizer(job, of_horovod), named_parameters=list(of_horovod.named_parameters())
+    )
+    ddp = DistributedDataParallel(of_ddp, broadcast_buffers=False)
+    return {
+        "DDP": plain_step(ddp, plain_optimizer(job, of_ddp), batch),
+        "Horovod's wrapper": plain_step(of_horovod, wrapped, batch),
+    }
