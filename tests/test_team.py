@@ -12,6 +12,7 @@ from bsweep.config import own
 from bsweep.launch import team as leading
 from bsweep.runlog import RunPaths, read_records
 from bsweep.team import TeamPaths
+from tests.gpus import on_gpus
 from tests.running import TINY, bsweep, compose, imported_first, summaries
 from tests.test_run import runs
 
@@ -64,6 +65,18 @@ def test_processes_that_trained_a_point_train_the_next_as_fresh_ones_do(tmp_path
     reused, fresh = numbers(tmp_path, "reused"), numbers(tmp_path, "fresh")
     assert fresh and fresh == {run: reused[run] for run in fresh}, "bit for bit"
     assert not list((tmp_path / "results/reused").glob(".team.*"))
+
+
+@pytest.mark.parametrize("strategy", [on_gpus(name, number=2) for name in ("horovod", "allreduce", "ddp")])
+def test_a_point_gives_its_gpu_memory_back(tmp_path: Path, strategy: str) -> None:
+    images = ("data=synthetic", "data.num_train=2048", "data.num_test=100", "data.shape=[3,32,32]")
+    grid = ("-m", "local_batch=512,8", "num_workers=2", "epochs=1", "study=s", f"strategy={strategy}")
+    result = bsweep("run", *grid, *images, cwd=tmp_path, fresh=True)
+    assert result.returncode == 0, result.stderr
+    assert launched(tmp_path, "s") == [(2, 512)]
+    epochs = [r for paths in runs(tmp_path) for r in read_records(paths.metrics)[0] if r["type"] == "epoch"]
+    peaks = {epoch["global_batch"]: epoch["peak_memory_bytes"] for epoch in epochs}
+    assert peaks[16] < peaks[1024] / 2
 
 
 @pytest.mark.parametrize(
