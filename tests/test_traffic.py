@@ -24,7 +24,7 @@ class Pair(Summing):
     def __init__(self, clock: list[float], message_seconds: float) -> None:
         config = compose("local_batch=8", "num_workers=2")
         super().__init__(config, config.strategy, Place(0, 2), RunPaths(Path()))
-        self._vector, self._codec = SimpleNamespace(gradients=torch.zeros(4)), None  # type: ignore[assignment]
+        self._vector, self._codec = SimpleNamespace(gradients=torch.zeros(4), scale=None), None  # type: ignore[assignment]
         self.clock, self.message_seconds = clock, message_seconds
         self.other = torch.zeros(0)
 

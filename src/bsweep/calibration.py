@@ -173,4 +173,5 @@ def _of_start(record: Mapping[str, Any]) -> Numerics | None:
     config = record["config"]
     if config["precision"] != "auto":
         return None
-    return Numerics(record["precision"], record.get("channels_last", config["channels_last"]))
+    told = record.get("channels_last")  # null in records of earlier versions, whose configuration said which
+    return Numerics(record["precision"], bool(config["channels_last"]) if told is None else told)
