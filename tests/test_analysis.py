@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -423,6 +424,22 @@ def test_the_fit_recovers_known_constants(tmp_path: Path) -> None:
 def test_two_batch_sizes_are_too_few_to_fit(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=3))
     assert analysis.seconds_fits(study.runs).empty
+
+
+def test_the_exponent_of_a_power_law_is_recovered_with_its_interval() -> None:
+    exponent, half = analysis.fit_power([1, 2, 4, 8], [3.0, 1.5, 0.75, 0.375])
+    assert exponent == pytest.approx(-1) and half == pytest.approx(0, abs=1e-9)
+    exponent, half = analysis.fit_power([1, math.e, math.e**2], [1, math.e**2, math.e**2])
+    assert exponent == pytest.approx(1) and half == pytest.approx(12.706 * math.sqrt(1 / 3), rel=1e-4)
+
+
+def test_how_an_epoch_grows_is_told_for_three_cells_or_more(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(16, 64), num_workers=(1, 2, 4)))
+    by_workers = analysis.epoch_growth(study, "num_workers")
+    assert list(by_workers["exponent"]) == pytest.approx([-0.9, -0.9])  # the seconds go with w^0.1 / w
+    assert list(by_workers["num_points"]) == [3, 3]
+    assert list(by_workers.index.get_level_values("local_batch")) == [16, 64]
+    assert analysis.epoch_growth(study, "local_batch").empty and analysis.epoch_growth(study, "num_train").empty
 
 
 def test_speedup_is_by_images_per_second_at_equal_local_batch(tmp_path: Path) -> None:

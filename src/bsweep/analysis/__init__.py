@@ -2,6 +2,7 @@
 
 from bsweep.analysis.advice import against_published, headlines
 from bsweep.analysis.geo_distributed import CONTRADICTIONS, IdleModel, idle_model, modelled_idle, published_idle
+from bsweep.analysis.growth import GROWS_WITH, epoch_growth, fit_power
 from bsweep.analysis.idle import (
     NODE,
     compares_allocations,
@@ -56,6 +57,7 @@ __all__ = [
     "ACCURACY_MARGIN",
     "CHANCE_ALPHA",
     "CONTRADICTIONS",
+    "GROWS_WITH",
     "METRICS",
     "MIN_SEEDS_FOR_INTERVAL",
     "NODE",
@@ -77,10 +79,12 @@ __all__ = [
     "ends_in_rounds",
     "entangled",
     "epoch_curves",
+    "epoch_growth",
     "equal_time_losses",
     "failures",
     "fastest_accurate",
     "fit_line",
+    "fit_power",
     "fit_ratio",
     "headlines",
     "idle_model",

@@ -157,6 +157,7 @@ COMPUTED = (  # of the tables that the analysis makes of these
     Column("r_squared", heading="R²"),
     Column("misses", heading="misses (%)"),
     Column("num_batches", heading="batch sizes"),
+    Column("num_points", heading="cells"),
     Column("step_seconds", heading="fixed cost of a step (s)"),
     Column("image_seconds", heading="time per example of one worker (s)"),
     Column("total_seconds", heading="in all (s)"),

@@ -26,6 +26,7 @@ def tables(study: Study) -> Iterator[Table]:
         "Ratio to the next smaller local batch, everything else being equal.": _ratios(cells),
         " ".join(filter(None, (_SPEEDUP, no_speedup))): _speedups(cells),
         _FIT: _fits(study),
+        **{_GROWTH.format(heading(along)): _growth(study, along) for along in analysis.GROWS_WITH},
         _steps_caption(study): _steps(study),
         "Parameter servers: how evenly they share model and work.": analysis.server_loads(study),
         _SHARDING: analysis.sharding_gains(study),
@@ -71,6 +72,10 @@ _FIT = (
     "Least-squares fit of training time, a + c / local batch. The misses are the largest below and above the fit, in "
     "percent of the times."
 )
+_GROWTH = (
+    "How the cost grows: the seconds of an epoch go with the power of the {} that the exponent says, by least squares "
+    "of logarithms over the means of cells that differ in it alone. ± is the half-width of its 95 % t-interval."
+)
 _SHARDING = (
     "What sharding VGG-16 by memory gains in images per second over sharding it by layer, as a fraction. The fitted "
     "formula is the published study's, with its constant fitted to the published gains and the shares on record."
@@ -95,6 +100,13 @@ def _fits(study: Study) -> pd.DataFrame:
     misses = zip(fits.pop("lowest_residual"), fits.pop("highest_residual"), strict=True)
     fits.insert(3, "misses", [f"{100 * low:+.0f} to {100 * high:+.0f}" for low, high in misses])
     return fits
+
+
+def _growth(study: Study, along: str) -> pd.DataFrame:
+    table = analysis.epoch_growth(study, along)
+    return table.assign(
+        exponent=[spread(*fit) for fit in zip(table["exponent"], table.pop("exponent_ci95"), strict=True)]
+    )
 
 
 def _steps_caption(study: Study) -> str:
