@@ -139,6 +139,7 @@ def write_run(
     settings: Mapping[str, Any] | None = None,
     meta: Mapping[str, Any] = META,
     num_train: int = NUM_TRAIN,
+    num_parameters: int = 11_181_642,
     num_rounds: int = 0,
     threads: int = 2,
     accuracy: float | None = None,
@@ -159,7 +160,7 @@ def write_run(
     paths.meta.write_text(json.dumps(meta))
     start = Start(
         run_id=folder.name, config=config, local_batch=local_batch, global_batch=global_batch, num_train=num_train,
-        num_test=10_000, classes=CIFAR10, num_parameters=11_181_642, tokens_per_example=None, device="cpu",
+        num_test=10_000, classes=CIFAR10, num_parameters=num_parameters, tokens_per_example=None, device="cpu",
         precision="fp32", threads=threads, start_seconds=1.5,
     )  # fmt: skip
     done = epochs if num_epochs_done is None else num_epochs_done

@@ -440,6 +440,21 @@ def test_how_an_epoch_grows_is_told_for_three_cells_or_more(tmp_path: Path) -> N
     assert list(by_workers["num_points"]) == [3, 3]
     assert list(by_workers.index.get_level_values("local_batch")) == [16, 64]
     assert analysis.epoch_growth(study, "local_batch").empty and analysis.epoch_growth(study, "num_train").empty
+    assert analysis.epoch_growth(study, "num_parameters").empty
+
+
+def test_how_an_epoch_grows_with_parameters_is_told_across_models(tmp_path: Path) -> None:
+    for name, count in (("resnet18", 10**4), ("vgg16", 10**5), ("llama", 10**6), ("none", 10**6)):
+        write_run(tmp_path / "s", local_batch=8, settings={"model.name": name}, num_parameters=count)
+    loaded = bsweep.load(tmp_path / "s")
+    counts = loaded.epochs["run_id"].map(loaded.runs.set_index("run_id")["num_parameters"])
+    study = replace(loaded, epochs=loaded.epochs.assign(train_seconds=counts.astype(float) ** 0.5))
+    growth = analysis.epoch_growth(study, "num_parameters").reset_index()
+    assert growth["exponent"].tolist() == pytest.approx([0.5]) and growth["num_points"].tolist() == [4]
+    assert "model" not in growth
+    assert analysis.epoch_growth(replace(study, runs=study.runs.iloc[2:]), "num_parameters").empty, "two lie on any"
+    in_rounds = study.runs.assign(**{"strategy.max_seconds": 60.0})
+    assert analysis.epoch_growth(replace(study, runs=in_rounds), "num_parameters").empty, "the last is a fragment"
 
 
 def test_speedup_is_by_images_per_second_at_equal_local_batch(tmp_path: Path) -> None:
@@ -631,6 +646,7 @@ def test_a_steps_time_is_told_apart(tmp_path: Path) -> None:
     assert (step["exposed_exchange_seconds"], step["wait_seconds"]) == (pytest.approx(4 * 0.743), pytest.approx(0.025))
     assert step["compute_seconds"] == pytest.approx(4 - 0.025)
     assert step["sent_bytes"] == 4 * 138_357_544
+    assert step["sent_of_ring"] == pytest.approx(138_357_544 / (2 * 3 / 4 * 11_181_642))
     assert np.isnan(times.xs(1, level="num_workers").iloc[0]["compute_seconds"])
 
 

@@ -99,6 +99,7 @@ RUNS = (
     Column("local_batches", "any", role="other"),
     Column("num_classes", "any", role="other"),
     Column("num_test", "any", role="other"),
+    Column("num_parameters", "count_or_null", "parameters", role="other", source="start", is_always=False),
     Column("slowdown", "text", role="minor", source="launch.slowdown", is_always=False),
 )
 EPOCHS = (
@@ -162,6 +163,7 @@ COMPUTED = (  # of the tables that the analysis makes of these
     Column("image_seconds", heading="time per example of one worker (s)"),
     Column("total_seconds", heading="in all (s)"),
     Column("sent_megabytes", heading="sent by a worker (MB)"),
+    Column("sent_of_ring", heading="sent, of a ring's bytes"),
     Column("num_servers", heading="servers", digits="g"),
     Column("largest_share"),
     Column("busiest_load", heading="load of the busiest"),

@@ -1,4 +1,4 @@
-"""How the time of an epoch grows with batch, workers and examples: exponents of power laws, with their intervals."""
+"""How the time of an epoch grows with batch, workers, examples and parameters: exponents, with their intervals."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
+from bsweep.analysis.derived import of_rounds
 from bsweep.analysis.keys import levels
 from bsweep.analysis.once import once
 from bsweep.analysis.study import Study
 from bsweep.analysis.tables import cell_means
 
-GROWS_WITH = ("local_batch", "num_workers", "num_train")
+GROWS_WITH = ("local_batch", "num_workers", "num_train", "num_parameters")
 _MIN_POINTS = 3  # two lie on every power law
 
 
@@ -30,13 +31,22 @@ def fit_power(x: ArrayLike, y: ArrayLike) -> tuple[float, float]:
 def epoch_growth(study: Study, along: str) -> pd.DataFrame:
     """Exponents of the seconds of an epoch over one of `GROWS_WITH`, indexed by the series of cells that differ in it.
 
-    Columns: `exponent`, of the means of cells; `exponent_ci95`, half its 95 % t-interval; `num_points`.
+    Cells that differ in `num_parameters` differ in all that is said of the model. Runs that end with a round are left
+    out: their last epoch is a fragment. Columns: `exponent`, of the means of cells, each of which counts alike;
+    `exponent_ci95`, half its 95 % t-interval, which is as wide as the means miss a power law; `num_points`.
     """
-    seconds = study.epochs.groupby("run_id")["train_seconds"].mean().to_frame("epoch_seconds")
-    cells = cell_means(study, seconds).dropna(subset="epoch_seconds")
-    others, rows = [name for name in levels(cells) if name != along], []
-    for key, series in cells.groupby(level=others) if along in levels(cells) else ():
-        if len(series) >= _MIN_POINTS:
-            fitted = fit_power(series.index.get_level_values(along), series["epoch_seconds"])
-            rows.append((*key, *fitted, len(series)))
+    runs = study.runs[~of_rounds(study.runs)].set_index("run_id").reindex(columns=["num_parameters"]).astype(float)
+    seconds = study.epochs.groupby("run_id")["train_seconds"].mean()
+    cells = cell_means(study, runs.join(seconds)).dropna(subset="train_seconds")
+    others = [name for name in levels(cells) if not _differs(name, along)]
+    cells, rows = cells.reset_index([name for name in levels(cells) if name not in others]), []
+    for key, series in cells.groupby(level=others) if along in cells else ():
+        points = series.dropna(subset=along)
+        if points[along].nunique() >= _MIN_POINTS:
+            rows.append((*key, *fit_power(points[along], points["train_seconds"]), len(points)))
     return pd.DataFrame(rows, columns=[*others, "exponent", "exponent_ci95", "num_points"]).set_index(others)
+
+
+def _differs(name: str, along: str) -> bool:
+    is_of_model = name in ("model", "stem") or name.startswith("model.")
+    return name == along or (along == "num_parameters" and is_of_model)

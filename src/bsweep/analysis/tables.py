@@ -160,8 +160,8 @@ def step_times(study: Study) -> pd.DataFrame:
     Columns: `n`, `total_seconds`, `compute_seconds` (the rest), `codec_seconds` (NaN without one, and where it computes
     beside the steps), `exposed_exchange_seconds` (what computing did not hide; with what the codec computes where that
     is beside the steps, and in older records),
-    `wait_seconds` (a worker's mean), `sent_bytes` (of a worker); NaN where not measured. Where workers take unequal
-    steps, all are for as many examples as `step_unit` says.
+    `wait_seconds` (a worker's mean), `sent_bytes` (of a worker), `sent_of_ring` (these over `ring_bytes`); NaN where
+    not measured. Where workers take unequal steps, all are for as many examples as `step_unit` says.
     """
     return cell_means(study, step_seconds(study))
 
@@ -182,7 +182,19 @@ def step_seconds(study: Study) -> pd.DataFrame:
     spent = times["exposed_exchange_seconds"] + times["wait_seconds"] + times["codec_seconds"].fillna(0)
     times.insert(1, "compute_seconds", (times["total_seconds"] - spent).clip(lower=0))  # the clocks are not the same
     order = ["total_seconds", "compute_seconds", "codec_seconds", "exposed_exchange_seconds", "wait_seconds"]
-    return times[[*order, "sent_bytes"]]
+    times["sent_of_ring"] = times["sent_bytes"] / ring_bytes(study.runs) if step_unit(study) == "step" else np.nan
+    return times[[*order, "sent_bytes", "sent_of_ring"]]
+
+
+def ring_bytes(runs: pd.DataFrame) -> pd.Series[float]:
+    """2 (p - 1) / p n by `run_id`: what each of p workers sends where a ring sums n bytes of gradient; NaN for one.
+
+    No all-reduce of the whole gradient among workers alone sends less (Patarasuk and Yuan, 2009).
+    """
+    known = runs.set_index("run_id").reindex(columns=["num_workers", "num_parameters", "precision"])
+    element_bytes = known["precision"].map({"fp64": 8}).fillna(4)
+    workers = known["num_workers"].where(known["num_workers"] > 1)
+    return 2 * (workers - 1) / workers * known["num_parameters"].astype(float) * element_bytes
 
 
 def step_unit(study: Study) -> str:
