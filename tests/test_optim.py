@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from bsweep import optim
+from bsweep import models, optim
 from bsweep.torchvision_shim import import_torchvision
 from bsweep.vector import Vector
 from tests.running import compose
+from tests.test_steps import Operations
 
 
 def make_model() -> nn.Module:
@@ -83,6 +84,21 @@ def test_layerwise_optimizers_equal_timm_on_a_plain_model(name: str) -> None:
     vector = Vector(model)
     result = train(model, optim.build(config.optimizer, vector), vector)
     torch.testing.assert_close(result, train(plain, reference), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "most"), [("sgd", 1), ("adamw", 2), ("lars", 45), ("lamb", 60)])
+def test_an_update_is_few_kernels(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where timm takes all layers at once; those that each have a number of their own are one by one."""
+    import_torchvision()
+    monkeypatch.setattr("timm.optim._helpers._default_to_fused_or_foreach", lambda *_, **__: (False, True))
+    config = compose("local_batch=8", f"optimizer={name}", "optimizer.weight_decay=0.01")
+    vector = Vector(models.build(config.model, num_classes=10, shape=(3, 32, 32)))
+    optimizer = optim.build(config.optimizer, vector)
+    optimizer.step()
+    with Operations() as operations:
+        optimizer.step()
+    num_alone = sum(part.is_matrix for part in vector.slices) if name in ("lars", "lamb") else 0
+    assert len(operations.launched) + num_alone <= most, operations.launched
 
 
 @pytest.mark.parametrize(

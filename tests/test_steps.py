@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,9 @@ from torch import Tensor
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bsweep import graphs, optim, peers, steps, worker
+from bsweep import graphs, memory, optim, peers, steps, worker
 from bsweep.clock import StepClock
-from bsweep.config import ConfigError
+from bsweep.config import ConfigError, own
 from bsweep.job import Job
 from bsweep.place import Place
 from bsweep.runlog import RunPaths, read_records
@@ -61,14 +62,15 @@ class Operations(TorchDispatchMode):
         return result
 
 
-def test_a_step_is_few_operations(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("precision", "most"), [("fp32", 200), ("bf16", 245), ("fp16", 252)])
+def test_a_step_is_few_operations(tmp_path: Path, precision: str, most: int) -> None:
     """To launch one takes the host some 10 us, in which a fast GPU computes it for a small batch."""
-    job = prepared(tmp_path, *IMAGES, "model=resnet18", "precision=fp32")
+    job = prepared(tmp_path, *IMAGES, "model=resnet18", f"precision={precision}")
     batch = torch.arange(4)
     steps.train_step(job, batch, batch, 1)
     with Operations() as operations:
         steps.train_step(job, batch, batch, 1)
-    assert len(operations.launched) <= 200, operations.launched
+    assert len(operations.launched) <= most, operations.launched
 
 
 def on_meta(*overrides: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
@@ -106,20 +108,20 @@ def trained(folder: Path, *overrides: str) -> tuple[Tensor, list[dict[str, Any]]
     return job.vector.parameters.clone(), list(read_records(RunPaths(folder).metrics)[0])
 
 
-Capture = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], None], int | None]]
+Capture = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], None], int]]
 
 
 def calls_again(replays: list[int]) -> Capture:
     """In place of a capture: what computes the work anew calls it again, and counts that."""
 
-    def capture(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int | None]:
+    def capture(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int]:
         result = work().clone()
 
         def replay() -> None:
             replays.append(1)
             result.copy_(work())
 
-        return result, replay, None
+        return result, replay, 1000
 
     return capture
 
@@ -150,13 +152,46 @@ def test_steps_of_a_graph_are_those_without(
     assert losses[0] == losses[1]
 
 
-def breaks(_: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int | None]:
+def test_what_a_graph_takes_is_measured_beside_what_is_there_and_counts_on_top_of_it_later(
+    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU on which 100 bytes are allocated, and 700 at most in a capture; later 300, with an optimizer's state."""
+    gauge = SimpleNamespace(now=100, most=900)
+    stream = SimpleNamespace(device=torch.device("cuda"), wait_stream=lambda _: None)
+    cuda = SimpleNamespace(
+        CUDAGraph=lambda: SimpleNamespace(replay=None),
+        Stream=lambda: stream,
+        current_stream=lambda: stream,
+        stream=lambda _: nullcontext(),
+        graph=lambda *_, **__: nullcontext(),
+        synchronize=lambda: None,
+    )
+
+    def work() -> Tensor:
+        gauge.most = max(gauge.most, 700)
+        return torch.zeros(3)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda))
+        patch.setattr(memory, "reset_peak", lambda _: setattr(gauge, "most", gauge.now))
+        patch.setattr(memory, "peak_bytes", lambda _: gauge.most)
+        patch.setattr(memory, "allocated_bytes", lambda _: gauge.now)
+        assert graphs.capture(work)[2] == 600
+    may_capture(calls_again([]))
+    monkeypatch.setattr(memory, "peak_bytes", lambda _: 310)
+    monkeypatch.setattr(memory, "allocated_bytes", lambda _: 300)
+    _, records = trained(tmp_path, "epochs=1")
+    assert [record["peak_memory_bytes"] for record in records if record["type"] == "epoch"] == [1300]
+
+
+def breaks(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int]:
+    work()
     raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
 
-def is_stale(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int | None]:
+def is_stale(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int]:
     """As of a model that chose in Python, when it was captured, what to compute."""
-    return work().clone(), lambda: None, None
+    return work().clone(), lambda: None, 0
 
 
 @pytest.mark.parametrize(
@@ -170,9 +205,42 @@ def test_what_cannot_be_captured_is_launched_step_by_step(
     parameters, records = trained(tmp_path / "auto")
     assert torch.equal(parameters, plain)
     (warning,) = (record["message"] for record in records if record["type"] == "event")
-    assert said in warning and "\n" not in warning
+    assert said in warning and "\n" not in warning and "graph=false" in warning
     with pytest.raises(ValueError, match=f"graph=true, but .*{said}"):
         trained(tmp_path / "true", "graph=true")
+
+
+def test_a_capture_that_breaks_off_leaves_no_trace(
+    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one example, at which BatchNorm is told to go by its running statistics, too."""
+    job = prepared(tmp_path, *TINY, "model=resnet18", "precision=fp32", "local_batch=4")
+    kept, batch, random = [job.vector.parameters, *job.model.buffers()], torch.arange(4), torch.get_rng_state()
+    before = [tensor.clone() for tensor in kept]
+    steps.passes(job, batch, batch, 0)
+    assert not all(map(torch.equal, before, kept)), "passes leave statistics"
+    before = [tensor.clone() for tensor in kept]
+    may_capture(breaks)
+    assert steps.captured(job)[0].graph is None
+    assert all(map(torch.equal, before, kept)) and torch.equal(torch.get_rng_state(), random)
+    monkeypatch.setattr(type(job.objective), "loss", lambda *_: breaks(lambda: torch.zeros(0)))
+    with pytest.raises(RuntimeError):
+        steps.passes(job, batch[:1], batch[:1], 0)
+    assert all(module.training for module in job.model.modules())
+
+
+def test_one_worker_without_a_graph_leaves_all_without(
+    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = prepared(tmp_path, *SMALL)
+    monkeypatch.setattr(job.strategy, "members", (0, 2))
+    may_capture(calls_again([]))
+    for reason, broke_off in (("", False), ("there is not enough memory", True), ("it is slow", False)):
+        other = {"reason": reason, "broke_off": broke_off}
+        monkeypatch.setattr(job.strategy, "gather_json", lambda own, other=other: [own, other])
+        of_all, warnings = steps.captured(job)
+        assert bool(of_all.graph) == (not reason)
+        assert [f"rank 2: {reason}" in warning.message for warning in warnings] == [True] * broke_off
 
 
 def test_a_graph_that_cannot_be_is_refused_and_one_that_need_not_be_is_said_nothing_of(tmp_path: Path) -> None:
@@ -226,8 +294,8 @@ def same_order(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("more", [on_gpus(more) for more in MORE])
 def test_a_gpus_graph_computes_what_its_kernels_do(tmp_path: Path, same_order: None, more: tuple[str, ...]) -> None:
-    """Three steps, dropout included."""
-    found = []
+    """Three steps, dropout included; and takes as much memory, the optimizer's state included."""
+    found, peaks = [], []
     for graph in ("true", "false"):
         folder = tmp_path / graph
         folder.mkdir()
@@ -236,7 +304,36 @@ def test_a_gpus_graph_computes_what_its_kernels_do(tmp_path: Path, same_order: N
         job = worker.train(config, RunPaths(folder), Place())
         assert (job.graph is not None) == (graph == "true")
         found.append(torch.cat([job.vector.parameters, *(b.reshape(-1).float() for b in job.model.buffers())]))
+        (epoch,) = (record for record in read_records(RunPaths(folder).metrics)[0] if record["type"] == "epoch")
+        peaks.append(epoch["peak_memory_bytes"])
     assert torch.equal(*found)
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.1)
+
+
+OF_THE_USER = """
+import math
+from torch import nn
+
+class Waits(nn.Linear):
+    def forward(self, images):
+        return super().forward(images.flatten(1)) / images.square().mean().item()
+
+def build(num_classes, shape):
+    return Waits(math.prod(shape), num_classes)
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", on_gpus("cuda")])
+def test_a_model_that_waits_for_the_device_trains_without_a_graph(tmp_path: Path, device: str) -> None:
+    (tmp_path / "mine.py").write_text(OF_THE_USER)
+    words = (*TINY, "model=own", f"model.target={tmp_path / 'mine.py'}:build", f"device={device}", "precision=fp32")
+    worker.train(own.resolve(compose(*POINT, *words)), RunPaths(tmp_path), Place())
+    start, *others = read_records(RunPaths(tmp_path).metrics)[0]
+    assert others[-1]["status"] == "completed"
+    assert start["graph"] is (False if device == "cuda" else None)
+    assert ["cannot be captured" in one["message"] for one in others if one["type"] == "event"] == (
+        [True] if device == "cuda" else []
+    )
 
 
 @pytest.mark.parametrize("graph", [on_gpus("true"), on_gpus("false")])

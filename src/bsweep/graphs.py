@@ -1,7 +1,8 @@
 """A step's forward and backward passes as one CUDA graph, which the host launches at once instead of some 200 kernels.
 
 With small batches a fast GPU computes a step in less time than the host takes to launch it. What is captured ends with
-this worker's gradient in the vector: any exchange and any optimizer, whose update is one kernel, follow it as ever.
+this worker's gradient in the vector: any exchange and any optimizer follow it as ever. An update by SGD is one kernel,
+by AdamW two; those by LARS and LAMB, of which a GPU takes all layers at once but for their ratios, are some 45 and 60.
 What changes from step to step, the examples and the random bits of their crops, lies in tensors that the graph reads.
 Steps of another size, as the last of an epoch, are launched kernel by kernel.
 """
@@ -26,7 +27,7 @@ class Graph:
         self._size = len(part), num_all, num_passes
         self._part = part.clone()
         self._crops = torch.zeros((), dtype=torch.int64, device=part.device)
-        self._sums, self._replay, self.peak_bytes = capture(lambda: launch(self._part, self._crops))
+        self._sums, self._replay, self.replay_bytes = capture(lambda: launch(self._part, self._crops))
 
     def fits(self, part: Tensor, num_all: int, num_passes: int) -> bool:
         return (len(part), num_all, num_passes) == self._size
@@ -39,10 +40,10 @@ class Graph:
         return self._sums
 
 
-def capture(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int | None]:
-    """Where the result of `work` will be, what computes it anew, and the most memory that this takes.
+def capture(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int]:
+    """Where the result of `work` will be, what computes it anew, and the bytes that this takes beside what is there.
 
-    The memory is the graph's for as long as there is one, and does not count as allocated while it is replayed.
+    They are the graph's for as long as there is one, and do not count as allocated while it is replayed.
 
     Raises:
         RuntimeError: something in it cannot be captured, or there is not enough memory.
@@ -53,9 +54,10 @@ def capture(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int
         work()  # libraries set something up for each stream
         torch.cuda.synchronize()
         memory.reset_peak(stream.device)
+        before = memory.allocated_bytes(stream.device)
         # Threads of Horovod and NCCL go on meanwhile.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             result = work()
-        peak_bytes = memory.peak_bytes(stream.device)
+        replay_bytes = (memory.peak_bytes(stream.device) or 0) - before
     torch.cuda.current_stream().wait_stream(stream)
-    return result, graph.replay, peak_bytes
+    return result, graph.replay, replay_bytes

@@ -103,6 +103,15 @@ def peak_bytes(device: torch.device) -> int | None:
     return None
 
 
+def allocated_bytes(device: torch.device) -> int:
+    """What a GPU's tensors take now; 0 on a CPU, of which nobody counts them."""
+    if device.type != "cuda":
+        return 0
+    import torch
+
+    return torch.cuda.memory_allocated(device)
+
+
 def can_limit() -> bool:
     return Path("/proc/self/status").exists()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -43,28 +44,43 @@ def warm_up(job: Job) -> None:
 
 
 def captured(job: Job) -> tuple[Job, list[Event]]:
-    """The job with the passes of its full steps as a CUDA graph, where it may have one; what is to be said of it.
+    """The job with the passes of its full steps as a CUDA graph, where all workers may have one; what is to be said.
+
+    All workers call it together, and leave it together: one takes longer to capture than another.
 
     Raises:
         ValueError: `graph=true`, and there can be none.
     """
     if not job.config.graph:
         return job, []
-    reason, warnings = no_graph(job), []
-    if not reason:
-        try:
-            with forgotten(job):
-                return replace(job, graph=_of_full_steps(job)), []
-        except RuntimeError as error:
-            first, *_ = str(error).splitlines() or [type(error).__name__]
-            reason = f"the passes cannot be captured ({first})"
-            message = f"no CUDA graph, for {reason}: full steps are launched kernel by kernel"
-            warnings = [Event(event="warning", message=message)]
-        gc.collect()
-        torch.cuda.empty_cache()
+    graph, reason, broke_off = _graph_or_why_not(job)
+    every = job.strategy.gather_json({"reason": reason, "broke_off": broke_off})
+    reasons = [(one["broke_off"], rank, one["reason"]) for rank, one in zip(job.strategy.members, every, strict=True)]
+    if not any(reason for _, _, reason in reasons):
+        return replace(job, graph=graph), []
+    del graph  # All or none: the record is of all, and who has none would be waited for at each step.
+    gc.collect()
+    torch.cuda.empty_cache()
+    broke_off, rank, reason = max((one for one in reasons if one[-1]), key=itemgetter(0))
+    if len(every) > 1:
+        reason = f"rank {rank}: {reason}"
     if job.config.graph is True:
         raise ValueError(f"graph=true, but {reason}: leave graph out, or use graph=false.")
-    return job, warnings
+    # torch 2.13 keeps what a capture that broke off has allocated for as long as the process lives.
+    message = f"no CUDA graph, but full steps kernel by kernel ({reason}); graph=false spares the memory of trying"
+    return job, [Event(event="warning", message=message)] if broke_off else []
+
+
+def _graph_or_why_not(job: Job) -> tuple[Graph | None, str, bool]:
+    """The graph of this worker's full steps; why there is none, and whether that was found by trying."""
+    if reason := no_graph(job):
+        return None, reason, False
+    try:
+        with forgotten(job):
+            return _of_full_steps(job), "", False
+    except RuntimeError as error:
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        return None, f"the passes cannot be captured: {first}", True
 
 
 def no_graph(job: Job) -> str:
@@ -91,14 +107,16 @@ def _of_full_steps(job: Job) -> Graph:
     def launch(part: Tensor, crops: int | Tensor) -> Tensor:
         return passes(job, batch, part, crops, num_passes)
 
-    graph = Graph(launch, part, len(batch), num_passes)
     others = len(job.dataset.train_labels) - 1 - part
-    found = []
-    for compute in (graph.passes, launch):
+
+    def gradients(compute: Callable[[Tensor, int], Tensor]) -> Tensor:
         torch.manual_seed(0)  # for dropout
         compute(others, 1)
-        found.append(job.vector.gradients.nan_to_num(0, 0, 0))  # in fp16 some may have overflowed
-    if (found[0] - found[1]).norm() > _TOLERANCE * found[1].norm():
+        return job.vector.gradients.nan_to_num(0, 0, 0)  # in fp16 some may have overflowed
+
+    expected = gradients(launch)  # before the graph takes a step's memory for itself
+    graph = Graph(launch, part, len(batch), num_passes)
+    if (gradients(graph.passes) - expected).norm() > _TOLERANCE * expected.norm():
         raise RuntimeError("replayed they give other gradients: does the model choose in Python what to compute?")
     return graph
 
@@ -116,10 +134,12 @@ def forgotten(job: Job) -> Iterator[None]:
     kept = [*job.model.buffers(), *(job.vector.scale.state.values() if job.vector.scale else ())]
     values = [tensor.clone() for tensor in kept]
     job.training_model.train()
-    with torch.random.fork_rng([job.device] if job.device.type == "cuda" else []):
-        yield
-    for tensor, value in zip(kept, values, strict=True):
-        tensor.copy_(value)
+    try:
+        with torch.random.fork_rng([job.device] if job.device.type == "cuda" else []):
+            yield
+    finally:  # a capture may break off
+        for tensor, value in zip(kept, values, strict=True):
+            tensor.copy_(value)
 
 
 def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: int = 1) -> Tensor:
@@ -182,6 +202,8 @@ def _batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
     for norm in norms:
         norm.eval()
-    yield
-    for norm in norms:
-        norm.train()
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.train()

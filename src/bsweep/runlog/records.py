@@ -33,7 +33,7 @@ class Start:
     start_seconds: float | None  # from the launch to here
     learning_rate: float | None = None  # the first worker's, by its rule, before warm-up and schedule
     gpu_software: str | None = None  # drivers and NCCL; None on CPUs
-    graph: bool | None = None  # the first worker's full steps are launched as a CUDA graph; None on CPUs
+    graph: bool | None = None  # all workers launch full steps as a CUDA graph; None on CPUs
     workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.peers`
     channels_last: bool | None = None  # the memory format of images
 
