@@ -42,7 +42,7 @@ from benches.common import Seconds, alternating, medians  # noqa: E402
 from bsweep import steps, study, worker  # noqa: E402
 from bsweep.config import RunConfig  # noqa: E402
 from bsweep.config.strategies import PLAIN_HOROVOD  # noqa: E402
-from bsweep.data import augment, plan  # noqa: E402
+from bsweep.data import augment  # noqa: E402
 from bsweep.job import Job  # noqa: E402
 from bsweep.place import Place  # noqa: E402
 from bsweep.runlog import RunPaths, read_records  # noqa: E402
@@ -94,8 +94,11 @@ def bench_step() -> dict[str, Seconds]:
 def step_rounds(size: int) -> Seconds:
     config = compose(f"local_batch={size}", "strategy=single", "model.stem=cifar", "data=synthetic")
     job = prepare(config)
-    order = plan.epoch_order(len(job.dataset.train_labels), seed=0, epoch=1)
-    batch = plan.step_indices(order, 0, size)
+    batch = steps.examples(job, size)
+    if job.device.type == "cuda":
+        steps.warm_up(job)
+        job, warnings = steps.captured(job)
+        print(f"CUDA graph: {'yes' if job.graph else 'no'}", *(warning.message for warning in warnings))
     programs = {
         "plain": plain_loop(job, size),
         "step": lambda: steps.train_step(job, batch, batch, 1),
@@ -160,11 +163,7 @@ def core_of(job: Job, batch: torch.Tensor) -> Callable[[], object]:
 
 def data_seconds(job: Job, batch: torch.Tensor) -> list[float]:
     def path() -> None:
-        indices = batch.to(job.device)
-        crops = augment.crop_and_flip(
-            job.dataset.train_inputs, indices, stream=augment.crop_stream(0, 1), padding=4, flip=True
-        )
-        job.inputs(crops)
+        job.training_examples(batch, augment.crop_stream(0, 1))
 
     return alternating({"data": path}, rounds=50)["data"]
 
@@ -263,10 +262,17 @@ def one_epoch(*overrides: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         point = ["num_workers=2", "local_batch=64", "data=synthetic", "data.num_test=64", "epochs=2", "study=bench"]
         command = [tool("bsweep"), "run", *point, *overrides]
-        subprocess.run(command, cwd=folder, capture_output=True, check=True)
+        run_command(command, folder)
         (metrics,) = Path(folder).glob("results/bench/*/metrics.jsonl")
         epochs = [r for r in read_records(metrics)[0] if r["type"] == "epoch"]
         return epochs[-1]
+
+
+def run_command(command: list[str], folder: str) -> None:
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode:
+        print(result.stdout, result.stderr, sep="\n", file=sys.stderr)
+        result.check_returncode()
 
 
 def bench_start() -> Seconds:
@@ -279,7 +285,7 @@ def bench_start() -> Seconds:
                 point = ("data.subset=512", "model=tiny_cnn", "epochs=1", "launch.threads_per_worker=1")
                 began = time.perf_counter()
                 command = [tool("bsweep"), "run", "-m", *grid, *point, "log_every_steps=1"]
-                subprocess.run(command, cwd=folder, capture_output=True, check=True)
+                run_command(command, folder)
                 wall = time.perf_counter() - began
                 runs = [RunPaths(path.parent) for path in Path(folder).glob("results/bench/*/metrics.jsonl")]
                 seconds[name].append(wall - sum(map(spent_on_results, runs)))
@@ -351,9 +357,8 @@ def bench_memory() -> dict[str, int]:
     job = prepare(config)
     images = job.dataset.train_inputs.numel() + job.dataset.test_inputs.numel()
     state = 3 * job.vector.num_bytes  # parameters, gradients, momentum
-    order = plan.epoch_order(len(job.dataset.train_labels), seed=0, epoch=1)
-    for step in range(3):
-        batch = plan.step_indices(order, step * 64, 64)
+    batch = steps.examples(job, 64)
+    for _ in range(3):
         steps.train_step(job, batch, batch, 1)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     print(

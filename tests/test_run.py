@@ -130,6 +130,8 @@ def test_a_second_sweep_skips_what_is_completed_and_a_grid_names_every_point(tmp
     first = bsweep("run", *grid, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert len(runs(tmp_path)) == 4
+    both = bsweep("run", *grid, "local_batch=8", "seed=0", "study=s,t", cwd=tmp_path)
+    assert both.stderr.count("completed already") == 1 and len(list(tmp_path.glob("results/t/*/summary.json"))) == 1
     before = {paths.folder.name: paths.summary.stat().st_mtime_ns for paths in runs(tmp_path)}
     second = bsweep("run", *grid, cwd=tmp_path)
     assert second.returncode == 0 and second.stderr.count("completed already") == 4

@@ -130,7 +130,7 @@ def plan(composed: Sequence[DictConfig]) -> list[int]:
         except OSError as error:
             raise ConfigError(f"results_dir={config.results_dir} study={config.study}: {error}.") from None
     study.ask_for_calibration(configs)
-    chosen = {config.run_id: index for index, config in reversed(list(enumerate(configs)))}
+    chosen = {(config.study_dir, config.run_id): index for index, config in reversed(list(enumerate(configs)))}
     for config in configs:
         STUDIES.setdefault(config.study_dir, set()).add(config.allocation.name)
     PROGRESS = Progress(len(chosen))
