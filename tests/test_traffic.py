@@ -98,3 +98,34 @@ def test_what_nobody_measured_is_null_not_zero(pair: Callable[..., Pair]) -> Non
     one.hides_exchange = True
     hidden = cost(one, 0.0, 3.0)
     assert hidden.exchange_seconds is None and hidden.exposed_exchange_seconds == 3
+
+
+def test_no_step_waits_for_a_gpu_to_have_exchanged(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's events, which lie at the moments of the test's clock, in milliseconds; the host's own clock stands."""
+    one = pair(4.0, 1.0, 2.0, 3.0)
+    may_wait: list[bool] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: str) -> None:
+            assert stream == "of cuda:0"
+            self.at = one.clock[0]
+
+        def synchronize(self) -> None:
+            assert may_wait, "a step waits"
+
+        def elapsed_time(self, end: Event) -> float:
+            return 1000 * (end.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
+    monkeypatch.setattr(time, "perf_counter", lambda: pytest.fail("by the host's clock"))
+    one._vector = SimpleNamespace(gradients=SimpleNamespace(is_cuda=True, device="cuda:0"), scale=None)  # type: ignore[assignment]
+    one.exchange()
+    one.exchange()
+    may_wait.append(True)
+    one.other = torch.tensor([0, 0, 0, 28.0, 1, 1, 1, 1], dtype=torch.float64)
+    traffic = one.traffic()
+    assert traffic.exchange_seconds == 4 and traffic.worker_wait_seconds == (12, 0) and traffic.codec_seconds == 20

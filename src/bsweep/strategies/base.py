@@ -20,38 +20,63 @@ from bsweep.place import Place
 from bsweep.runlog import Event, Round, RunPaths, Traffic
 from bsweep.vector import Flat
 
+Mark = float | torch.cuda.Event
+"""A moment: on the host's clock, or in a GPU's stream, when what came before is done."""
+
 
 @dataclass
 class Meter:
-    """Counts one worker's exchanges until they are reported."""
+    """Counts one worker's exchanges until they are reported; no step waits for a GPU to have made them."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
     exchange_steps: int = 0
-    seconds: list[float] = field(default_factory=list)  # one for each exchange, waiting for others included
+    seconds: list[float] = field(default_factory=list)  # one for each exchange, waiting for others included; see `read`
     codec_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        self._exchanges: list[tuple[Mark, Mark]] = []
+        self._codecs: list[tuple[Mark, Mark, slice]] = []  # with the exchanges within
 
     @contextmanager
     def exchange(self, tensor: Tensor) -> Iterator[None]:
         """Time that `tensor` travels, from when this worker is ready to send it."""
-        start = _time_on(tensor)
+        begin = _mark(tensor)
         yield
-        self.seconds.append(_time_on(tensor) - start)
+        self._exchanges.append((begin, _mark(tensor)))
 
     @contextmanager
     def codec(self, gradients: Tensor) -> Iterator[None]:
         """Time what a codec computes: all but the exchanges within, so that nobody seems to wait while it computes."""
-        start, num_before = _time_on(gradients), len(self.seconds)
+        begin, num_before = _mark(gradients), len(self._exchanges)
         yield
-        computed = _time_on(gradients) - start - sum(self.seconds[num_before:])
-        self.codec_seconds = (self.codec_seconds or 0.0) + computed
+        self._codecs.append((begin, _mark(gradients), slice(num_before, len(self._exchanges))))
+
+    def read(self) -> None:
+        """Bring `seconds` and `codec_seconds` up to date, once a GPU has come so far."""
+        seconds = [_between(begin, end) for begin, end in self._exchanges]
+        for begin, end, within in self._codecs:
+            computed = _between(begin, end) - sum(seconds[within])
+            self.codec_seconds = (self.codec_seconds or 0.0) + computed
+        self.seconds += seconds
+        self._exchanges, self._codecs = [], []
 
 
-def _time_on(tensor: Tensor) -> float:
-    """The clock, once a GPU has done what it was given: the clock must not count the rest of the backward pass."""
-    if tensor.is_cuda:
-        torch.cuda.current_stream(tensor.device).synchronize()
-    return time.perf_counter()
+def _mark(tensor: Tensor) -> Mark:
+    """Now: on a GPU, when it has done what it was given: nobody counts the rest of the backward pass."""
+    if not tensor.is_cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(tensor.device))
+    return event
+
+
+def _between(begin: Mark, end: Mark) -> float:
+    if isinstance(begin, float) or isinstance(end, float):
+        assert isinstance(begin, float) and isinstance(end, float)
+        return end - begin
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
 
 
 class Strategy(ABC):
@@ -127,6 +152,7 @@ class Strategy(ABC):
         All workers leave an exchange together, and the last to arrive waits for nobody: its time is the exchange.
         """
         meter, self.meter = self.meter, Meter()
+        meter.read()
         counts = [meter.sent_bytes, meter.received_bytes, meter.exchange_steps, meter.codec_seconds or 0.0]
         every = self.gather(torch.tensor([*counts, *meter.seconds], dtype=torch.float64))
         sent, received, exchange_steps, codec_seconds = every[:, : len(counts)].T

@@ -96,6 +96,7 @@ class ParameterServer(TorchStrategy, Rounds):
     def traffic(self) -> Traffic:
         """A worker waits while a server holds its answer back; the rest of its exchange is the exchange."""
         meter, self.meter = self.meter, Meter()
+        meter.read()
         own = [meter.sent_bytes, meter.received_bytes, sum(meter.seconds), self._wait_seconds]
         self._wait_seconds = 0.0
         every = self.gather(torch.cat([torch.tensor(own, dtype=torch.float64), self._server_reports()]))
