@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from bsweep import calibration
+from bsweep import calibrate, calibration, precision
 from bsweep.calibration import Calibration, Numerics, Timed
-from bsweep.runlog import read_json, read_records
+from bsweep.runlog import RunPaths, read_json, read_records
 from tests.running import TINY, bsweep, compose
 
 FP32, FP32_LAST, BF16_LAST = Numerics("fp32", False), Numerics("fp32", True), Numerics("bf16", True)
@@ -90,6 +92,20 @@ def test_only_what_all_points_leave_open_is_measured(tmp_path: Path) -> None:
         calibration.request(asking, 10_000)
         found = calibration.read(asking[0].study_dir / "calibration.json")
         assert found and calibration.is_open_to(found, FP32) and calibration.is_open_to(found, FP32_LAST) == is_open
+
+
+def test_gpus_take_their_half_precision_without_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the study has an answer."""
+    paths = RunPaths(tmp_path / "s/run")
+    paths.folder.mkdir(parents=True)
+    monkeypatch.setattr(precision, "choose", lambda *_: "bf16")
+    monkeypatch.setattr(calibrate, "_measure", lambda *_: pytest.fail("measured"))
+    strategy: Any = SimpleNamespace(gather_json=lambda own: [own])
+    for found, chosen in ((Calibration(1, (8, 64)), BF16_LAST), (measured(fp32=(0.1, 0.2)), FP32)):
+        calibration.write(calibration.path_of(paths), found)
+        none: Any = None
+        assert calibrate.agree(AUTO, paths, none, strategy, torch.device("cuda")) == chosen
+        assert calibration.read(calibration.path_of(paths)) == found
 
 
 SWEEP = ("run", "-m", "study=s", "model=tiny_cnn", *TINY, "epochs=1", "local_batch=8,16")

@@ -1,8 +1,9 @@
 """What `auto` means in a study: the precision and the memory format that were measured to be the fastest.
 
 A sweep that is long enough asks for it (`request`) and its first point's workers answer (`bsweep.calibrate`), in the
-study's `calibration.json`. All points of a study train alike, whatever was faster for some of them: else a curve over
-batch sizes would show what changed between them. So a study that has runs already goes on as they did.
+study's `calibration.json`; those on GPUs do not, and take their half precision, channels last. All points of a study
+train alike, whatever was faster for some of them: else a curve over batch sizes would show what changed between them.
+So a study that has runs already goes on as they did.
 """
 
 from __future__ import annotations
