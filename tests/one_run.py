@@ -66,7 +66,7 @@ def run(
         crops: torch.Tensor = _PLAIN_CROP(images, indices, **how)  # type: ignore[arg-type]
         if seen:  # not of the warm-up
             seen[-1][0].extend(indices.tolist())
-            seen[-1][1].extend(crops.clone())
+            seen[-1][1].extend(crops.cpu().clone())
         return crops
 
     def spying_step(job: Job, batch: torch.Tensor, part: torch.Tensor, epoch: int, num_passes: int = 1) -> torch.Tensor:
@@ -97,7 +97,7 @@ def run(
         "steps": [record for record in records if record["type"] == "step"],
         "rounds": [record for record in records if record["type"] == "round"],
         "scale": float(job.vector.scale.factor) if job.vector.scale else None,
-        "buffers": [buffer.clone() for buffer in job.model.buffers()],
+        "buffers": [buffer.cpu().clone() for buffer in job.model.buffers()],
     }
 
 
@@ -151,7 +151,7 @@ def _moved(job: Job) -> float:
     info = data.prepare(job.config.data)
     model = models.build(job.config.model, num_classes=info.num_classes, shape=info.shape)
     initial = Vector(model.double().to(memory_format=memory_format(job.numerics.channels_last))).parameters  # type: ignore[call-overload]
-    return float((job.vector.parameters.double() - initial).abs().max())
+    return float((job.vector.parameters.cpu().double() - initial).abs().max())
 
 
 def _num_vectors(vector: Vector) -> int:
@@ -165,7 +165,7 @@ def _num_vectors(vector: Vector) -> int:
 
 def _flat(vector: Vector) -> torch.Tensor:
     """All parameters in the order of their indices, whatever their strides."""
-    return torch.cat([tensor.detach().reshape(-1) for tensor in vector.tensors])
+    return torch.cat([tensor.detach().cpu().reshape(-1) for tensor in vector.tensors])
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from bsweep.config import conf_dir
+from tests.gpus import on_gpus
 from tests.running import ROOT, TINY, Fork, compose, forks, popen, ranks, tool, write_text
 
 NUM_TRAIN = 91  # the last step of an epoch, 19 of 24, has uneven parts for two workers and for three
@@ -363,15 +364,21 @@ def _untimed(record: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if not any(word in key for word in timed)} | {"of": servers}
 
 
+ON_CPUS = (
+    ("strategy=horovod", "strategy.buckets=3"),
+    ("strategy=ddp",),
+    ("strategy=allreduce", "compression=topk"),
+    ("strategy=allreduce", "compression=powersgd", "optimizer=lars"),
+)
+ON_GPUS = (("strategy=horovod",), ("strategy=ddp",), ("strategy=allreduce",))  # A graph would not see the overflow.
+
+
 @pytest.mark.parametrize(
     "how",
     [
-        ("strategy=horovod", "strategy.buckets=3"),
-        ("strategy=ddp",),
-        ("strategy=allreduce", "compression=topk"),
-        ("strategy=allreduce", "compression=powersgd", "optimizer=lars"),
+        *(pytest.param(how, id=" ".join(how)) for how in ON_CPUS),
+        *(on_gpus((*how, "device=cuda", "graph=false"), number=2) for how in ON_GPUS),
     ],
-    ids=lambda how: " ".join(how),
 )
 def test_gradients_that_overflow_on_one_worker_leave_the_step_out_on_all(how: tuple[str, ...]) -> None:
     point = ("precision=fp16", "optimizer.lr=0.05", "global_batch=24", "epochs=1", *how)  # of four steps

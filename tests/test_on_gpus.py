@@ -103,6 +103,34 @@ def test_out_of_memory_on_one_worker_ends_the_run_at_once(tmp_path: Path, device
         assert time.time() - (tmp_path / "failed").stat().st_mtime < 30
 
 
+WATCHED = """
+import os
+if "RANK" in os.environ or "HOROVOD_RANK" in os.environ:
+    import torch
+    import bsweep.steps as steps
+    plain = steps.train_step
+
+    def watched(*a, **k):
+        if not torch.cuda.is_available():
+            return plain(*a, **k)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return plain(*a, **k)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    steps.train_step = watched
+"""
+
+
+@pytest.mark.parametrize(("device", "strategy"), [on_gpus("cuda", s, number=2) for s in ("horovod", "allreduce")])
+def test_no_step_of_two_workers_waits_for_its_gpu(tmp_path: Path, device: str, strategy: str) -> None:
+    """As torch can tell: Horovod itself waits for each sum, in its own code."""
+    (tmp_path / "sitecustomize.py").write_text(WATCHED)
+    summary, _ = run(tmp_path, device, f"strategy={strategy}", env=imported_first(tmp_path))
+    assert summary["status"] == "completed", summary["message"]
+
+
 PROFILED = """
 import os
 if os.environ.get("RANK") == "0":
