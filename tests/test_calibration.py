@@ -49,18 +49,13 @@ def test_what_a_run_says_itself_is_not_chosen() -> None:
     assert calibration.choose(AUTO, None, BF16_LAST) == BF16_LAST
 
 
-def test_a_strategy_that_refuses_fp16_is_not_given_it(tmp_path: Path) -> None:
+def test_a_strategy_that_refuses_fp16_is_not_given_it() -> None:
     servers = compose("local_batch=8", "strategy=parameter_server", "num_workers=2")
     found = Calibration(
         1, (8,), measured_batches=(8,), timed=(Timed(FP32, (0.2,)), Timed(Numerics("fp16", True), (0.1,)))
     )
     assert calibration.choose(AUTO, found, FP32).precision == "fp16"
     assert calibration.choose(servers, found, FP32).precision == "fp32"
-    points = [replace(point, results_dir=str(tmp_path)) for point in (AUTO, servers)]
-    points[0].study_dir.mkdir()
-    calibration.request(points, calibration.LEAST_STEPS)
-    asked = calibration.read(points[0].study_dir / "calibration.json")
-    assert asked and asked.refuses_fp16
 
 
 def test_batches_that_were_not_measured_go_by_the_nearest() -> None:
@@ -100,12 +95,16 @@ def test_gpus_take_their_half_precision_without_measuring(tmp_path: Path, monkey
     paths.folder.mkdir(parents=True)
     monkeypatch.setattr(precision, "choose", lambda *_: "bf16")
     monkeypatch.setattr(calibrate, "_measure", lambda *_: pytest.fail("measured"))
-    strategy: Any = SimpleNamespace(gather_json=lambda own: [own])
-    for found, chosen in ((Calibration(1, (8, 64)), BF16_LAST), (measured(fp32=(0.1, 0.2)), FP32)):
+    strategy: Any = SimpleNamespace(gather_json=lambda own: [own], rank=0, members=(0,))
+    asked, answered = Calibration(1, (8, 64)), measured(fp32=(0.1, 0.2))
+    for found, chosen, kept in (
+        (asked, BF16_LAST, replace(asked, like_runs=BF16_LAST)),
+        (answered, FP32, answered),
+    ):
         calibration.write(calibration.path_of(paths), found)
         none: Any = None
         assert calibrate.agree(AUTO, paths, none, strategy, torch.device("cuda")) == chosen
-        assert calibration.read(calibration.path_of(paths)) == found
+        assert calibration.read(calibration.path_of(paths)) == kept
 
 
 SWEEP = ("run", "-m", "study=s", "model=tiny_cnn", *TINY, "epochs=1", "local_batch=8,16")
@@ -161,6 +160,6 @@ def test_a_study_goes_on_as_its_runs_began(tmp_path: Path) -> None:
     (before,) = starts(tmp_path)
     assert not (tmp_path / "results/s/calibration.json").exists()
     said = bsweep(*SWEEP, *INLINE, cwd=tmp_path).stderr
-    assert said.count("as in this study's earlier runs") == 1
+    assert said.count("as all runs of this study") == 1
     kept = [(start["precision"], start["channels_last"]) for start in starts(tmp_path)]
     assert kept == [(before["precision"], before["channels_last"])] * 2

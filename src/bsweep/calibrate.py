@@ -23,7 +23,6 @@ from bsweep.runlog import RunPaths
 from bsweep.strategies import Strategy
 
 _MOST_SECONDS = 6.0  # for all batches: one that would take longer is left out
-_MOST_BATCHES = 3
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 5
 _HOPELESS = 1.5  # times as slow as the fastest in the first rounds: not measured again at this batch
 
@@ -41,12 +40,16 @@ def agree(config: RunConfig, paths: RunPaths, dataset: Dataset, strategy: Strate
         return calibration.choose(config, None, default)
     path = calibration.path_of(paths)
     found = _of_first(strategy, calibration.read(path))
-    # Passes that are launched kernel by kernel say how fast Python is, where the run replays a graph.
-    if found and found.is_open and device.type != "cuda":
-        own = _measure(config, found, dataset, device)
-        slowest = _of_slowest([calibration.parse(each) for each in strategy.gather_json(asdict(own))])
+    if found and found.is_open:
+        if device.type == "cuda":
+            # Passes that are launched kernel by kernel say how fast Python is, where the run replays a graph.
+            native = precision.choose(replace(config, precision="auto"), device)
+            answer = replace(found, like_runs=Numerics(native, channels_last=True))
+        else:
+            own = _measure(config, found, dataset, device)
+            answer = _of_slowest([calibration.parse(each) for each in strategy.gather_json(asdict(own))])
         earlier = _of_first(strategy, calibration.read(path))  # another point of the study may have been first
-        found = earlier if earlier and not earlier.is_open else slowest
+        found = earlier if earlier and not earlier.is_open else answer
         if strategy.rank == strategy.members[0]:
             calibration.write(path, found)
     return calibration.choose(config, found, default)
@@ -72,8 +75,7 @@ def _measure(config: RunConfig, wanted: Calibration, dataset: Dataset, device: t
     """Seconds of this worker alone, for each candidate, at each batch that there is time and memory for."""
     formats = (False, True) if dataset.train_inputs.dim() == 4 else (True,)
     native = precision.choose(replace(config, precision="auto"), device)
-    half = "fp32" if native == "fp16" and wanted.refuses_fp16 else native
-    precisions = ("fp32", half) if wanted.precision == "auto" else (wanted.precision,)
+    precisions = ("fp32", native) if wanted.precision == "auto" else (wanted.precision,)
     every = [Numerics(one, last) for one in dict.fromkeys(precisions) for last in formats]
     candidates = [numerics for numerics in every if calibration.is_open_to(wanted, numerics)]
     found: dict[int, list[float]] = {}
@@ -83,8 +85,6 @@ def _measure(config: RunConfig, wanted: Calibration, dataset: Dataset, device: t
         if not is_out_of_memory(error):
             raise
     gc.collect()  # the candidates' models
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
     by_candidate = zip(*found.values(), strict=True) if found else ()
     timed = [Timed(numerics, seconds) for numerics, seconds in zip(candidates, by_candidate, strict=bool(found))]
     return replace(wanted, measured_batches=tuple(found), timed=tuple(timed))

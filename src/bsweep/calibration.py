@@ -50,13 +50,12 @@ class Timed:
 
 @dataclass(frozen=True)
 class Calibration:
-    """`timed` is empty until a worker has measured; `like_runs` is set where the study's runs leave no choice."""
+    """`timed` is empty until a worker has measured; `like_runs` is set where none does: on GPUs, or after other runs."""
 
     schema: int
     wanted_batches: tuple[int, ...]  # local batches of the points that asked
     precision: str = "auto"  # what all of them say themselves
     channels_last: Literal["auto", True, False] = "auto"
-    refuses_fp16: bool = False  # one of their strategies does
     measured_batches: tuple[int, ...] = ()
     timed: tuple[Timed, ...] = ()
     like_runs: Numerics | None = None
@@ -82,7 +81,7 @@ class Calibration:
     def says(self, config: RunConfig) -> str:
         """What was chosen for a run, and why; nothing while nothing was measured."""
         if self.like_runs:
-            return f"{choose(config, self, self.like_runs)}: as in this study's earlier runs"
+            return f"{choose(config, self, self.like_runs)}: as all runs of this study"
         if not self.measured_batches:
             return ""
         (chosen, least), *others = self.ranked(config)
@@ -129,7 +128,6 @@ def request(configs: Sequence[RunConfig], num_steps: float) -> None:
             wanted_batches=tuple(sorted({batch for config in asking for batch in config.local_batches})),
             precision=_common([config.precision for config in asking]),
             channels_last=_common([config.channels_last for config in asking]),
-            refuses_fp16=any(bool(config.strategy.refuses_fp16) for config in asking),
             like_runs=like_runs,
         )
         write(path, wanted)
