@@ -127,7 +127,7 @@ def starts(cwd: Path) -> list[dict[str, Any]]:
 def test_the_first_point_measures_for_all_of_a_study(tmp_path: Path) -> None:
     """Two workers, which go by the slower one; then one in the sweep's process, which finds the answer there."""
     path = ask(tmp_path)
-    said = bsweep(*SWEEP, "strategy=ddp", "num_workers=2", cwd=tmp_path).stderr
+    said = bsweep(*SWEEP, "strategy=allreduce", "num_workers=2", cwd=tmp_path).stderr
     found = calibration.read(path)
     assert found and found.measured_batches[0] == 8 and len(found.timed) in (2, 4)
     chosen = found.ranked(AUTO)[0][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import csv
 import gc
 import itertools
@@ -10,10 +11,11 @@ import queue
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ from bsweep import optim, sharding
 from bsweep.config import ParameterServerConfig, RunConfig
 from bsweep.runlog import RunPaths, read_json
 from bsweep.strategies.server import Server, encode_layout
-from bsweep.strategies.server_links import Arrival, Inbox, Kind, Request, ToWorker, Within
+from bsweep.strategies.server_links import Arrival, Inbox, Kind, Request, ToRemoteWorker, ToWorker, Within
 from bsweep.vector import Slice
 from tests.one_server_run import Case, gradient, learning_rate, make_vector
 from tests.running import ROOT, Fork, compose, free_port
@@ -371,3 +373,18 @@ def storages_alive() -> dict[int, int]:
     tensors = (found for found in gc.get_objects() if issubclass(type(found), Tensor))
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def test_a_link_that_is_closed_holds_no_tensor() -> None:
+    """A process may serve several runs."""
+    link = ToRemoteWorker.__new__(ToRemoteWorker)
+    link._thread = threading.Thread(target=print)
+    link._thread.start()
+    atexit.register(link._end_process)
+    received = torch.zeros(1)
+    link._receiving = (received, cast("Any", None))
+    held = weakref.ref(link), weakref.ref(received)
+    link.close()
+    del link, received
+    gc.collect()
+    assert [one() for one in held] == [None, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from bsweep import team
 from bsweep.config import own
 from bsweep.launch import team as leading
-from bsweep.runlog import RunPaths, read_records
+from bsweep.runlog import RunPaths, read_json, read_records
 from bsweep.team import TeamPaths
 from tests.gpus import on_gpus
 from tests.running import TINY, bsweep, compose, imported_first, summaries
@@ -67,7 +68,7 @@ def test_processes_that_trained_a_point_train_the_next_as_fresh_ones_do(tmp_path
     assert not list((tmp_path / "results/reused").glob(".team.*"))
 
 
-@pytest.mark.parametrize("strategy", [on_gpus(name, number=2) for name in ("horovod", "allreduce", "ddp")])
+@pytest.mark.parametrize("strategy", [on_gpus(name, number=2) for name in ("horovod", "allreduce")])
 def test_a_point_gives_its_gpu_memory_back(tmp_path: Path, strategy: str) -> None:
     images = ("data=synthetic", "data.num_train=2048", "data.num_test=100", "data.shape=[3,32,32]")
     grid = ("-m", "local_batch=512,8", "num_workers=2", "epochs=1", "study=s", f"strategy={strategy}")
@@ -133,10 +134,42 @@ def test_which_points_the_same_processes_train(others: tuple[str, ...], can: boo
         ("launch.memory_limit_mb=[512,512]",),
         ("strategy=diloco", "strategy.on_loss=continue"),
         ("launch=inline", "strategy=single", "num_workers=1"),
+        ("strategy=ddp",),
     ],
 )
 def test_which_points_need_processes_of_their_own(point: tuple[str, ...]) -> None:
     assert leading.key_of(compose("local_batch=8", "num_workers=2", *point)) is None
+
+
+def test_points_of_other_code_of_ones_own_need_other_processes(tmp_path: Path) -> None:
+    keys = []
+    for number in (1, 1, 2):
+        (tmp_path / "mine.py").write_text(
+            f"import torch\ndef build(*_, width={number}): return torch.nn.Linear(1, 1)\n"
+        )
+        point = compose("local_batch=8", "num_workers=2", "model=own", f"model.target={tmp_path / 'mine.py'}:build")
+        keys.append(leading.key_of(own.resolve(point)))
+    assert keys[0] == keys[1] != keys[2] and keys[2] != leading.key_of(compose("local_batch=8", "num_workers=2"))
+
+
+def test_who_had_better_train_no_other_point_says_so(tmp_path: Path) -> None:
+    led = leading.Team.__new__(leading.Team)
+    led._through, led._num_points, led._said_at = [tmp_path / "0", tmp_path / "1"], 2, time.monotonic()
+    for second, is_spoilt in ((b".", False), (team.SPOILT, True)):
+        for path, last in zip(led._through, (b".", second), strict=True):
+            path.write_bytes(b"." + last)
+        led.look_after()
+        assert led.is_through and led.is_spoilt == is_spoilt
+
+
+def test_a_point_that_diverges_leaves_nothing_travelling_to_the_next(tmp_path: Path) -> None:
+    """Its last exchange was on its way while the next round computed."""
+    overlapped = ("strategy=diloco", "strategy.algorithm=horovod", "launch=horovodrun", "strategy.overlap=true")
+    more = ("num_workers=2", "local_batch=8", "strategy.sync_every=1", "study=s")
+    result = bsweep("run", "-m", "optimizer.lr=1e30,0.01,0.02", *POINT, *overlapped, *more, cwd=tmp_path)
+    ends = [end["status"] for end in (read_json(paths.summary) or {} for paths in runs(tmp_path))]
+    assert sorted(ends) == ["completed", "completed", "diverged"], result.stderr
+    assert len(launched(tmp_path, "s")) == 1
 
 
 def test_who_hears_of_no_parent_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

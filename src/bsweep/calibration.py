@@ -50,7 +50,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Calibration:
-    """`timed` is empty until a worker has measured; `like_runs` is set where none does: on GPUs, or after other runs."""
+    """`timed` is empty until a worker has measured; `like_runs` is set where none does: on GPUs, after other runs."""
 
     schema: int
     wanted_batches: tuple[int, ...]  # local batches of the points that asked

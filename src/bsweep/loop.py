@@ -65,9 +65,8 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock) -> runlog.Epoch:
     traffic = asdict(job.strategy.traffic())
     waits = traffic["worker_wait_seconds"]
     peak_memory_bytes = memory.peak_bytes(job.device)
-    if (
-        job.graph and peak_memory_bytes is not None
-    ):  # Its steps allocate nothing; the optimizer's state is there by now.
+    if job.graph and peak_memory_bytes is not None:
+        # Its steps allocate nothing; the optimizer's state is there by now.
         peak_memory_bytes = max(peak_memory_bytes, memory.allocated_bytes(job.device) + job.graph.replay_bytes)
     memory.reset_peak(job.device)
     test_loss, test_accuracy = evaluate(job)

@@ -58,7 +58,8 @@ def captured(job: Job) -> tuple[Job, list[Event]]:
     reasons = [(one["broke_off"], rank, one["reason"]) for rank, one in zip(job.strategy.members, every, strict=True)]
     if not any(reason for _, _, reason in reasons):
         return replace(job, graph=graph), []
-    del graph  # All or none: the record is of all, and who has none would be waited for at each step.
+    # All or none: the record is of all, and who has none would be waited for at each step.
+    del graph
     gc.collect()
     torch.cuda.empty_cache()
     broke_off, rank, reason = max((one for one in reasons if one[-1]), key=itemgetter(0))
@@ -66,19 +67,24 @@ def captured(job: Job) -> tuple[Job, list[Event]]:
         reason = f"rank {rank}: {reason}"
     if job.config.graph is True:
         raise ValueError(f"graph=true, but {reason}: leave graph out, or use graph=false.")
-    # torch 2.13 keeps what a capture that broke off has allocated for as long as the process lives.
     message = f"no CUDA graph, but full steps kernel by kernel ({reason}); graph=false spares the memory of trying"
     return job, [Event(event="warning", message=message)] if broke_off else []
 
 
+capture_broke_off = False
+"""In this process, once: torch 2.13 keeps what the capture had allocated for as long as the process lives."""
+
+
 def _graph_or_why_not(job: Job) -> tuple[Graph | None, str, bool]:
     """The graph of this worker's full steps; why there is none, and whether that was found by trying."""
+    global capture_broke_off
     if reason := no_graph(job):
         return None, reason, False
     try:
         with forgotten(job):
             return _of_full_steps(job), "", False
     except RuntimeError as error:
+        capture_broke_off = True
         first, *_ = str(error).splitlines() or [type(error).__name__]
         return None, f"the passes cannot be captured: {first}", True
 

@@ -141,7 +141,7 @@ def plan(composed: Sequence[DictConfig]) -> list[int]:
 
 def _by_processes(configs: Mapping[int, RunConfig]) -> list[int]:
     """The points in their order, but those that the same processes can train one after another."""
-    keys = {index: team.key_of(config) for index, config in configs.items()}
+    keys = {index: team.key_of(config) or index for index, config in configs.items()}
     first = {key: number for number, key in reversed(list(enumerate(keys.values())))}
     return sorted(configs, key=lambda index: first[keys[index]])
 

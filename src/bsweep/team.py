@@ -23,6 +23,7 @@ from bsweep.runlog import RunPaths
 PATIENCE_SECONDS = 60
 """Who finds the points untouched for so long has lost its parent, and ends."""
 
+SPOILT = b"!"
 _POLL_SECONDS = 0.02
 
 
@@ -36,19 +37,19 @@ class TeamPaths:
         return self.folder / "points"
 
     def through(self, rank: int) -> Path:
-        """A byte of each point that a process has trained."""
+        """A byte of each point that a process has trained: `SPOILT`, if it had better train no other."""
         return self.folder / f"through.{rank}"
 
 
 def train(paths: TeamPaths) -> None:
     """Be one of the team until its parent has no more points."""
-    from bsweep import worker  # imports torch, which a parent that only knows the paths does without
+    from bsweep import steps, worker  # import torch, which a parent that only knows the paths does without
 
     gc.freeze()  # what is imported stays: to look through it would take longer than to start a point
     for run in _points(paths):
         place = worker.take_part(run, worker.train_launched)
         with paths.through(place.rank).open("ab") as file:
-            file.write(b".")
+            file.write(SPOILT if steps.capture_broke_off else b".")
         _forget(run)
 
 

@@ -117,6 +117,10 @@ class DDPConfig(StrategyConfig):
     own_compression: ClassVar[str] = " strategy.hook is DDP's own compression."
 
     @property
+    def leaves_processes_clean(self) -> bool:
+        return False  # each run's group has to stay, see `bsweep.strategies.ddp`, with its connections and threads
+
+    @property
     def exchanges_in_passes(self) -> bool:
         return True
 

@@ -20,10 +20,10 @@ from typing import BinaryIO, Literal
 
 import psutil
 
-from bsweep.config import ProcessesConfig, RunConfig
+from bsweep.config import ProcessesConfig, RunConfig, own
 from bsweep.fresh import end_with_parent
 from bsweep.runlog import RunPaths
-from bsweep.team import PATIENCE_SECONDS, TeamPaths
+from bsweep.team import PATIENCE_SECONDS, SPOILT, TeamPaths
 
 _EXIT_SECONDS = 10
 
@@ -39,6 +39,9 @@ class Started:
 
     is_through = False
     """All processes have said that they have trained their point."""
+
+    is_spoilt = False
+    """One of them has said that it had better train no other."""
 
     def __init__(self, commands: Sequence[Sequence[str]], env: Mapping[str, str], console: Path) -> None:
         self.console = console
@@ -98,7 +101,9 @@ class Team(Started):
         return is_waiting and key_of(config) == self.key and all(command.poll() is None for command in self.commands)
 
     def look_after(self) -> None:
-        self.is_through = all(len(path.read_bytes()) == self._num_points for path in self._through)
+        said = [path.read_bytes() for path in self._through]
+        self.is_through = all(len(each) == self._num_points for each in said)
+        self.is_spoilt = any(SPOILT in each for each in said)
         if time.monotonic() - self._said_at > 1:
             self._say()
 
@@ -132,7 +137,10 @@ def key_of(config: RunConfig) -> Hashable:
     if not strategy.leaves_processes_clean:
         return None
     variables = tuple(sorted(strategy.variables().items()))
-    return launch, config.num_workers, config.num_server_processes, variables
+    code = tuple(
+        sorted({str(card.fingerprint) for card in own.cards(config).values()})
+    )  # it may change torch's settings
+    return launch, config.num_workers, config.num_server_processes, variables, code
 
 
 def expect(configs: Iterable[RunConfig]) -> None:
@@ -158,7 +166,7 @@ def of(config: RunConfig, run: RunPaths, entry: Entry, env: Mapping[str, str], c
             team.train(run)
         yield started
     finally:
-        if team and team.is_through and _coming[key] > 0:
+        if team and team.is_through and not team.is_spoilt and _coming[key] > 0:
             _idle = team
         else:
             started.end()

@@ -65,7 +65,7 @@ class EagerDiLoCo(DiLoCo):
             self._agree()
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False)  # what may still travel there breaks off when the connection closes
+        self._thread.shutdown()  # all workers end alike, and what still travels arrives; the process may train on
         super().close()
 
     def _agree(self) -> None:

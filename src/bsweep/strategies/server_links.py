@@ -183,6 +183,8 @@ class ToRemoteWorker(ToWorker):
 
     def close(self) -> None:
         self._thread.join()
+        atexit.unregister(self._end_process)  # which would hold this, and the tensors that travelled, for ever
+        self._receiving = None
 
     def _end_process(self) -> None:
         """End it at once if this listens still: a thread that returns from torch while Python ends aborts it."""
