@@ -137,9 +137,8 @@ def key_of(config: RunConfig) -> Hashable:
     if not strategy.leaves_processes_clean:
         return None
     variables = tuple(sorted(strategy.variables().items()))
-    code = tuple(
-        sorted({str(card.fingerprint) for card in own.cards(config).values()})
-    )  # it may change torch's settings
+    # It may change settings of torch, or torch.
+    code = tuple(sorted({str(card.fingerprint) for card in own.cards(config).values()}))
     return launch, config.num_workers, config.num_server_processes, variables, code
 
 
