@@ -144,10 +144,12 @@ def test_which_points_need_processes_of_their_own(point: tuple[str, ...]) -> Non
 def test_points_of_other_code_of_ones_own_need_other_processes(tmp_path: Path) -> None:
     keys = []
     for number in (1, 1, 2):
-        (tmp_path / "mine.py").write_text(
+        (tmp_path / f"mine{number}.py").write_text(
             f"import torch\ndef build(*_, width={number}): return torch.nn.Linear(1, 1)\n"
         )
-        point = compose("local_batch=8", "num_workers=2", "model=own", f"model.target={tmp_path / 'mine.py'}:build")
+        point = compose(
+            "local_batch=8", "num_workers=2", "model=own", f"model.target={tmp_path / f'mine{number}.py'}:build"
+        )
         keys.append(leading.key_of(own.resolve(point)))
     assert keys[0] == keys[1] != keys[2] and keys[2] != leading.key_of(compose("local_batch=8", "num_workers=2"))
 

@@ -22,7 +22,7 @@ from bsweep.job import autocast, memory_format, model_inputs, model_targets
 from bsweep.runlog import RunPaths
 from bsweep.strategies import Strategy
 
-_MOST_SECONDS = 6.0  # for all batches: one that would take longer is left out
+_MOST_SECONDS = 15.0  # for all batches: one that would take longer is left out
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 5
 _HOPELESS = 1.5  # times as slow as the fastest in the first rounds: not measured again at this batch
 
@@ -108,8 +108,8 @@ def _times(
 
 
 def _spread(batches: Sequence[int]) -> list[int]:
-    """The smallest, the largest and, between them, the middle one."""
-    return sorted({batches[0], batches[len(batches) // 2], batches[-1]})
+    """Four of them at most, from the smallest to the largest."""
+    return sorted({batches[(len(batches) - 1) * third // 3] for third in range(4)})
 
 
 def _least_seconds(programs: Sequence[Program], batch: int, device: torch.device, until: float) -> list[float]:
