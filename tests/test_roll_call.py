@@ -18,6 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from bsweep.strategies import clocks
 from bsweep.strategies.roll_call import RollCall
+from bsweep.worker import work_and_leave
 from tests.running import ROOT, Fork
 
 NUM_WORKERS = 4
@@ -125,4 +126,4 @@ def test_who_is_silent_is_left_out_and_all_agree(workers: tuple[Path, list[Fork]
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    work_and_leave(lambda: main(Path(sys.argv[1])))  # destructors of torch may wait for what was given up

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from benches import alone
 from benches.common import Program, alternating, calls_of, compared, plain_model, plain_optimizer, plain_step, ready
 from bsweep import steps
+from bsweep.config import RunConfig
 from bsweep.data import plan
 from bsweep.job import Job
 from bsweep.place import Place, num_cores
@@ -32,6 +32,10 @@ def steps_together(quick: bool) -> dict[str, Any]:
     """By model and local batch, seconds of a step of two workers, of the first one's clock."""
     bench = str(Path(__file__).parents[1] / "bench.py")
     with tempfile.TemporaryDirectory() as folder:
+        for case, size, own_folder in compared_in(Path(folder), quick):
+            own_folder.mkdir()
+            write_text(own_folder / "book.txt", 200_000)
+            alone.calibrate([configs(case, size, own_folder)["default"]])
         python = [sys.executable, "-u", "-W", "ignore::FutureWarning"]
         command = [tool("horovodrun"), "-np", "2", "--gloo", *python, bench, "together_worker", folder]
         variables = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
@@ -56,20 +60,26 @@ def be_worker(folder: Path, quick: bool) -> None:
         dist.distributed_c10d._get_default_group() if dist.is_initialized() else join(*job)
     )
     found: dict[str, Any] = {"steps": {}, "parts": {}}
-    for case in alone.CASES[:1] if quick else alone.CASES:
-        for size in _BATCHES.get(case.name, ()):
-            compare(case, size, folder / str(place.rank), 3 if quick else 7, place, found)
+    for case, size, own_folder in compared_in(folder, quick):
+        compare(case, size, own_folder, 3 if quick else 7, place, found)
     if place.rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
+def compared_in(folder: Path, quick: bool) -> Iterator[tuple[alone.Case, int, Path]]:
+    """What is compared, and the folder for its runs, the same for both workers: they find each other by it."""
+    for case in alone.CASES[:1] if quick else alone.CASES:
+        for size in _BATCHES.get(case.name, ()):
+            yield case, size, folder / f"{case.name.replace(' ', '_')}_{size}"
+
+
 def compare(
     case: alone.Case, size: int, folder: Path, rounds: int, place: Place, found: Mapping[str, dict[str, Any]]
 ) -> None:
     name = f"{case.name}, 2 workers, local batch {size}"
-    jobs = prepare(case, size, folder, place)
+    jobs = {name: alone.job_of(config, place) for name, config in configs(case, size, folder).items()}
     programs = {**plain_programs(jobs["horovod"], size), **{name: of_job(job, size) for name, job in jobs.items()}}
     seconds = alternating(programs, rounds, calls=calls_of(size), before=dist.barrier)
     if place.rank == 0:
@@ -80,21 +90,15 @@ def compare(
         found["parts"][f"{name}, {kind}"] = alone.dissected(jobs[kind], size, f"{name}, {kind}")
 
 
-def prepare(case: alone.Case, size: int, folder: Path, place: Place) -> dict[str, Job]:
-    """This worker of bsweep's, in plain fp32 over either exchange, and as a study would calibrate it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    write_text(folder / "book.txt", 200_000)
+def configs(case: alone.Case, size: int, folder: Path) -> dict[str, RunConfig]:
+    """Bsweep in plain fp32 over either exchange, and as a study would calibrate it."""
     device = "auto" if torch.cuda.device_count() > 1 else "cpu"
     point = (f"local_batch={size}", "num_workers=2", f"device={device}")
-    default = case.config(folder, *point, "strategy=horovod")
-    alone.calibrate([default])
-    configs = {
+    return {
         "allreduce": case.config(folder, *point, "strategy=allreduce", *alone.FP32),
         "horovod": case.config(folder, *point, "strategy=horovod", *alone.FP32),
-        "default": default,
+        "default": case.config(folder, *point, "strategy=horovod"),
     }
-    return {name: alone.job_of(config, place) for name, config in configs.items()}
 
 
 def of_job(job: Job, size: int) -> Program:

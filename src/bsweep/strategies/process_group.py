@@ -78,7 +78,8 @@ def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     store, rank, num_processes = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
     # torchrun's own store outlives a run: the next one of the same processes must not find what this one left there.
-    store = dist.distributed_c10d.PrefixStore(str(config.study_dir / config.run_id), store)
+    # Where the run lies is told as it was given: the home of ~ may be another on each host.
+    store = dist.distributed_c10d.PrefixStore(f"{config.results_dir}/{config.study}/{config.run_id}", store)
     dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=num_processes)
     world: dist.ProcessGroup | None = dist.group.WORLD
     if config.num_server_processes:
