@@ -12,7 +12,7 @@ import torch
 
 from bsweep import calibrate, calibration, precision
 from bsweep.calibration import Calibration, Numerics, Timed
-from bsweep.runlog import RunPaths, read_json, read_records
+from bsweep.runlog import read_json, read_records
 from tests.running import TINY, bsweep, compose
 
 FP32, FP32_LAST, BF16_LAST = Numerics("fp32", False), Numerics("fp32", True), Numerics("bf16", True)
@@ -65,7 +65,7 @@ def test_batches_that_were_not_measured_go_by_the_nearest() -> None:
 
 def test_a_short_sweep_is_not_worth_a_calibration_and_a_study_is_asked_once(tmp_path: Path) -> None:
     points = [replace(AUTO, results_dir=str(tmp_path), local_batch=batch) for batch in (64, 8)]
-    path = points[0].study_dir / "calibration.json"
+    path = calibration.path_of(points[0])
     path.parent.mkdir()
     calibration.request(points, calibration.LEAST_STEPS - 1)
     calibration.request([compose("local_batch=8", "precision=fp32", "channels_last=true")], 10_000)
@@ -85,26 +85,26 @@ def test_only_what_all_points_leave_open_is_measured(tmp_path: Path) -> None:
         asking = [replace(point, precision="auto") for point in asking]
         asking[0].study_dir.mkdir()
         calibration.request(asking, 10_000)
-        found = calibration.read(asking[0].study_dir / "calibration.json")
+        found = calibration.read(calibration.path_of(asking[0]))
         assert found and calibration.is_open_to(found, FP32) and calibration.is_open_to(found, FP32_LAST) == is_open
 
 
 def test_gpus_take_their_half_precision_without_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the study has an answer."""
-    paths = RunPaths(tmp_path / "s/run")
-    paths.folder.mkdir(parents=True)
+    point = replace(AUTO, results_dir=str(tmp_path))
+    point.study_dir.mkdir()
     monkeypatch.setattr(precision, "choose", lambda *_: "bf16")
     monkeypatch.setattr(calibrate, "_measure", lambda *_: pytest.fail("measured"))
     strategy: Any = SimpleNamespace(gather_json=lambda own: [own], rank=0, members=(0,))
     asked, answered = Calibration(1, (8, 64)), measured(fp32=(0.1, 0.2))
     for found, chosen, kept in (
-        (asked, BF16_LAST, replace(asked, like_runs=BF16_LAST)),
+        (asked, BF16_LAST, replace(asked, settled=BF16_LAST)),
         (answered, FP32, answered),
     ):
-        calibration.write(calibration.path_of(paths), found)
+        calibration.write(calibration.path_of(point), found)
         none: Any = None
-        assert calibrate.agree(AUTO, paths, none, strategy, torch.device("cuda")) == chosen
-        assert calibration.read(calibration.path_of(paths)) == kept
+        assert calibrate.agree(point, none, strategy, torch.device("cuda")) == chosen
+        assert calibration.read(calibration.path_of(point)) == kept
 
 
 SWEEP = ("run", "-m", "study=s", "model=tiny_cnn", *TINY, "epochs=1", "local_batch=8,16")

@@ -19,7 +19,6 @@ from bsweep.config import RunConfig
 from bsweep.data.dataset import Dataset
 from bsweep.errors import is_out_of_memory
 from bsweep.job import autocast, memory_format, model_inputs, model_targets
-from bsweep.runlog import RunPaths
 from bsweep.strategies import Strategy
 
 _MOST_SECONDS = 15.0  # for all batches: one that would take longer is left out
@@ -29,7 +28,7 @@ _HOPELESS = 1.5  # times as slow as the fastest in the first rounds: not measure
 Program = Callable[[int], None]  # forward and backward passes at a local batch
 
 
-def agree(config: RunConfig, paths: RunPaths, dataset: Dataset, strategy: Strategy, device: torch.device) -> Numerics:
+def agree(config: RunConfig, dataset: Dataset, strategy: Strategy, device: torch.device) -> Numerics:
     """What the run computes in, the same on all workers, which call it together; measured, if nobody did it before.
 
     Raises:
@@ -38,13 +37,13 @@ def agree(config: RunConfig, paths: RunPaths, dataset: Dataset, strategy: Strate
     default = Numerics(precision.choose(config, device), channels_last=True)
     if not calibration.is_asked(config):
         return calibration.choose(config, None, default)
-    path = calibration.path_of(paths)
+    path = calibration.path_of(config)
     found = _of_first(strategy, calibration.read(path))
     if found and found.is_open:
         if device.type == "cuda":
             # Passes that are launched kernel by kernel say how fast Python is, where the run replays a graph.
             native = precision.choose(replace(config, precision="auto"), device)
-            answer = replace(found, like_runs=Numerics(native, channels_last=True))
+            answer = replace(found, settled=Numerics(native, channels_last=True))
         else:
             own = _measure(config, found, dataset, device)
             answer = _of_slowest([calibration.parse(each) for each in strategy.gather_json(asdict(own))])

@@ -21,7 +21,6 @@ from pydantic import TypeAdapter
 
 from bsweep import runlog
 from bsweep.config import RunConfig
-from bsweep.runlog import RunPaths
 
 _T = TypeVar("_T")
 
@@ -50,7 +49,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Calibration:
-    """`timed` is empty until a worker has measured; `like_runs` is set where none does: on GPUs, after other runs."""
+    """`timed` is empty until a worker has measured; `settled` is set where none does: on GPUs, after other runs."""
 
     schema: int
     wanted_batches: tuple[int, ...]  # local batches of the points that asked
@@ -58,11 +57,11 @@ class Calibration:
     channels_last: Literal["auto", True, False] = "auto"
     measured_batches: tuple[int, ...] = ()
     timed: tuple[Timed, ...] = ()
-    like_runs: Numerics | None = None
+    settled: Numerics | None = None
 
     @property
     def is_open(self) -> bool:
-        return not self.timed and self.like_runs is None
+        return not self.timed and self.settled is None
 
     def seconds_per_example(self, candidate: Timed) -> float:
         """Over the wanted batches, each by the measured one that is nearest."""
@@ -80,8 +79,8 @@ class Calibration:
 
     def says(self, config: RunConfig) -> str:
         """What was chosen for a run, and why; nothing while nothing was measured."""
-        if self.like_runs:
-            return f"{choose(config, self, self.like_runs)}: as all runs of this study"
+        if self.settled:
+            return f"{choose(config, self, self.settled)}: as all runs of this study"
         if not self.measured_batches:
             return ""
         (chosen, least), *others = self.ranked(config)
@@ -90,8 +89,8 @@ class Calibration:
         return f"{chosen}: the fastest at local batch {batches}" + (f" (time of {compared})" if compared else "")
 
 
-def path_of(paths: RunPaths) -> Path:
-    return paths.folder.parent / "calibration.json"
+def path_of(config: RunConfig) -> Path:
+    return config.study_dir / "calibration.json"
 
 
 def read(path: Path) -> Calibration | None:
@@ -117,18 +116,18 @@ def request(configs: Sequence[RunConfig], num_steps: float) -> None:
         configs: Points of one study.
         num_steps: That all of them will take together.
     """
-    path = configs[0].study_dir / "calibration.json"
+    path = path_of(configs[0])
     asking = [config for config in configs if is_asked(config)]
     if not asking or path.exists():
         return
-    like_runs = next(_of_runs(configs[0].study_dir), None)
-    if like_runs or num_steps >= LEAST_STEPS:
+    settled = next(_of_runs(configs[0].study_dir), None)
+    if settled or num_steps >= LEAST_STEPS:
         wanted = Calibration(
             1,
             wanted_batches=tuple(sorted({batch for config in asking for batch in config.local_batches})),
             precision=_common([config.precision for config in asking]),
             channels_last=_common([config.channels_last for config in asking]),
-            like_runs=like_runs,
+            settled=settled,
         )
         write(path, wanted)
 
@@ -144,8 +143,8 @@ def is_asked(config: RunConfig) -> bool:
 def choose(config: RunConfig, calibration: Calibration | None, default: Numerics) -> Numerics:
     """What a run computes in: what it says itself, else what was calibrated, else `default`."""
     found = default
-    if calibration and calibration.like_runs:
-        found = calibration.like_runs
+    if calibration and calibration.settled:
+        found = calibration.settled
     elif calibration and calibration.timed:
         found = calibration.ranked(config)[0][0]
     is_refused = found.precision == "fp16" and bool(config.strategy.refuses_fp16)  # of a later sweep in the same study

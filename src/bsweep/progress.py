@@ -83,7 +83,7 @@ class Progress:
         if self._config.study_dir in self._said_of or not calibration.is_asked(self._config):
             return
         self._said_of.add(self._config.study_dir)
-        found = calibration.read(calibration.path_of(self._paths))
+        found = calibration.read(calibration.path_of(self._config))
         if found and (reason := found.says(self._config)):
             self._say(f"  {reason}")
 

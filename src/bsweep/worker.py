@@ -101,7 +101,7 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
     peers.refuse_missing_gpus(strategy.gather_json(peers.seat(place, gpus)), config.device)
     device = choose_device(place, gpus)
     dataset = data.load(config.data, device)
-    numerics = calibrate.agree(config, paths, dataset, strategy, device)
+    numerics = calibrate.agree(config, dataset, strategy, device)
     precision.round_products(numerics.precision)
     every = strategy.gather_json({**peers.equipment(device, numerics.precision), **peers.data_facts(dataset)})
     peers.refuse_unequal(every)
