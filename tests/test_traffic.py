@@ -122,7 +122,7 @@ def test_no_step_waits_for_a_gpu_to_have_exchanged(pair: Callable[..., Pair], mo
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
     monkeypatch.setattr(time, "perf_counter", lambda: pytest.fail("by the host's clock"))
-    one._vector = SimpleNamespace(gradients=SimpleNamespace(is_cuda=True, device="cuda:0"), scale=None)  # type: ignore[assignment]
+    one._vector = SimpleNamespace(gradients=SimpleNamespace(device=torch.device("cuda:0")), scale=None)  # type: ignore[assignment]
     one.exchange()
     one.exchange()
     may_wait.append(True)

@@ -56,6 +56,28 @@ class StepClock:
         return examples / sum(recent)
 
 
+Mark = float | torch.cuda.Event
+"""A moment: on the host's clock, or in a GPU's stream, when what came before is done."""
+
+
+def mark(device: torch.device) -> Mark:
+    """Now; the host does not wait for a GPU to get there."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(begin: Mark, end: Mark) -> float:
+    """Of two marks on one device; waits for a GPU to have come so far."""
+    if isinstance(begin, float) or isinstance(end, float):
+        assert isinstance(begin, float) and isinstance(end, float)
+        return end - begin
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
+
+
 Phase = Callable[[str], AbstractContextManager[object]]
 """What a step does under that name, until the context is left."""
 
@@ -72,9 +94,9 @@ class PhaseClock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
+        self._device = device
         self._open: list[str | None] = [None]
-        self._turns: list[tuple[str | None, float | torch.cuda.Event]] = []  # what begins there, and when
+        self._turns: list[tuple[str | None, Mark]] = []  # what begins there, and when
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -85,29 +107,15 @@ class PhaseClock:
         self._turn()
 
     def _turn(self) -> None:
-        at: float | torch.cuda.Event = time.perf_counter()
-        if self._on_gpu:
-            at = torch.cuda.Event(enable_timing=True)
-            at.record()
-        self._turns.append((self._open[-1], at))
+        self._turns.append((self._open[-1], mark(self._device)))
 
     def seconds(self) -> dict[str, float]:
         """Of each phase so far, in the order in which they came first; waits for the GPU to finish them."""
-        if self._on_gpu:
-            torch.cuda.synchronize()
         found: dict[str, float] = {}
         for (name, begin), (_, end) in pairwise(self._turns):
             if name is not None:
-                found[name] = found.get(name, 0.0) + _seconds_between(begin, end)
+                found[name] = found.get(name, 0.0) + seconds_between(begin, end)
         return found
-
-
-def _seconds_between(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
-    if isinstance(begin, float) and isinstance(end, float):
-        return end - begin
-    assert isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
-    milliseconds: float = begin.elapsed_time(end)
-    return milliseconds / 1000
 
 
 class Slowdown:

@@ -61,7 +61,7 @@ class RunConfig(Schema):
     allocation: AnyAllocation
     launch: AnyLaunch
     batching: AnyBatching = FIXED  # which runs of earlier versions do not name
-    graph: Literal["auto"] | bool = "auto"  # nor this
+    graph: Literal["auto", True, False] = "auto"  # nor this
 
     @property
     def local_batches(self) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,14 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bsweep.clock import Mark, mark, seconds_between
 from bsweep.config import RunConfig, StrategyConfig
 from bsweep.data.plan import Share, global_batch
 from bsweep.place import Place
 from bsweep.runlog import Event, Round, RunPaths, Traffic
 from bsweep.vector import Flat
-
-Mark = float | torch.cuda.Event
-"""A moment: on the host's clock, or in a GPU's stream, when what came before is done."""
 
 
 @dataclass
@@ -41,42 +38,25 @@ class Meter:
     @contextmanager
     def exchange(self, tensor: Tensor) -> Iterator[None]:
         """Time that `tensor` travels, from when this worker is ready to send it."""
-        begin = _mark(tensor)
+        begin = mark(tensor.device)
         yield
-        self._exchanges.append((begin, _mark(tensor)))
+        self._exchanges.append((begin, mark(tensor.device)))
 
     @contextmanager
     def codec(self, gradients: Tensor) -> Iterator[None]:
         """Time what a codec computes: all but the exchanges within, so that nobody seems to wait while it computes."""
-        begin, num_before = _mark(gradients), len(self._exchanges)
+        begin, num_before = mark(gradients.device), len(self._exchanges)
         yield
-        self._codecs.append((begin, _mark(gradients), slice(num_before, len(self._exchanges))))
+        self._codecs.append((begin, mark(gradients.device), slice(num_before, len(self._exchanges))))
 
     def read(self) -> None:
         """Bring `seconds` and `codec_seconds` up to date, once a GPU has come so far."""
-        seconds = [_between(begin, end) for begin, end in self._exchanges]
+        seconds = [seconds_between(begin, end) for begin, end in self._exchanges]
         for begin, end, within in self._codecs:
-            computed = _between(begin, end) - sum(seconds[within])
+            computed = seconds_between(begin, end) - sum(seconds[within])
             self.codec_seconds = (self.codec_seconds or 0.0) + computed
         self.seconds += seconds
         self._exchanges, self._codecs = [], []
-
-
-def _mark(tensor: Tensor) -> Mark:
-    """Now: on a GPU, when it has done what it was given: nobody counts the rest of the backward pass."""
-    if not tensor.is_cuda:
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(tensor.device))
-    return event
-
-
-def _between(begin: Mark, end: Mark) -> float:
-    if isinstance(begin, float) or isinstance(end, float):
-        assert isinstance(begin, float) and isinstance(end, float)
-        return end - begin
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1000
 
 
 class Strategy(ABC):
