@@ -6,7 +6,7 @@ memory      peak memory of a lone worker
 alone       steps of each shipped model at batches of 8 to 256, beside the plain loop
 accumulation, parts      several passes a step; what a step consists of
 together    steps of two workers, beside DDP and Horovod's own optimizer wrapper
-step, exchange, strategies, start, analysis      see there
+step, exchange, strategies, start, points, analysis      see there
 
 The file (by default, of the whole suite, results/bench/HARDWARE.json) gets every timed round of every program, in
 seconds, with the hardware and the command; --against such a file says what got slower since, and exits with 1 then.
@@ -16,6 +16,7 @@ Where there is a GPU, benches run on it; those of two workers, where there are t
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def default_file(hardware: dict[str, Any]) -> Path:
 
 FAMILIES = ("alone", "accumulation", "parts", "together")  # which know a quick way
 # Memory comes first: its peak is the process's.
-NAMES = ("memory", *FAMILIES, "step", "exchange", "strategies", "start", "analysis")
+NAMES = ("memory", *FAMILIES, "step", "exchange", "strategies", "start", "points", "analysis")
 bench_alone, bench_accumulation, bench_parts = alone.steps_alone, alone.accumulation, alone.parts
 bench_together = together.steps_together
 
@@ -321,6 +322,30 @@ def spent_on_results(run: RunPaths) -> float:
     return seconds
 
 
+def bench_points() -> Seconds:
+    """Composing and checking the points of a sweep, and with which power of their number that grows."""
+    counts = (10, 20, 40, 80)
+    found: Seconds = {}
+    for count in (1, *counts):
+        # The last point cannot be: that is said when all are checked, and before any is started.
+        point = [f"seed=range(0,{count})", "local_batch=8,0", "data=synthetic", "study=bench"]
+        with tempfile.TemporaryDirectory() as folder:
+            command = [tool("bsweep"), "run", "-m", *point]
+            refuse = functools.partial(subprocess.run, command, cwd=folder, capture_output=True, check=False)
+            found[f"checking {2 * count} points"] = alternating({"bsweep": refuse}, rounds=3)["bsweep"]
+    one, *seconds = medians(found).values()
+    slope = slope_of(counts, [each - one for each in seconds])
+    print(
+        f"checking {2 * counts[-1]} points: {seconds[-1]:.1f} s; it grows with their number to the power of {slope:.2f}"
+    )
+    return {**found, "exponent of points": [slope]}
+
+
+def slope_of(x: Sequence[float], y: Sequence[float]) -> float:
+    """k, of y ~ x^k."""
+    return statistics.linear_regression([*map(math.log, x)], [*map(math.log, y)]).slope
+
+
 def bench_analysis() -> Seconds:
     """Loading and reporting synthetic studies, and with which power of the number of runs loading grows."""
     import bsweep
@@ -343,7 +368,7 @@ def bench_analysis() -> Seconds:
         seconds = [timed(count, 50, rounds=3 if count < 1000 else 1) for count in counts]
         study = write_study(Path(folder) / "report", seeds=3, epochs=50)
         found |= alternating({"report of 36 runs": lambda: report.write(study)}, rounds=3)
-    slope = statistics.linear_regression([*map(math.log, counts)], [*map(math.log, seconds)]).slope
+    slope = slope_of(counts, seconds)
     found["exponent of runs"] = [slope]
     print(f"report of 36 runs x 50 epochs: {statistics.median(found['report of 36 runs']):.1f} s")
     print(f"loading grows with the number of runs to the power of {slope:.2f}")

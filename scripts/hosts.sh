@@ -4,6 +4,8 @@
 #
 #   hosts.sh up N [RATE]          RATE, such as 1gbit, is what each cable carries each way; without it, what the machine can
 #   hosts.sh run HOST COMMAND...  runs a command on a host, in the current folder
+#   hosts.sh cut HOST             pulls the host's cable out of the switch; what runs there goes on, and hears nothing
+#   hosts.sh join HOST            plugs it in again
 #   hosts.sh down                 ends all that runs on the hosts, and removes them
 #   hosts.sh check                says what this machine lacks for that
 #
@@ -162,7 +164,7 @@ take_down() {
 }
 
 how() {
-    sed -n '5,10s/^#[[:space:]]\{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '5,12s/^#[[:space:]]\{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     fail "$@"
 }
 
@@ -182,6 +184,12 @@ run)
     [[ -e /etc/netns/$prefix-$2 ]] || fail "There is no host $2. Up: $(what_is_up || echo "none")."
     run "${@:2}"
     ;;
+cut | join)
+    (($# == 2)) || how "$1 takes a host."
+    ((EUID == 0)) || fail "hosts.sh needs root: run it with sudo."
+    [[ -e /etc/netns/$prefix-$2 ]] || fail "There is no host $2. Up: $(what_is_up || echo "none")."
+    ip -n "$switch" link set "$2" "$([[ $1 == cut ]] && echo down || echo up)"
+    ;;
 down)
     if [[ ! -e $state && -z $(namespaces) ]]; then
         say "No hosts are up."
@@ -192,5 +200,5 @@ down)
     say "The hosts are gone."
     ;;
 check) check_machine 1gbit ;;
-*) how "The first word is up, run, down or check." ;;
+*) how "The first word is up, run, cut, join, down or check." ;;
 esac

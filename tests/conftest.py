@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
+
+from tests.running import HOSTS
 
 
 def pytest_configure() -> None:
     # Fixtures end what they began, and so do processes, to which a shell's background job would pass on a deaf SIGINT.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+
+
+@pytest.fixture
+def up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, str]]]:
+    """A function that brings hosts up, and returns the overrides that it tells its user to type."""
+    monkeypatch.setenv("BSWEEP_HOSTS_PREFIX", f"test{os.getpid()}")
+
+    def hosts_up(*arguments: str) -> dict[str, str]:
+        result = subprocess.run([HOSTS, "up", *arguments], capture_output=True, text=True, check=False)
+        if result.returncode == 77:
+            pytest.skip(result.stderr.strip())
+        assert result.returncode == 0, result.stderr
+        return dict(word.split("=", 1) for word in shlex.split(result.stdout) if "=" in word)
+
+    yield hosts_up
+    subprocess.run([HOSTS, "down"], check=True, capture_output=True)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,16 +12,20 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bsweep import batching, data, steps, strategies, worker
+from bsweep.checkpoint import _GO_ON, _SAVE, Keeper
+from bsweep.config import own
 from bsweep.data import augment
+from bsweep.errors import Stopped
 from bsweep.job import Job, memory_format
 from bsweep.place import Place, inside_horovodrun
-from bsweep.runlog import RunPaths, read_records
+from bsweep.runlog import RunPaths, checkpoints, cut_records, read_records
 from bsweep.vector import Vector
 from tests import policies
 from tests.running import compose, free_port
@@ -41,6 +45,11 @@ def main(folder: Path) -> None:
         job = json.loads(_awaited(folder / f"{number}.json"))
         if job is None:
             return
+        saved_after, broken_after = job.pop("break_off", (0, 0))
+        if broken_after:
+            _meet_anew(folder / f"{number}.first.port")
+            break_off(folder / f"{number}.run", saved_after, broken_after, **job)
+            job["overflow"] = []
         _meet_anew(folder / f"{number}.port")
         answer = run(folder / f"{number}.run", **job)
         if answer:
@@ -58,7 +67,7 @@ def run(
 
     Gradients of rank `overflow[0]` are infinite in step `overflow[1]`, if there is such.
     """
-    config = compose(*overrides)
+    config = own.resolve(compose(*overrides))
     place = Place.from_environment(config.num_server_processes)
     seen: list[tuple[list[int], list[torch.Tensor]]] = []
 
@@ -93,12 +102,36 @@ def run(
         "seen": seen,
         "moved": _moved(job),
         "num_vectors": num_vectors,
+        "start": next(record for record in records if record["type"] == "start"),
         "epochs": [record for record in records if record["type"] == "epoch"],
         "steps": [record for record in records if record["type"] == "step"],
         "rounds": [record for record in records if record["type"] == "round"],
+        "evaluations": [record for record in records if record["type"] == "evaluation"],
+        "events": [record for record in records if record["type"] == "event"],
         "scale": float(job.vector.scale.factor) if job.vector.scale else None,
         "buffers": [buffer.cpu().clone() for buffer in job.model.buffers()],
     }
+
+
+def break_off(folder: Path, saved_after: int, broken_after: int, **job: Any) -> None:
+    """Train, save after a round, and end after a later one as by a kill; the next who trains there goes on."""
+    plain = Keeper._agreed_wish
+
+    def wish(self: Keeper, ends_epoch: bool) -> int:
+        rounds.append(1)
+        if len(rounds) == broken_after:
+            raise Stopped("as by a kill")
+        return _SAVE if len(rounds) == saved_after else _GO_ON
+
+    rounds: list[int] = []
+    Keeper._agreed_wish = wish  # type: ignore[method-assign]
+    with suppress(Stopped):
+        run(folder, **job)
+    Keeper._agreed_wish = plain  # type: ignore[method-assign]
+    paths = RunPaths(folder)
+    if Place.from_environment().rank == 0:
+        (saved,) = checkpoints(paths)
+        cut_records(paths, (saved.facts() or {})["metrics_bytes"])
 
 
 def do_nothing(job: Job) -> None:

@@ -29,6 +29,7 @@ from bsweep.config import RunConfig, conf_dir, parse
 from tests.ask_forks import ask
 
 ROOT = Path(__file__).parents[1]
+HOSTS = str(ROOT / "scripts/hosts.sh")
 TINY = ("data=synthetic", "data.num_train=90", "data.num_test=20", "data.shape=[3,8,8]", "data.crop_padding=1")
 """A data set whose last step is uneven for most batches."""
 
@@ -40,6 +41,11 @@ def compose(*overrides: str) -> RunConfig:
     container = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(container, dict)
     return parse({str(key): value for key, value in container.items()})
+
+
+def on(host: str) -> tuple[str, ...]:
+    """What puts a command on a host that the fixture `up` brought up."""
+    return (HOSTS, "run", host)
 
 
 def popen(

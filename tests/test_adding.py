@@ -145,7 +145,7 @@ def loss_gap(study, gaps):
         ],
     },
     "field of an epoch": {
-        "src/bsweep/runlog/records.py": [("    peak_memory_bytes: int | None\n", "    num_tensors: int\n")],
+        "src/bsweep/runlog/records.py": [("    peak_memory_bytes: Natural | None\n", "    num_tensors: int\n")],
         "src/bsweep/loop.py": [("    return runlog.Epoch(\n", "        num_tensors=len(job.vector.tensors),\n")],
         "src/bsweep/analysis/columns.py": [
             ("EPOCHS = (\n", '    Column("num_tensors", "count_or_null", role="other", is_always=False),\n')

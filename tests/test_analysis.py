@@ -100,7 +100,7 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
 
 
 def test_a_repeated_epoch_stands_for_the_earlier_one(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "s", local_batch=8)
+    folder = write_run(tmp_path / "s", local_batch=8, status=None)
     path = RunPaths(folder).metrics
     lines = path.read_text().splitlines()
     again = json.loads(lines[2]) | {"train_seconds": 1.0}
@@ -136,7 +136,7 @@ def test_a_newer_schema_and_a_damaged_line_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="record schema 2, this bsweep reads up to 1"):
         bsweep.load(tmp_path / "s")
     path.write_text(whole.replace('{"schema": 1', "oops", 1))
-    with pytest.raises(ValueError, match=r"metrics.jsonl:1: damaged record"):
+    with pytest.raises(ValueError, match=r"none of its 1 runs can be read: .*metrics.jsonl:1: damaged record"):
         bsweep.load(tmp_path / "s")
 
 
@@ -345,6 +345,23 @@ def test_measured_rates_are_those_that_epochs_record() -> None:
     assert study.runs["learning_rate"].tolist() == pytest.approx(recorded.tolist())
 
 
+def test_an_all_reduce_in_shared_memory_is_called_so_and_is_one_curve_over_workers(tmp_path: Path) -> None:
+    def write(study: str, num_workers: int, settings: dict[str, Any], transport: str | None) -> None:
+        folder = write_run(tmp_path / study, local_batch=8, num_workers=num_workers, settings=settings)
+        start, *others = RunPaths(folder).metrics.read_text().splitlines()
+        said = json.dumps(json.loads(start) | {"transport": transport})
+        RunPaths(folder).metrics.write_text("\n".join([said, *others]) + "\n")
+
+    write("exchanges", 2, {}, None)
+    write("exchanges", 2, NATIVE, "shared_memory")
+    assert set(analysis.variant_order(bsweep.load(tmp_path / "exchanges"))) == {"horovod", "allreduce shared_memory"}
+    for num_workers, transport in ((1, None), (2, "shared_memory"), (4, "network")):
+        write("workers", num_workers, NATIVE, transport)
+    study = bsweep.load(tmp_path / "workers")
+    assert len(analysis.variant_order(study)) == 1
+    assert "strategy.transport" in analysis.entangled(study.runs)
+
+
 def test_variants_come_in_the_order_of_their_launch(tmp_path: Path) -> None:
     for launched_at, name in enumerate(("tree", "ring", "native")):
         settings = {"strategy": {"name": "allreduce", "algorithm": name}}
@@ -369,16 +386,16 @@ def test_the_time_to_a_target_is_interpolated_and_may_be_never(tmp_path: Path) -
     write_run(tmp_path / "s", local_batch=64, status="diverged", num_epochs_done=2)
     write_run(tmp_path / "s", local_batch=128, status="diverged", num_epochs_done=0)
     study = bsweep.load(tmp_path / "s")
-    curve = [0.2, 0.5, 0.7]
-    for batch, accuracies in ((8, curve), (16, [0.65, 0.5, 0.6]), (32, [0.3, 0.4]), (64, [0.3, 0.1])):
+    curve = [0.2, 0.7, 0.7]
+    for batch, accuracies in ((8, curve), (16, [0.65, 0.65, 0.6]), (32, [0.3, 0.4]), (64, [0.3, 0.1])):
         of_batch = study.runs.loc[study.runs["local_batch"] == batch, "run_id"].iloc[0]
-        study.epochs.loc[study.epochs["run_id"] == of_batch, "test_accuracy"] = accuracies
-    study.runs["test_accuracy"] = study.runs["run_id"].map(study.epochs.groupby("run_id")["test_accuracy"].last())
+        study.evaluations.loc[study.evaluations["run_id"] == of_batch, "test_accuracy"] = accuracies
+    study.runs["test_accuracy"] = study.runs["run_id"].map(study.evaluations.groupby("run_id")["test_accuracy"].last())
     times = analysis.time_to_target(study).droplevel(["variant", "num_workers", "seed"])
     assert times["target"].unique().tolist() == [0.63]
     assert times["reached"].to_dict() == {8: True, 16: True, 64: False, 128: False}
     epoch = train_seconds(8, 1) / 3
-    assert times.loc[8, "seconds"] == pytest.approx((2 + 0.13 / 0.2) * epoch)
+    assert times.loc[8, "seconds"] == pytest.approx((1 + 0.43 / 0.5) * epoch)
     assert times.loc[16, "seconds"] == pytest.approx(train_seconds(16, 1) / 3), "the first evaluation has it"
     assert times["seconds"].isna().tolist() == [False, False, True, True]
     never = analysis.time_to_target(study, 0.9)
@@ -457,6 +474,20 @@ def test_how_an_epoch_grows_with_parameters_is_told_across_models(tmp_path: Path
     assert analysis.epoch_growth(replace(study, runs=in_rounds), "num_parameters").empty, "the last is a fragment"
 
 
+def test_how_the_overhead_grows_with_the_number_of_runs(tmp_path: Path) -> None:
+    loaded = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16, 32, 64), num_workers=(1,)))
+    assert analysis.overhead_growth(loaded).empty, "all were launched at once"
+    number = pd.Series([1.0, 4.0, 2.0, 3.0], loaded.runs.index)
+    launched = pd.Series(10 * number.to_numpy(), loaded.runs["run_id"])
+    provenance = loaded.provenance.assign(launched_at=loaded.provenance["run_id"].map(launched))
+    for power in (0, 1):  # what each takes: always the same, or longer with each run before
+        runs = loaded.runs.assign(wall_seconds=loaded.runs["train_seconds"] + 3 * number**power)
+        growth = analysis.overhead_growth(replace(loaded, runs=runs, provenance=provenance))
+        assert growth["exponent"].tolist() == pytest.approx([1 + power]) and growth["num_points"].tolist() == [4]
+        few = replace(loaded, runs=runs.iloc[2:], provenance=provenance)
+        assert analysis.overhead_growth(few).empty, "two lie on any power law"
+
+
 def test_speedup_is_by_images_per_second_at_equal_local_batch(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(2, 4))
     write_run(tmp_path / "s", local_batch=32, num_workers=4)
@@ -479,7 +510,7 @@ def test_ratios_skip_a_batch_that_did_not_complete(tmp_path: Path) -> None:
 def test_different_hardware_makes_different_curves_and_is_said(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=8)
     write_run(tmp_path / "s", local_batch=16, meta={**META, "gpus": ["Tesla T4, 550.1, 15 GiB"] * 4})
-    study = bsweep.load(tmp_path / "s")
+    study = bsweep.load(tmp_path / "s", mix=True)
     cells = analysis.cells(study.runs)
     assert analysis.levels(cells)[0] == "hardware"
     assert analysis.batch_ratios(cells).empty
@@ -493,7 +524,7 @@ def test_hardware_that_follows_from_the_strategy_is_no_key_of_its_own(tmp_path: 
     write_run(tmp_path / "s", local_batch=8)
     other = {**META, "cpu": "Other CPU"}
     write_run(tmp_path / "s", local_batch=8, settings={"strategy.name": "local"}, meta=other)
-    study = bsweep.load(tmp_path / "s")
+    study = bsweep.load(tmp_path / "s", mix=True)
     assert analysis.cell_keys(study.runs) == ["variant", "num_workers", "local_batch"]
     assert "whose times do not compare: Other CPU, 2 cores; Test CPU, 2 cores" in study.warnings[0]
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import nn
 
-from bsweep import batching, checkpoint
+from bsweep import batching
 from bsweep.data.plan import Share
 from tests.policies import Doubling
 from tests.running import compose
@@ -59,24 +56,3 @@ def test_workers_that_step_alone_follow_a_doubled_batch_too(more: tuple[str, ...
     (one,) = trained(1, "strategy=single", *plain, policy="Doubling")
     for worker in trained(2, "strategy=local_sgd", *plain, *more, policy="Doubling"):
         torch.testing.assert_close(worker["parameters"], one["parameters"], rtol=1e-9, atol=1e-11)
-
-
-def test_buffers_saved_while_batchnorm_counted_its_batches_are_put_back() -> None:
-    norms = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(3))
-    saved = [torch.full_like(buffer, number) for number, buffer in enumerate(norms.buffers(), 1)]
-    for norm in norms:
-        norm.register_buffer("num_batches_tracked", None)
-    checkpoint._put_back(saved, list(norms.buffers()))
-    assert [buffer[0].item() for buffer in norms.buffers()] == [1, 2, 4, 5]
-
-
-def test_what_was_saved_before_there_were_policies_can_be_taken_up() -> None:
-    meter = {"sent_bytes": 1, "num_steps": 6}
-    shared: dict[str, Any] = {
-        "epoch": 2,
-        "strategy": {"num_steps": [4, 0, 9], "round": 3, "of_epoch": ({"exchange": 1.0}, meter)},
-    }
-    checkpoint._bring_up_to_date(shared, global_batch=48)
-    assert shared["policy"] == {"num_steps": [4, 0, 9], "least_steps": 4} and shared["global_batch"] == 48
-    assert shared["strategy"]["round"] == 3 and "num_steps" not in shared["strategy"]
-    assert meter == {"sent_bytes": 1, "exchange_steps": 6}

@@ -12,6 +12,7 @@ import yaml
 from bsweep.config import GROUPS, ConfigError, HorovodConfig, RunConfig, conf_dir, names, read, resolve, save, variants
 from tests.running import compose
 
+SERVERS = ("strategy=parameter_server",)
 DILOCO = ("local_batch=8", "num_workers=2", "strategy=diloco")
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 
@@ -107,6 +108,14 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         (("local_batch=8", "num_workers=3", "launch.hosts='a:1,b:1'"), ["num_workers=3", "2 slots"]),
         (("local_batch=8", "launch.hosts='a:1,b:1,a:1'"), ["launch.hosts=a:1,b:1,a:1 names a host twice"]),
         (("local_batch=8", "launch.hosts=a"), ["launch.hosts=a", "h1:4,h2:4"]),
+        (
+            ("local_batch=8", "strategy=allreduce", "strategy.transport=shared_memory", "strategy.algorithm=ring"),
+            ["strategy.transport=shared_memory", "strategy.algorithm=native"],
+        ),
+        (
+            ("local_batch=8", "strategy=allreduce", "strategy.transport=shared_memory", "compression=topk"),
+            ["strategy.transport=shared_memory", "compression=none"],
+        ),
         (("local_batch=8", "strategy=allreduce", "strategy.algorithm=zip"), ["strategy.algorithm=zip", "'ring'"]),
         (("local_batch=8", "strategy.name=horvod"), ["strategy=horvod", "'single', 'horovod'"]),
         (("local_batch=8", "optimizer.schedule=multistep"), ["optimizer.milestones"]),
@@ -139,6 +148,22 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         (
             (*DILOCO, "strategy.weights=[1,0]", "strategy.on_loss=continue"),
             ["strategy.weights=[1.0, 0.0]", "strategy.on_loss=continue", "greater than 0"],
+        ),
+        (("local_batch=8", "target_accuracy=90"), ["target_accuracy=90", "no fraction", "Is 0.9 meant?"]),
+        (("local_batch=8", "target_accuracy=0"), ["target_accuracy=0", "no fraction between 0 and 1"]),
+        (
+            ("local_batch=8", "target_accuracy=0.9", "target_loss=0.5"),
+            ["target_accuracy=0.9 and target_loss=0.5", "give one target"],
+        ),
+        (("local_batch=8", "stop_at_target=false"), ["stop_at_target=false", "target_accuracy=0.9"]),
+        (("local_batch=8", "evaluate_every_examples=0"), ["evaluate_every_examples=0", "greater than or equal to 1"]),
+        (
+            ("local_batch=8", "evaluate_every_examples=9", *SERVERS, "strategy.consistency=asynchronous"),
+            ["evaluate_every_examples=9", "strategy.consistency=synchronous", "evaluate_every_examples=null"],
+        ),
+        (
+            (*DILOCO, "evaluate_every_examples=9", "strategy.overlap=true"),
+            ["evaluate_every_examples=9", "strategy.overlap=false"],
         ),
         ((*DILOCO, "strategy.max_rounds=0"), ["strategy.max_rounds=0"]),
         ((*DILOCO, "strategy.max_seconds=0"), ["strategy.max_seconds=0"]),

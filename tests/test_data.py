@@ -371,11 +371,19 @@ def test_classes_that_differ_are_named(folder: Path) -> None:
     refuses(image_folder(folder), "only in train: cow, dog; only in test: Dog")
 
 
+def test_one_class_alone_is_refused(tmp_path: Path) -> None:
+    """It would train to an accuracy of 1 without a word."""
+    for part in ("train", "test"):
+        write_image(tmp_path / part / "cat" / "0.png", 1)
+    refuses(image_folder(tmp_path), "one class alone, cat")
+
+
 def test_corrupt_images_are_named_together(folder: Path) -> None:
     whole = folder / "train" / "cat" / "1.png"
     whole.write_bytes(whole.read_bytes()[:40])
     (folder / "test" / "dog" / "notes.txt").write_text("no image")
-    refuses(image_folder(folder), str(whole), "notes.txt", "repair or remove")
+    os.mkfifo(folder / "test" / "dog" / "pipe.png")
+    refuses(image_folder(folder), str(whole), "notes.txt", "pipe.png", "repair or remove")
     assert not list(cache.cache_folder().glob("*.safetensors"))
 
 

@@ -435,7 +435,7 @@ def test_beside_plain_training_a_worker_holds_an_anchor_and_an_outer_momentum(
 ) -> None:
     """Plain: parameters, gradients and two of AdamW. Overlapping holds three more, top-k its memory."""
     wide = ("model.width=64", "optimizer=adamw_diloco", "data.num_train=32", "epochs=1")
-    plain = trained(2, "strategy=allreduce", *wide)
+    plain = trained(2, "strategy=allreduce", "strategy.transport=network", *wide)
     assert [worker["num_vectors"] for worker in plain] == [4, 4]
     workers = trained(2, "strategy=diloco", "strategy.sync_every=1", *overrides, *wide)
     assert [worker["num_vectors"] for worker in workers] == [4 + more, 4 + more]

@@ -105,10 +105,12 @@ def trained(
     policy: str | None = None,
     warm_up: bool = True,
     overflow: tuple[int, ...] = (),
+    break_off: tuple[int, int] = (0, 0),
 ) -> list[dict[str, Any]]:
     """What each worker of a real run saw and ended with; by one of `tests.policies`, or by its configured batch.
 
-    Gradients `overflow` on a rank, in a step.
+    Gradients `overflow` on a rank, in a step. Those that `break_off` save after a round, end as by a kill after a later
+    one, and train on.
     """
     given = ("local_batch=8", *overrides) if not any("_batch=" in o for o in overrides) else overrides
     words = [f"num_workers={num_workers}", *contract, *given]
@@ -119,7 +121,7 @@ def trained(
     if key not in _STARTED:
         (folder := _FOLDER / f"{launcher}{num_processes}").mkdir()
         _STARTED[key] = Processes(folder, *key)
-    job = {"overrides": words, "policy": policy, "warm_up": warm_up, "overflow": overflow}
+    job = {"overrides": words, "policy": policy, "warm_up": warm_up, "overflow": overflow, "break_off": break_off}
     return _STARTED[key].run(job)[:num_workers]
 
 
@@ -146,14 +148,15 @@ VARIANTS: dict[str, list[tuple[int, tuple[str, ...]]]] = {
         (2, ("strategy.buckets=3",)),
         (2, ("accumulation_steps=2",)),
         (2, ("strategy.buckets=3", "accumulation_steps=2")),
-        (2, ("channels_last=false",)),
+        (2, ("channels_last=true",)),
         (3, ()),
         (3, ("compression=topk", "compression.density=1")),
     ],
     "ddp": [(2, ("accumulation_steps=2",)), (3, ())],
     "allreduce": [
         (2, ("compression=topk", "compression.density=1")),
-        (3, ()),
+        (3, ("strategy.transport=shared_memory",)),
+        (3, ("strategy.transport=network",)),
         *((3, (f"strategy.algorithm={algorithm}",)) for algorithm in ("ring", "tree", "halving_doubling")),
     ],
     "parameter_server": [
@@ -238,11 +241,26 @@ def test_workers_reach_one_workers_language_model(tmp_path: Path) -> None:
 
 
 def test_ring_sends_twice_the_vector_less_a_share() -> None:
-    for overrides in ((), ("strategy.algorithm=ring",)):
+    for overrides in (("strategy.transport=network",), ("strategy.algorithm=ring",)):
         first, *_ = trained(3, "strategy=allreduce", "global_batch=24", *overrides)
         vector_bytes = 8 * len(first["parameters"])
         for epoch in first["epochs"]:
             assert epoch["sent_bytes"] == pytest.approx(4 * 2 * 2 / 3 * vector_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_in_shared_memory_nothing_is_sent_and_the_weights_are_those_of_gloo_bit_for_bit(num_workers: int) -> None:
+    shared, network = (
+        trained(num_workers, "strategy=allreduce", "precision=fp32", f"strategy.transport={transport}")
+        for transport in ("auto", "network")
+    )
+    assert [run[0]["start"]["transport"] for run in (shared, network)] == ["shared_memory", "network"]
+    for one, other in zip(shared, network, strict=True):
+        assert one["moved"] > 0.01 and torch.equal(one["parameters"], other["parameters"])
+        for epoch in one["epochs"]:
+            assert epoch["sent_bytes"] == 0 and epoch["exchange_seconds"] > 0
+            assert epoch["exchange_steps"] == 2 * epoch["num_steps"]
+    assert all(epoch["sent_bytes"] > 0 for epoch in network[0]["epochs"])
 
 
 def test_local_sgd_drifts_between_averages_and_agrees_where_an_epoch_ends() -> None:

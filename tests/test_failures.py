@@ -13,7 +13,7 @@ import torch.distributed as dist
 from bsweep import peers, runlog
 from bsweep.config import RunConfig
 from bsweep.errors import WorkerLost, worker_lost
-from bsweep.launch import processes
+from bsweep.launch import failure, processes
 from bsweep.runlog import RunPaths
 from bsweep.strategies import ddp
 from tests.running import TINY, bsweep, compose, imported_first
@@ -46,12 +46,12 @@ def point(*overrides: str) -> RunConfig:
 def test_only_a_kill_outranks_what_a_worker_said(paths: RunPaths, number: int, named: str) -> None:
     """NCCL's watchdog aborts those who wait for a worker that failed, and may be quicker than its launcher."""
     runlog.write_json(paths.rank_logs(0) / "error.json", {**ERROR, "time": 1.0})
-    outcome = processes._failure(point(), paths, [(1, -number)], paths.logs / "none")
+    outcome = failure.of(point(), paths, [(1, -number)], paths.logs / "none")
     assert outcome.message.startswith(named)
 
 
 def test_without_a_word_the_crashed_is_named_before_those_who_merely_ended(paths: RunPaths) -> None:
-    outcome = processes._failure(point(), paths, [(0, 1), (1, -signal.SIGABRT)], paths.logs / "none")
+    outcome = failure.of(point(), paths, [(0, 1), (1, -signal.SIGABRT)], paths.logs / "none")
     assert outcome.message.startswith("rank 1 was ended by SIGABRT")
 
 

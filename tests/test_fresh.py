@@ -15,7 +15,7 @@ import torch
 from bsweep import fresh, memory
 from bsweep.config import InlineConfig, RunConfig
 from bsweep.errors import spoils_process
-from bsweep.launch import inline, processes
+from bsweep.launch import failure, inline
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog import RunPaths
 from tests.running import TINY, compose
@@ -110,7 +110,7 @@ def test_a_crash_under_a_limit_is_out_of_memory(tmp_path: Path) -> None:
     point = (*TINY, "local_batch=8", "num_workers=2", "strategy=ddp")
     paths, log = RunPaths(tmp_path), tmp_path / "launcher.log"
     for code in (-signal.SIGSEGV, 128 + signal.SIGSEGV):
-        crashed = processes._failure(compose(*point, "launch.memory_limit_mb=[64,32]"), paths, [(1, code)], log)
+        crashed = failure.of(compose(*point, "launch.memory_limit_mb=[64,32]"), paths, [(1, code)], log)
         assert crashed.status == "out_of_memory"
         assert crashed.message.startswith("rank 1 was ended by SIGSEGV under its memory limit of 32 MiB")
-        assert processes._failure(compose(*point), paths, [(1, code)], log).status == "failed"
+        assert failure.of(compose(*point), paths, [(1, code)], log).status == "failed"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bsweep import gpus, launch, peers, worker
-from bsweep.launch import processes
+from bsweep.config.launch import nodes_of
 from bsweep.place import Place
 from tests.running import TINY, bsweep, compose, imported_first, summaries
 
@@ -137,10 +137,10 @@ def test_workers_end_before_they_take_a_gpu_that_is_not_there(tmp_path: Path) ->
 def test_servers_take_the_slots_that_workers_leave_and_else_run_beside_them() -> None:
     """A slot is a GPU, and servers need none."""
     hosts = "a:4,b:4,c:2"
-    assert processes.nodes(hosts, 3) == [("a", 3)]
-    assert processes.nodes(hosts, 6, 3) == [("a", 4), ("b", 4), ("c", 1)]
-    assert processes.nodes(hosts, 10, 4) == [("a", 4), ("b", 4), ("c", 2), ("a", 1), ("b", 1), ("c", 1), ("a", 1)]
-    assert processes.nodes("a:2", 2, 2) == [("a", 4)]
+    assert nodes_of(hosts, 3) == [("a", 3)]
+    assert nodes_of(hosts, 6, 3) == [("a", 4), ("b", 4), ("c", 1)]
+    assert nodes_of(hosts, 10, 4) == [("a", 4), ("b", 4), ("c", 2), ("a", 1), ("b", 1), ("c", 1), ("a", 1)]
+    assert nodes_of("a:2", 2, 2) == [("a", 4)]
     point = ("local_batch=8", "num_workers=8", "strategy=parameter_server", "strategy.num_servers=2")
     (warning,) = launch.check(compose(*point, "launch.hosts='a:4,b:5'"))
     assert warning == "1 of 2 servers run beside workers: launch.hosts=a:4,b:5 has no more slots"

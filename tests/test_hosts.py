@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.running import TINY, bsweep
+from tests.running import HOSTS, ROOT, TINY, bsweep, on, tool
 
-SCRIPT = str(Path(__file__).parents[1] / "scripts/hosts.sh")
 TRANSFERRED_BYTES = 10_000_000
 
 SEND = """
@@ -61,27 +59,6 @@ dist.barrier()
 """
 
 
-@pytest.fixture
-def up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, str]]]:
-    """A function that brings hosts up, and returns the overrides that it tells its user to type."""
-    monkeypatch.setenv("BSWEEP_HOSTS_PREFIX", f"test{os.getpid()}")
-
-    def hosts_up(*arguments: str) -> dict[str, str]:
-        result = subprocess.run([SCRIPT, "up", *arguments], capture_output=True, text=True, check=False)
-        if result.returncode == 77:
-            pytest.skip(result.stderr.strip())
-        assert result.returncode == 0, result.stderr
-        return dict(word.split("=", 1) for word in shlex.split(result.stdout) if "=" in word)
-
-    yield hosts_up
-    subprocess.run([SCRIPT, "down"], check=True, capture_output=True)
-
-
-def on(host: str) -> tuple[str, ...]:
-    """What puts a command on a host."""
-    return (SCRIPT, "run", host)
-
-
 @pytest.mark.parametrize(
     ("hosts", "more"),
     [
@@ -92,7 +69,7 @@ def on(host: str) -> tuple[str, ...]:
 )
 def test_a_run_over_hosts(up: Callable[..., dict[str, str]], tmp_path: Path, hosts: str, more: tuple[str, ...]) -> None:
     """Two workers train two points; a spare slot, or a parameter server beside each. A model may be one's own."""
-    shutil.copy(Path(SCRIPT).parent / "examples/small_network.py", tmp_path / "mine.py")
+    shutil.copy(ROOT / "scripts/examples/small_network.py", tmp_path / "mine.py")
     overrides = {**up(str(hosts.count("h"))), "num_workers": "2"}
     arguments = (
         "-m",
@@ -111,6 +88,28 @@ def test_a_run_over_hosts(up: Callable[..., dict[str, str]], tmp_path: Path, hos
     assert json.loads((summary.parent / "meta.json").read_text())["hosts"] == hosts
     log = Path(overrides["launch.ssh_identity_file"]).with_name("h2.log").read_text()
     assert "Accepted publickey" in log, "the other worker was started over ssh"
+
+
+def test_the_doctor_measures_hosts_and_says_what_to_mend(up: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+    given = up("2", "200mbit")
+    keys = [f"{key}={given[key]}" for key in ("launch.ssh_identity_file", "launch.network_interface")]
+    command = [*on("h1"), tool("bsweep"), "doctor", "--json", *keys, "--hosts"]
+    well = subprocess.run([*command, "h1:1,h2:1"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert well.returncode == 0, well.stdout + well.stderr
+    found = json.loads(well.stdout)
+    assert {name: facts["name"] for name, facts in found["machines"].items()} == {"h1": "h1", "h2": "h2"}
+    assert "Gloo" in found["machines"]["h2"]["horovod_build"]
+    assert abs(found["machines"]["h2"]["clock_ahead_seconds"]) < 0.1, "the hosts are one machine, with one clock"
+    for link in found["links"]:
+        assert 0.5 * 200e6 < 8 * link["bytes_per_second"] < 1.1 * 200e6, link
+        assert 0 < link["round_trip_seconds"] < 0.1
+    assert [(link["from"], link["to"]) for link in found["links"]] == [("h1", "h2"), ("h2", "h1")]
+    subprocess.run([HOSTS, "cut", "h2"], check=True)
+    ill = subprocess.run([*command, "h1:1,h2:1"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ill.returncode == 1
+    (problem,) = json.loads(ill.stdout)["to_mend"]
+    assert problem.startswith("h2: no way in by ssh: connect to host h2 port 22: ")
+    assert not list(tmp_path.iterdir()), "it leaves nothing"
 
 
 @pytest.mark.parametrize(

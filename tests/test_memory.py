@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep import loop, memory, steps, worker
+from bsweep import evaluation, memory, steps, worker
 from bsweep.job import Job
 from bsweep.place import Place
 from bsweep.runlog import RunPaths, read_records
@@ -43,11 +43,12 @@ def test_freed_blocks_serve_the_next_step_or_return_to_the_system_at_once() -> N
     assert faults("give_back_at_once") > pages / 600  # at least once for each huge page
 
 
+@pytest.mark.parametrize("within", ["null", "40"])
 def test_each_epochs_training_and_evaluation_have_peaks_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, within: str
 ) -> None:
     """A gauge stands for the device's: steps fill it to 10, evaluations to 100."""
-    gauge, plain_step, plain_evaluate = [0], steps.train_step, loop.evaluate
+    gauge, plain_step, plain_evaluate = [0], steps.train_step, evaluation.evaluate
 
     def step(*arguments: Any) -> Tensor:
         gauge[0] = max(gauge[0], 10)
@@ -58,12 +59,12 @@ def test_each_epochs_training_and_evaluation_have_peaks_of_their_own(
         return plain_evaluate(job)
 
     monkeypatch.setattr(steps, "train_step", step)
-    monkeypatch.setattr(loop, "evaluate", evaluate)
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
     monkeypatch.setattr(memory, "reset_peak", lambda _: gauge.__setitem__(0, 1))
     monkeypatch.setattr(memory, "peak_bytes", lambda _: gauge[0])
     point = ("local_batch=32", "launch=inline", "strategy=single", "model=tiny_cnn", "epochs=3", *TINY)
     threads = torch.get_num_threads()
-    worker.train(compose(*point), RunPaths(tmp_path), Place())
+    worker.train(compose(*point, f"evaluate_every_examples={within}"), RunPaths(tmp_path), Place())
     torch.set_num_threads(threads)
     epochs = [record for record in read_records(RunPaths(tmp_path).metrics)[0] if record["type"] == "epoch"]
     assert [(e["peak_memory_bytes"], e["evaluation_peak_memory_bytes"]) for e in epochs] == [(10, 100)] * 3

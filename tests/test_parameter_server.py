@@ -287,12 +287,12 @@ class MadeUp(ToWorker):
         pass
 
 
-def serve_made_up(clocks: Path, parameters: Tensor, slices: Sequence[Slice], orders: Sequence[Sequence[int]]) -> Server:
+def serve_made_up(folder: Path, parameters: Tensor, slices: Sequence[Slice], orders: Sequence[Sequence[int]]) -> Server:
     """A server that has summed a step of five workers' pushes for each order of their arrival, by plain SGD."""
     config = configure("num_workers=5", "strategy.num_servers=1", "optimizer.weight_decay=0", "optimizer.lr_rule=fixed")
     inbox: Inbox = queue.SimpleQueue()
     links = [MadeUp(10.0**worker / (3 + parameters)) for worker in range(5)]
-    server = Server(config, links, inbox, clocks)
+    server = Server(config, links, inbox, RunPaths(folder), 0)
     layout, first = encode_layout(slices, parameters.dtype), links[0].payload
     for request, payload in ((Request(Kind.LAYOUT, num_bytes=len(layout)), layout), (Request(Kind.LOAD), parameters)):
         links[0].payload = payload
@@ -311,7 +311,7 @@ def test_a_stale_answer_is_held_until_the_slowest_has_come_nearer(tmp_path: Path
     config = configure("num_workers=2", "strategy.consistency=stale_synchronous", "strategy.staleness=1", *PLAIN)
     vector, inbox = make_vector(), queue.SimpleQueue[Arrival | BaseException]()
     fast, slow = links = [Within(worker, inbox) for worker in range(2)]
-    server = Server(config, links, inbox, tmp_path / "clocks.csv")
+    server = Server(config, links, inbox, RunPaths(tmp_path), 0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     layout, answer = encode_layout(vector.slices, torch.float64), torch.zeros_like(vector.parameters)
@@ -344,7 +344,7 @@ def test_a_stale_answer_is_held_until_the_slowest_has_come_nearer(tmp_path: Path
 def test_a_sum_is_in_rank_order_whoever_is_first(tmp_path: Path, order: tuple[int, ...]) -> None:
     """Also for more workers than buffers: what came into one too early would overwrite what is not added yet."""
     vector = make_vector()
-    server = serve_made_up(tmp_path / "clocks.csv", vector.parameters, vector.slices, [order])
+    server = serve_made_up(tmp_path, vector.parameters, vector.slices, [order])
     total = torch.zeros_like(vector.parameters)
     for worker in range(5):
         total += 10.0**worker / (3 + vector.parameters)
@@ -361,7 +361,7 @@ def test_a_server_holds_its_shard_only(tmp_path: Path) -> None:
     ((start, stop),) = sharding.ranges(shard)
     gc.collect()
     before = storages_alive()
-    server = serve_made_up(tmp_path / "clocks.csv", vector.parameters[start:stop], shard, [range(5), range(5)])
+    server = serve_made_up(tmp_path, vector.parameters[start:stop], shard, [range(5), range(5)])
     server._links = ()
     gc.collect()
     held = {address: size for address, size in storages_alive().items() if address not in before}

@@ -402,7 +402,7 @@ def test_accuracy_is_drawn_by_seconds_of_training(grid: analysis.Study) -> None:
 
 def test_time_to_target_marks_what_does_not_reach_it(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,), local_batches=(8, 32, 128)))
-    study.epochs.loc[study.epochs["run_id"] == "b8_w1_horovod_s0", "test_accuracy"] = 0.2
+    study.evaluations.loc[study.evaluations["run_id"] == "b8_w1_horovod_s0", "test_accuracy"] = 0.2
     figure = plots.time_to_target(study)
     (axes,) = figure.axes
     missed = [line for line in axes.lines if line.get_transform() == axes.get_xaxis_transform()]
@@ -461,6 +461,8 @@ def test_workers_with_unequal_threads_have_no_speedup_and_the_caption_says_so(tm
         ("local_sgd", "local SGD"),
         ("allreduce ring", "ring all-reduce"),
         ("allreduce native topk 0.01", "native all-reduce, top-k 0.01"),
+        ("allreduce shared_memory", "all-reduce in shared memory"),
+        ("allreduce native shared_memory", "native all-reduce, in shared memory"),
         ("parameter_server num_servers 1 memory stale_synchronous staleness 4",
          "parameter server, 1 server, by memory, stale-synchronous, staleness 4"),
         ("diloco steps_by_flops", "DiLoCo, steps by FLOP/s"),

@@ -16,9 +16,9 @@ from bsweep import checkpoint, precision, steps
 from bsweep.checkpoint import Cursor
 from bsweep.config import ConfigError
 from bsweep.job import Job
+from bsweep.place import Place
 from bsweep.precision import LossScale
 from bsweep.runlog import RunPaths
-from bsweep.strategies import Resumable
 from tests.running import compose
 from tests.test_compression import CODECS, SimulatedGroup, build, make_vector, on_workers, random_gradients
 
@@ -111,8 +111,9 @@ def test_a_codec_forgets_a_step_that_was_left_out(name: str) -> None:
 
 
 def test_a_checkpoint_holds_the_scale(tmp_path: Any) -> None:
-    class Stopped:
-        rank, members = 0, (0,)
+    class Alone:
+        members, replicates, gather_json = (0,), True, staticmethod(lambda value: [value])
+        load_elsewhere = staticmethod(lambda checkpoint: True)
 
         def gather(self, values: Tensor) -> Tensor:
             return values.unsqueeze(0)
@@ -122,7 +123,7 @@ def test_a_checkpoint_holds_the_scale(tmp_path: Any) -> None:
 
         def load_state(self, state: dict[str, Any]) -> None: ...
 
-    Resumable.register(Stopped)
+        own_state, load_own_state, save_elsewhere = state, load_state, load_state
 
     def job() -> Job:
         parameter = nn.Parameter(torch.ones(1))
@@ -130,9 +131,10 @@ def test_a_checkpoint_holds_the_scale(tmp_path: Any) -> None:
         scale, optimizer = LossScale(parameter.grad), SGD([parameter], lr=0.1)
         scale.guard(optimizer)
         policy = SimpleNamespace(state=dict, load_state=lambda state: None, config=SimpleNamespace(examples_per_step=1))
-        fields = {"strategy": Stopped(), "policy": policy, "optimizer": optimizer, "model": nn.Identity()}
-        vector = SimpleNamespace(scale=scale, gradients=parameter.grad)
-        return cast(Job, SimpleNamespace(**fields, vector=vector, paths=RunPaths(tmp_path), device=CPU))
+        fields = {"strategy": Alone(), "policy": policy, "optimizer": optimizer, "model": nn.Identity()}
+        vector = SimpleNamespace(scale=scale, gradients=parameter.grad, parameters=parameter.data)
+        place, paths = Place(), RunPaths(tmp_path)
+        return cast(Job, SimpleNamespace(**fields, vector=vector, place=place, paths=paths, device=CPU))
 
     stopped, again = job(), job()
     stopped.vector.gradients.fill_(torch.inf)

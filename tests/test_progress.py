@@ -49,6 +49,11 @@ def told(config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, *reco
     [
         (("epochs=4",), "local batch 8, 2 workers, horovod, 4 epochs", "epoch 1/4: 10.0 s"),
         (
+            ("epochs=4", "target_accuracy=0.9"),
+            "local batch 8, 2 workers, horovod, 4 epochs, target a test accuracy of 0.9",
+            "epoch 1/4: 10.0 s",
+        ),
+        (
             ("strategy=diloco", "strategy.max_rounds=4", "epochs=1000"),
             "local batch 8, 2 workers, diloco, 4 rounds",
             "epoch 1, round 1/4: 10.0 s",

@@ -33,7 +33,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_files_are_written(page: Path) -> None:
     drawn = plots.figures(bsweep.load(page.parent.parent))
     figures = {f"{name}.{suffix}" for name in drawn for suffix in ("png", "svg", "pdf")}
-    data = {"runs.csv", "epochs.csv", "provenance.csv", "table.md", "table.tex", "report.html"}
+    data = {"runs.csv", "epochs.csv", "evaluations.csv", "provenance.csv", "table.md", "table.tex", "report.html"}
     assert {path.name for path in page.parent.iterdir()} == figures | data
     assert page.parent.name == "report"
     assert all(path.stat().st_size > 100 for path in page.parent.iterdir())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
@@ -21,7 +20,7 @@ import torch
 from bsweep import launch, worker
 from bsweep.config import HorovodrunConfig
 from bsweep.errors import errors_reported
-from bsweep.launch.processes import environment
+from bsweep.launch import environment
 from bsweep.place import Place, num_cores
 from bsweep.randomness import seed_of
 from bsweep.runlog import RunPaths, read_records
@@ -183,6 +182,7 @@ def test_warm_and_launched_runs_reach_the_same_numbers(tmp_path: Path) -> None:
         ("horovod", 1, "rank 1 was ended by SIGKILL"),
         ("ddp", 1, "rank 1 was ended by SIGKILL"),
         ("local_sgd", 1, "rank 1 was ended by SIGKILL"),
+        ("allreduce", 1, "rank 1 was ended by SIGKILL"),
         ("parameter_server", 2, "rank 2 (server 0) was ended by SIGKILL"),
     ],
 )
@@ -200,6 +200,32 @@ def test_a_killed_process_ends_the_job_with_its_rank_and_the_sweep_goes_on(
     assert set(ends) == {"completed", "failed"} and culprit in ends["failed"]["message"]
     assert culprit in result.stderr
     assert ends["failed"]["num_steps"] >= 0 and not workers_left(tmp_path)
+    if strategy == "allreduce":
+        assert transports(tmp_path) == ["shared_memory"] * 2 and not list(Path("/dev/shm").glob("*bsweep*"))
+
+
+def transports(folder: Path) -> list[str | None]:
+    records = (record for paths in runs(folder) for record in read_records(paths.metrics)[0])
+    return [record["transport"] for record in records if record["type"] == "start"]
+
+
+def test_workers_that_cannot_share_memory_exchange_by_the_network_and_say_so(tmp_path: Path) -> None:
+    point = ("local_batch=30", "num_workers=2", "strategy=allreduce", *QUICK)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('RANK') == '1':\n"
+        "    def refuse(name): raise OSError(1, 'Operation not permitted')\n"  # as a container may
+        "    os.memfd_create = refuse\n"
+    )
+    env = imported_first(tmp_path)
+    result = bsweep("run", *point, cwd=tmp_path, env=env)
+    assert result.returncode == 0, result.stderr
+    assert transports(tmp_path) == ["network"]
+    (paths,) = runs(tmp_path)
+    (warning,) = summary(paths)["warnings"]
+    assert "workers cannot share memory (rank 1: " in warning and "Operation not permitted" in warning
+    asked = bsweep("run", *point, "strategy.transport=shared_memory", "study=t", cwd=tmp_path, env=env)
+    assert asked.returncode == 1 and "use strategy.transport=auto" in asked.stderr
 
 
 def test_an_exception_in_one_worker_is_quoted_from_that_worker(tmp_path: Path) -> None:
@@ -356,34 +382,28 @@ def test_out_of_memory_is_a_result_of_its_cell(tmp_path: Path) -> None:
     assert summary(paths)["status"] == "out_of_memory", summary(paths)["message"]
 
 
-def test_two_sweeps_do_not_run_the_same_point_at_once(tmp_path: Path) -> None:
-    point = ("local_batch=2", "num_workers=1", *QUICK[:-2], "epochs=500", "study=s")
-    first = Fork("bsweep", "run", *point, cwd=tmp_path, has_forks=True)
-    wait_for_steps(tmp_path)
-    second = bsweep("run", *point, cwd=tmp_path)
-    assert "another process is running it" in second.stderr and second.returncode == 1
-    os.kill(first.pid, signal.SIGINT)
-    first.wait(60)
-
-
-def test_the_environment_reaches_the_workers_without_secrets() -> None:
+def test_variables_reach_workers_by_name_alone() -> None:
     given = {
         "PATH": "/bin",
         "NCCL_DEBUG": "INFO",
         "SSH_AUTH_SOCK": "/tmp/agent",
+        "HOROVOD_CYCLE_TIME": "2",
+        "SLACK": "x",
+        "OPENAI": "x",
         "HF_TOKEN": "x",
-        "AWS_SECRET_ACCESS_KEY": "x",
-        "DB_PASSWORD": "x",
-        "WANDB_API_KEY": "x",
-        "INDEX": "https://user:word@example.org/simple",
-        "PEM": "-----BEGIN PRIVATE KEY-----",
+        "DATABASE_URL": "postgres://user:word@example.org/db",
+        "MINE_KEY_1": "x",
     }
-    config = compose("local_batch=8", "launch.network_interface=eth1").launch
+    config = compose("local_batch=8", "launch.network_interface=eth1", "launch.environment=[MINE_KEY_1]").launch
     assert isinstance(config, HorovodrunConfig)
-    passed = environment(given, config)
-    assert passed["HOROVOD_GLOO_IFACE"] == "eth1"
-    assert {name: passed.get(name) for name in list(given)[:3]} == dict(list(given.items())[:3])
-    assert not {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "WANDB_API_KEY", "INDEX", "PEM"} & passed.keys()
+    assert environment.in_the_open(given, config) == {
+        "PATH": "/bin",
+        "SSH_AUTH_SOCK": "/tmp/agent",
+        "HOROVOD_CYCLE_TIME": "2",
+        "HOROVOD_GLOO_IFACE": "eth1",
+    }
+    names = {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1"}
+    assert environment.by_file(given, config) == {"NCCL_DEBUG": "INFO", "MINE_KEY_1": "x", **names}
 
 
 @pytest.mark.parametrize(
@@ -480,7 +500,7 @@ def test_threads_of_a_worker_are_as_many_as_asked_and_on_record(tmp_path: Path) 
 
 
 def test_missing_horovod_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(launch, "_has_horovod", lambda: False)
     with pytest.raises(ValueError, match=r"bsweep setup-horovod.*scripts/setup\.sh.*strategy=ddp, allreduce"):
         launch.check(compose("local_batch=8"))
 

@@ -54,7 +54,10 @@ def test_a_damaged_middle_is_an_error_that_names_the_line(tmp_path: Path) -> Non
 
 def test_rounds_of_earlier_versions_are_read_by_the_name_of_today(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    path.write_text(json.dumps({"schema": 1, "type": "round", "round": 1, "local_batches": [8, 16]}) + "\n")
+    seconds = ("began_seconds", "compute_seconds", "idle_seconds", "exchange_seconds")
+    said = {"workers": [0, 1], "local_batches": [8, 16], "local_steps": [1, 1], **{name: [0.1] * 2 for name in seconds}}
+    numbers = {"epoch": 1, "round": 1, "train_loss": 0.5, "num_examples": 24, "is_whole": True}
+    path.write_text(json.dumps({"schema": 1, "type": "round", **said, **numbers}) + "\n")
     (record,) = read_records(path)[0]
     assert record["worker_batches"] == [8, 16] and "local_batches" not in record
 

@@ -157,6 +157,7 @@ def test_points_of_other_code_of_ones_own_need_other_processes(tmp_path: Path) -
 def test_who_had_better_train_no_other_point_says_so(tmp_path: Path) -> None:
     led = leading.Team.__new__(leading.Team)
     led._through, led._num_points, led._said_at = [tmp_path / "0", tmp_path / "1"], 2, time.monotonic()
+    led._touched_at = led._said_at
     for second, is_spoilt in ((b".", False), (team.SPOILT, True)):
         for path, last in zip(led._through, (b".", second), strict=True):
             path.write_bytes(b"." + last)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bsweep.runlog import RunPaths, read_records
+from bsweep.runlog import RunPaths, checkpoints, read_records
 from tests.gpus import on_gpus
 from tests.running import ROOT, TINY, bsweep, compose, imported_first, struck, workers_left
 from tests.test_run import runs, summary
@@ -162,7 +162,7 @@ def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     (paths,) = runs(tmp_path)
     end = summary(paths)
     assert end["status"] == "interrupted" and "rank 1 was lost" in end["message"] and "to go on" in end["message"]
-    assert paths.checkpoint.exists()
+    assert checkpoints(paths)
     before = of(paths, "round")
     assert 12 < before[-1]["round"] < MAX_ROUNDS and before[-1]["workers"] == [0, 2]
 
@@ -188,7 +188,7 @@ def test_a_run_that_was_taken_up_again_ends_as_one_that_never_stopped(tmp_path: 
     """Both workers stop after 5 rounds, in the second epoch, though none is lost; their batch goes up and down."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
-        "if os.environ.get('STOP') and 'RANK' in os.environ:\n"
+        "if os.environ.get('BSWEEP_STOP') and 'RANK' in os.environ:\n"
         "    import bsweep.strategies.diloco as m\n"
         "    plain = m.DiLoCo.end_round\n"
         "    def stopping(self, *a):\n"
@@ -206,7 +206,7 @@ def test_a_run_that_was_taken_up_again_ends_as_one_that_never_stopped(tmp_path: 
     path = imported_first(tmp_path)
     epochs = ("num_workers=2", "data.num_train=280", "epochs=2")  # of three rounds and a tail
     point = (*POINT, *epochs, "strategy.on_loss=stop")
-    stopped = bsweep("run", *point, cwd=tmp_path, env={**path, "STOP": "1"})
+    stopped = bsweep("run", *point, cwd=tmp_path, env={**path, "BSWEEP_STOP": "1"})
     assert stopped.returncode == 1 and "told to; start it again to go on" in stopped.stderr
     for study in ("s", "whole"):
         result = bsweep("run", *point, f"study={study}", cwd=tmp_path, env=path)

@@ -91,12 +91,14 @@ def compare(
 
 
 def configs(case: alone.Case, size: int, folder: Path) -> dict[str, RunConfig]:
-    """Bsweep in plain fp32 over either exchange, and as a study would calibrate it."""
+    """Bsweep in plain fp32 over each exchange, and as a study would calibrate it."""
     device = "auto" if torch.cuda.device_count() > 1 else "cpu"
     point = (f"local_batch={size}", "num_workers=2", f"device={device}")
     return {
         "allreduce": case.config(folder, *point, "strategy=allreduce", *alone.FP32),
+        "by the network": case.config(folder, *point, "strategy=allreduce", "strategy.transport=network", *alone.FP32),
         "horovod": case.config(folder, *point, "strategy=horovod", *alone.FP32),
+        "4 buckets": case.config(folder, *point, "strategy=horovod", "strategy.buckets=4", *alone.FP32),
         "default": case.config(folder, *point, "strategy=horovod"),
     }
 

@@ -4,6 +4,7 @@ study = bsweep.load("results/quickstart")    # study.runs, study.epochs: DataFra
 bsweep.analysis.cells(study.runs)            # tables: means over seeds, ratios, fits, speed-up
 bsweep.plots.accuracy_by_epoch(study)        # a matplotlib Figure
 bsweep.report.write("results/quickstart")    # all of them, and one HTML page
+bsweep.predict(study, target_accuracy=0.9)   # the best batch size and worker count, from some cells of a grid
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bsweep import analysis, plots, report
-    from bsweep.analysis import load
+    from bsweep.analysis import load, predict
 
     __version__: str
 
-__all__ = ["__version__", "analysis", "load", "plots", "report"]
+__all__ = ["__version__", "analysis", "load", "plots", "predict", "report"]
 
 
 def __getattr__(name: str) -> Any:
     # On first use: the worker processes import this package too, and need neither pandas nor matplotlib.
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("bsweep")
-    if name == "load":
-        return importlib.import_module("bsweep.analysis").load
+    if name in ("load", "predict"):
+        return getattr(importlib.import_module("bsweep.analysis"), name)
     if name in __all__:
         return importlib.import_module(f"bsweep.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,43 +1,50 @@
 """Measures, before a study's first point is trained, in which precision and memory format its model is fastest.
 
-All workers of the point measure at once, as they will train at once; the slowest of them counts.
+Whole steps are timed as the run makes them, but for the exchange, which is the same in all. All workers of the point
+measure at once, as they will train at once; the slowest of them counts.
 """
 
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 
 import torch
 
-from bsweep import calibration, models, objective, precision
+from bsweep import calibration, optim, precision, steps
 from bsweep.calibration import Calibration, Numerics, Timed
-from bsweep.clock import StepClock
+from bsweep.clock import Slowdown
 from bsweep.config import RunConfig
 from bsweep.data.dataset import Dataset
 from bsweep.errors import is_out_of_memory
-from bsweep.job import autocast, memory_format, model_inputs, model_targets
+from bsweep.job import Job
+from bsweep.runlog import RunPaths
 from bsweep.strategies import Strategy
 
 _MOST_SECONDS = 15.0  # for all batches: one that would take longer is left out
-_LEAST_ROUNDS, _MOST_ROUNDS = 2, 5
+_LEAST_ROUNDS, _MOST_ROUNDS = 2, 12
 _HOPELESS = 1.5  # times as slow as the fastest in the first rounds: not measured again at this batch
 
-Program = Callable[[int], None]  # forward and backward passes at a local batch
+LoneJob = Callable[[Numerics], Job]
+"""Makes what trains the run's model in such numbers, by a worker without others."""
 
 
-def agree(config: RunConfig, dataset: Dataset, strategy: Strategy, device: torch.device) -> Numerics:
+def agree(
+    config: RunConfig, paths: RunPaths, dataset: Dataset, strategy: Strategy, device: torch.device, lone_job: LoneJob
+) -> Numerics:
     """What the run computes in, the same on all workers, which call it together; measured, if nobody did it before.
 
     Raises:
         ValueError: the device has no such precision.
     """
-    default = Numerics(precision.choose(config, device), channels_last=True)
+    rounded = precision.choose(config, device)
+    default = Numerics(rounded, channels_last=True) if device.type == "cuda" else calibration.PLAIN
     if not calibration.is_asked(config):
         return calibration.choose(config, None, default)
-    path = calibration.path_of(config)
+    path = calibration.path_in(paths.folder, config)
     found = _of_first(strategy, calibration.read(path))
     if found and found.is_open:
         if device.type == "cuda":
@@ -45,7 +52,7 @@ def agree(config: RunConfig, dataset: Dataset, strategy: Strategy, device: torch
             native = precision.choose(replace(config, precision="auto"), device)
             answer = replace(found, settled=Numerics(native, channels_last=True))
         else:
-            own = _measure(config, found, dataset, device)
+            own = _measure(config, found, dataset, device, lone_job)
             answer = _of_slowest([calibration.parse(each) for each in strategy.gather_json(asdict(own))])
         earlier = _of_first(strategy, calibration.read(path))  # another point of the study may have been first
         found = earlier if earlier and not earlier.is_open else answer
@@ -63,47 +70,64 @@ def _of_first(strategy: Strategy, found: Calibration | None) -> Calibration | No
 def _of_slowest(found: Sequence[Calibration]) -> Calibration:
     """The longest of the workers' times, at the batches that all of them measured."""
     batches = min((one.measured_batches for one in found), key=len)
+    if not batches:
+        return replace(found[0], measured_batches=(), timed=())
     each = [
         Timed(same[0].numerics, tuple(map(max, zip(*(one.step_seconds[: len(batches)] for one in same), strict=True))))
         for same in zip(*(one.timed for one in found), strict=True)
     ]
-    return replace(found[0], measured_batches=batches, timed=tuple(each) if batches else ())
+    noise = max(one.noise for one in found)
+    return replace(found[0], measured_batches=batches, timed=tuple(each), noise=noise)
 
 
-def _measure(config: RunConfig, wanted: Calibration, dataset: Dataset, device: torch.device) -> Calibration:
+def _measure(
+    config: RunConfig, wanted: Calibration, dataset: Dataset, device: torch.device, lone_job: LoneJob
+) -> Calibration:
     """Seconds of this worker alone, for each candidate, at each batch that there is time and memory for."""
-    formats = (False, True) if dataset.train_inputs.dim() == 4 else (True,)
     native = precision.choose(replace(config, precision="auto"), device)
-    precisions = ("fp32", native) if wanted.precision == "auto" else (wanted.precision,)
-    every = [Numerics(one, last) for one in dict.fromkeys(precisions) for last in formats]
-    candidates = [numerics for numerics in every if calibration.is_open_to(wanted, numerics)]
-    found: dict[int, list[float]] = {}
+    precisions = dict.fromkeys(("fp32", native) if wanted.precision == "auto" else (wanted.precision,))
+    formats: tuple[bool, ...] = (False, True) if wanted.channels_last == "auto" else (wanted.channels_last,)
+    if dataset.train_inputs.dim() != 4:  # of which there is but one
+        formats = formats[:1]
+    candidates = [Numerics(one, last) for one in precisions for last in formats]
+    found: dict[int, list[list[float]]] = {}
     try:
-        found.update(_times(config, candidates, wanted, dataset, device))  # what came before a failure stays
+        found.update(_times(_jobs(candidates, lone_job), wanted.wanted_batches))  # what came before a failure stays
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
     gc.collect()  # the candidates' models
-    by_candidate = zip(*found.values(), strict=True) if found else ()
+    by_candidate = zip(*([min(rounds) for rounds in each] for each in found.values()), strict=True)
     timed = [Timed(numerics, seconds) for numerics, seconds in zip(candidates, by_candidate, strict=bool(found))]
-    return replace(wanted, measured_batches=tuple(found), timed=tuple(timed))
+    leasts = [sorted(rounds)[:2] for each in found.values() for rounds in each if len(rounds) > 1]
+    noise = statistics.median(second / least - 1 for least, second in leasts) if leasts else 0.0
+    return replace(wanted, measured_batches=tuple(found), timed=tuple(timed), noise=noise)
 
 
-def _times(
-    config: RunConfig, candidates: Sequence[Numerics], wanted: Calibration, dataset: Dataset, device: torch.device
-) -> Iterator[tuple[int, list[float]]]:
-    """Batches from the smallest on, with the seconds of each candidate."""
-    programs = [_passes(config, numerics, dataset, device) for numerics in candidates]
-    batches = _spread(sorted({min(batch, len(dataset.train_labels)) for batch in wanted.wanted_batches}))
-    ends = time.monotonic() + _MOST_SECONDS
+def _jobs(candidates: Sequence[Numerics], lone_job: LoneJob) -> list[Job]:
+    """Of each candidate what makes its steps, which train nothing; one model for each memory format."""
+    jobs: dict[bool, Job] = {}
+    for numerics in candidates:
+        if numerics.channels_last not in jobs:
+            job = lone_job(numerics)
+            jobs[numerics.channels_last] = replace(job, slowdown=Slowdown(1.0, job.device))
+            optim.set_learning_rate(job.optimizer, 0.0)
+            job.training_model.train()
+    return [replace(jobs[numerics.channels_last], numerics=numerics) for numerics in candidates]
+
+
+def _times(jobs: Sequence[Job], wanted_batches: Sequence[int]) -> Iterator[tuple[int, list[list[float]]]]:
+    """Batches from the smallest on, with the seconds of each candidate in each round."""
+    num_train = len(jobs[0].dataset.train_labels)
+    batches = _spread(sorted({min(batch, num_train) for batch in wanted_batches}))
+    ends, per_example = time.monotonic() + _MOST_SECONDS, 0.0
     for number, batch in enumerate(batches):
-        started = time.monotonic()
-        programs[0](batch)
         left = ends - time.monotonic()
-        if number and (time.monotonic() - started) * len(programs) * (1 + _LEAST_ROUNDS) > left:
+        if _LEAST_ROUNDS * per_example * batch > left:
             break
-        until = time.monotonic() + left / (len(batches) - number)
-        yield batch, _least_seconds(programs, batch, device, until)
+        rounds = _rounds(jobs, batch, until=time.monotonic() + left / (len(batches) - number))
+        per_example = sum(map(min, rounds)) / batch  # of a larger one it is less
+        yield batch, rounds
 
 
 def _spread(batches: Sequence[int]) -> list[int]:
@@ -111,34 +135,25 @@ def _spread(batches: Sequence[int]) -> list[int]:
     return sorted({batches[(len(batches) - 1) * third // 3] for third in range(4)})
 
 
-def _least_seconds(programs: Sequence[Program], batch: int, device: torch.device, until: float) -> list[float]:
-    """Of each program, in turns: the least, for on a machine that others use too it is what a program itself takes."""
-    clocks = [StepClock(device, []) for _ in programs]
-    for program in programs:
-        program(batch)  # chooses and compiles kernels
-    for round_number in range(_MOST_ROUNDS):
-        if round_number >= _LEAST_ROUNDS and time.monotonic() > until:
+def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
+    """Seconds of a step of each candidate, in turns: a machine's speed changes with the time."""
+    for job in jobs:
+        _step_seconds(job, batch)  # chooses and compiles kernels
+    seconds: list[list[float]] = [[] for _ in jobs]
+    for number in range(_MOST_ROUNDS):
+        if number >= _LEAST_ROUNDS and time.monotonic() > until:
             break
-        fastest = min((min(clock.seconds()) for clock in clocks if len(clock)), default=0.0)
-        for program, clock in zip(programs, clocks, strict=True):
-            if round_number < _LEAST_ROUNDS or min(clock.seconds()) < _HOPELESS * fastest:
-                with clock.step():
-                    program(batch)
-    return [min(clock.seconds()) for clock in clocks]
+        fastest = min((min(own) for own in seconds if own), default=0.0)
+        for job, own in zip(jobs, seconds, strict=True):
+            if not own or min(own) < _HOPELESS * fastest:
+                own.append(_step_seconds(job, batch))
+    return seconds
 
 
-def _passes(config: RunConfig, numerics: Numerics, dataset: Dataset, device: torch.device) -> Program:
-    """What differs between candidates of a step: the inputs' layout, forward and backward passes."""
-    layout, dtype = memory_format(numerics.channels_last), precision.stored(numerics.precision)
-    model = models.initial(config, dataset, device, dtype, layout).train()
-    loss_of = objective.of(model, dataset.train_labels).loss
-
-    def passes(batch: int) -> None:
-        precision.round_products(numerics.precision)
-        model.zero_grad(set_to_none=True)
-        examples, labels, _ = dataset.train.take(torch.arange(batch, device=dataset.train_labels.device))
-        with autocast(numerics.precision, device):
-            outputs = model(model_inputs(dataset, examples, dtype, layout))
-        loss_of(outputs, model_targets(labels, dtype)).backward()
-
-    return passes
+def _step_seconds(job: Job, batch: int) -> float:
+    examples = steps.examples(job, batch)
+    started = time.perf_counter()
+    steps.train_step(job, examples, examples, 1)
+    seconds = time.perf_counter() - started
+    job.heartbeat()
+    return seconds

@@ -3,7 +3,8 @@
 A sweep that is long enough asks for it (`request`) and its first point's workers answer (`bsweep.calibrate`), in the
 study's `calibration.json`; those on GPUs do not, and take their half precision, channels last. All points of a study
 train alike, whatever was faster for some of them: else a curve over batch sizes would show what changed between them.
-So a study that has runs already goes on as they did.
+So a study that has runs already goes on as they did. `bsweep probe` and `profile` take a study's answer but give none
+by their only point: where there is none they ask in their own folder.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from bsweep import runlog
 from bsweep.config import RunConfig
+from bsweep.config.values import Count, Positive
 
 _T = TypeVar("_T")
 
 LEAST_STEPS = 1000  # of a sweep: of fewer, a calibration would take more time than it saves
-_INDISTINCT = 1.03  # times as slow is no difference: the first of such candidates is taken
+_INDISTINCT = 1.03  # times as slow, and the noise, is no difference: the first of such candidates is taken
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,16 @@ class Numerics:
         return f"{self.precision}, {'channels_last' if self.channels_last else 'contiguous'}"
 
 
+PLAIN = Numerics("fp32", channels_last=False)
+"""What one writes first: on CPUs `auto` stands for it where nothing was measured, and is not slower than that."""
+
+
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of forward and backward passes, each at one of the calibration's local batches, which rise."""
+    """Seconds of a step without its exchange, the least of some, at each of the calibration's local batches."""
 
     numerics: Numerics
-    step_seconds: tuple[float, ...]
+    step_seconds: tuple[Positive, ...]
 
 
 @dataclass(frozen=True)
@@ -52,12 +58,18 @@ class Calibration:
     """`timed` is empty until a worker has measured; `settled` is set where none does: on GPUs, after other runs."""
 
     schema: int
-    wanted_batches: tuple[int, ...]  # local batches of the points that asked
+    wanted_batches: Annotated[tuple[Count, ...], Field(min_length=1)]  # local batches of the points that asked
     precision: str = "auto"  # what all of them say themselves
     channels_last: Literal["auto", True, False] = "auto"
-    measured_batches: tuple[int, ...] = ()
+    measured_batches: tuple[Count, ...] = ()
     timed: tuple[Timed, ...] = ()
     settled: Numerics | None = None
+    noise: float = 0.0  # by which fraction the second of such steps was longer than the least, of most
+
+    def __post_init__(self) -> None:
+        are_timed = bool(self.measured_batches) == bool(self.timed)
+        if not are_timed or any(len(one.step_seconds) != len(self.measured_batches) for one in self.timed):
+            raise ValueError("not one time for each measured batch")
 
     @property
     def is_open(self) -> bool:
@@ -70,11 +82,14 @@ class Calibration:
         return statistics.fmean(times[batch] / batch for batch in nearest)
 
     def ranked(self, config: RunConfig) -> list[tuple[Numerics, float]]:
-        """What `config` leaves open, with its seconds per example; the one to take comes first."""
+        """What `config` leaves open, with its seconds per example; the one to take comes first.
+
+        That is the plainest that no other is faster than by more than the noise and a little.
+        """
         open_to = [one for one in self.timed if is_open_to(config, one.numerics)] or self.timed
         timed = [(one.numerics, self.seconds_per_example(one)) for one in open_to]
         least = min(seconds for _, seconds in timed)
-        first = next(pair for pair in timed if pair[1] < _INDISTINCT * least)
+        first = next(pair for pair in timed if pair[1] < (_INDISTINCT + self.noise) * least)
         return [first, *sorted((pair for pair in timed if pair != first), key=lambda pair: pair[1])]
 
     def says(self, config: RunConfig) -> str:
@@ -86,16 +101,30 @@ class Calibration:
         (chosen, least), *others = self.ranked(config)
         compared = ", ".join(f"{numerics} {seconds / least:.2f}x" for numerics, seconds in others)
         batches = ", ".join(map(str, self.measured_batches))
-        return f"{chosen}: the fastest at local batch {batches}" + (f" (time of {compared})" if compared else "")
+        margin = f"none is faster by more than {_INDISTINCT - 1 + self.noise:.0%}"
+        why = "the fastest" if least <= min((seconds for _, seconds in others), default=least) else margin
+        return f"{chosen}: {why} at local batch {batches}" + (f" (time of {compared})" if compared else "")
 
 
 def path_of(config: RunConfig) -> Path:
-    return config.study_dir / "calibration.json"
+    return config.study_dir / _FILE
+
+
+def path_in(folder: Path, config: RunConfig) -> Path:
+    """Where the workers that have this folder find what is asked: in it, or with their study."""
+    return folder / _FILE if (folder / _FILE).exists() else path_of(config)
+
+
+_FILE = "calibration.json"
 
 
 def read(path: Path) -> Calibration | None:
-    found = runlog.read_json(path)
-    return None if found is None else parse(found)
+    """What was asked or found; None where there is nothing, or nothing that can be read."""
+    try:
+        found = runlog.read_json(path)
+        return None if found is None else parse(found)
+    except ValueError:  # it is asked for, or measured, anew
+        return None
 
 
 def parse(found: Mapping[str, Any]) -> Calibration:
@@ -109,16 +138,17 @@ def write(path: Path, calibration: Calibration) -> None:
 _ADAPTER: TypeAdapter[Calibration] = TypeAdapter(Calibration)
 
 
-def request(configs: Sequence[RunConfig], num_steps: float) -> None:
+def request(configs: Sequence[RunConfig], num_steps: float, folder: Path | None = None) -> None:
     """Have the first point that runs measure for all of a study, if that is left to it and pays.
 
     Args:
         configs: Points of one study.
         num_steps: That all of them will take together.
+        folder: Where to ask for a point by itself, unless its study has an answer; None: for the study.
     """
-    path = path_of(configs[0])
     asking = [config for config in configs if is_asked(config)]
-    if not asking or path.exists():
+    found = read(path_of(configs[0]))
+    if not asking or (found and not (folder and found.is_open)):
         return
     settled = next(_of_runs(configs[0].study_dir), None)
     if settled or num_steps >= LEAST_STEPS:
@@ -129,7 +159,7 @@ def request(configs: Sequence[RunConfig], num_steps: float) -> None:
             channels_last=_common([config.channels_last for config in asking]),
             settled=settled,
         )
-        write(path, wanted)
+        write(folder / _FILE if folder else path_of(configs[0]), wanted)
 
 
 def _common(values: Sequence[_T]) -> _T | Literal["auto"]:
@@ -169,7 +199,7 @@ def _of_runs(study_dir: Path) -> Iterator[Numerics]:
 
 def _of_start(record: Mapping[str, Any]) -> Numerics | None:
     config = record["config"]
-    if config["precision"] != "auto":
+    if config.get("precision", "auto") != "auto":
         return None
-    told = record.get("channels_last")  # null in records of earlier versions, whose configuration said which
-    return Numerics(record["precision"], bool(config["channels_last"]) if told is None else told)
+    told = record.get("channels_last")  # null in records of earlier versions, whose configuration said which, or none
+    return Numerics(record["precision"], config.get("channels_last") is True if told is None else told)

@@ -1,19 +1,34 @@
-"""A run that stopped before its time, and goes on later: where the loop was, and what each worker knew.
+"""A run that ends before its time, and goes on later: where the loop was, what each worker knew, and when it is saved.
 
 Where it was is said in examples, for batches may have changed; steps are counted for the numbers of records alone.
 """
 
 from __future__ import annotations
 
+import os
+import time
+import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from bsweep import files, runlog
+from bsweep.clock import StepClock
+from bsweep.config.values import seconds_of
+from bsweep.errors import Stopped
 from bsweep.job import Job
-from bsweep.strategies import Resumable
+from bsweep.runlog import Checkpoint
+
+_LOOK_SECONDS = 1.0  # between two moments at which workers agree whether to save
+_APART_SECONDS = 600.0  # the same, where they would not have met otherwise
+_LEAST_SECONDS = 30.0  # between two checkpoints of `auto`
+_TIMES_COST = 150  # and that many times what one takes
+_BYTES_PER_SECOND = 100e6  # that a disk is believed to take before the first one is timed
+
+_GO_ON, _SAVE, _STOP = range(3)
 
 
 @dataclass
@@ -27,6 +42,12 @@ class Cursor:
     num_steps: int = 0  # of the run
     global_batch: int = 0  # of the last step
     step_seconds: list[float] = field(default_factory=list)  # of the epoch
+    checkpoint_seconds: float = 0.0  # since the last epoch's record
+    train_seconds: float = 0.0  # of the epochs before
+    evaluated_examples: int = 0  # trained until the last evaluation, since the run began
+    scores: list[tuple[float | None, float | None]] = field(default_factory=list)  # test losses and accuracies so far
+    reached: str = ""  # when its target was, in words
+    peak_memory_bytes: int | None = None  # before the epoch's first evaluation, where one comes before its end
 
     @classmethod
     def of(cls, device: torch.device) -> Cursor:
@@ -36,82 +57,255 @@ class Cursor:
     def begin_epoch(self) -> None:
         self.totals.zero_()
         self.recent.zero_()
+        self.train_seconds += sum(self.step_seconds)
+        self.peak_memory_bytes = None
         self.epoch, self.position, self.step_seconds = self.epoch + 1, 0, []
+
+    def shared(self) -> dict[str, Any]:
+        """What goes on record by the first worker, and so is for all as that one has counted it."""
+        return {key: getattr(self, key) for key in _SHARED}
+
+
+_SHARED = (
+    *("epoch", "position", "num_steps", "global_batch", "step_seconds", "checkpoint_seconds"),
+    *("train_seconds", "evaluated_examples", "scores", "reached"),
+)
+
+
+class Keeper:
+    """Has all workers save the run at the same step, as often as `checkpoint_every` says, and where it is to stop.
+
+    The first worker decides, by its clock and by whether somebody asked for a stop, and the others hear of it in a
+    gather about once a second; workers that are not together then are asked much more seldom.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._every = job, job.config.checkpoint_every
+        self._interval = self._first_interval()
+        self._saved_at = self._looked_at = time.monotonic()
+        self._rounds = 0  # since the last look
+        self._rounds_together = self._rounds_apart = 1  # after which to look again
+
+    def after_round(self, cursor: Cursor, clock: StepClock) -> None:
+        """Save, or stop, if it is time to."""
+        reason = self._job.strategy.stop_reason
+        ends_epoch = cursor.position == len(self._job.dataset.train_labels)
+        wish = _GO_ON if reason or self._every is None else self._agreed_wish(ends_epoch)
+        if wish == _GO_ON and not reason:
+            return
+        clock.seconds()  # The checkpoint holds them, and a GPU has perhaps not finished these steps yet.
+        self._save(cursor)
+        if reason or wish == _STOP:
+            _stop(self._job, reason or f"stopped on request after step {cursor.num_steps}, in epoch {cursor.epoch}")
+
+    def after_epoch(self, cursor: Cursor) -> None:
+        """The cursor is at the beginning of an epoch."""
+        done = cursor.epoch - 1
+        if isinstance(self._every, int) and done % self._every == 0 and done < self._job.config.epochs:
+            self._save(cursor)
+
+    def _agreed_wish(self, ends_epoch: bool) -> int:
+        self._rounds += 1
+        strategy = self._job.strategy
+        is_together = ends_epoch or strategy.is_together
+        if self._rounds < (self._rounds_together if is_together else self._rounds_apart):
+            return _GO_ON
+        now = time.monotonic()
+        rate = self._rounds / max(1e-6, now - self._looked_at)
+        apart = seconds_of(self._every) or _APART_SECONDS
+        own = [self._wish(now), *(max(1, int(rate * seconds)) for seconds in (_LOOK_SECONDS, apart))]
+        # All answer as if they were the first, which may be lost meanwhile.
+        wish, self._rounds_together, self._rounds_apart = map(
+            int, strategy.gather(torch.tensor(own, dtype=torch.float64))[0].tolist()
+        )
+        self._rounds, self._looked_at = 0, time.monotonic()
+        return wish
+
+    def _wish(self, now: float) -> int:
+        if runlog.is_stop_requested(self._job.paths):
+            return _STOP
+        return _SAVE if now - self._saved_at >= self._interval else _GO_ON
+
+    def _first_interval(self) -> float:
+        if self._every == "auto":
+            num_bytes = 3 * self._job.vector.num_bytes  # about what an optimizer makes of it
+            return max(_LEAST_SECONDS, _TIMES_COST * num_bytes / _BYTES_PER_SECOND)
+        return seconds_of(self._every) or float("inf")
+
+    def _save(self, cursor: Cursor) -> None:
+        begun = time.monotonic()
+        save(self._job, cursor)
+        self._job.heartbeat()
+        self._saved_at = time.monotonic()
+        seconds = self._saved_at - begun
+        cursor.checkpoint_seconds += seconds
+        if self._every == "auto":
+            self._interval = max(_LEAST_SECONDS, _TIMES_COST * seconds)
+
+
+def _stop(job: Job, reason: str) -> NoReturn:
+    job.record(runlog.End(status="interrupted", message=f"{reason}; start it again to go on"))
+    raise Stopped(reason)
 
 
 def save(job: Job, cursor: Cursor) -> None:
-    """All workers that are left call this together; the run can be taken up once the first of them has returned."""
-    paths, strategy, scale = job.paths, job.strategy, job.vector.scale
-    assert isinstance(strategy, Resumable), strategy
-    own = {
-        "optimizer": job.optimizer.state_dict(),
-        "scale": scale.state if scale else {},
-        "buffers": [buffer.cpu() for buffer in job.model.buffers()],
-        "random": torch.get_rng_state(),
-        "random_on_gpu": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "totals": cursor.totals + cursor.recent,
-        "at": (cursor.epoch, cursor.position),
+    """All workers that are left call this together. One that cannot be written is a warning, and is left out."""
+    strategy = job.strategy
+    checkpoint = runlog.checkpoint_at(job.paths, cursor.epoch, cursor.position)
+    problem = ""
+    try:
+        checkpoint.folder.mkdir(parents=True, exist_ok=True)
+        files.write(_own_state(job, cursor), checkpoint.own(job.place.rank))
+        if job.place.rank == strategy.members[0]:
+            files.write(_shared_state(job, cursor), checkpoint.shared)
+    except (OSError, RuntimeError) as error:
+        traceback.print_exc()
+        problem = f"{type(error).__name__}: {error}"
+    try:
+        strategy.save_elsewhere(checkpoint)
+    except OSError as error:
+        problem = problem or f"{type(error).__name__}: {error}"
+    problems = [one["problem"] for one in strategy.gather_json({"problem": problem}) if one["problem"]]
+    if job.place.rank == strategy.members[0]:
+        if problems:
+            checkpoint.remove()
+            job.record(runlog.Event(event="warning", message=f"{checkpoint.folder} was not written: {problems[0]}"))
+        else:
+            checkpoint.complete(_facts(job, cursor))
+            runlog.prune(job.paths)
+    strategy.gather(torch.zeros(1, dtype=torch.float64))  # nobody's next step waits for the first one
+
+
+def _facts(job: Job, cursor: Cursor) -> dict[str, Any]:
+    with job.paths.metrics.open("ab") as records:
+        os.fsync(records.fileno())  # a power cut may not take what the checkpoint counts on
+    return {
+        "epoch": cursor.epoch,
+        "position": cursor.position,
+        "num_steps": cursor.num_steps,
+        "members": list(job.strategy.members),
+        "num_workers": job.place.num_workers,
+        "metrics_bytes": job.paths.metrics.stat().st_size,
+        "time": time.time(),
     }
-    _write(own, paths.rank_checkpoint(strategy.rank))
-    strategy.gather(torch.zeros(1, dtype=torch.float64))  # all have written theirs
-    if strategy.rank == strategy.members[0]:
-        keys = ("epoch", "position", "num_steps", "global_batch", "step_seconds")
-        shared = {key: getattr(cursor, key) for key in keys}
-        _write({**shared, "strategy": strategy.state(), "policy": job.policy.state()}, paths.checkpoint)
+
+
+def _shared_state(job: Job, cursor: Cursor) -> dict[str, Any]:
+    state = {"cursor": cursor.shared(), "strategy": job.strategy.state(), "policy": job.policy.state()}
+    return {**state, "model": _model_state(job) if job.strategy.replicates else None}
+
+
+def _own_state(job: Job, cursor: Cursor) -> dict[str, Any]:
+    scale = job.vector.scale
+    on_gpu = {"cuda": torch.cuda.get_rng_state()} if job.device.type == "cuda" else {}
+    return {
+        "model": None if job.strategy.replicates else _model_state(job),
+        "strategy": job.strategy.own_state(),
+        "scale": scale.state if scale else {},
+        "buffers": list(job.model.buffers()),  # BatchNorm's differ until an evaluation
+        "random": {"cpu": torch.get_rng_state(), **on_gpu},
+        "totals": cursor.totals,
+        "recent": cursor.recent,
+    }
+
+
+def _model_state(job: Job) -> dict[str, Any]:
+    return {"parameters": job.vector.parameters, "optimizer": job.optimizer.state_dict()}
 
 
 def load(job: Job) -> Cursor | None:
-    """Where to go on, everything being put back; None where nothing was saved.
+    """Where to go on, everything being put back; None where nothing was saved. All workers call it together.
 
-    A worker that was lost begins with a fresh optimizer, and its sums of the epoch are lost. How many steps were taken
-    and how long they took is for all what the first that was left had counted. A codec's memory begins empty.
+    A worker that was lost begins with a fresh optimizer, and its sums of the epoch are lost.
+
+    Raises:
+        ValueError: none of the checkpoints can be read.
     """
-    paths, strategy, policy, scale = job.paths, job.strategy, job.policy, job.vector.scale
-    if not paths.checkpoint.exists():
-        return None
-    assert isinstance(strategy, Resumable), f"{paths.checkpoint} is of another strategy"
+    found = [checkpoint.folder.name for checkpoint in runlog.checkpoints(job.paths)]
+    names = job.strategy.gather_json({"names": found})[0]["names"]
+    leads = job.place.rank == job.strategy.members[0]
+    for name in names:
+        checkpoint = Checkpoint(job.paths.checkpoints / name)
+        shared, own = _read(job, checkpoint)
+        can_go_on = shared is not None and own is not None
+        can_go_on &= job.strategy.load_elsewhere(checkpoint)
+        if bool(job.strategy.gather(torch.tensor([can_go_on], dtype=torch.float64)).all()):
+            assert shared is not None
+            if leads:
+                _begin_at(job, checkpoint, is_latest=name == names[0])
+            return _put_back(job, shared, own)
+    if names:
+        raise ValueError(
+            f"none of the checkpoints in {job.paths.checkpoints} can be read (see the lines above): remove that "
+            "folder to have the run repeated from its beginning."
+        )
+    return None
+
+
+def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """What all know, and what this worker knew: nothing, if it was lost when the others saved."""
+    rank, num_workers = job.place.rank, job.place.num_workers
+    facts = checkpoint.facts() or {"members": [rank], "num_workers": num_workers}
+    shared = files.read(checkpoint.shared)
+    if facts["num_workers"] != num_workers:
+        every = [files.read(checkpoint.own(member)) for member in facts["members"]]
+        return shared, None if None in every else _of_one_among_others(every, rank)
+    return shared, files.read(checkpoint.own(rank)) if rank in facts["members"] else {}
+
+
+def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
+    """What a worker knows after as many others as there are in `every`: the mean of statistics, and sums of all once.
+
+    Random numbers, and what an exchange has counted, are new.
+    """
+    buffers = [
+        torch.stack(alike).mean(dim=0) if alike[0].is_floating_point() else alike[0]
+        for alike in zip(*(own["buffers"] for own in every), strict=True)
+    ]
+    sums = {name: sum(own[name] for own in every) * (rank == 0) for name in ("totals", "recent")}
+    return {"model": None, "strategy": None, "random": None, "scale": every[0]["scale"], "buffers": buffers, **sums}
+
+
+def _begin_at(job: Job, checkpoint: Checkpoint, *, is_latest: bool) -> None:
+    """Leave nothing of what came after this checkpoint."""
+    if not is_latest:
+        for later in runlog.checkpoints(job.paths):
+            if later.folder.name > checkpoint.folder.name:
+                later.remove()
+        runlog.cut_records(job.paths, (checkpoint.facts() or {"metrics_bytes": 0})["metrics_bytes"])
+        message = f"the latest checkpoint could not be read; the run goes on from the one before, {checkpoint.folder}"
+        job.record(runlog.Event(event="warning", message=message))
+    runlog.prune(job.paths)
+
+
+def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any] | None) -> Cursor:
     cursor = Cursor.of(job.device)
-    shared = torch.load(paths.checkpoint, map_location=cursor.totals.device)
-    _bring_up_to_date(shared, policy.config.examples_per_step)
-    strategy.load_state(shared.pop("strategy"))
-    policy.load_state(shared.pop("policy"))
-    for key, value in shared.items():
+    for key, value in shared["cursor"].items():
         setattr(cursor, key, value)
-    path = paths.rank_checkpoint(strategy.rank)
-    own = torch.load(path, map_location=cursor.totals.device) if path.exists() else None
-    if own and own["at"] == (cursor.epoch, cursor.position):  # else it was left by an earlier stop
-        job.optimizer.load_state_dict(own["optimizer"])
-        if scale:
-            for name, value in scale.state.items():
+    job.strategy.load_state(shared["strategy"])
+    job.policy.load_state(shared["policy"])
+    if shared["model"]:
+        _put_model_back(job, shared["model"])
+    if own:
+        if own["model"]:
+            _put_model_back(job, own["model"])
+        if own["strategy"]:
+            job.strategy.load_own_state(own["strategy"])
+        if job.vector.scale:
+            for name, value in job.vector.scale.state.items():
                 value.copy_(own["scale"][name])
-        _put_back(own["buffers"], list(job.model.buffers()))
-        torch.set_rng_state(own["random"].cpu())
-        if own["random_on_gpu"] is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(own["random_on_gpu"].cpu())
+        for buffer, value in zip(job.model.buffers(), own["buffers"], strict=True):
+            buffer.copy_(value)
+        if own["random"]:
+            torch.set_rng_state(own["random"]["cpu"])
+            if "cuda" in own["random"] and job.device.type == "cuda":
+                torch.cuda.set_rng_state(own["random"]["cuda"])
         cursor.totals.copy_(own["totals"])
+        cursor.recent.copy_(own["recent"])
     return cursor
 
 
-def _put_back(saved: list[Tensor], buffers: list[Tensor]) -> None:
-    if len(saved) > len(buffers):  # of a version in which BatchNorm still counted its batches
-        saved = [tensor for tensor in saved if tensor.dim() or tensor.dtype != torch.int64]
-    for buffer, tensor in zip(buffers, saved, strict=True):
-        buffer.copy_(tensor)
-
-
-def _bring_up_to_date(shared: dict[str, Any], global_batch: int) -> None:
-    """Have what was saved before there were policies, when DiLoCo followed speeds itself, say what it says now."""
-    if "policy" in shared:
-        return
-    num_steps = shared["strategy"].pop("num_steps")
-    _, meter = shared["strategy"]["of_epoch"]
-    meter["exchange_steps"] = meter.pop("num_steps")
-    shared["policy"] = {"num_steps": num_steps, "least_steps": min(filter(None, num_steps))}
-    shared["global_batch"] = global_batch
-
-
-def _write(state: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    torch.save(state, unfinished)
-    unfinished.replace(path)
+def _put_model_back(job: Job, state: dict[str, Any]) -> None:
+    with torch.no_grad():
+        job.vector.parameters.copy_(state["parameters"])
+    job.optimizer.load_state_dict(state["optimizer"])

@@ -1,8 +1,9 @@
-"""The commands: `bsweep run` (Hydra's flags and overrides), `probe`, `profile`, `report` and `setup-horovod`."""
+"""The commands: `bsweep run` and `plan` (Hydra's flags and overrides), `status` and what else `USAGE` lists."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -13,11 +14,20 @@ from bsweep import __version__
 
 USAGE = """\
 usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m every point of a grid
+       bsweep plan [-m] [--json] [--probe] [...]    what `run` would train, how far it is, and how long it will take
+       bsweep status STUDY [--watch] [--json]       how far a study is, also while it trains
+       bsweep resume STUDY                          run what is left of a study's commands
+       bsweep retry STUDY [--status failed,...]     repeat points that did not complete
+       bsweep stop STUDY                            have a study's sweeps save where they are, and end
        bsweep probe [key=value ...]                 measure each worker of a point, for allocation=...
        bsweep profile [key=value ...]               what a point's steps consist of, a trace, and what holds them up
-       bsweep report STUDY [--out DIR]              figures, tables and one HTML page of a study
+       bsweep predict STUDY --target-accuracy 0.9   the best batch size and worker count, from some cells of a grid
+       bsweep doctor [--hosts H:2,...] [--json]     what this machine and its hosts are, and what to mend on them
+       bsweep report STUDY [--out DIR] [--mix]      figures, tables and one HTML page of a study
+       bsweep export STUDY --to TRACKER [--out X]   its records to tensorboard, mlflow or wandb
        bsweep setup-horovod                         compile Horovod for the installed torch, and install it
        bsweep run --help                            all keys, groups and flags
+       eval "$(bsweep -sc install=bash)"            tab completion (bash; zsh with bashcompinit)
        bsweep --version
 """
 
@@ -35,6 +45,11 @@ def main() -> NoReturn:
         sys.exit(INTERRUPTED)
 
 
+def end_with_reader() -> None:
+    """Have this process, which only prints, end as `cat` does once nobody reads what it prints."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
 def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
     """Have an interrupt arrive anew that came while a destructor ran, where Python drops what is raised."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
@@ -46,16 +61,35 @@ def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
 
 def _run(command: str, arguments: Sequence[str]) -> int:
     """The exit code of a command, each of which imports what it needs: nobody waits a second for --help."""
-    if command == "report":
-        return report(arguments)
+    if command in _READERS:
+        end_with_reader()
+        return _READERS[command](arguments)
     if command == "run":
         from bsweep import sweep
 
         return sweep.run(arguments)
+    if command == "plan":
+        from bsweep import planning
+
+        return planning.run(arguments)
+    if command in ("status", "resume", "retry", "stop"):
+        from bsweep import studies
+
+        return studies.run(command, arguments)
+    if command in ("-sc", "--shell-completion"):
+        from bsweep import completion, sweep
+
+        return completion.complete(arguments, sorted(set(re.findall(r"bsweep ([a-z][\w-]*)", USAGE))), sweep.shell)
     if command in ("probe", "profile") and not {"-h", "--help"} & set(arguments):
         from bsweep import sweep
 
         return sweep.probe(arguments) if command == "probe" else sweep.profile(arguments)
+    if command == "doctor":
+        return doctor(arguments)
+    if command == "export":
+        from bsweep.trackers import export
+
+        return export.main(arguments)
     if command == "setup-horovod" and not arguments:
         setup_horovod()
     if command == "--version":
@@ -74,15 +108,81 @@ def report(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="bsweep report", description="Write a study's figures, tables and page.")
     parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
     parser.add_argument("--out", type=Path, help="where to write it (default: STUDY/report)")
+    parser.add_argument("--mix", action="store_true", help="also runs of different hardware, versions or precision")
     options = parser.parse_args(arguments)
     from bsweep import report as writer
 
     try:
-        print(writer.write(options.study, options.out))
+        print(writer.write(options.study, options.out, mix=options.mix, say=_say))
     except (ValueError, OSError) as error:
-        print(f"bsweep: {error}", file=sys.stderr)
+        _say(str(error))
         return BAD_CONFIG
     return 0
+
+
+def _say(line: str) -> None:
+    print(f"bsweep: {line}", file=sys.stderr)
+
+
+def predict(arguments: Sequence[str]) -> int:
+    """Print which cell of a study's grid gets to a target first, or cheapest; the exit code."""
+    import argparse
+    import json
+
+    say = "Predict time to a target for every batch size and worker count, and recommend one."
+    parser = argparse.ArgumentParser(prog="bsweep predict", description=say)
+    add = parser.add_argument
+    add("study", help="the study's folder, such as results/quickstart")
+    add("--target-accuracy", type=float, help="test accuracy to reach, such as 0.9")
+    add("--target-loss", type=float, help="test loss to reach instead")
+    add("--objective", default="fastest", help="fastest | cheapest | deadline=2h | workers<=4, joined by commas")
+    add("--batches", type=counts, help="global batch sizes of the grid, such as 32,64,128 (default: those of the runs)")
+    add("--workers", type=counts, help="worker counts of the grid, such as 1,2,4 (default: those of the runs)")
+    add("--price-per-worker-hour", type=float, help="for the cost in money")
+    add("--where", action="append", default=[], metavar="COLUMN=VALUE", help="choose among runs; may be repeated")
+    add("--probe", help="a probe.json whose steps and exchange count too")
+    add("--json", action="store_true", help="all of it for programs")
+    options = vars(parser.parse_args(arguments))
+    as_json, study = options.pop("json"), options.pop("study")
+    from bsweep.analysis import predict as predicted
+
+    try:
+        where = dict(text.split("=", 1) if "=" in text else (text, "") for text in options.pop("where"))
+        prediction = predicted(study, **options, where=where)
+        print(json.dumps(prediction.as_json(), indent=2, allow_nan=False) if as_json else prediction)
+    except (ValueError, OSError) as error:
+        _say(str(error))
+        return BAD_CONFIG
+    return 0
+
+
+def counts(text: str) -> list[int]:
+    """`8,16,32` as numbers; ValueError, which argparse turns into a message, for others."""
+    counts = [int(part) for part in text.split(",")]
+    if min(counts) < 1:
+        raise ValueError(text)
+    return counts
+
+
+def doctor(arguments: Sequence[str]) -> int:
+    """Print what this machine and its hosts are, and what to mend; the exit code."""
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="bsweep doctor", description="What machines are, and what to mend on them.")
+    parser.add_argument("--hosts", metavar="HOSTS", help="as launch.hosts: host:slots, such as h1:4,h2:4")
+    parser.add_argument("--json", action="store_true", help="all that was found, for programs")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for bsweep run, of a point to look at")
+    options = parser.parse_intermixed_args(arguments)
+    from bsweep import doctor, sweep
+
+    hosts = [f"launch.hosts='{options.hosts}'"] if options.hosts else []
+    config = sweep.one_point([*options.overrides, *hosts])
+    if isinstance(config, int):
+        return config
+    return doctor.run(config, as_json=options.json)
+
+
+_READERS = {"predict": predict, "report": report}  # commands that read a study
 
 
 def setup_horovod() -> NoReturn:

@@ -15,14 +15,14 @@ import torch
 class StepClock:
     """Times steps: on a GPU by events, so that reading it never makes the host wait in the loop.
 
-    Goes on from the `seconds` of earlier steps, a list that it extends.
+    Goes on from the `seconds` of earlier steps, a list that it extends; the last `unrated` count for the coming rate.
     """
 
-    def __init__(self, device: torch.device, seconds: list[float]) -> None:
+    def __init__(self, device: torch.device, seconds: list[float], unrated: int = 0) -> None:
         self._on_gpu = device.type == "cuda"
         self._seconds = seconds
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._rate_from = len(seconds)
+        self._rate_from = len(seconds) - unrated
 
     def __len__(self) -> int:
         return len(self._seconds) + len(self._events)

@@ -1,4 +1,4 @@
-"""The one training loop: epochs, rounds, steps, and the evaluation after each epoch."""
+"""The one training loop: epochs, rounds and steps, with evaluations where they are due."""
 
 from __future__ import annotations
 
@@ -8,42 +8,46 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from bsweep import checkpoint, memory, optim, runlog, steps
+from bsweep import evaluation, memory, optim, runlog, steps
 from bsweep.batching import Seen
-from bsweep.checkpoint import Cursor
+from bsweep.checkpoint import Cursor, Keeper
 from bsweep.clock import StepClock
 from bsweep.data import plan
-from bsweep.errors import Diverged, Stopped
+from bsweep.errors import Diverged
 from bsweep.job import Job
-from bsweep.strategies import Resumable, Rounds
+from bsweep.strategies import Rounds
 
 Shares = tuple[plan.Share, ...]
 
 
-def train(job: Job) -> None:
-    """Train what is left of the run; see `bsweep.worker.train` for what is raised."""
-    cursor = checkpoint.load(job)
-    cursor = cursor or Cursor.of(job.device)
-    # Of a run that stopped after its last round, the epoch is still to be evaluated.
-    while cursor.epoch <= job.config.epochs and not (_is_finished(job) and cursor.position == 0):
-        job.record(train_epoch(job, cursor))
+def train(job: Job, cursor: Cursor | None) -> None:
+    """Train what is left of the run, by default all of it; see `bsweep.worker.train` for what is raised."""
+    cursor, keeper = cursor or Cursor.of(job.device), Keeper(job)
+    # Of a run that stopped after its last round, the epoch is still to be put on record.
+    while cursor.epoch <= job.config.epochs and not (_is_finished(job, cursor) and cursor.position == 0):
+        job.record(train_epoch(job, cursor, keeper))
         _record_rounds(job)  # of workers that were lost meanwhile
         if not bool(job.vector.parameters.sum().isfinite()):  # the same on every worker
             _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
         cursor.begin_epoch()
-    job.record(runlog.End(status="completed", message=""))
+        keeper.after_epoch(cursor)
+    job.record(runlog.End(status="completed", message=cursor.reached if job.config.stop_at_target else ""))
 
 
-def train_epoch(job: Job, cursor: Cursor) -> runlog.Epoch:
+def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> runlog.Epoch:
     """What is left of a pass over the training examples, then the evaluation."""
     num_train = len(job.dataset.train_labels)
     order = plan.epoch_order(num_train, seed=job.config.seed, epoch=cursor.epoch).to(job.dataset.train_labels.device)
-    clock = StepClock(job.device, cursor.step_seconds)
+    since_log = len(cursor.step_seconds) % job.config.log_every_steps
+    clock = StepClock(job.device, cursor.step_seconds, since_log)
     job.training_model.train()
     job.strategy.begin_epoch(cursor.epoch)
     memory.reset_peak(job.device)
-    while cursor.position < num_train and not _is_finished(job):
+    while not (_is_over(job, cursor) or _is_finished(job, cursor)):
         train_round(job, cursor, order, clock)
+        if not (_is_over(job, cursor) or _is_finished(job, cursor)) and evaluation.is_due(job, cursor):
+            evaluation.within_epoch(job, cursor, clock)
+        keeper.after_round(cursor, clock)
     return _epoch_record(job, cursor, clock)
 
 
@@ -54,7 +58,6 @@ def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> No
     batch, coming = (plan.step_indices(order, cursor.position + ahead, size) for ahead in (0, size))
     sums = _train_steps(job, cursor, shares, batch, coming, clock)
     _look_at_round(job, cursor, sums)
-    _stop_if_told(job, cursor, clock)
 
 
 def _epoch_record(job: Job, cursor: Cursor, clock: StepClock) -> runlog.Epoch:
@@ -64,12 +67,13 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock) -> runlog.Epoch:
     seconds = clock.seconds()
     traffic = asdict(job.strategy.traffic())
     waits = traffic["worker_wait_seconds"]
-    peak_memory_bytes = memory.peak_bytes(job.device)
+    peak_memory_bytes = cursor.peak_memory_bytes or memory.peak_bytes(job.device)
     if job.graph and peak_memory_bytes is not None:
         # Its steps allocate nothing; the optimizer's state is there by now.
         peak_memory_bytes = max(peak_memory_bytes, memory.allocated_bytes(job.device) + job.graph.replay_bytes)
     memory.reset_peak(job.device)
-    test_loss, test_accuracy = evaluate(job)
+    checkpoint_seconds, cursor.checkpoint_seconds = cursor.checkpoint_seconds, 0.0
+    test_loss, test_accuracy = evaluation.at_end(job, cursor, sum(seconds))
     return runlog.Epoch(
         epoch=cursor.epoch,
         num_steps=len(seconds),
@@ -87,6 +91,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock) -> runlog.Epoch:
         peak_memory_bytes=peak_memory_bytes,
         evaluation_peak_memory_bytes=memory.peak_bytes(job.device),
         skipped_steps=job.vector.scale.count_skipped() if job.vector.scale else None,
+        checkpoint_seconds=checkpoint_seconds,
         wait_seconds=sum(waits) / len(waits) if waits else None,
         **traffic,
     )
@@ -124,7 +129,7 @@ def _train_steps(job: Job, cursor: Cursor, shares: Shares, batch: Tensor, coming
                         strategy.end_round(cursor.epoch, sums, sum(map(len, parts)), _is_over(job, cursor))
         cursor.num_steps += 1
         job.heartbeat()
-        ends_epoch = ends_round and (_is_over(job, cursor) or _is_finished(job))
+        ends_epoch = ends_round and (_is_over(job, cursor) or _is_finished(job, cursor))
         if len(clock) % job.config.log_every_steps == 0 or ends_epoch:
             trained = 0 if ends_round else number / len(parts) * len(batch)
             _log_step(job, cursor, clock, shares, _epochs_done(job, cursor, trained))
@@ -150,17 +155,10 @@ def _record_rounds(job: Job) -> list[runlog.Event | runlog.Round]:
     return records
 
 
-def _stop_if_told(job: Job, cursor: Cursor, clock: StepClock) -> None:
-    strategy = job.strategy
-    if isinstance(strategy, Resumable) and strategy.stop_reason:
-        clock.seconds()  # The checkpoint holds them, and a GPU has perhaps not finished these steps yet.
-        checkpoint.save(job, cursor)
-        job.record(runlog.End(status="interrupted", message=f"{strategy.stop_reason}; start it again to go on"))
-        raise Stopped(strategy.stop_reason)
-
-
-def _is_finished(job: Job) -> bool:
-    return isinstance(job.strategy, Rounds) and job.strategy.is_finished
+def _is_finished(job: Job, cursor: Cursor) -> bool:
+    """Whether the run ends here, whatever epochs are left."""
+    is_at_target = job.config.stop_at_target and bool(cursor.reached)
+    return is_at_target or (isinstance(job.strategy, Rounds) and job.strategy.is_finished)
 
 
 def _is_over(job: Job, cursor: Cursor) -> bool:
@@ -197,50 +195,6 @@ def _log_step(job: Job, cursor: Cursor, clock: StepClock, shares: Shares, epochs
 def _diverge(job: Job, message: str) -> NoReturn:
     job.record(runlog.End(status="diverged", message=message))
     raise Diverged(message)
-
-
-def evaluate(job: Job) -> tuple[float | None, float | None]:
-    """Mean loss and accuracy over the whole test set, each example counted once by one worker."""
-    if job.config.average_batchnorm:
-        average_batchnorm(job)
-    members = job.strategy.members
-    loss, correct, num_labels = job.sums(_scores_of_own_part(job))
-    if job.strategy.members != members:
-        return evaluate(job)  # what was lost with a worker is shared among the others
-    return _finite(loss / num_labels), _finite(correct / num_labels)
-
-
-def _scores_of_own_part(job: Job) -> Tensor:
-    """Sums of losses, correct answers and labels of this worker's part of the test set, float64 (3,)."""
-    dataset, members = job.dataset, job.strategy.members
-    mine = plan.worker_part(torch.arange(len(dataset.test_labels)), members.index(job.place.rank), len(members))
-    tokens = dataset.tokens_per_example
-    at_once = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
-    totals = torch.zeros(3, dtype=torch.float64, device=job.device)
-    job.model.eval()
-    with memory.unlimited(), torch.inference_mode():  # the limit is on what steps take
-        for examples, labels in dataset.test.batches(mine, at_once):
-            targets = job.targets(labels)
-            with job.autocast():
-                outputs = job.model(job.inputs(examples))
-            totals += job.objective.score(job.objective.loss(outputs, targets), outputs, targets)
-            job.heartbeat()
-    return totals
-
-
-# Of one forward pass, to bound the memory of activations and of logits.
-_EVALUATION_IMAGES = 500
-_EVALUATION_TOKENS = 4096
-
-
-def average_batchnorm(job: Job) -> None:
-    """Give all workers the mean of their BatchNorm statistics, which each gathered on its own part of the data."""
-    statistics = [buffer for buffer in job.model.buffers() if buffer.is_floating_point()]
-    if job.place.num_workers == 1 or not statistics:
-        return
-    means = job.strategy.mean(torch.cat([s.reshape(-1).to("cpu", torch.float64) for s in statistics]))
-    for statistic, mean in zip(statistics, means.split([s.numel() for s in statistics]), strict=True):
-        statistic.copy_(mean.view_as(statistic))
 
 
 def _finite(value: float) -> float | None:

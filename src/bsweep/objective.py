@@ -33,6 +33,10 @@ class Objective:
         """Sum of losses, in fp32 at least."""
         return (self.own_loss or _cross_entropy)(_wide(outputs), targets)
 
+    def knows_accuracy(self, labels: Tensor) -> bool:
+        """Whether it can tell which answers are correct, of such labels."""
+        return bool(self.own_score) or not labels.is_floating_point()
+
     def score(self, loss: Tensor, outputs: Any, targets: Tensor) -> Tensor:
         """Sums of losses, correct answers (NaN where nobody knows) and labels, float64 (3,) on the device."""
         with torch.no_grad():

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from rich.text import Text
 
 from bsweep import calibration
 from bsweep.config import RunConfig
+from bsweep.estimate import duration
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog import RunPaths
+from bsweep.trackers import live
 
 _REFRESH_SECONDS = 0.2
 
@@ -35,11 +38,22 @@ class Progress:
         self._num_done += 1
         self._say(f"{config.study_dir / config.run_id}: skipped, {why}")
 
+    def put_off(self, config: RunConfig, why: str) -> None:
+        """Say that a point comes later."""
+        self._say(f"{config.study_dir / config.run_id}: put off, {why}")
+
+    def give_up(self, config: RunConfig, why: str) -> None:
+        """Say that a point ended whose files could not be written."""
+        if self._live.is_started:
+            self._live.stop()
+        self._say(f"  {config.study_dir / config.run_id}: interrupted: {why}")
+
     def begin(self, config: RunConfig, paths: RunPaths, warnings: list[str]) -> None:
         self._config, self._paths = config, paths
         self._offset = 0
         self._tokens_per_example: int | None = None
         self._latest: dict[str, Any] = {"epoch": 0}
+        self._scores: dict[str, Any] = {}
         self._rounds_done = 0
         self._max_rounds, self._max_seconds = config.strategy.ends_after
         self._began_at = time.monotonic()
@@ -49,6 +63,7 @@ class Progress:
         self._say(f"{paths.folder}: {self._describe()}")
         for warning in warnings:
             self._say(f"  warning: {warning}")
+        live.follow(config, paths)
         if self._console.is_terminal:
             self._live.start()
 
@@ -58,6 +73,8 @@ class Progress:
             return
         self._polled_at = time.monotonic()
         self._show()
+        for line in live.news():
+            self._say(f"  {line}")
 
     def _show(self) -> None:
         for record in self._new_records():
@@ -69,6 +86,10 @@ class Progress:
                 self._latest = record
             elif record["type"] == "round":
                 self._rounds_done = record["round"]
+            elif record["type"] == "event" and record["event"] == "worker_lost":
+                self._say(f"  worker lost: {record['message']}")
+            if record["type"] in ("evaluation", "epoch"):
+                self._scores = record
             if record["type"] == "epoch":
                 self._say(
                     f"  {self._count(record['epoch'])}: {record['train_seconds']:.1f} s, "
@@ -87,6 +108,15 @@ class Progress:
         if found and (reason := found.says(self._config)):
             self._say(f"  {reason}")
 
+    def once_more(self) -> None:
+        """The point that has just ended is begun again."""
+        self._num_done -= 1
+        self._seconds_of_done.pop()
+
+    def note(self, line: str) -> None:
+        """Say something of the run."""
+        self._say(f"  {line}")
+
     def end(self, outcome: Outcome) -> None:
         self._show()
         if self._live.is_started:
@@ -94,7 +124,7 @@ class Progress:
         seconds = time.monotonic() - self._began_at
         self._seconds_of_done.append(seconds)
         first, *rest = outcome.message.splitlines() or [""]
-        self._say(f"  {outcome.status} after {_duration(seconds)}" + (f": {first}" if first else ""))
+        self._say(f"  {outcome.status} after {duration(seconds)}" + (f": {first}" if first else ""))
         for line in rest:
             self._say(f"  | {line}")
 
@@ -110,7 +140,8 @@ class Progress:
         workers = f"{c.num_workers} worker{'s' * (c.num_workers > 1)}"
         ends = ((self._max_rounds, "rounds"), (self._max_seconds, "s"))
         most = " or ".join(f"{end:g} {unit}" for end, unit in ends if end) or f"{c.epochs} epochs"
-        return f"local batch{batches}{steps}, {workers}, {c.strategy.name}{allocated}, {most}"
+        target = f", target {c.target}" if c.target else ""
+        return f"local batch{batches}{steps}, {workers}, {c.strategy.name}{allocated}, {most}{target}"
 
     def _status_line(self) -> str:
         rate = self._latest.get("images_per_second")
@@ -118,8 +149,16 @@ class Progress:
         return (
             f"point {self._num_done}/{self._num_points}  {self._describe()}  {self._count(epoch)}"
             + (f"  {self._rate(rate)}" if rate else "  starting")
+            + self._score()
             + self._eta()
         )
+
+    def _score(self) -> str:
+        """How near the target the latest evaluation is."""
+        target = self._config.target
+        if not target or target.metric not in self._scores:
+            return ""
+        return f"  {_number(self._scores[target.metric])} of {target.value:g}"
 
     def _rate(self, examples_per_second: float) -> str:
         if self._tokens_per_example:
@@ -154,11 +193,11 @@ class Progress:
         here = (time.monotonic() - self._trained_at) * (1 / done - 1)
         others = self._num_points - self._num_done
         if not others:
-            return f", {_duration(here)} left"
+            return f", {duration(here)} left"
         if not self._seconds_of_done:
-            return f", {_duration(here)} left of this point"
+            return f", {duration(here)} left of this point"
         mean = sum(self._seconds_of_done) / len(self._seconds_of_done)
-        return f", about {_duration(here + others * mean)} left"
+        return f", about {duration(here + others * mean)} left"
 
     def _new_records(self) -> list[dict[str, Any]]:
         if not self._paths.metrics.exists():
@@ -167,9 +206,14 @@ class Progress:
             file.seek(self._offset)
             whole = file.read().rpartition(b"\n")[0]
         if not whole:
+            self._offset = min(self._offset, self._paths.metrics.stat().st_size)  # workers may cut what they write anew
             return []
         self._offset += len(whole) + 1
-        return [json.loads(line) for line in whole.splitlines()]
+        records = []
+        for line in whole.splitlines():
+            with suppress(ValueError):  # half of one, where it was cut meanwhile
+                records.append(json.loads(line))
+        return records
 
 
 class Output:
@@ -199,11 +243,3 @@ def _listed(values: Sequence[int]) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

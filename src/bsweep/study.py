@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import importlib.metadata
 import os
@@ -11,23 +10,29 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from bsweep import allocation, anatomy, calibration, data, launch, models, runlog, sharding
-from bsweep.config import ConfigError, RunConfig, own, save
-from bsweep.launch import Outcome
+from bsweep import allocation, anatomy, calibration, claims, data, elsewhere, launch, models, runlog, sharding, states
+from bsweep.config import ConfigError, RunConfig, own, refuse_vain_evaluations, save
+from bsweep.launch import Outcome, team
 from bsweep.launch import check as check_launch
+from bsweep.launch.stop import Stopping
 from bsweep.launch.team import Entry
 from bsweep.place import inside_horovodrun, num_cores
 from bsweep.progress import Output, Progress
-from bsweep.runlog import Event, RunLog, RunPaths
+from bsweep.runlog import Event, RunLog, RunPaths, is_stop_requested
+from bsweep.trackers import check as check_trackers
+
+_TRIED_STEPS = 10
 
 Launch = Callable[[RunConfig, RunPaths, Callable[[], None]], Outcome]
 
@@ -40,7 +45,9 @@ def check(config: RunConfig) -> list[str]:
     """
     try:
         warnings = check_launch(config)
-        _refuse_newer(config.study_dir)
+        if config.resume_from and not (runlog.checkpoints(paths_of(config)) or result_of(config)):
+            elsewhere.check(config)  # until the run has what it goes on from
+        check_trackers(config.trackers)
         info = data.prepare(config.data)
         models.check(config, info.num_classes, info.shape)
         _try_own(config, info)
@@ -65,6 +72,7 @@ def check(config: RunConfig) -> list[str]:
                 f"a round of {per_round} examples is longer than an epoch of {info.num_train}, at whose end workers "
                 f"synchronise in any case: local steps {list(config.local_steps)} are never reached"
             )
+    refuse_vain_evaluations(config, info.num_train)
     return [*warnings, *allocation.doubts(config)]
 
 
@@ -86,74 +94,123 @@ def _try_own(config: RunConfig, info: data.DataInfo) -> None:
         own_strategy.check(config)
 
 
-def ask_for_calibration(points: Sequence[RunConfig]) -> None:
-    """Have the first point that runs in each study find out what is fastest for all; see `bsweep.calibration`."""
+def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None) -> None:
+    """Have the first point that runs in each study find out what is fastest for all; see `calibration.request`."""
     for study_dir in {config.study_dir for config in points}:
         own_points = [config for config in points if config.study_dir == study_dir]
         steps = [c.epochs * data.prepare(c.data).num_train / c.examples_per_step for c in own_points]
-        calibration.request(own_points, sum(steps))
+        calibration.request(own_points, sum(steps), folder)
 
 
-def is_completed(config: RunConfig) -> bool:
-    summary = runlog.read_summary(paths_of(config))
-    return summary is not None and summary["status"] == "completed"
+def result_of(config: RunConfig) -> str | None:
+    """How a point ended, where it is not to be run again by itself: it completed, or would end so again."""
+    status = runlog.ended(paths_of(config))
+    return status if status in states.RESULTS else None
 
 
-@functools.cache
-def _refuse_newer(study_dir: Path) -> None:
+def is_running(config: RunConfig) -> bool:
+    """Whether a process is running the point."""
+    return runlog.is_claimed(claims.of_run(paths_of(config).folder))
+
+
+def ended_elsewhere(config: RunConfig, progress: Progress) -> str | None:
+    """How a point ended that another process ran; None if it broke off."""
+    status = states.of_run(paths_of(config).folder).status
+    if status not in (*states.RESULTS, *states.FAILURES):
+        return None
+    progress.skip(config, f"{status}, as another process has run it")
+    return status
+
+
+def refuse_newer(study_dir: Path) -> None:
     """ValueError if a newer bsweep wrote to the study: this one would not know its runs, and repeat them."""
     for summary in study_dir.glob("*/summary.json"):
-        runlog.read_summary(RunPaths(summary.parent))
+        with suppress(runlog.Damaged):
+            runlog.read_summary(RunPaths(summary.parent))
 
 
 def paths_of(config: RunConfig) -> RunPaths:
     return RunPaths(config.study_dir / config.run_id)
 
 
+_AGAIN = "which is a result: `bsweep retry` repeats it"
+_SKIPPED = {
+    "completed": "completed already",
+    "diverged": f"it diverged, {_AGAIN}",
+    "out_of_memory": f"it was out of memory, {_AGAIN}",
+}
+
+
 def run_point(config: RunConfig, progress: Progress, start: Launch) -> str:
-    """Run one point to its end, unless it is completed already; its status.
+    """Run one point to its end, unless there is a result of it; its status.
 
     A point that fails is a result and raises nothing. An earlier attempt that did not complete is taken up
     where it left a checkpoint, and set aside in the study's `.previous` folder otherwise.
+
+    Raises:
+        KeyboardInterrupt: the run was to stop, and its sweep with it; the run may be taken up again.
     """
     paths = paths_of(config)
     warnings = check(config)
-    if is_completed(config):
-        progress.skip(config, "completed already")
-        return "completed"
-    with _claimed(paths) as is_ours:
+    if result := result_of(config):
+        progress.skip(config, _SKIPPED[result])
+        return result
+    with runlog.claimed(claims.of_run(paths.folder)) as is_ours:
         if not is_ours:
-            progress.skip(config, "another process is running it")
+            progress.put_off(config, "another process is running it")
             return "running"
-        if is_completed(config):  # by another process, since
-            progress.skip(config, "completed already")
-            return "completed"
-        seconds_before = 0.0
-        if paths.checkpoint.exists():
-            seconds_before = _take_up(paths)
-        else:
-            _set_aside(paths.folder, paths.folder)
-            paths.folder.mkdir(parents=True)
-        launched_at = time.time()
-        save(config, paths.config)
-        own.keep(config, paths.own)
-        runlog.write_json(paths.meta, {"launched_at": launched_at, **provenance(config)})
-        paths.metrics.touch()  # launchers watch it
-        with RunLog(paths.metrics) as log:
-            for warning in warnings:
-                log.write(Event(event="warning", message=warning))
-        progress.begin(config, paths, warnings)
-        outcome = Outcome("interrupted", "interrupted while it ran")
-        try:
-            outcome = start(config, paths, progress.poll)
-        except Exception as error:
-            traceback.print_exc()
-            outcome = Outcome("failed", f"{type(error).__name__}: {error}")
-        finally:
-            wall_seconds = seconds_before + time.time() - launched_at
-            runlog.write_summary(paths, config, outcome.status, outcome.message, wall_seconds)
-            progress.end(outcome)
+        if result := result_of(config):  # by another process, since
+            progress.skip(config, _SKIPPED[result])
+            return result
+        outcome = _attempt(config, paths, progress, start, warnings)
+        for number in range(config.launch.num_retries):
+            if not outcome.may_pass:
+                break
+            team.expect_again(config)
+            progress.once_more()
+            cause = f"{outcome.status}: {outcome.message.splitlines()[0]}"
+            retry = Event(event="retried", message=f"retry {number + 1} of {config.launch.num_retries} after {cause}")
+            outcome = _attempt(config, paths, progress, start, warnings, retry)
     return outcome.status
+
+
+def _attempt(
+    config: RunConfig, paths: RunPaths, progress: Progress, start: Launch, warnings: list[str], *events: Event
+) -> Outcome:
+    """Train what is left of a point, to its summary; see `run_point` for what is raised."""
+    seconds_before, said = _prepare(config, paths)
+    launched_at = time.time()
+    save(config, paths.config)
+    own.keep(config, paths.own)
+    meta = {"launched_at": launched_at, "wall_seconds_before": seconds_before, **provenance(config)}
+    runlog.write_json(paths.meta, meta)
+    paths.metrics.touch()  # launchers watch it
+    paths.stop.write_bytes(b"")
+    with RunLog(paths.metrics) as log:
+        for warning in warnings:
+            if warning not in said:
+                log.write(Event(event="warning", message=warning))
+        for event in events:
+            log.write(event)
+    progress.begin(config, paths, warnings)
+    outcome = Outcome("interrupted", "interrupted while it ran")
+    try:
+        with Stopping(config, paths, progress.note) as stopping:
+            outcome = start(config, paths, stopping.polled_with(progress.poll))
+    except Exception as error:
+        traceback.print_exc()
+        outcome = Outcome("failed", f"{type(error).__name__}: {error}")
+    finally:
+        wall_seconds = seconds_before + time.time() - launched_at
+        runlog.write_summary(paths, config, outcome.status, outcome.message, wall_seconds)
+        progress.end(outcome)
+        if outcome.status in ("completed", "diverged"):
+            shutil.rmtree(paths.checkpoints, ignore_errors=True)  # of a run that is over nothing is left to do
+        was_to_stop = is_stop_requested(paths)
+        paths.stop.unlink(missing_ok=True)
+    if was_to_stop:
+        raise KeyboardInterrupt
+    return outcome
 
 
 def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
@@ -180,6 +237,30 @@ def profile(config: RunConfig, say: Callable[[str], None]) -> Outcome:
     return _launch_beside(config, RunPaths(config.study_dir / ".profile"), say, "bsweep.profile")
 
 
+def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float] | str:
+    """Train a point for a few steps, in a folder of its own that does not stay.
+
+    Returns:
+        Seconds of a step, and seconds that the point would take beside its steps; why there are none, otherwise.
+    """
+    num_train = min(data.prepare(config.data).num_train, _TRIED_STEPS * config.examples_per_step)
+    shared = next(one for one in config.study_dir.resolve().parents if one.exists())  # which other hosts see, too
+    with tempfile.TemporaryDirectory(prefix=".bsweep.", dir=shared if config.launch.named_hosts else None) as folder:
+        short = replace(config, results_dir=folder, epochs=1, data=replace(config.data, subset=num_train))
+        paths, began = paths_of(short), time.time()
+        outcome = _launch_beside(short, paths, say, "bsweep.worker")
+        seconds = time.time() - began
+        records, _ = runlog.read_records(paths.metrics)
+    epochs = runlog.numbered(records, "epoch")
+    if outcome.status != "completed" or not epochs:
+        return f"{outcome.status}: {outcome.message}"
+    train_seconds = float(epochs[0]["train_seconds"])
+    start_seconds = float(next(record["time"] for record in records if record["type"] == "start")) - began
+    evaluation_seconds = max(0.0, seconds - start_seconds - train_seconds)
+    steps = num_train / config.examples_per_step
+    return train_seconds / steps, start_seconds + config.epochs * evaluation_seconds
+
+
 def _launch_beside(config: RunConfig, paths: RunPaths, say: Callable[[str], None], entry: Entry) -> Outcome:
     """Have a point's workers do something else than train, in a folder of their own."""
     shutil.rmtree(paths.folder, ignore_errors=True)
@@ -187,6 +268,7 @@ def _launch_beside(config: RunConfig, paths: RunPaths, say: Callable[[str], None
     save(config, paths.config)
     own.keep(config, paths.own)
     paths.metrics.touch()
+    ask_for_calibration([config], paths.folder)
     output = Output(paths, config.num_workers)
 
     def show() -> None:
@@ -198,38 +280,53 @@ def _launch_beside(config: RunConfig, paths: RunPaths, say: Callable[[str], None
     return outcome
 
 
-@contextmanager
-def _claimed(paths: RunPaths) -> Iterator[bool]:
-    """Whether this process alone may run the point; the claim ends with the process, however it ends."""
-    locks = paths.folder.parent / ".locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with (locks / paths.folder.name).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+def set_aside(config: RunConfig) -> None:
+    """Move a point's run, unless a process is at it, to the study's `.previous`: the point is new from then on."""
+    folder = paths_of(config).folder
+    with runlog.claimed(claims.of_run(folder)) as is_ours:
+        if is_ours:
+            _set_aside(folder, folder)
 
 
 def _set_aside(folder: Path, part: Path) -> None:
     """Move what an earlier attempt left, all of its `folder` or a part, to the study's `.previous`."""
     if not part.exists():
         return
+    RunPaths(folder).environment.unlink(missing_ok=True)  # left where a launcher was killed
     previous = folder.parent / ".previous"
     previous.mkdir(exist_ok=True)
-    number = 1 + sum(1 for _ in previous.glob(f"{folder.name}.*"))
+    number = 1 + max((int(one.suffix[1:]) for one in previous.glob(f"{folder.name}.*")), default=0)
     shutil.move(part, previous / f"{folder.name}.{number}")
 
 
-def _take_up(paths: RunPaths) -> float:
-    """Prepare a run that stopped with a checkpoint to go on: its records stay; the wall seconds that it took so far."""
+def _prepare(config: RunConfig, paths: RunPaths) -> tuple[float, Sequence[str]]:
+    """Make a run's folder ready, to begin or to go on: the wall seconds that it took so far, and its warnings."""
+    for latest in runlog.checkpoints(paths)[:1]:
+        with suppress(runlog.Damaged):  # else the run is repeated
+            return _take_up(paths, latest.facts() or {})
+    _set_aside(paths.folder, paths.folder)
+    paths.folder.mkdir(parents=True)
+    if config.resume_from:
+        elsewhere.begin(config, paths)
+    return 0.0, ()
+
+
+def _take_up(paths: RunPaths, facts: Mapping[str, Any]) -> tuple[float, Sequence[str]]:
+    """Have a run's records end where its workers go on; see `_prepare`."""
     _set_aside(paths.folder, paths.logs)
-    summary = runlog.read_summary(paths)
+    meta, summary = runlog.read_meta(paths), runlog.read_summary(paths)
+    if summary:
+        wall_seconds = summary["wall_seconds"] or 0.0
+    else:  # it was killed with its launcher
+        launched_at = meta.get("launched_at") or facts["time"]
+        wall_seconds = (meta.get("wall_seconds_before") or 0.0) + facts["time"] - launched_at
     paths.summary.unlink(missing_ok=True)
+    runlog.cut_records(paths, facts["metrics_bytes"])
+    where = f"step {facts['num_steps']}, in epoch {facts['epoch']}"
+    said = runlog.warnings(runlog.read_records(paths.metrics)[0])
     with RunLog(paths.metrics) as log:
-        log.write(Event(event="resumed", message="taken up again where it had stopped"))
-    return float(summary["wall_seconds"]) if summary else 0.0
+        log.write(Event(event="resumed", message=f"taken up again after {where}"))
+    return float(wall_seconds), said
 
 
 def provenance(config: RunConfig) -> dict[str, Any]:

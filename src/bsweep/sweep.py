@@ -2,49 +2,121 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import re
+import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
 
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
-from bsweep import allocation, anatomy, launch, study
+from bsweep import allocation, anatomy, claims, commands, launch, overrides, study
 from bsweep.cli import BAD_CONFIG, report
-from bsweep.config import ConfigError, RunConfig, conf_dir, did_you_mean, own, parse, unknown_key
-from bsweep.launch import team
+from bsweep.commands import Command
+from bsweep.config import ConfigError, ProcessesConfig, RunConfig, conf_dir, own, parse
+from bsweep.config.whole import is_full
+from bsweep.grid import to_config, values_of
+from bsweep.launch import preflight, team
 from bsweep.place import inside_horovodrun
 from bsweep.progress import Progress
+from bsweep.trackers import live
 
-# What the Hydra job and sweeper of this process share with `run`, which starts them through Hydra.
+_WAIT_SECONDS = 0.5  # for a point that another process runs
+
+# What the Hydra job and sweeper of this process share with those who start them through Hydra.
 PROGRESS: Progress | None = None
 STATUSES: list[str] = []
 STUDIES: dict[Path, set[str]] = {}  # with the allocations in each
+ARE_COMPOSED = False  # until then an error of any kind is Hydra's, over what was typed
+_ATTENDANCE = claims.Attendance()
+_choose: Callable[[Sequence[RunConfig]], list[int]]
+
+_BAD = (ConfigError, HydraException, OmegaConfBaseException)  # what can be mended by typing something else
 
 
 def run(arguments: Sequence[str]) -> int:
     """Train what Hydra composes from `arguments`; the exit code."""
-    wants_report = "--report" in arguments
-    hydra_arguments = [as_hydra_takes(argument) for argument in arguments if argument != "--report"]
-    if inside_horovodrun():
-        if any(a.startswith("hydra/launcher=") and a != "hydra/launcher=basic" for a in arguments):
-            print("bsweep: inside horovodrun its processes run the points: leave out hydra/launcher", file=sys.stderr)
-            return BAD_CONFIG
-        from bsweep.launch import warm  # imports Horovod and torch
+    return led(lambda: _run_typed(arguments, functools.partial(_prepare, typed=arguments)))
 
-        code = warm.run(lambda: _run_hydra(hydra_arguments))
-    else:
-        code = _run_hydra(hydra_arguments)
+
+def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repeats: bool) -> int:
+    """Train points that a study's commands lead to, each in its folder; the exit code.
+
+    Args:
+        study_dir: The study.
+        kept: Its commands.
+        run_ids: The points.
+        repeats: Whether what there is of them is set aside.
+    """
+    missing, study_dir = set(run_ids), study_dir.resolve()
+
+    def is_wanted(config: RunConfig) -> bool:
+        is_left = config.run_id in missing and config.study_dir.resolve() == study_dir
+        missing.difference_update([config.run_id] * is_left)  # another command may lead to it, too
+        return is_left
+
+    code = 0
+    for command in kept:
+        if missing.isdisjoint(point.run_id for point in command.points):
+            continue
+        os.chdir(command.folder)
+        print(f"bsweep run {shlex.join(command.arguments)}", file=sys.stderr)
+        choose = functools.partial(_prepare, typed=command.arguments, is_wanted=is_wanted, repeats=repeats)
+        code = max(code, _run_typed(command.arguments, choose))
+    if missing:
+        some = ", ".join(sorted(missing)[:3])
+        print(
+            f"bsweep: the study's commands no longer lead to {len(missing)} of its points ({some}): the folder was "
+            "moved, or defaults or code have changed since. Type them again",
+            file=sys.stderr,
+        )
+    return max(code, 1) if missing else code
+
+
+def composed(arguments: Sequence[str]) -> tuple[list[RunConfig], int]:
+    """The points that `arguments` give, checked, and the exit code; none where only help is shown."""
+    found: list[RunConfig] = []
+
+    def collect(configs: Sequence[RunConfig]) -> list[int]:
+        _refuse_impossible(configs)
+        found.extend(configs)
+        return []
+
+    code = _run_hydra(arguments, collect)
+    return found, code
+
+
+def led(lead: Callable[[], int]) -> int:
+    """What `lead` gives, which one process runs; inside horovodrun the others follow it."""
+    if not inside_horovodrun():
+        return lead()
+    from bsweep.launch import warm  # imports Horovod and torch
+
+    return warm.run(lead)
+
+
+def _run_typed(arguments: Sequence[str], choose: Callable[[Sequence[RunConfig]], list[int]]) -> int:
+    wants_report = "--report" in arguments
+    hydra_arguments = [argument for argument in arguments if argument != "--report"]
+    if inside_horovodrun() and any(
+        a.startswith("hydra/launcher=") and a != "hydra/launcher=basic" for a in hydra_arguments
+    ):
+        print("bsweep: inside horovodrun its processes run the points: leave out hydra/launcher", file=sys.stderr)
+        return BAD_CONFIG
+    try:
+        code = _run_hydra(hydra_arguments, choose)
+    finally:
+        _ATTENDANCE.leave()
     if code != BAD_CONFIG:
         for folder, allocations in sorted(STUDIES.items()):
             if len(allocations) > 1:
                 _print_idle_seconds(folder)
             if wants_report:
-                code = max(code, report([str(folder)]))
+                code = max(code, min(report([str(folder)]), 1))  # 2 would say that nothing was started
     return code
 
 
@@ -60,43 +132,57 @@ def _print_idle_seconds(folder: Path) -> None:
         print(table)
 
 
-def as_hydra_takes(argument: str) -> str:
-    """An argument with the ~ of key=~/path, which neither a shell nor Hydra takes, and with options as new keys."""
-    argument = re.sub(r"^(\w+\.options(\.[\w.]+)?=)", r"++\1", argument)
-    return re.sub(r"^([\w./+]+=)~(?=/|$)", rf"\g<1>{Path.home()}", argument)
+def shell(arguments: Sequence[str]) -> int:
+    """Have Hydra serve a shell, see `bsweep.completion`; the exit code."""
+    return _run_hydra(arguments, lambda configs: [], "bsweep")
 
 
-def _run_hydra(arguments: Sequence[str]) -> int:
+def _run_hydra(
+    arguments: Sequence[str], choose: Callable[[Sequence[RunConfig]], list[int]], name: str = "bsweep run"
+) -> int:
+    """Have Hydra compose points, and run those that `choose` gives the places of, in that order; the exit code."""
+    global ARE_COMPOSED, _choose
     import hydra
 
+    _choose = choose
     shows_config = any(argument in ("--cfg", "-c", "--info", "-i") for argument in arguments)
     if shows_config and {"-m", "--multirun"} & set(arguments):
         print("bsweep: --cfg and --info show one point: leave out -m, and give each key one value", file=sys.stderr)
         return BAD_CONFIG
-    for argument in arguments:
-        if argument.startswith(("hydra/sweeper=", "hydra.mode=")):
-            print(f"bsweep: {argument}: bsweep's own sweeper checks and runs all points; leave it out", file=sys.stderr)
-            return BAD_CONFIG
-    sys.argv = ["bsweep run", *arguments]
     wants_traceback = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting with 1
+    ARE_COMPOSED = False
     try:
+        sys.argv = [name, *overrides.arranged(arguments)]
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
-    except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        if wants_traceback:
+    except Exception as error:
+        is_known = isinstance(error, _BAD) or (isinstance(error, OSError) and is_full(error))
+        if wants_traceback or (ARE_COMPOSED and not is_known):
             raise
-        print(f"bsweep: {explain(error)}", file=sys.stderr)
+        print(f"bsweep: {overrides.explain(error)}", file=sys.stderr)
         return BAD_CONFIG
     finally:
         team.end()
+        live.end()
         if not wants_traceback:
             del os.environ["HYDRA_FULL_ERROR"]
     return 0 if all(status == "completed" for status in STATUSES) else 1
 
 
 def job(composed: DictConfig) -> str:
-    """Hydra's task function: run one point that `plan` has checked; its status."""
-    return study.run_point(to_config(composed), PROGRESS or Progress(1), _launcher())
+    """Hydra's task function: run one point of a sweep that was checked; its status."""
+    config, progress = to_config(composed), PROGRESS or Progress(1)
+    unready = unready_hosts([config])
+    if unready:  # a point before failed on them
+        progress.skip(config, f"not tried: {'; '.join(unready)}")
+        return "unready"
+    try:
+        return study.run_point(config, progress, _launcher())
+    except OSError as error:  # of files of the run itself: what fails in its processes is on record
+        if not is_full(error):
+            raise
+        progress.give_up(config, str(error))
+        return "interrupted"  # which is what it looks like to who finds no summary
 
 
 def _launcher() -> study.Launch:
@@ -107,36 +193,96 @@ def _launcher() -> study.Launch:
     return warm.launch
 
 
-def plan(composed: Sequence[DictConfig]) -> list[int]:
-    """Check all points of a sweep; the places in `composed` of those to run, without repetitions.
+def run_points(configs: Sequence[RunConfig], start: Callable[[Sequence[int]], list[str]]) -> list[str]:
+    """Run the points that are to be run; the status of each.
+
+    Args:
+        configs: All that Hydra composed.
+        start: Runs those at certain places one after another, and gives the status of each.
+    """
+    global ARE_COMPOSED
+    ARE_COMPOSED = True
+    chosen = _choose(configs)
+    statuses = dict(zip(chosen, start(chosen) if chosen else [], strict=True))
+    while others := [index for index, status in statuses.items() if status == "running"]:
+        free = [index for index in others if not study.is_running(configs[index])]
+        for index in free:
+            # One that was broken off is for us to run; any other end is that of the point.
+            statuses[index] = study.ended_elsewhere(configs[index], PROGRESS or Progress(1)) or start([index])[0]
+        time.sleep(0 if free else _WAIT_SECONDS)
+    STATUSES.extend(statuses.values())
+    return list(statuses.values())
+
+
+def _prepare(
+    configs: Sequence[RunConfig],
+    typed: Sequence[str],
+    is_wanted: Callable[[RunConfig], bool] = lambda config: True,
+    repeats: bool = False,
+) -> list[int]:
+    """Check all points of a sweep; the places in `configs` of those to run, without repetitions.
 
     Raises:
         ConfigError: lists what is wrong with any of them. Nothing was started.
     """
     global PROGRESS
-    configs: list[RunConfig] = []
-    problems: list[str] = []
-    for point in composed:
+    _refuse_impossible(configs)
+    for study_dir in {config.study_dir for config in configs}:
         try:
-            configs.append(to_config(point))
-            study.check(configs[-1])
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(*dict.fromkeys(problems))
-    for config in configs:
-        try:
-            config.study_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"results_dir={config.results_dir} study={config.study}: {error}.") from None
-    study.ask_for_calibration(configs)
-    chosen = {(config.study_dir, config.run_id): index for index, config in reversed(list(enumerate(configs)))}
-    for config in configs:
-        STUDIES.setdefault(config.study_dir, set()).add(config.allocation.name)
+            study.refuse_newer(study_dir)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    places = reversed([(index, config) for index, config in enumerate(configs) if is_wanted(config)])
+    chosen = {(config.study_dir, config.run_id): index for index, config in places}
+    studies = {study_dir for study_dir, _ in chosen}
+    configs_there = [config for config in configs if config.study_dir in studies]
+    if unready := unready_hosts(configs[index] for index in sorted(chosen.values())):
+        raise ConfigError(*unready)
+    for study_dir in studies:
+        _join(study_dir, [config for config in configs_there if config.study_dir == study_dir], typed)
+    study.ask_for_calibration(configs_there)
+    if repeats:
+        for index in chosen.values():
+            study.set_aside(configs[index])
     PROGRESS = Progress(len(chosen))
     order = _by_processes({index: configs[index] for index in sorted(chosen.values())})
-    team.expect(configs[index] for index in order if not study.is_completed(configs[index]))
+    team.expect(configs[index] for index in order if not study.result_of(configs[index]))
     return order
+
+
+def _join(study_dir: Path, points: Sequence[RunConfig], typed: Sequence[str]) -> None:
+    """Have a study know of a sweep and of what was typed for its points; ConfigError where it cannot."""
+    try:
+        study_dir.mkdir(parents=True, exist_ok=True)
+        commands.keep(study_dir, typed, points)
+        _ATTENDANCE.join(study_dir)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        raise ConfigError(f"results_dir={points[0].results_dir} study={points[0].study}: {error}.") from None
+    STUDIES.setdefault(study_dir, set()).update(config.allocation.name for config in points)
+
+
+def _refuse_impossible(configs: Sequence[RunConfig]) -> None:
+    """ConfigError that lists what keeps points from being run here, if anything does."""
+    problems: dict[str, None] = {}  # each once, in order
+    for config in configs:
+        try:
+            study.check(config)
+        except ConfigError as error:
+            problems |= dict.fromkeys(error.problems)
+    if problems:
+        raise ConfigError(*problems)
+
+
+def unready_hosts(configs: Iterable[RunConfig]) -> list[str]:
+    """What keeps hosts from running those points that are not done."""
+    if inside_horovodrun():
+        return []
+    try:
+        return preflight.problems(config for config in configs if not study.result_of(config))
+    except OSError as error:
+        return [f"results_dir: {error}."]
 
 
 def _by_processes(configs: Mapping[int, RunConfig]) -> list[int]:
@@ -144,26 +290,6 @@ def _by_processes(configs: Mapping[int, RunConfig]) -> list[int]:
     keys = {index: team.key_of(config) or index for index, config in configs.items()}
     first = {key: number for number, key in reversed(list(enumerate(keys.values())))}
     return sorted(configs, key=lambda index: first[keys[index]])
-
-
-def to_config(composed: DictConfig) -> RunConfig:
-    """The point that Hydra composed, checked, and with what its allocation gives each worker."""
-    return allocation.fill_in(own.resolve(parse(_values(composed))))
-
-
-def _values(composed: DictConfig) -> dict[str, Any]:
-    """The keys that Hydra composed, without its own.
-
-    Raises:
-        ConfigError: one has no value.
-    """
-    own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-    try:
-        container: Any = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
-    except MissingMandatoryValue as error:
-        key = str(error.full_key)
-        raise ConfigError(f"{key}: no value given. Give {key}=...") from None
-    return dict(container)
 
 
 def probe(arguments: Sequence[str]) -> int:
@@ -189,6 +315,21 @@ def profile(arguments: Sequence[str]) -> int:
     return 0
 
 
+def one_point(arguments: Sequence[str]) -> RunConfig | int:
+    """A point to look at hosts for, by the keys that say where; the exit code where they are wrong."""
+    try:
+        composed = _first_point(overrides.arranged(arguments))
+        if composed.local_batch is None and composed.global_batch is None:
+            composed.local_batch = 8
+        config = own.resolve(parse(values_of(composed)))
+        if not isinstance(config.launch, ProcessesConfig):
+            raise ConfigError(f"launch={config.launch.name} starts no processes: leave it out.")
+    except _BAD as error:
+        print(f"bsweep: {overrides.explain(error)}", file=sys.stderr)
+        return BAD_CONFIG
+    return config
+
+
 def _measured(
     command: str,
     measure: Callable[[RunConfig, Callable[[str], None]], launch.Outcome],
@@ -203,13 +344,14 @@ def _measured(
         print(f"bsweep: {problem}", file=sys.stderr)
         return BAD_CONFIG
     try:
-        composed = _first_point([as_hydra_takes(argument) for argument in arguments])
-        config = fill_in(own.resolve(parse(_values(composed))))
+        composed = _first_point(overrides.arranged(arguments))
+        config = fill_in(own.resolve(parse(values_of(composed))))
         warnings = study.check(config)
         config.study_dir.mkdir(parents=True, exist_ok=True)
-        study.ask_for_calibration([config])
-    except (ConfigError, HydraException, OmegaConfBaseException, OSError) as error:
-        print(f"bsweep: {explain(error)}", file=sys.stderr)
+        if unready := unready_hosts([config]):
+            raise ConfigError(*unready)
+    except (*_BAD, OSError) as error:
+        print(f"bsweep: {overrides.explain(error)}", file=sys.stderr)
         return BAD_CONFIG
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -235,30 +377,15 @@ def _first_point(arguments: Sequence[str]) -> DictConfig:
         return compose("config", [*_first_values(swept).values(), *given.values()])
 
 
-def _first_values(overrides: Sequence[str]) -> dict[str, str]:
+def _first_values(given: Sequence[str]) -> dict[str, str]:
     """Overrides by their keys, each with one value."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     first = {}
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
+    for override in OverridesParser.create().parse_overrides(list(given)):
         text = override.input_line or ""
         if override.is_sweep_override():
             text = f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
             print(f"measuring {text}, the first of {override.input_line}", file=sys.stderr)
         first[override.get_key_element().lstrip("+~")] = text
     return first
-
-
-def explain(error: Exception) -> str:
-    """What is wrong in one paragraph, with what was perhaps meant."""
-    text = str(error)
-    unknown = re.search(r"Could not override '([^'@]+)'", text)
-    if unknown:
-        return f"{unknown_key(unknown[1])} `bsweep run --help` lists all."
-    group = re.search(r"Could not find '([\w/]+)/([^/']+)'\s+Available options in '[\w/]+':\s+((?:\s*\S+\n)+)", text)
-    if group:
-        options = group[3].split("Config search path")[0].split()
-        return (
-            f"{group[1]}={group[2]}: unknown {group[1]}.{did_you_mean(group[2], options)} Known: {', '.join(options)}."
-        )
-    return text.split("\nConfig search path")[0].strip()

@@ -7,7 +7,7 @@ Whatever travels between workers is a slice of these two. The model's tensors ar
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,6 +35,10 @@ class Slice:
         return self.stop - self.start
 
 
+Zeros = Callable[[Tensor], Tensor]
+"""Makes zeros like a tensor, in memory of its choice."""
+
+
 class Flat:
     """Slices that follow one another in a tensor of parameters and in another of gradients, matrices first.
 
@@ -45,12 +49,14 @@ class Flat:
     scale: LossScale | None = None
     """What the gradients are times until the optimizer steps, in fp16."""
 
-    def __init__(self, slices: Sequence[Slice], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, slices: Sequence[Slice], dtype: torch.dtype, device: torch.device, new_gradients: Zeros = torch.zeros_like
+    ) -> None:
         self.slices = tuple(slices)
         count = sum(part.num_elements for part in slices)
         self.num_matrix_elements = sum(part.num_elements for part in slices if part.is_matrix)
         self.parameters = torch.empty(count, dtype=dtype, device=device)
-        self.gradients = torch.zeros_like(self.parameters)
+        self.gradients = new_gradients(self.parameters)
 
     @property
     def num_bytes(self) -> int:
@@ -71,9 +77,9 @@ class Vector(Flat):
     `collect_gradients` brings them into the vector: one copy, where accumulating there would take zeroing and adding.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, new_gradients: Zeros = torch.zeros_like) -> None:
         self.tensors = tuple(tensor for _, _, tensor in _matrices_first(model))
-        super().__init__(layout(model), self.tensors[0].dtype, self.tensors[0].device)
+        super().__init__(layout(model), self.tensors[0].dtype, self.tensors[0].device, new_gradients)
         self._gradient_views: dict[nn.Parameter, Tensor] = {}
         for part, tensor in zip(self.slices, self.tensors, strict=True):
             view = _like(self.parameters[part.start : part.stop], tensor)

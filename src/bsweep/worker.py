@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from bsweep import (
     batching,
     calibrate,
+    checkpoint,
     data,
+    evaluation,
     loop,
     memory,
     models,
@@ -30,8 +33,10 @@ from bsweep import (
     steps,
     strategies,
 )
+from bsweep.calibration import Numerics
 from bsweep.clock import Slowdown
 from bsweep.config import RunConfig, own, read
+from bsweep.data.dataset import Dataset
 from bsweep.errors import Diverged, Stopped, errors_reported
 from bsweep.gpus import num_gpus
 from bsweep.job import Job, memory_format
@@ -39,7 +44,8 @@ from bsweep.place import Place
 from bsweep.precision import LossScale
 from bsweep.randomness import seed_of
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
-from bsweep.strategies import InBackward
+from bsweep.strategies import InBackward, Strategy
+from bsweep.strategies.single import Single
 from bsweep.vector import Vector
 
 Work = Callable[[RunConfig, RunPaths, Place], object]
@@ -66,10 +72,12 @@ def train(
     """
     limits = config.launch.memory_limit_mb
     with prepared(config, paths, place, on_step) as job, memory.limited(limits[place.rank] if limits else None):
+        evaluation.refuse_unknown(job)
         steps.warm_up(job)
         job, warnings = steps.captured(job)
-        job.record(_start_record(job, launched_at), *warnings)
-        loop.train(job)
+        cursor = checkpoint.load(job)
+        job.record(_start_record(job, launched_at), *job.strategy.warnings, *warnings)
+        loop.train(job, cursor)
     return job
 
 
@@ -101,15 +109,34 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
     peers.refuse_missing_gpus(strategy.gather_json(peers.seat(place, gpus)), config.device)
     device = choose_device(place, gpus)
     dataset = data.load(config.data, device)
-    numerics = calibrate.agree(config, dataset, strategy, device)
+    job_of = functools.partial(_job, config, paths, device, dataset, on_step)
+    alone = Single(config, config.strategy, Place(), paths)
+    numerics = calibrate.agree(
+        config, paths, dataset, strategy, device, lambda numerics: job_of(numerics, alone, Place(), ())
+    )
     precision.round_products(numerics.precision)
     every = strategy.gather_json({**peers.equipment(device, numerics.precision), **peers.data_facts(dataset)})
     peers.refuse_unequal(every)
+    return job_of(numerics, strategy, place, tuple(every))
+
+
+def _job(
+    config: RunConfig,
+    paths: RunPaths,
+    device: torch.device,
+    dataset: Dataset,
+    on_step: Callable[[], None],
+    numerics: Numerics,
+    strategy: Strategy,
+    place: Place,
+    every: tuple[Mapping[str, Any], ...],
+) -> Job:
+    """A worker's model and what trains it, the same at each call; all workers of the strategy call it together."""
     model = models.initial(
         config, dataset, device, precision.stored(numerics.precision), memory_format(numerics.channels_last)
     )
     torch.manual_seed(seed_of(config.seed, place.rank, "dropout"))  # differs between workers, and between runs
-    vector = Vector(model)
+    vector = Vector(model, strategy.new_gradients)
     optimizer = optim.build(config.optimizer, vector)
     if numerics.precision == "fp16":
         vector.scale = LossScale(vector.gradients)
@@ -121,7 +148,7 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
         place=place,
         device=device,
         numerics=numerics,
-        peers=tuple(every),
+        peers=every,
         dataset=dataset,
         model=model,
         training_model=strategy.wrap(model) if isinstance(strategy, InBackward) else model,
@@ -163,6 +190,7 @@ def _start_record(job: Job, launched_at: float | None) -> runlog.Start:
         channels_last=job.numerics.channels_last,
         gpu_software=peers.gpu_software(job.peers),
         workers=peers.on_record(job.peers),
+        transport=job.strategy.transport,
         graph=job.graph is not None if job.device.type == "cuda" else None,
         threads=torch.get_num_threads(),
         start_seconds=time.time() - launched_at if launched_at else None,

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from bsweep.config import ConfigError, RunConfig, show
+from bsweep.config import ConfigError, RunConfig, plain_file, show
+from bsweep.config.values import Count, NonNegative
 
 PROBE_SCHEMA = 1
 
 
 @dataclass(frozen=True)
 class ProbedBatch:
-    local_batch: int
-    step_seconds: float  # of a whole training step without its exchange
+    local_batch: Count
+    step_seconds: Annotated[float, Field(gt=1e-9, lt=1e9)]  # of a whole training step without its exchange
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,16 @@ class ProbedWorker:
     host: str
     device: str
     precision: str
-    memory_bytes: int | None
-    peak_flops: float
-    batches: tuple[ProbedBatch, ...]
-    largest_batch: int
+    memory_bytes: Annotated[int, Field(ge=0)] | None
+    peak_flops: Annotated[float, Field(gt=0, lt=1e30)]
+    batches: Annotated[tuple[ProbedBatch, ...], Field(min_length=1)]
+    largest_batch: Count
     stopped_by: str  # out_of_memory | examples | seconds: why no larger batch was tried
+
+    def __post_init__(self) -> None:
+        rising = [*(batch.local_batch for batch in self.batches), self.largest_batch + 1]
+        if any(before >= after for before, after in itertools.pairwise(rising)):
+            raise ValueError(f"batches do not rise up to {self.largest_batch}")
 
     def step_seconds(self, local_batch: int) -> float:
         """Seconds per step at a batch up to `largest_batch`: straight lines between those that were measured."""
@@ -52,7 +59,7 @@ class Probe:
     schema: int
     probed: dict[str, Any]
     workers: tuple[ProbedWorker, ...]
-    exchange_seconds: float  # of one exchange of the whole vector with its codec, nobody waiting
+    exchange_seconds: NonNegative  # of one exchange of the whole vector with its codec, nobody waiting
 
 
 def probe_path(config: RunConfig) -> Path:
@@ -99,13 +106,13 @@ def read_probe(config: RunConfig) -> Probe:
     path = probe_path(config)
     remedy = "run `bsweep probe` with the same overrides"
     try:
-        probe = _PROBE.validate_json(path.read_text(encoding="utf-8"))
+        probe = _PROBE.validate_json(plain_file(path).read_bytes())
     except FileNotFoundError:
         or_devices = ", or name the GPUs in allocation.devices" if config.allocation.takes_devices else ""
         raise ConfigError(
             f"allocation={config.allocation.name} needs a probe, and there is no {path}: {remedy} first{or_devices}."
         ) from None
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise ConfigError(f"{path} is no probe of this version ({reason}): {remedy} again.") from None
     if probe.schema > PROBE_SCHEMA:

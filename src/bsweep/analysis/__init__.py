@@ -2,7 +2,7 @@
 
 from bsweep.analysis.advice import against_published, headlines
 from bsweep.analysis.geo_distributed import CONTRADICTIONS, IdleModel, idle_model, modelled_idle, published_idle
-from bsweep.analysis.growth import GROWS_WITH, epoch_growth, fit_power
+from bsweep.analysis.growth import GROWS_WITH, epoch_growth, fit_power, overhead_growth
 from bsweep.analysis.idle import (
     NODE,
     compares_allocations,
@@ -23,6 +23,7 @@ from bsweep.analysis.learning import (
 )
 from bsweep.analysis.loading import load
 from bsweep.analysis.numbers import setting_text
+from bsweep.analysis.prediction import Prediction, predict
 from bsweep.analysis.published import comparable, differences, published, relative_seconds
 from bsweep.analysis.sharding import (
     computing_seconds,
@@ -52,6 +53,8 @@ from bsweep.analysis.tables import (
     step_unit,
     unequal_threads,
 )
+from bsweep.analysis.targets import to_target
+from bsweep.config import Target, target_of
 
 __all__ = [
     "ACCURACY_MARGIN",
@@ -64,7 +67,9 @@ __all__ = [
     "TARGET_SHARE",
     "IdleModel",
     "Line",
+    "Prediction",
     "Study",
+    "Target",
     "accuracy_by_time",
     "against_published",
     "batch_ratios",
@@ -94,6 +99,8 @@ __all__ = [
     "loss_by_time",
     "modelled_idle",
     "node_columns",
+    "overhead_growth",
+    "predict",
     "predicted_gain",
     "published",
     "published_gains",
@@ -111,7 +118,9 @@ __all__ = [
     "sharding_gains",
     "step_times",
     "step_unit",
+    "target_of",
     "time_to_target",
+    "to_target",
     "unequal_threads",
     "variant_order",
     "varying",

@@ -91,15 +91,23 @@ RUNS = (
     Column("network_interface", "any", role="placement"),
     Column("memory_limit", "any", role="placement"),
     Column("threads", "count_or_null", role="placement", source="start"),
+    Column("strategy.transport", "any", role="placement", source="strategy.transport", is_always=False),
     Column("message", "text", role="other"),
     Column("warnings", "text", role="other"),
     Column("is_cifar10", "any", role="other"),
     Column("start_seconds", role="other", source="start"),
     Column("learning_rate", role="other", digits=".3g", source="start"),
     Column("local_batches", "any", role="other"),
+    Column("reached", "any", "target reached", role="other", is_always=False),
+    Column("is_bound", "any", "at most", role="other", is_always=False),
+    Column("seconds_to_target", heading="time to target (s)", role="other", is_always=False),
+    Column("steps_to_target", role="other", is_always=False),
+    Column("epochs_to_target", role="other", is_always=False),
+    Column("examples_to_target", role="other", is_always=False),
     Column("num_classes", "any", role="other"),
     Column("num_test", "any", role="other"),
     Column("num_parameters", "count_or_null", "parameters", role="other", source="start", is_always=False),
+    Column("asked_precision", "text", role="other", is_always=False),
     Column("slowdown", "text", role="minor", source="launch.slowdown", is_always=False),
 )
 EPOCHS = (
@@ -120,6 +128,21 @@ EPOCHS = (
     Column("peak_memory_bytes", "count_or_null", role="other", is_always=False),
     Column("evaluation_peak_memory_bytes", "count_or_null", role="other", is_always=False),
     Column("skipped_steps", "count_or_null", role="other", is_always=False),
+    Column("checkpoint_seconds", role="other", is_always=False),
+)
+EVALUATIONS = (
+    *_again(EPOCHS, "run_id", "epoch"),
+    Column("num_steps", "count_or_null"),
+    Column("num_examples", "count_or_null", "examples"),
+    Column("epochs_done"),
+    *_again(EPOCHS, "train_seconds", "test_loss", "test_accuracy"),
+)
+NOISE_SCALES = (
+    *_again(EVALUATIONS, "run_id", "epoch", "num_steps", "epochs_done", "num_examples"),
+    Column("gradient_square", heading="squared norm of the gradient"),
+    Column("variance", heading="variance of an example's gradient"),
+    Column("num_gradients", "count_or_null"),
+    Column("gradient_batch", heading="examples of a gradient"),
 )
 SERVERS = (
     *_again(RUNS, "run_id"),
@@ -147,7 +170,15 @@ ROUNDS = (
     Column("num_examples", "count", "examples"),
     Column("is_whole", "flag"),
 )
-TABLES = {"runs": RUNS, "epochs": EPOCHS, "servers": SERVERS, "waits": WAITS, "rounds": ROUNDS}  # of a study
+TABLES = {  # of a study
+    "runs": RUNS,
+    "epochs": EPOCHS,
+    "evaluations": EVALUATIONS,
+    "noise_scales": NOISE_SCALES,
+    "servers": SERVERS,
+    "waits": WAITS,
+    "rounds": ROUNDS,
+}
 COMPUTED = (  # of the tables that the analysis makes of these
     Column("other_statuses", "text", "not completed"),
     Column("smaller_batch", heading="against batch"),
@@ -178,7 +209,10 @@ COMPUTED = (  # of the tables that the analysis makes of these
     Column("exchange_share", heading="exchange (% of time)", digits=".1%"),
     Column("examples_per_second", heading="examples/s"),
 )
-_SAID = {column.name: column for column in (*COMPUTED, *ROUNDS, *WAITS, *SERVERS, *EPOCHS, *RUNS)}
+_SAID = {
+    column.name: column
+    for column in (*COMPUTED, *ROUNDS, *WAITS, *SERVERS, *NOISE_SCALES, *EVALUATIONS, *EPOCHS, *RUNS)
+}
 
 _ROLES = {column.name: column.role for column in RUNS}
 _CASTS: dict[Type, Callable[[pd.Series[Any]], pd.Series[Any]]] = {

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pandas as pd
 
+from bsweep.analysis import columns
 from bsweep.config import scaled_rate
 from bsweep.config.launch import hosts_of_ranks
 
@@ -25,6 +26,17 @@ def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
         num_classes=_num_classes(runs),
         num_test=_num_test(runs),
     )
+
+
+def with_ends_of_epochs(evaluations: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
+    """The evaluations, and of runs that have none their epochs' ends, with what was trained until then."""
+    others = epochs[~epochs["run_id"].isin(evaluations["run_id"])]
+    examples = others["images_per_second"] * others["train_seconds"]
+    parts = others[["num_steps", "train_seconds"]].assign(num_examples=examples.round()).astype(float)
+    ends = others[["run_id", "epoch", "test_loss", "test_accuracy"]].assign(epochs_done=others["epoch"].astype(float))
+    ends = ends.join(parts.groupby(others["run_id"]).cumsum())
+    found = pd.concat([table for table in (evaluations, ends) if len(table)]) if len(ends) else evaluations
+    return columns.as_table(found.sort_values("run_id", kind="stable", ignore_index=True), columns.EVALUATIONS)
 
 
 def of_rounds(runs: pd.DataFrame) -> pd.Series[bool]:

@@ -1,4 +1,4 @@
-"""How the time of an epoch grows with batch, workers, examples and parameters: exponents, with their intervals."""
+"""How costs grow: an epoch's with batch, workers, examples and parameters, a sweep's with its points, as exponents."""
 
 from __future__ import annotations
 
@@ -45,6 +45,25 @@ def epoch_growth(study: Study, along: str) -> pd.DataFrame:
         if points[along].nunique() >= _MIN_POINTS:
             rows.append((*key, *fit_power(points[along], points["train_seconds"]), len(points)))
     return pd.DataFrame(rows, columns=[*others, "exponent", "exponent_ci95", "num_points"]).set_index(others)
+
+
+@once
+def overhead_growth(study: Study) -> pd.DataFrame:
+    """The exponent of all seconds that runs spent on anything but training steps, over how many runs there were.
+
+    One row, or none of fewer than three runs, or where their order is not on record. By the seconds of each run over
+    its number: if these go with its power k, their sum goes with k + 1. Columns as of `epoch_growth`.
+    """
+    launched = study.provenance.reindex(columns=["run_id", "launched_at"]).set_index("run_id")["launched_at"]
+    runs = study.runs.assign(launched_at=pd.to_numeric(study.runs["run_id"].map(launched)))
+    seconds = (runs["wall_seconds"] - runs["train_seconds"])[runs["status"] == "completed"]
+    seconds = seconds[(seconds > 0) & runs["launched_at"].notna()]
+    places = runs.loc[seconds.index, "launched_at"].astype(float)
+    if len(seconds) < _MIN_POINTS or places.duplicated().any():
+        return pd.DataFrame(columns=["exponent", "exponent_ci95", "num_points"])
+    exponent, half = fit_power(places.rank(), seconds.astype(float))
+    row = {"exponent": exponent + 1, "exponent_ci95": half, "num_points": len(seconds)}
+    return pd.DataFrame([row], index=pd.Index([study.name], name="study"))
 
 
 def _differs(name: str, along: str) -> bool:

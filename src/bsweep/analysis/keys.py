@@ -22,7 +22,7 @@ _FOUND_OUT = [
 _EXCHANGE = ("strategy", "compression", "allocation", "slowdown")
 ALLOCATION_LISTS = ("allocation.local_batches", "allocation.local_steps")
 # Go without saying where a strategy was run with no other.
-_UNSAID = ("average", "native", "synchronous", "examples", "fail", "uniform")
+_UNSAID = ("average", "native", "network", "synchronous", "examples", "fail", "uniform")
 
 
 @once

@@ -10,6 +10,8 @@ from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds
 from bsweep.analysis.study import Study
 from bsweep.analysis.tables import cells
+from bsweep.analysis.targets import to_target
+from bsweep.config import Target
 
 ACCURACY_MARGIN = 0.01  # of the best accuracy, absolute: within it, what is faster is preferred
 TARGET_SHARE = 0.9  # of the best mean final test accuracy: the target where none is given
@@ -44,21 +46,21 @@ def accuracy_by_time(study: Study) -> pd.DataFrame:
 def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
     """Seconds of training until a test accuracy is reached, indexed by `cell_keys` and `seed`.
 
-    Columns: `target`; `reached`; `seconds`, interpolated between the evaluation that first reaches it and the one
-    before; of one reached at the first evaluation that evaluation's time, an upper bound; NaN where it is not reached.
-    Of a seed that was run again the mean, if all runs reach it. Runs that diverged count as not reaching it unless
+    Columns: `target`; `reached`; `seconds`, by the rule of `bsweep.analysis.targets`, NaN where it is not reached. Of a
+    seed that was run again the mean, if all runs reach it. Runs that diverged count as not reaching it unless
     they did before; others that did not complete are left out.
 
     Args:
         target: a fraction; None: `TARGET_SHARE` of the best cell's mean final test accuracy, in whole percents. The
             table is empty where no cell has learned.
     """
-    keys, curves, runs = cell_keys(study.runs), _curves(study), keyed(study.runs)
+    keys, runs = cell_keys(study.runs), keyed(study.runs)
     wanted = _default_target(study) if target is None else target
-    is_evaluated = (runs["status"] == "completed") & runs["run_id"].isin(curves["run_id"])
+    reached = to_target(study, Target("test_accuracy", wanted))
+    is_evaluated = (runs["status"] == "completed") & runs["run_id"].isin(reached.index)
     runs = runs[(is_evaluated | (runs["status"] == "diverged")) & np.isfinite(wanted)]
-    seconds = {run_id: _seconds_to(of_run, wanted) for run_id, of_run in curves.groupby("run_id")}
-    grouped = runs.assign(target=wanted, seconds=runs["run_id"].map(seconds)).groupby([*keys, "seed"])
+    seconds = runs["run_id"].map(reached["seconds_to_target"])
+    grouped = runs.assign(target=wanted, seconds=seconds).groupby([*keys, "seed"])
     table = pd.DataFrame({"target": grouped["target"].first(), "reached": grouped["seconds"].count() == grouped.size()})
     return table.assign(seconds=grouped["seconds"].mean().where(table["reached"]))
 
@@ -70,18 +72,8 @@ def _default_target(study: Study) -> float:
 
 
 def _curves(study: Study) -> pd.DataFrame:
-    """The evaluations of all runs that have any, a row each, in their order: when, how accurate, and of which cell."""
-    times = study.epochs[["run_id", "epoch", "train_seconds", "test_accuracy"]]
-    elapsed = times.groupby("run_id")["train_seconds"].cumsum()
+    """The ends of epochs of all runs that evaluated there, a row each: when, how accurate, and of which cell."""
+    ends = study.evaluations.drop_duplicates(["run_id", "epoch"], keep="last").dropna(subset="test_accuracy")
     known = keyed(study.runs)[["run_id", "status", "seed", *cell_keys(study.runs)]]
-    evaluated = times.assign(elapsed_seconds=elapsed)[times["test_accuracy"].notna()]
-    return evaluated.drop(columns="train_seconds").merge(known, on="run_id")
-
-
-def _seconds_to(run: pd.DataFrame, target: float) -> float:
-    seconds, accuracy = run["elapsed_seconds"].to_numpy(float), run["test_accuracy"].to_numpy(float)
-    if not (accuracy >= target).any():
-        return float("nan")
-    first = int((accuracy >= target).argmax())
-    around = slice(max(0, first - 1), first + 1)
-    return float(np.interp(target, accuracy[around], seconds[around]))
+    shown = ends[["run_id", "epoch", "train_seconds", "test_accuracy"]]
+    return shown.rename(columns={"train_seconds": "elapsed_seconds"}).merge(known, on="run_id")

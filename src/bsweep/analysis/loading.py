@@ -13,20 +13,31 @@ import numpy as np
 import pandas as pd
 
 from bsweep import config as schema
-from bsweep.analysis import columns
+from bsweep.analysis import columns, mixture
 from bsweep.analysis.derived import placement
 from bsweep.analysis.records import NO_COLUMNS, Rows, rows_of
 from bsweep.analysis.study import Study, study_of
 from bsweep.runlog import RunPaths, read_run
 
 
-def load(study_dir: str | Path) -> Study:
+def load(study_dir: str | Path, *, mix: bool = False) -> Study:
     """Read a study: a folder of run folders, or one with the `runs.csv` and `epochs.csv` of a report.
+
+    Runs of different hardware, versions or precision are refused, see `bsweep.analysis.mixture`, unless `mix`.
+
+    A run that is damaged, or that a newer bsweep wrote, is left out: `skipped` names it.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: it holds no study, or one that a newer bsweep wrote, or a damaged record.
+        ValueError: it holds no study, or no run of it can be read, or its runs do not compare.
     """
+    study = _read(study_dir)
+    if not mix:
+        mixture.refuse(study.folder, mixture.mixture(study.runs, study.provenance))
+    return study
+
+
+def _read(study_dir: str | Path) -> Study:
     folder = Path(study_dir).expanduser()
     if not folder.is_dir():
         near = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
@@ -51,18 +62,24 @@ def _is_run(folder: Path) -> bool:
 
 def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
     growing: dict[str, _Growing] = defaultdict(_Growing)
-    left_out = []
+    skipped: dict[str, str] = {}
     for run_folder in run_folders:
-        of_run = rows_of(read_run(run_folder, with_steps=False))
-        if of_run["runs"][0]["local_batch"] is None:
-            left_out.append(run_folder.name)
+        try:
+            of_run = tables_of(run_folder)
+        except (ValueError, OSError) as error:
+            skipped[run_folder.name] = str(error)
             continue
         for name, rows in of_run.items():
             growing[name].add(run_folder.name, rows, without=NO_COLUMNS if name == "epochs" else ())
     if not growing:
-        raise ValueError(f"{folder}: none of its {len(left_out)} runs has a readable config.yaml.")
+        raise ValueError(f"{folder}: none of its {len(skipped)} runs can be read: {next(iter(skipped.values()))}")
     tables = {name: table.frame(columns.TABLES.get(name, ())) for name, table in growing.items()}
-    return study_of(folder, tables.pop("provenance"), tables, left_out)
+    return study_of(folder, tables.pop("provenance"), tables, skipped)
+
+
+def tables_of(run_folder: Path) -> dict[str, Rows]:
+    """The rows of a run by table; Damaged or Newer where it cannot be read."""
+    return rows_of(read_run(run_folder, with_steps=False))
 
 
 class _Growing:
@@ -76,11 +93,18 @@ class _Growing:
 
     def add(self, run_id: str, rows: Rows, without: Collection[str] = ()) -> None:
         run_ids = self._columns["run_id"]
-        names = [name for name in dict.fromkeys(chain.from_iterable(rows)) if name not in ("run_id", *without)]
-        for name in names:
+        names = tuple(rows[0]) if rows else ()
+        if all(tuple(row) == names for row in rows):  # as is usual, and fast
+            found = dict(zip(names, zip(*(row.values() for row in rows), strict=True), strict=True))
+        else:
+            names = tuple(dict.fromkeys(chain.from_iterable(rows)))
+            found = {name: tuple(row.get(name, math.nan) for row in rows) for name in names}
+        for name in found:  # in their order, which tables keep
+            if name == "run_id" or name in without:
+                continue
             column = self._columns.setdefault(name, [])
             column += [math.nan] * (len(run_ids) - len(column))  # of the runs before that do not say it
-            column += [row.get(name, math.nan) for row in rows]
+            column += found[name]
         run_ids += [run_id] * len(rows)
 
     def frame(self, table: Sequence[columns.Column]) -> pd.DataFrame:

@@ -8,6 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from bsweep import runlog
 from bsweep.analysis import columns
 from bsweep.analysis.derived import placement
 from bsweep.analysis.numbers import setting_text
-from bsweep.runlog import Run, RunPaths, numbered
+from bsweep.runlog import REMEDY, Damaged, Run, RunPaths, numbered
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -24,12 +25,14 @@ CIFAR10_CLASSES = frozenset(("airplane", "automobile", "bird", "cat", "deer", "d
 
 # Settings that have a column of a short name, by what the configuration calls them.
 _SHORT_NAMES = {column.source: column.name for column in columns.RUNS if column.source not in ("", "start", "meta")}
+_COLUMNS = columns.names(columns.RUNS)
 _PROMISED = columns.names(columns.RUNS, "promised")
 _OF_START = [column.name for column in columns.RUNS if column.source == "start"]
 # Where a run lies and how it was started; and what the `start` record says better.
 _NO_SETTINGS = (
     "study", "results_dir", "local_batch", "global_batch", "device", "precision", "graph", "log_every_steps",
-    "data.download", "allocation.probe", "allocation.devices",
+    "checkpoint_every", "resume_from", "launch.retries", "trackers", "data.download", "allocation.probe",
+    "allocation.devices",
 )  # fmt: skip
 _PATHS = ("data.root", "data.path", "data.tokenizer")
 
@@ -38,14 +41,17 @@ NO_COLUMNS = ("schema", "time", "type", "worker_wait_seconds", "servers")
 
 
 def rows_of(run: Run) -> dict[str, Rows]:
-    """The rows of a run by table; without a readable configuration, the one of `runs` has no `local_batch`.
+    """The rows of a run by table; those of `epochs` are the records, with what are `NO_COLUMNS`.
 
-    Those of `epochs` are the records, with what are `NO_COLUMNS`.
+    Raises:
+        Damaged: nothing says how it was configured.
     """
     epochs = numbered(run.records, "epoch")
     return {
         "runs": [_run_row(run, len(epochs))],
         "epochs": epochs,
+        "evaluations": _of_table(numbered(run.records, "evaluation", by="num_steps"), columns.EVALUATIONS),
+        "noise_scales": _of_table(numbered(run.records, "noise_scale", by="num_steps"), columns.NOISE_SCALES),
         "servers": _server_rows(epochs),
         "waits": _wait_rows(epochs),
         "rounds": _round_rows(numbered(run.records, "round")),
@@ -53,15 +59,21 @@ def rows_of(run: Run) -> dict[str, Rows]:
     }
 
 
+def _of_table(records: Rows, table: Sequence[columns.Column]) -> Rows:
+    """Records with the columns of a table alone; a layer's noise scale, say, is none."""
+    names = [name for name in columns.names(table) if name != "run_id"]
+    return [{name: record.get(name) for name in names} for record in records]
+
+
 def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:
     """One row of `runs`: from the summary; without one from the start record; without that from the config."""
     start: dict[str, Any] = next((record for record in reversed(run.records) if record["type"] == "start"), {})
-    config, problems = (start["config"], []) if start else _saved_config(run.folder)
+    config = start["config"] if start else _saved_config(run.folder)
     settings = _settings(config)
     found_out = _found_out(start)
     unfinished = {**config, **start, **settings, "status": "unfinished", "epochs": num_epochs}
     summary = run.summary or unfinished
-    warnings = [*run.warnings, *runlog.warnings(run.records), *problems]
+    warnings = [*run.warnings, *runlog.warnings(run.records)]
     return {
         **settings,
         **_place(config),
@@ -70,6 +82,7 @@ def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:
         "run_id": run.run_id,
         "message": summary.get("message") or "",
         "hardware": _hardware(run.meta),
+        "asked_precision": config.get("precision"),
         "is_cifar10": settings.get("data") == "cifar10" or found_out["is_cifar10"],
         "warnings": "\n".join(dict.fromkeys(warnings)),
     }
@@ -91,6 +104,7 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{key: start[key] for key in _OF_START if key in start},
         **({"channels_last": start["channels_last"]} if start.get("channels_last") is not None else {}),
+        **({"strategy.transport": start["transport"]} if start.get("transport") else {}),
         "num_classes": len(classes) or None,
         "num_test": start["num_test"] * (start.get("tokens_per_example") or 1) if start else None,
         "is_cifar10": set(classes) == CIFAR10_CLASSES,
@@ -112,20 +126,22 @@ def _place(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _saved_config(folder: Path) -> tuple[Mapping[str, Any], list[str]]:
-    """The configuration that waits for its run, both batch sizes filled in, and what was wrong with it."""
+def _saved_config(folder: Path) -> Mapping[str, Any]:
+    """The configuration that waits for its run, both batch sizes filled in."""
+    path = RunPaths(folder).config
     try:
-        config = schema.read(RunPaths(folder).config)
+        config = schema.read(path)
     except (OSError, ValueError) as error:
-        return {}, [f"config.yaml cannot be read: {error}"]
-    batches = {"local_batch": config.examples_per_pass, "global_batch": config.examples_per_step}
-    return {**asdict(config), **batches}, []
+        raise Damaged(f"{path}: cannot be read: {error} {REMEDY}") from None
+    return {**asdict(config), "local_batch": config.examples_per_pass, "global_batch": config.examples_per_step}
 
 
 def _server_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
     """What each parameter server of a run did over its epochs."""
     rows = []
-    for server, loads in enumerate(zip(*(epoch.get("servers") or () for epoch in epochs), strict=True)):
+    train_seconds = sum(epoch["train_seconds"] for epoch in epochs)
+    for server, found in enumerate(zip_longest(*(epoch.get("servers") or () for epoch in epochs))):
+        loads = [load for load in found if load]
         sums = ("received_bytes", "sent_bytes", "busy_seconds", "queue_seconds")
         row = {name: sum(load[name] for load in loads) for name in sums}
         row |= {
@@ -133,14 +149,14 @@ def _server_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
             "share": loads[-1]["share"],
             "pushes": sum(sum(load["pushes"]) for load in loads),
             "max_lead": max(load["max_lead"] for load in loads),
-            "load": row["busy_seconds"] / sum(epoch["train_seconds"] for epoch in epochs),
+            "load": row["busy_seconds"] / train_seconds if train_seconds else None,
         }
         rows.append(row)
     return rows
 
 
 def _wait_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
-    waits = zip(*(epoch.get("worker_wait_seconds") or () for epoch in epochs), strict=True)
+    waits = zip_longest(*(epoch.get("worker_wait_seconds") or () for epoch in epochs), fillvalue=0.0)
     return [{"worker": worker, "wait_seconds": sum(seconds)} for worker, seconds in enumerate(waits)]
 
 
@@ -186,7 +202,7 @@ def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def _column(key: str) -> str:
     """The column of `runs` that a key of the configuration fills; empty if it is no setting."""
-    is_setting = key in _SHORT_NAMES or (key not in _NO_SETTINGS and not key.startswith("launch."))
+    is_setting = key in _SHORT_NAMES or not (key in (*_NO_SETTINGS, *_COLUMNS) or key.startswith("launch."))
     return _SHORT_NAMES.get(key, key) if is_setting else ""
 
 

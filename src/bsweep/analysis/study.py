@@ -5,15 +5,17 @@ from __future__ import annotations
 import html
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from bsweep.analysis import columns
-from bsweep.analysis.derived import of_rounds, with_derived
+from bsweep.analysis.derived import of_rounds, with_derived, with_ends_of_epochs
+from bsweep.analysis.mixture import in_words, mixture
 from bsweep.analysis.numbers import setting_text
+from bsweep.analysis.targets import with_own_targets
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,23 +27,31 @@ class Study:
     fragment. `placement` says on how many nodes, and `threads` with how many each, workers ran. `learning_rate` is the
     rate after its rule, before warm-up and schedule, of the first worker; `local_batches` is what each worker took
     where not all took `local_batch`, such as `8/8/32/16`; `num_test` counts the answers that a test accuracy is a mean
-    over (of a text its tokens), each one of `num_classes`. `epochs` has a row a run and epoch. `provenance` has a row a
-    run: `run_id` and what its `meta.json` says, by dotted names. `servers` has a row a run and parameter server, summed
-    over epochs (the largest `max_lead`); `pushes` are all workers', `load` is the busy part of the training time.
+    over (of a text its tokens), each one of `num_classes`. Where runs name a target (`target_accuracy`, `target_loss`),
+    `reached`, `is_bound`, `seconds_to_target`, `steps_to_target`, `epochs_to_target` and `examples_to_target` are
+    there, by the rule of `bsweep.analysis.targets`: NaN where it was not reached. `epochs` has a row a run and epoch.
+    `evaluations` has a row a run and evaluation, with the steps, examples and seconds trained until then; where a run
+    does not say them, its epochs' ends are its evaluations. `noise_scales` has the parts of the gradient noise scale,
+    `variance` over `gradient_square`, each a mean over `num_examples`. `provenance` has a row a run: `run_id` and what
+    its `meta.json` says, by dotted names. `servers` has a row a run and parameter server, summed over epochs (the
+    largest `max_lead`); `pushes` are all workers', `load` is the busy part of the training time.
     `waits` has the seconds that each worker of a run waited for slower ones. `rounds` has a row a run, round and
     worker, with the seconds that `bsweep.runlog.Round` tells apart; `train_loss` and `num_examples` are the whole
-    round's.
+    round's. `skipped` says why of each run that could not be read.
     """
 
     name: str
     folder: Path
     runs: pd.DataFrame
     epochs: pd.DataFrame
+    evaluations: pd.DataFrame
+    noise_scales: pd.DataFrame
     warnings: tuple[str, ...]
     provenance: pd.DataFrame
     servers: pd.DataFrame
     waits: pd.DataFrame
     rounds: pd.DataFrame
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return "\n".join(f"{name}: {text}" for name, text in self._in_short().items())
@@ -49,6 +59,9 @@ class Study:
     def _repr_html_(self) -> str:
         rows = (f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in self._in_short().items())
         return f"<table>{''.join(rows)}</table>"
+
+    def _left_out(self) -> str:
+        return f"; {len(self.skipped)} left out, damaged: {_some([*self.skipped])}" if self.skipped else ""
 
     def _in_short(self) -> dict[str, str]:
         """Five lines: what the study is called, how its runs ended, its grid, its seeds, its time and hardware."""
@@ -59,7 +72,7 @@ class Study:
         where = "; ".join(sorted(set(runs["hardware"]) - {""}))
         return {
             "study": self.name,
-            "runs": f"{len(runs)} ({', '.join(f'{count} {status}' for status, count in statuses)})",
+            "runs": f"{len(runs)} ({', '.join(f'{count} {status}' for status, count in statuses)}){self._left_out()}",
             "grid": f"local batch {batches} on {workers} worker{'s' * (workers != '1')}; {_values(runs['strategy'])}",
             "seeds": _values(runs["seed"]),
             "training time": "; ".join(filter(None, (lasted if len(seconds) else "none measured", where))),
@@ -67,15 +80,19 @@ class Study:
 
 
 def study_of(
-    folder: Path, provenance: pd.DataFrame, tables: Mapping[str, pd.DataFrame], left_out: Sequence[str] = ()
+    folder: Path, provenance: pd.DataFrame, tables: Mapping[str, pd.DataFrame], skipped: Mapping[str, str] | None = None
 ) -> Study:
-    """A study of tables by name, those that are missing empty, and of the runs that had to be left out."""
+    """A study of tables by name, those that are missing empty; `skipped` says why runs had to be left out."""
     typed = {name: columns.as_table(tables.get(name, pd.DataFrame()), of) for name, of in columns.TABLES.items()}
     runs = with_derived(typed.pop("runs"), typed["rounds"])
+    typed["evaluations"] = with_ends_of_epochs(typed["evaluations"], typed["epochs"])
+    runs = with_own_targets(runs, typed["evaluations"])
     runs = runs.sort_values(["strategy", "num_workers", "local_batch", "seed", "run_id"], ignore_index=True)
-    lost = (f"{_some(left_out)}: left out, for want of a readable config.yaml.",) if left_out else ()
+    lost = [f"{run_id}: left out: {why}" for run_id, why in (skipped or {}).items()]
     warnings = (*lost, *_warnings(runs, provenance))
-    return Study(folder.resolve().name, folder, runs=runs, warnings=warnings, provenance=provenance, **typed)
+    name = folder.resolve().name
+    known = {"runs": runs, "provenance": provenance, **typed}
+    return Study(name, folder, warnings=warnings, skipped=skipped or {}, **known)
 
 
 def ends_in_rounds(study: Study) -> bool:
@@ -93,11 +110,14 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
     """What a reader of the numbers should know, each thing once: of the whole study first, then of runs."""
     unfinished = list(runs.loc[runs["status"] == "unfinished", "run_id"])
     if unfinished:
-        yield f"{_some(unfinished)}: unfinished (still training, or ended together with the launcher)."
+        yield f"{_some(unfinished)}: unfinished (still training, killed with the launcher, or no space was left)."
     hardware = sorted(set(runs["hardware"]) - {""})
     if len(hardware) > 1:
         names = "; ".join(hardware)
         yield f"Runs on different hardware are kept in separate curves, whose times do not compare: {names}."
+    for what, values in mixture(runs, provenance).items():
+        if what != "hardware":
+            yield f"Runs of different {what} are shown together: {in_words(values)}."
     if "commit" in provenance and provenance["commit"].nunique() > 1:
         yield f"The runs come from {provenance['commit'].nunique()} different commits: see the provenance."
     said: dict[str, list[str]] = {}

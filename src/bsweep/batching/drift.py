@@ -40,11 +40,17 @@ class FollowDrift(Fixed):
         return events
 
     def state(self) -> dict[str, Any]:
-        return {"num_steps": [share.num_steps for share in self._shares], "least_steps": self._least_steps}
+        return {
+            "num_steps": [share.num_steps for share in self._shares],
+            "least_steps": self._least_steps,
+            "workers": list(self._workers),
+            "seconds": self._seconds,
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._shares = self.of_batches(self._worker_batches, state["num_steps"])
         self._least_steps = state["least_steps"]
+        self._workers, self._seconds = tuple(state["workers"]), list(state["seconds"])
 
     def _measure(self, record: Round) -> Event | None:
         if record.workers != self._workers:

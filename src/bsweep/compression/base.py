@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -50,10 +50,24 @@ class Codec(ABC):
     """What of this worker's gradients has not travelled yet, (n,), and joins the next ones (error feedback): what
     travelled and what waits always sum to all gradients there were. None: what did not travel is lost."""
 
+    generator: torch.Generator | None = None
+    """What it draws from, if it does; a run that is taken up again draws on."""
+
     @property
     def state(self) -> list[Tensor]:
-        """What an exchange changes in place, to be put back where gradients overflowed."""
+        """What an exchange changes in place, to be put back where gradients overflowed, and where a run goes on."""
         return [] if self.memory is None else [self.memory]
+
+    def saved(self) -> dict[str, Any]:
+        """What to go on from."""
+        return {"state": self.state, "random": self.generator.get_state() if self.generator else None}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Take up what `saved` gave."""
+        for tensor, value in zip(self.state, saved["state"], strict=True):
+            tensor.copy_(value)
+        if self.generator:
+            self.generator.set_state(saved["random"])
 
     def __init__(self, config: CodecConfig, setting: Setting) -> None:  # noqa: B027 (some need nothing here)
         """Called before the first step."""

@@ -20,13 +20,13 @@ class QSGD(GatherCodec):
     def __init__(self, config: QSGDConfig, setting: Setting) -> None:
         self._bits, self._bucket_elements = config.bits, config.bucket_elements
         self._levels = 2 ** (config.bits - 1) - 1
-        self._generator = setting.generator(setting.rank, "qsgd")
+        self.generator: torch.Generator = setting.generator(setting.rank, "qsgd")
 
     def encode(self, values: Tensor) -> Tensor:
         buckets = F.pad(values, (0, -len(values) % self._bucket_elements)).view(-1, self._bucket_elements)
         norms = torch.linalg.vector_norm(buckets, dim=1, keepdim=True)
         shares = buckets / norms.clamp(min=torch.finfo(values.dtype).tiny)  # an empty bucket has norm 0
-        codes = round_randomly(shares * self._levels, self._levels, self._generator)
+        codes = round_randomly(shares * self._levels, self._levels, self.generator)
         return join(norms, pack(codes.view(-1)[: len(values)], self._bits))
 
     def add_decoded(self, payload: Tensor, into: Tensor, scale: float = 1.0) -> None:

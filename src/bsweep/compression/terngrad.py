@@ -20,12 +20,12 @@ class TernGrad(GatherCodec):
     def __init__(self, config: TernGradConfig, setting: Setting) -> None:
         self._clip_sigmas = config.clip_sigmas
         self._layers = Layers(setting.vector)
-        self._generator = setting.generator(setting.rank, "terngrad")
+        self.generator: torch.Generator = setting.generator(setting.rank, "terngrad")
 
     def encode(self, values: Tensor) -> Tensor:
         scales = self._layers.each(self._scale, values)
         divisors = scales.clamp(min=torch.finfo(values.dtype).tiny)  # a layer without gradient has scale 0
-        codes = round_randomly(values / self._layers.spread(divisors), 1, self._generator)
+        codes = round_randomly(values / self._layers.spread(divisors), 1, self.generator)
         return join(scales, pack(codes, 2))
 
     def add_decoded(self, payload: Tensor, into: Tensor, scale: float = 1.0) -> None:

@@ -45,7 +45,6 @@ from bsweep.config.groups import (
     LrRule,
     ModelConfig,
     OptimizerConfig,
-    Point,
     StrategyConfig,
 )
 from bsweep.config.launch import AnyLaunch, HorovodrunConfig, InlineConfig, ProcessesConfig, TorchrunConfig
@@ -69,6 +68,8 @@ from bsweep.config.optimizers import (
     SGDConfig,
     scaled_rate,
 )
+from bsweep.config.parameter_server import ParameterServerConfig
+from bsweep.config.point import Point
 from bsweep.config.run import (
     GROUPS,
     RunConfig,
@@ -77,13 +78,13 @@ from bsweep.config.run import (
     known_keys,
     names,
     parse,
-    read,
     refuse_contradictions,
-    save,
     unknown_key,
+    validate,
     variants,
     variants_with,
 )
+from bsweep.config.saved import read, save
 from bsweep.config.strategies import (
     PLAIN_HOROVOD,
     Algorithm,
@@ -94,10 +95,11 @@ from bsweep.config.strategies import (
     HorovodConfig,
     LocalSGDConfig,
     OwnStrategyConfig,
-    ParameterServerConfig,
     SingleConfig,
+    Transport,
 )
-from bsweep.config.values import ConfigError, did_you_mean, flatten, show
+from bsweep.config.target import Target, refuse_vain_evaluations, target_of
+from bsweep.config.values import ConfigError, TrackerName, did_you_mean, flatten, plain_file, shortened, show
 
 __all__ = [
     "GROUPS",
@@ -167,6 +169,7 @@ __all__ = [
     "StepsByFlopsConfig",
     "StrategyConfig",
     "SyntheticConfig",
+    "Target",
     "TernGradConfig",
     "TextConfig",
     "TimmConfig",
@@ -175,6 +178,8 @@ __all__ = [
     "TorchrunConfig",
     "TorchvisionConfig",
     "TorchvisionModelConfig",
+    "TrackerName",
+    "Transport",
     "UniformConfig",
     "VGG16Config",
     "conf_dir",
@@ -184,13 +189,18 @@ __all__ = [
     "known_keys",
     "names",
     "parse",
+    "plain_file",
     "read",
     "refuse_contradictions",
+    "refuse_vain_evaluations",
     "resolve",
     "save",
     "scaled_rate",
+    "shortened",
     "show",
+    "target_of",
     "unknown_key",
+    "validate",
     "variants",
     "variants_with",
 ]

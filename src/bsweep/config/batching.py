@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bsweep.config.card import Card
-from bsweep.config.groups import Point
 from bsweep.config.own import Own
+from bsweep.config.point import Point
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import ConfigDict
 
 if TYPE_CHECKING:
-    from bsweep.config.groups import Point
+    from bsweep.config.point import Point
 
 
 @dataclass(frozen=True, kw_only=True)

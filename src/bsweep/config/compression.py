@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.groups import CodecConfig, Point
+from bsweep.config.groups import CodecConfig
 from bsweep.config.own import Own
+from bsweep.config.point import Point
 from bsweep.config.values import Count, Density, Positive
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -9,7 +11,10 @@ from pydantic import Field
 
 from bsweep.config.groups import DataConfig, Kind
 from bsweep.config.own import Own
-from bsweep.config.values import Count, Natural, Share
+from bsweep.config.point import Point
+from bsweep.config.values import Count, Natural, PathName, Share, Side, Width, show
+
+_MOST_BYTES = 2**40  # of examples that are made up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +30,7 @@ class ImageConfig(DataConfig):
 @dataclass(frozen=True, kw_only=True)
 class Cifar10Config(ImageConfig):
     name: Literal["cifar10"]
-    root: str
+    root: PathName
     download: bool
 
     builds: ClassVar[str] = "bsweep.data.cifar10"
@@ -36,17 +41,18 @@ class Cifar10Config(ImageConfig):
 @dataclass(frozen=True, kw_only=True)
 class ImageFolderConfig(ImageConfig):
     name: Literal["imagefolder"]
-    root: str
-    side: Count
+    root: PathName
+    side: Side
 
     builds: ClassVar[str] = "bsweep.data.imagefolder"
+    files: ClassVar[tuple[str, ...]] = ("root",)
     of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsConfig(ImageConfig):
     name: Literal["digits"]
-    side: Annotated[int, Field(ge=8)]
+    side: Annotated[Side, Field(ge=8)]
 
     builds: ClassVar[str] = "bsweep.data.digits"
 
@@ -54,13 +60,21 @@ class DigitsConfig(ImageConfig):
 @dataclass(frozen=True, kw_only=True)
 class SyntheticConfig(ImageConfig):
     name: Literal["synthetic"]
-    shape: tuple[Count, Count, Count]
-    num_classes: Annotated[int, Field(ge=2)]
+    shape: tuple[Side, Side, Side]
+    num_classes: Annotated[Width, Field(ge=2)]
     num_train: Count
     num_test: Count
 
     builds: ClassVar[str] = "bsweep.data.synthetic"
     of_no_example: ClassVar[tuple[str, ...]] = ("subset", "num_train", "num_test")
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        if (num_bytes := (self.num_train + self.num_test) * math.prod(self.shape)) > _MOST_BYTES:
+            yield (
+                f"data.num_train={self.num_train} and data.num_test={self.num_test} of data.shape={show(self.shape)}: "
+                f"{num_bytes / 2**40:,.0f} TiB, and each machine holds them all. Use fewer or smaller ones."
+            )
 
 
 TorchvisionDataset = Literal[
@@ -90,12 +104,13 @@ TorchvisionDataset = Literal[
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(DataConfig):
     name: Literal["text"]
-    path: str
+    path: PathName
     sequence_length: Count
-    tokenizer: str | None
+    tokenizer: PathName | None
     test_share: Share
 
     builds: ClassVar[str] = "bsweep.data.text"
+    files: ClassVar[tuple[str, ...]] = ("path",)
     consists_of: ClassVar[Kind] = "text"
 
 
@@ -103,9 +118,9 @@ class TextConfig(DataConfig):
 class TorchvisionConfig(ImageConfig):
     name: Literal["torchvision"]
     dataset: TorchvisionDataset
-    root: str
+    root: PathName
     download: bool
-    side: Count | None
+    side: Side | None
 
     builds: ClassVar[str] = "bsweep.data.torchvision"
     changes_no_number: ClassVar[tuple[str, ...]] = ("download",)

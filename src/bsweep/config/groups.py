@@ -7,53 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bsweep.config.card import Card
-from bsweep.config.values import Count, NonNegative, Positive, Slowdown, show
+from bsweep.config.point import Point
+from bsweep.config.values import Count, Megabytes, NonNegative, PathName, Positive, Processes, Slowdown, show
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 LrRule = Literal["fixed", "per_worker", "linear", "sqrt"]
 Kind = Literal["images", "text", "anything"]
-
-
-class Point(Protocol):
-    """What cards may ask of the point that they are part of; `RunConfig` is one."""
-
-    @property
-    def num_workers(self) -> int: ...
-    @property
-    def accumulation_steps(self) -> int: ...
-    @property
-    def epochs(self) -> int: ...
-    @property
-    def precision(self) -> str: ...
-    @property
-    def global_batch(self) -> int | None: ...
-    @property
-    def local_batches(self) -> tuple[int, ...]: ...
-    @property
-    def worker_batches(self) -> tuple[int, ...]: ...
-    @property
-    def examples_per_step(self) -> int: ...
-    @property
-    def num_server_processes(self) -> int: ...
-    @property
-    def data(self) -> DataConfig: ...
-    @property
-    def model(self) -> ModelConfig: ...
-    @property
-    def optimizer(self) -> OptimizerConfig: ...
-    @property
-    def strategy(self) -> StrategyConfig: ...
-    @property
-    def compression(self) -> CodecConfig: ...
-    @property
-    def allocation(self) -> AllocationConfig: ...
-    @property
-    def launch(self) -> LaunchConfig: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +35,9 @@ class DataConfig(Card):
     added_later: ClassVar[Mapping[str, object]] = {"device": "auto"}
 
     consists_of: ClassVar[Kind]
+
+    files: ClassVar[tuple[str, ...]] = ()
+    """Keys that name files or folders which are read as they are: all hosts need the same. Others' are known by md5."""
 
     of_no_example: ClassVar[tuple[str, ...]] = ("subset",)
     """Keys that change what an example costs not at all."""
@@ -156,6 +123,9 @@ class StrategyConfig(Card):
     """Those that can start its processes; a strategy without exchange takes any."""
 
     takes_codecs: ClassVar[bool] = False
+    replicates: ClassVar[bool] = False
+    """Whether after each step all workers have the same parameters and optimizer: any number can go on from one's."""
+
     own_compression: ClassVar[str] = ""
     """The key of a compression of its own, if it has one."""
 
@@ -166,6 +136,11 @@ class StrategyConfig(Card):
     def in_step(self) -> bool:
         """Whether all workers pass each step together."""
         return True
+
+    @property
+    def why_apart(self) -> str:
+        """Why workers have no model in common before an epoch ends, with the remedy; empty where they have."""
+        return ""
 
     @property
     def uses_horovod(self) -> bool:
@@ -264,6 +239,11 @@ class StrategyConfig(Card):
         if self.launchers and point.launch.name not in self.launchers:
             starters = " or ".join(self.launchers)
             yield f"strategy={self.name} is started by {starters}, not by launch={point.launch.name}."
+        if point.evaluate_every_examples and self.why_apart:
+            yield (
+                f"evaluate_every_examples={point.evaluate_every_examples} with strategy={self.name}: {self.why_apart}, "
+                "or evaluate_every_examples=null to evaluate at the ends of epochs."
+            )
         if point.precision == "fp16" and self.refuses_fp16:
             yield f"precision=fp16 with strategy={self.name}: {self.refuses_fp16}"
 
@@ -294,7 +274,7 @@ class AllocationConfig(Card):
     """
 
     devices: tuple[str, ...] | None
-    probe: str | None
+    probe: PathName | None
     local_batches: tuple[Count, ...] | None
     local_steps: tuple[Count, ...] | None
 
@@ -365,13 +345,18 @@ class LaunchConfig(Card):
     """
 
     slowdown: tuple[Slowdown, ...] | None
-    memory_limit_mb: tuple[Positive, ...] | None
-    threads_per_worker: Count | None = None
+    memory_limit_mb: tuple[Megabytes, ...] | None
+    threads_per_worker: Processes | None = None
 
     added_later: ClassVar[Mapping[str, object]] = {"threads_per_worker": None}
 
     starts_processes: ClassVar[bool] = True
     uses_horovod: ClassVar[bool] = False
+
+    @property
+    def num_retries(self) -> int:
+        """How often a point is started again that ended for a reason outside it."""
+        return 0
 
     @property
     def named_hosts(self) -> str | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, cycle, islice
+from itertools import chain, cycle, groupby, islice
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.groups import LaunchConfig, Point
-from bsweep.config.values import Count, Hosts
+from bsweep.config.groups import LaunchConfig
+from bsweep.config.point import Point
+from bsweep.config.values import Count, Hosts, Interface, Natural, PathName, Port, Variable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +35,14 @@ class ProcessesConfig(LaunchConfig):
     """What the launchers share that start processes."""
 
     hosts: Hosts | None
-    ssh_port: Count | None
-    ssh_identity_file: str | None
-    network_interface: str | None
+    ssh_port: Port | None
+    ssh_identity_file: PathName | None
+    network_interface: Interface | None
     start_timeout_seconds: Count
     stall_timeout_seconds: Count
     reuse: bool = True
+    retries: Natural = 0
+    environment: tuple[Variable, ...] = ()
 
     changes_no_number: ClassVar[tuple[str, ...]] = (
         "ssh_port",
@@ -47,7 +50,13 @@ class ProcessesConfig(LaunchConfig):
         "start_timeout_seconds",
         "stall_timeout_seconds",
         "reuse",
+        "retries",
+        "environment",
     )
+
+    @property
+    def num_retries(self) -> int:
+        return self.retries
 
     @property
     def named_hosts(self) -> str | None:
@@ -55,7 +64,7 @@ class ProcessesConfig(LaunchConfig):
 
     def problems(self, point: Point) -> Iterator[str]:
         if self.hosts:
-            slots, named = slots_of(self.hosts), [entry.split(":")[0] for entry in self.hosts.split(",")]
+            slots, named = slots_of(self.hosts), [host for host, _ in _entries(self.hosts)]
             if len(slots) < point.num_workers:
                 yield (
                     f"num_workers={point.num_workers}, but launch.hosts={self.hosts} offers {len(slots)} slots: name "
@@ -91,9 +100,24 @@ def hosts_of_ranks(hosts: str, num_workers: int, num_servers: int = 0) -> list[s
     return list(islice(chain(slots, cycle(dict.fromkeys(slots))), num_workers + num_servers))
 
 
+def nodes_of(hosts: str, num_workers: int, num_servers: int = 0) -> list[tuple[str, int]]:
+    """Hosts in the order of the ranks, and how many of those run there in a row; a host may come twice."""
+    return [(host, len(list(row))) for host, row in groupby(hosts_of_ranks(hosts, num_workers, num_servers))]
+
+
 def slots_of(hosts: str) -> list[str]:
     """The host of each slot."""
-    return [host for entry in hosts.split(",") for host, number in [entry.split(":")] for _ in range(int(number))]
+    return [host for host, number in _entries(hosts) for _ in range(number)]
+
+
+def slots_by_host(hosts: str | None) -> dict[str, int]:
+    """How many slots each host has, in their order; of none where none is named."""
+    return dict(_entries(hosts)) if hosts else {}
+
+
+def _entries(hosts: str) -> list[tuple[str, int]]:
+    """Hosts and their slots in their order."""
+    return [(host, int(number)) for host, _, number in (entry.partition(":") for entry in hosts.split(","))]
 
 
 AnyLaunch = Annotated[InlineConfig | HorovodrunConfig | TorchrunConfig, Field(discriminator="name")]

@@ -8,9 +8,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.groups import Kind, ModelConfig, Point
+from bsweep.config.groups import Kind, ModelConfig
 from bsweep.config.own import Options, Own
-from bsweep.config.values import Count, Fraction, show
+from bsweep.config.point import Point
+from bsweep.config.values import Count, Fraction, Width, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class VGG16Config(ModelConfig):
 @dataclass(frozen=True, kw_only=True)
 class TinyCNNConfig(ModelConfig):
     name: Literal["tiny_cnn"]
-    width: Count
+    width: Width
 
     builds: ClassVar[str] = "bsweep.models.tiny_cnn:build"
 
@@ -41,10 +42,10 @@ class TinyCNNConfig(ModelConfig):
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(ModelConfig):
     name: Literal["llama_150m", "llama_tiny"]
-    hidden_size: Count
-    intermediate_size: Count
-    num_layers: Count
-    num_heads: Count
+    hidden_size: Width
+    intermediate_size: Width
+    num_layers: Width
+    num_heads: Width
     vocabulary_size: Count | None
 
     builds: ClassVar[str] = "bsweep.models.llama:build"

@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.groups import LrRule, OptimizerConfig, Point
+from bsweep.config.groups import LrRule, OptimizerConfig
 from bsweep.config.own import Own
+from bsweep.config.point import Point
 from bsweep.config.values import Fraction, Positive, show
 
 

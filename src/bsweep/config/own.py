@@ -21,7 +21,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +30,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import AfterValidator, BeforeValidator
 
 from bsweep.config.card import Card, Schema
-from bsweep.config.values import ConfigError, did_you_mean, show
+from bsweep.config.values import ConfigError, PathName, did_you_mean, plain_file, show
+from bsweep.config.whole import write_whole
 
 _Config = TypeVar("_Config", bound=Schema)
 _MOST_BYTES = 2**24  # of a package, which each run folder gets a copy of
@@ -51,7 +52,7 @@ Options = Annotated[dict[str, Any], BeforeValidator(lambda given: given or {}), 
 class Own(Card):
     """What all variants of the user's own share: `target` is called with what `takes` names, and with the options."""
 
-    target: str
+    target: PathName
     options: Options
     fingerprint: str | None = None  # of the code: `resolve` fills it in
 
@@ -65,8 +66,7 @@ class Own(Card):
 
 def cards(config: object) -> dict[str, Own]:
     """The cards of the user's own code in a run's configuration, by their groups."""
-    values = {one.name: getattr(config, one.name) for one in fields(config)}  # type: ignore[arg-type]
-    return {group: card for group, card in values.items() if isinstance(card, Own)}
+    return {group: card for group, card in vars(config).items() if isinstance(card, Own)}
 
 
 def resolve(config: _Config) -> _Config:
@@ -84,7 +84,7 @@ def resolve(config: _Config) -> _Config:
             problems += error.problems
     if problems:
         raise ConfigError(*problems)
-    return replace(config, **found)
+    return replace(config, **found) if found else config
 
 
 def load(card: Own) -> Callable[..., Any]:
@@ -139,7 +139,7 @@ def keep(config: object, folder: Path) -> None:
         assert card.fingerprint, "own.resolve(config) comes first"
         for path, content in _SOURCES[card.fingerprint].files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(content)
+            write_whole(folder / path, content)
 
 
 def search(folder: Path) -> None:
@@ -218,7 +218,7 @@ def _module_name(where: str, fingerprint: str) -> str:
 @functools.cache  # a sweep trains what was there when it began
 def _of_file(path: Path) -> _Source:
     try:
-        content = path.read_bytes()
+        content = plain_file(path).read_bytes()
     except OSError as error:
         near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
         raise ValueError(f"{path} cannot be read ({error.strerror}).{near}") from None

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from bsweep.config.allocation import AnyAllocation
@@ -27,11 +26,27 @@ from bsweep.config.card import Card, Schema
 from bsweep.config.compression import AnyCompression
 from bsweep.config.data import AnyData
 from bsweep.config.groups import StrategyConfig
-from bsweep.config.launch import AnyLaunch
+from bsweep.config.launch import AnyLaunch, hosts_of_ranks
 from bsweep.config.models import AnyModel
 from bsweep.config.optimizers import AnyOptimizer
 from bsweep.config.strategies import AnyStrategy
-from bsweep.config.values import ConfigError, Count, Name, Natural, did_you_mean, flatten, show
+from bsweep.config.target import Target, target_of, target_problems
+from bsweep.config.values import (
+    ConfigError,
+    Count,
+    Every,
+    Finite,
+    Name,
+    PathName,
+    Processes,
+    Seed,
+    Trackers,
+    abbreviated,
+    did_you_mean,
+    flatten,
+    shortened,
+    show,
+)
 
 GROUPS = ("data", "model", "optimizer", "strategy", "compression", "allocation", "batching", "launch")
 
@@ -41,13 +56,13 @@ class RunConfig(Schema):
     """One point of a sweep. Exactly one of `local_batch` and `global_batch` is set; the other follows from it."""
 
     study: Name
-    results_dir: str
+    results_dir: PathName
     local_batch: Count | None
     global_batch: Count | None
-    num_workers: Count
+    num_workers: Processes
     accumulation_steps: Count
     epochs: Count
-    seed: Natural
+    seed: Seed
     device: Literal["auto", "cpu", "cuda"]
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"]
     channels_last: Literal["auto", True, False]
@@ -62,6 +77,13 @@ class RunConfig(Schema):
     launch: AnyLaunch
     batching: AnyBatching = FIXED  # which runs of earlier versions do not name
     graph: Literal["auto", True, False] = "auto"  # nor this
+    checkpoint_every: Every = "auto"
+    resume_from: PathName | None = None
+    evaluate_every_examples: Count | None = None
+    target_accuracy: Finite | None = None
+    target_loss: Finite | None = None
+    stop_at_target: bool = True
+    trackers: Trackers = ()  # nor this
 
     @property
     def local_batches(self) -> tuple[int, ...]:
@@ -95,6 +117,13 @@ class RunConfig(Schema):
             return sum(self.worker_batches)
         return self.global_batch or self.examples_per_pass * self.num_workers * self.accumulation_steps
 
+    @property
+    def target(self) -> Target | None:
+        """What the run is to reach, if anything."""
+        if self.target_accuracy is None and self.target_loss is None:
+            return None
+        return target_of(self.target_accuracy, self.target_loss)
+
     def rate_batch(self, rank: int) -> float:
         """Examples behind an optimizer step of a worker, by which its learning rate goes."""
         return self.strategy.rate_batch(self, rank)
@@ -104,32 +133,64 @@ class RunConfig(Schema):
         """Examples of one forward pass on one worker, before an allocation makes them uneven: the local batch."""
         return self.local_batch or (self.global_batch or 0) // (self.num_workers * self.accumulation_steps)
 
-    @property
+    @functools.cached_property
     def study_dir(self) -> Path:
         return Path(self.results_dir).expanduser() / self.study
 
-    @property
+    @functools.cached_property
     def run_id(self) -> str:
         """A readable name and a hash of all that changes the numbers, e.g. `b64_w4_horovod_s0-1a2b3c4d`."""
-        cards = self.cards()
-        same = {*_CHANGES_NO_NUMBER, *(f"{group}.{key}" for group in cards for key in cards[group].changes_no_number)}
-        flat = flatten(asdict(self))
-        numbers = {key: value for key, value in flat if key not in same and not is_left_out(key, value)}
+        numbers: dict[str, Any] = {key: getattr(self, key) for key in _TOP_KEYS if key not in _CHANGES_NO_NUMBER}
         if self.channels_last == "auto":
             numbers["channels_last"] = True  # as it was before it could be left to a measurement
         numbers |= {"examples_per_step": self.examples_per_step, **self.strategy.hashed(self)}
-        digest = hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:8]
+        texts = [pair for group in GROUPS for pair in _texts_of_card(group, getattr(self, group))]
+        texts += [(key, _text_of_top(key, value)) for key, value in numbers.items() if not is_left_out(key, value)]
+        digest = hashlib.sha256(f"{{{', '.join([text for _, text in sorted(texts)])}}}".encode()).hexdigest()[:8]
         batch, workers = self.examples_per_pass, self.num_workers
         return f"b{batch}_w{workers}_{self.strategy.name}_s{self.seed}-{digest}"
+
+    def process_name(self, rank: int) -> str:
+        """A worker or server as messages name it: by its rank, and its host where hosts were named."""
+        server, hosts = rank - self.num_workers, self.launch.named_hosts
+        name = f"rank {rank}" + (f" (server {server})" if server >= 0 else "")
+        return (
+            f"{name} on {hosts_of_ranks(hosts, self.num_workers, self.num_server_processes)[rank]}" if hosts else name
+        )
 
     def cards(self) -> dict[str, Card]:
         """The variant of each group."""
         return {group: getattr(self, group) for group in GROUPS}
 
 
-_ADDED_LATER: Mapping[str, object] = {"graph": "auto"}
+_ADDED_LATER: Mapping[str, object] = {
+    "graph": "auto",
+    "resume_from": None,
+    "evaluate_every_examples": None,
+    "target_accuracy": None,
+    "target_loss": None,
+    "stop_at_target": True,
+}
 # Where a run writes. The batch sizes are hashed as the global batch they lead to.
-_CHANGES_NO_NUMBER = {"study", "results_dir", "local_batch", "global_batch", "log_every_steps"}
+_CHANGES_NO_NUMBER = {
+    "study", "results_dir", "local_batch", "global_batch", "log_every_steps", "checkpoint_every", "trackers"
+}  # fmt: skip
+_TOP_KEYS = tuple(one.name for one in fields(RunConfig) if one.name not in GROUPS)
+
+
+@functools.cache  # a grid has few cards, and as many points as they can be combined
+def _texts_of_card(group: str, card: Card) -> tuple[tuple[str, str], ...]:
+    """What a run id hashes of a card: dotted keys, and each with its value as in a JSON object."""
+    numbers = [(f"{group}.{key}", value) for key, value in flatten(asdict(card)) if key not in card.changes_no_number]
+    return tuple((key, _text(key, value)) for key, value in numbers if not is_left_out(key, value))
+
+
+def _text(key: str, value: object) -> str:
+    """A key with its value as in a JSON object."""
+    return f"{json.dumps(key)}: {json.dumps(value)}"
+
+
+_text_of_top = functools.cache(_text)  # of numbers and words; a key has values of one type alone
 
 
 def is_left_out(key: str, value: object) -> bool:
@@ -155,13 +216,20 @@ def parse(composed: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: a key is unknown, a value has the wrong type or range, or values contradict each other.
     """
-    try:
-        # Strict JSON rules: 3.5 is no int and "yes" no bool, but a list may fill a tuple.
-        config = _ADAPTER.validate_json(json.dumps(dict(composed)), strict=True)
-    except ValidationError as error:
-        raise ConfigError(*(_explain(problem) for problem in error.errors())) from None
+    config = validate(composed)
     refuse_contradictions(config)
     return config
+
+
+def validate(composed: Mapping[str, Any]) -> RunConfig:
+    """As `parse`, but for values that contradict each other: each key is looked at by itself."""
+    try:
+        # Strict JSON rules: 3.5 is no int and "yes" no bool, but a list may fill a tuple.
+        return _ADAPTER.validate_json(json.dumps(dict(composed)), strict=True)
+    except ValidationError as error:
+        raise ConfigError(*(_explain(problem) for problem in error.errors())) from None
+    except TypeError as error:  # a date, a set, a key that is a list
+        raise ConfigError(f"a value that JSON has not: {error}.") from None
 
 
 def refuse_contradictions(config: RunConfig) -> None:
@@ -208,21 +276,26 @@ def unknown_key(key: str) -> str:
             f"{key}: only {group}={' or '.join(owners)} has this key. Choose it, or leave the key out; in a sweep over "
             f"{group}, ++{key}=... gives it to each."
         )
-    return f"{key}: unknown key.{did_you_mean(key, known_keys())}"
+    return f"{shortened(key)}: unknown key.{_meant(key)}"
 
 
-def known_keys() -> list[str]:
+def _meant(key: str) -> str:
+    """` Did you mean 'x'?`: first of the keys in the same group, then of those that end alike, then of all."""
+    group, _, name = key.rpartition(".")
+    others = [known for known in known_keys() if known != key]
+    within = [known.removeprefix(f"{group}.") for known in others if group and known.startswith(f"{group}.")]
+    if near := did_you_mean(name, within):
+        return near.replace("'", f"'{group}.", 1)
+    alike = [known for known in others if known.endswith(f".{name}")]
+    if short := abbreviated(name, within):
+        alike = [f"{group}.{short}"]
+    return f" Did you mean '{alike[0]}'?" if alike else did_you_mean(key, others)
+
+
+@functools.cache
+def known_keys() -> tuple[str, ...]:
     """All keys of all variants, dotted: what a mistyped key may have meant."""
-    return sorted(set(_keys(RunConfig)))
-
-
-def save(config: RunConfig, path: Path) -> None:
-    """Write a resolved configuration; `read` gives it back."""
-    path.write_text(yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False))
-
-
-def read(path: Path) -> RunConfig:
-    return parse(yaml.safe_load(path.read_text()))
+    return tuple(sorted(set(_keys(RunConfig))))
 
 
 def _contradictions(config: RunConfig) -> Iterator[str]:
@@ -236,6 +309,7 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
         yield "precision=tf32 with device=cpu: only GPUs have TF32. Use precision=fp32, or device=cuda."
     if c.graph is True:
         yield from _graph_contradictions(c)
+    yield from target_problems(c)
     yield from c.model.problems(c)
     yield from c.launch.problems(c)
     yield from c.strategy.problems(c)
@@ -266,6 +340,13 @@ def _codec_contradictions(c: RunConfig) -> Iterator[str]:
         )
 
 
+_NAME_FORM = "letters, digits, '.', '_', '+' or '-'"
+_FORMS = {
+    "launch.hosts": "h1:4,h2:4 (host:slots; names of letters, digits, '.', '_' or '-', the first a letter or digit)",
+    "launch.network_interface": "eth0",
+}
+
+
 def _explain(problem: Any) -> str:
     """One pydantic problem as `key=value: what is wrong`, without the names of variants in its path."""
     kind, value = problem["type"], problem["input"]
@@ -279,14 +360,21 @@ def _explain(problem: Any) -> str:
         return f"{key}: no value given."
     if kind == "union_tag_invalid":
         known = problem["ctx"]["expected_tags"]
-        return f"{key}={problem['ctx']['tag']}: unknown. Known: {known}."
+        return f"{key}={shortened(show(value.get('name')))}: unknown. Known: {known}."
+    if kind == "union_tag_not_found":
+        return (
+            f"{key}: it has no name. Choose one: {', '.join(name for card in variants(key) for name in names(card))}."
+        )
+    if kind == "json_invalid":
+        return "a value holds bytes that are no text in UTF-8: give other names."
+    if kind == "value_error":
+        return f"{key}={shortened(show(value))}: {problem['ctx']['error']}."
     if kind == "literal_error" and isinstance(value, str):
         known = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
-        return f"{key}={value}: unknown.{did_you_mean(value, known)} Known: {problem['ctx']['expected']}."
+        return f"{key}={shortened(value)}: unknown.{did_you_mean(value, known)} Known: {problem['ctx']['expected']}."
     if kind == "string_pattern_mismatch":
-        remedy = "h1:4,h2:4" if key == "launch.hosts" else "letters, digits, '.', '_', '+' or '-'"
-        return f"{key}={value}: not of the form {remedy}."
-    return f"{key}={show(value)}: {problem['msg'][0].lower()}{problem['msg'][1:]}."
+        return f"{key}={shortened(value)}: not of the form {_FORMS.get(key, _NAME_FORM)}."
+    return f"{key}={shortened(show(value))}: {problem['msg'][0].lower()}{problem['msg'][1:]}."
 
 
 def _keys(schema: type, prefix: str = "") -> Iterator[str]:

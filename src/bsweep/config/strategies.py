@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.groups import Point, StrategyConfig
+from bsweep.config.groups import StrategyConfig
 from bsweep.config.own import Own
-from bsweep.config.values import Count, Fraction, Natural, NonNegative, Positive, show
+from bsweep.config.parameter_server import ParameterServerConfig
+from bsweep.config.point import Point
+from bsweep.config.values import Count, Fraction, Megabytes, Natural, NonNegative, Positive, Seconds, show
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 Algorithm = Literal["ring", "tree", "halving_doubling", "native"]
+Transport = Literal["network", "shared_memory"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,7 @@ class SingleConfig(StrategyConfig):
     name: Literal["single"]
 
     builds: ClassVar[str] = "bsweep.strategies.single:Single"
+    replicates: ClassVar[bool] = True
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
@@ -38,11 +42,12 @@ class HorovodConfig(StrategyConfig):
     name: Literal["horovod"]
     op: Literal["average", "adasum"]
     buckets: Count
-    fusion_threshold_mb: NonNegative
-    cycle_time_ms: Positive
+    fusion_threshold_mb: Annotated[NonNegative, Field(le=2**20)]
+    cycle_time_ms: Annotated[Positive, Field(le=1e6)]
     cache_capacity: Natural
 
     builds: ClassVar[str] = "bsweep.strategies.horovod:Horovod"
+    replicates: ClassVar[bool] = True
     launchers: ClassVar[tuple[str, ...]] = ("horovodrun", "inline")
     takes_codecs: ClassVar[bool] = True
 
@@ -110,11 +115,15 @@ class DDPConfig(StrategyConfig):
     name: Literal["ddp"]
     hook: Literal["none", "fp16", "bf16", "powersgd"]
     powersgd_rank: Count
-    bucket_mb: Positive
+    bucket_mb: Annotated[Megabytes, Field(le=2**20)]
 
     builds: ClassVar[str] = "bsweep.strategies.ddp:DDP"
     launchers: ClassVar[tuple[str, ...]] = ("torchrun",)
     own_compression: ClassVar[str] = " strategy.hook is DDP's own compression."
+
+    @property
+    def replicates(self) -> bool:  # type: ignore[override]
+        return self.hook != "powersgd"  # which remembers on each worker what did not travel
 
     @property
     def leaves_processes_clean(self) -> bool:
@@ -140,7 +149,7 @@ class DDPConfig(StrategyConfig):
 
     @property
     def in_probe(self) -> AllReduceConfig:
-        return AllReduceConfig(name="allreduce", algorithm="native")
+        return AllReduceConfig(name="allreduce", algorithm="native", transport="network")
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
@@ -157,67 +166,26 @@ class DDPConfig(StrategyConfig):
 class AllReduceConfig(StrategyConfig):
     name: Literal["allreduce"]
     algorithm: Algorithm
+    transport: Transport | Literal["auto"] = "auto"
 
     builds: ClassVar[str] = "bsweep.strategies.allreduce:AllReduce"
+    replicates: ClassVar[bool] = True
     launchers: ClassVar[tuple[str, ...]] = ("torchrun",)
     takes_codecs: ClassVar[bool] = True
+    added_later: ClassVar[Mapping[str, object]] = {"transport": "auto"}
 
-
-@dataclass(frozen=True, kw_only=True)
-class ParameterServerConfig(StrategyConfig):
-    name: Literal["parameter_server"]
-    num_servers: Count | None
-    sharding: Literal["layer", "layer_round_robin", "memory", "hashed_chunks"]
-    chunk_bytes: Count
-    consistency: Literal["synchronous", "asynchronous", "stale_synchronous"]
-    staleness: Natural | None
-    colocated: bool
-
-    builds: ClassVar[str] = "bsweep.strategies.parameter_server:ParameterServer"
-    launchers: ClassVar[tuple[str, ...]] = ("torchrun",)
-
-    @property
-    def in_step(self) -> bool:
-        return self.consistency == "synchronous"
-
-    @property
-    def refuses_fp16(self) -> str:
-        return (
-            "servers step where they hold a part of the gradient alone, and one that overflowed would be left out by "
-            "some of them. Use precision=fp32 or bf16, or strategy=allreduce."
-        )
-
-    def num_shards(self, num_workers: int) -> int:
-        return self.num_servers or max(1, num_workers // 2)
-
-    def num_server_processes(self, num_workers: int) -> int:
-        return 0 if self.colocated else self.num_shards(num_workers)
+    def why_not_shared(self, point: Point) -> str:
+        """What of a point rules shared memory out, with the remedy; empty where nothing does."""
+        if self.algorithm != "native":
+            return f"strategy.algorithm={self.algorithm} sends messages: use strategy.algorithm=native"
+        if point.compression.builds:
+            return f"compression={point.compression.name} is for what is sent: use compression=none"
+        return ""
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
-        if self.consistency == "stale_synchronous" and self.staleness is None:
-            yield "strategy.consistency=stale_synchronous needs strategy.staleness: the clocks of a lead, such as 3."
-        if self.consistency != "stale_synchronous" and self.staleness is not None:
-            yield (
-                f"strategy.staleness={self.staleness} with strategy.consistency={self.consistency}: only "
-                "strategy.consistency=stale_synchronous has a bound. Leave strategy.staleness out."
-            )
-        num_shards, optimizer = self.num_shards(point.num_workers), point.optimizer
-        if self.colocated and num_shards > point.num_workers:
-            yield (
-                f"strategy.num_servers={num_shards} with strategy.colocated=true and num_workers={point.num_workers}: "
-                "a colocated server lives with a worker. Use at most one for each worker."
-            )
-        if optimizer.needs_global_norm and num_shards > 1:
-            yield (
-                f"optimizer={optimizer.name} clips by the norm of the whole gradient, which no one of {num_shards} "
-                "servers has: use strategy.num_servers=1, or another optimizer."
-            )
-        if optimizer.needs_layer_norms and self.sharding in ("memory", "hashed_chunks"):
-            yield (
-                f"optimizer={optimizer.name} needs the norms of whole layers, which strategy.sharding={self.sharding} "
-                "cuts: use strategy.sharding=layer, or optimizer=sgd."
-            )
+        if self.transport == "shared_memory" and (reason := self.why_not_shared(point)):
+            yield f"strategy.transport=shared_memory, but {reason}, or leave strategy.transport out."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +204,7 @@ class LocalSGDConfig(StrategyConfig):
 
     @property
     def in_probe(self) -> AllReduceConfig:
-        return AllReduceConfig(name="allreduce", algorithm=self.algorithm)
+        return AllReduceConfig(name="allreduce", algorithm=self.algorithm, transport="network")
 
     def rate_batch(self, point: Point, rank: int) -> float:
         """An even part of the global batch: a larger one counts for more by its loss, not by its rate."""
@@ -265,7 +233,7 @@ class EitherConfig(StrategyConfig):
     def in_probe(self) -> HorovodConfig | AllReduceConfig:
         if self.algorithm == "horovod":
             return PLAIN_HOROVOD
-        return AllReduceConfig(name="allreduce", algorithm=self.algorithm)
+        return AllReduceConfig(name="allreduce", algorithm=self.algorithm, transport="network")
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
@@ -288,9 +256,9 @@ class DiLoCoConfig(EitherConfig):
     weights: tuple[NonNegative, ...] | None
     overlap: bool
     max_rounds: Count | None
-    max_seconds: Positive | None
+    max_seconds: Seconds | None
     on_loss: Literal["fail", "stop", "continue"]
-    loss_timeout_seconds: Positive
+    loss_timeout_seconds: Seconds
 
     builds: ClassVar[str] = "bsweep.strategies.eager:build"
     takes_local_steps: ClassVar[bool] = True
@@ -299,6 +267,15 @@ class DiLoCoConfig(EitherConfig):
     @property
     def in_step(self) -> bool:
         return False
+
+    @property
+    def why_apart(self) -> str:
+        if not self.overlap:
+            return ""
+        return (
+            "with strategy.overlap=true workers are ahead of what travels, each with a model of its own, until an "
+            "epoch ends. Use strategy.overlap=false"
+        )
 
     @property
     def outlives_workers(self) -> bool:
@@ -377,6 +354,7 @@ class OwnStrategyConfig(Own, EitherConfig):
     takes: ClassVar[tuple[str, ...]] = ("config", "strategy", "place", "paths")
     launchers: ClassVar[tuple[str, ...]] = ("torchrun", "horovodrun", "inline")
     exchanges_in_passes: ClassVar[bool | None] = None
+    transport: ClassVar[Transport] = "network"  # whose sums nobody else reads while they are made
 
     @property
     def local_steps(self) -> int:

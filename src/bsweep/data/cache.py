@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from safetensors import SafetensorError, safe_open
 
 from bsweep.data.info import DataInfo
+from bsweep.runlog import claimed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -165,7 +165,13 @@ def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    """Wait until no other process is at a file of the cache."""
+    while True:
+        with claimed(path.with_suffix(".lock")) as is_ours:
+            if is_ours:
+                yield
+                return
+        time.sleep(_POLL_SECONDS)
+
+
+_POLL_SECONDS = 0.1

@@ -61,7 +61,7 @@ def _listed(config: ImageFolderConfig) -> tuple[str, Callable[[], Dataset]]:
         train, test = _list(root, "train"), _list(root, "test")
     except OSError as error:
         raise ValueError(f"data.root={config.root} cannot be read ({error}): {_LAYOUT}.") from error
-    _check_same_classes(root, train, test)
+    _check_classes(root, train, test)
     key = hashlib.sha256(f"1 {config.side} {train.fingerprint} {test.fingerprint}".encode()).hexdigest()[:32]
     return f"imagefolder-{key}", lambda: _decode_splits(train, test, config.side)
 
@@ -100,9 +100,14 @@ def _files(folder: str) -> Iterator[tuple[str, int, int]]:
                 yield entry.path, stat.st_size, stat.st_mtime_ns
 
 
-def _check_same_classes(root: Path, train: _Split, test: _Split) -> None:
+def _check_classes(root: Path, train: _Split, test: _Split) -> None:
     if train.classes == test.classes:
-        return
+        if len(train.classes) > 1:
+            return
+        raise ValueError(
+            f"data.root={root}: there is one class alone, {train.classes[0]}, which any model always gets right: give "
+            "a folder of another one."
+        )
     differences = [
         f"only in {split}: {', '.join(sorted(names))}"
         for split, names in (
@@ -158,6 +163,8 @@ def _decode_into(out: NDArray[np.uint8], path: str) -> str | None:
     from PIL import Image  # here, for a worker that finds the cache should not have to wait for it
 
     try:
+        if not Path(path).is_file():  # a pipe may never end
+            return f"{path} (no file)"
         with Image.open(path) as file:
             out[:] = pixels(file, out.shape[1])
     except Exception as error:  # Pillow's plugins raise almost anything on a corrupt file

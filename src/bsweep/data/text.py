@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from bsweep.config import TextConfig
+from bsweep.config import TextConfig, plain_file
 from bsweep.data.cache import cached_slices, cached_tensors
 from bsweep.data.info import DataInfo
 
@@ -87,9 +87,11 @@ def _sequences(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
 
 def _read(path: str, key: str, what: str) -> bytes:
     try:
-        return Path(path).expanduser().read_bytes()
+        return plain_file(Path(path).expanduser()).read_bytes()
     except OSError as error:
         raise ValueError(f"{key}={path} cannot be read ({error}): give {what}.") from error
+    except MemoryError:
+        raise ValueError(f"{key}={path} is larger than this machine's memory: give a shorter one.") from None
 
 
 def _tokenized(text: bytes, tokenizer: str) -> tuple[str, Sequence[str], Build]:

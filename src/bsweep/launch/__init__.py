@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Callable
 
+import psutil
+
 from bsweep import memory
-from bsweep.config import RunConfig, resolve
+from bsweep.config import ProcessesConfig, RunConfig, resolve, show
 from bsweep.gpus import num_gpus
-from bsweep.launch import processes
+from bsweep.launch import environment, preflight, processes
 from bsweep.launch.outcome import Outcome
 from bsweep.launch.team import Entry
 from bsweep.place import Place, inside_horovodrun
@@ -55,14 +58,35 @@ def check(config: RunConfig) -> list[str]:
             "launch.memory_limit_mb inside horovodrun, whose processes go on after a point: one that is out of memory "
             "would spoil the next. Leave horovodrun out, so that each point has processes of its own."
         )
+    if isinstance(config.launch, ProcessesConfig):
+        _check_variables(config.launch)
     if not config.launch.starts_processes:
         return processes.too_many_threads(config)
     return [*processes.check(config), *config.compression.warnings(config), *strategy.warnings(config)]
 
 
+def _check_variables(launch: ProcessesConfig) -> None:
+    missing = environment.missing(launch)
+    if missing:
+        raise ValueError(
+            f"launch.environment={show(launch.environment)}: {', '.join(missing)} not set here. Export "
+            f"{'them' if len(missing) > 1 else 'it'}, or leave {'them' if len(missing) > 1 else 'it'} out."
+        )
+    interface = launch.network_interface
+    if interface and not launch.hosts and interface not in (there := psutil.net_if_addrs()):
+        raise ValueError(
+            f"launch.network_interface={interface}: this machine has no such interface. It has {', '.join(there)}."
+        )
+
+
 def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry = "bsweep.worker") -> Outcome:
     """Run a point whose folder is prepared, to its end; `on_poll` is called a few times a second."""
+    unready = preflight.problems([config]) if config.launch.named_hosts else []
+    if unready:  # since an earlier try failed on them
+        return Outcome("failed", "; ".join(unready), may_pass=True)
     outcome: Outcome = resolve(config.launch.builds).launch(config, config.launch, paths, on_poll, entry)
+    if config.launch.named_hosts and outcome.status in ("failed", "timeout"):
+        preflight.forget(config)
     return outcome
 
 
@@ -78,7 +102,7 @@ def _on_gpus(config: RunConfig) -> bool:
 
 
 def _check_horovod(config: RunConfig) -> None:
-    if importlib.util.find_spec("horovod") is None:
+    if not _has_horovod():
         raise ValueError(
             "Horovod is not installed: `bsweep setup-horovod` compiles it, as scripts/setup.sh does in a checkout. "
             "Without it there are strategy=ddp, allreduce, local_sgd, parameter_server and diloco, which torchrun "
@@ -91,6 +115,11 @@ def _check_horovod(config: RunConfig) -> None:
         )
     if inside_horovodrun():
         config.strategy.refuse_started(os.environ)
+
+
+@functools.cache  # a sweep asks for every point
+def _has_horovod() -> bool:
+    return importlib.util.find_spec("horovod") is not None
 
 
 def _has_mpi() -> bool:

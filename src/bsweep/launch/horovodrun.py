@@ -6,12 +6,14 @@ The `horovodrun` command is used rather than `horovod.run`, which exports knobs 
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bsweep.config import HorovodrunConfig, RunConfig
-from bsweep.launch import processes
+from bsweep.config.launch import nodes_of
+from bsweep.launch import processes, ssh
 from bsweep.launch.outcome import Outcome
 from bsweep.launch.team import Entry
 from bsweep.runlog import RunPaths
@@ -32,12 +34,13 @@ def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths, words:
     Its `--output-filename` is not used: it fails for a lone worker, of which 0.28.1 takes log10(0).
     """
     # Horovod 0.28.1 starts a process on every slot of -H, whatever -np says.
-    nodes = processes.nodes(launch.hosts, config.num_workers) if launch.hosts else []
+    nodes = nodes_of(launch.hosts, config.num_workers) if launch.hosts else []
+    key = shlex.quote(str(ssh.identity(launch.ssh_identity_file))) if launch.ssh_identity_file else None
     options = {
         "-H": ",".join(f"{host}:{slots}" for host, slots in nodes) or None,
         "--ssh-port": launch.ssh_port,
-        "--ssh-identity-file": launch.ssh_identity_file,
-        "--network-interfaces": launch.network_interface,
+        "--ssh-identity-file": key,  # which it writes into a line for a shell
+        "--network-interfaces": launch.network_interface if nodes else None,  # else it wants the loopback
         "--gloo-timeout-seconds": launch.start_timeout_seconds,
         "--start-timeout": launch.start_timeout_seconds,
         # Horovod names the stalled ranks in its log first; then this launcher acts; the last is for a lost launcher.
@@ -45,14 +48,18 @@ def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths, words:
         "--stall-check-shutdown-time-seconds": 2 * launch.stall_timeout_seconds,
     }
     given = [str(word) for option, value in options.items() if value is not None for word in (option, value)]
-    horovodrun = str(Path(sys.executable).with_name("horovodrun"))
+    horovodrun = [str(Path(sys.executable).with_name("horovodrun"))]
+    worker = processes.worker_command(config, paths, "HOROVOD_RANK", words)
+    if nodes:
+        horovodrun = [sys.executable, "-m", "bsweep.horovodrun", shlex.join(ssh.options(launch))]
+        worker = processes.watched(launch, paths, worker)
     return [
-        horovodrun,
+        *horovodrun,
         "-np",
         str(config.num_workers),
         "--gloo",
         *given,
-        *processes.worker_command(config, paths, "HOROVOD_RANK", words),
+        *worker,
     ]
 
 

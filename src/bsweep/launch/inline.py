@@ -48,8 +48,8 @@ def launch(
 
 def _train(config: RunConfig, paths: RunPaths, launched_at: float, on_step: Callable[[], None] = lambda: None) -> None:
     from bsweep import worker
-    from bsweep.errors import Diverged
+    from bsweep.errors import Diverged, Stopped
     from bsweep.place import Place
 
-    with suppress(Diverged):  # on record
+    with suppress(Diverged, Stopped):  # on record
         worker.train(config, paths, Place(), launched_at=launched_at, on_step=on_step)

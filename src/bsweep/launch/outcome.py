@@ -11,6 +11,8 @@ from bsweep.runlog import RunPaths, Status, read_json, read_records
 class Outcome:
     status: Status
     message: str = ""
+    may_pass: bool = False
+    """It says nothing of the point: a process crashed, a host was lost, something stalled. Another try may succeed."""
 
 
 def recorded(paths: RunPaths) -> Outcome | None:

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
-import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import groupby
-from pathlib import Path
 
+from bsweep import lifeline
 from bsweep.config import ProcessesConfig, RunConfig
-from bsweep.config.launch import hosts_of_ranks, slots_of
+from bsweep.config.launch import nodes_of, slots_of
 from bsweep.gpus import num_gpus
-from bsweep.launch import team
+from bsweep.launch import environment, failure, preflight, ssh, team
 from bsweep.launch.outcome import Outcome, first_error, recorded
-from bsweep.launch.team import Commands, Entry, Started
-from bsweep.memory import CRASHES
+from bsweep.launch.team import Commands, Entry, Started, lifeline_seconds
 from bsweep.place import Place, num_cores
 from bsweep.runlog import RunPaths
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 10  # for the other hosts' processes to notice that one host's have failed
-_QUOTED_LINES = 15
-_SECRET_NAME = re.compile(
-    r"TOKEN(?!IZER)|SECRET|CONNECTION_STRING|PASS|PWD.|.PWD$|CREDENTIAL|PRIVATE|COOKIE|WEBHOOK|KEY$|_PAT$|AUTH(?!_SOCK|ORITY)",
-    re.IGNORECASE,
-)
-_SECRET_VALUE = re.compile(r"://[^/\s@]*:[^/\s@]+@|-----BEGIN")
 
 
 def check(config: RunConfig) -> list[str]:
@@ -62,7 +51,7 @@ def _num_workers_here(config: RunConfig) -> int:
     """How many of the workers this machine runs."""
     hosts, place = config.launch.named_hosts, Place.from_environment()
     if hosts:
-        return sum(number for host, number in nodes(hosts, config.num_workers) if is_here(host))
+        return sum(number for host, number in nodes_of(hosts, config.num_workers) if ssh.is_here(host))
     return place.local_workers if place.local_workers < place.num_workers else config.num_workers
 
 
@@ -102,30 +91,42 @@ def launch(
         commands: What starts them.
         failures: Finds in the commands' output which ranks failed, the first one first, and their exit codes.
     """
-    assert isinstance(config.launch, ProcessesConfig), config.launch
-    for rank in range(config.num_workers + config.num_server_processes):
-        paths.rank_logs(rank).mkdir(parents=True, exist_ok=True)
-    env = environment(os.environ, config.launch)
-    with team.of(config, paths, entry, env, commands) as started:
-        timeout = _wait(started, config, paths, on_poll)
+    started, timeout = _run(config, paths, on_poll, entry, commands)
     ended = recorded(paths)
     failed = not started.is_through and any(command.returncode for command in started.commands)
     if ended and (ended.status == "diverged" or config.strategy.outlives_workers or not failed):
         return ended
     if timeout and not first_error(paths, config.num_workers + config.num_server_processes):
-        return Outcome("timeout", f"{timeout}\n{_last_lines_of_all(config, paths)}")
-    console = started.console
-    found = [] if timeout else failures(console.read_text(errors="replace")) or _hidden_failures(config, paths)
-    return _failure(config, paths, found, console)
+        if silent := preflight.silent_hosts(config):
+            return Outcome("timeout", failure.loss(silent, timeout), may_pass=True)
+        return Outcome("timeout", f"{timeout}\n{failure.last_lines_of_all(config, paths)}", may_pass=True)
+    console = started.console.read_text(errors="replace")
+    found = [] if timeout else failures(console) or _hidden_failures(config, paths)
+    return failure.of(config, paths, found, started.console, [command.returncode for command in started.commands])
 
 
-def nodes(hosts: str, num_workers: int, num_servers: int = 0) -> list[tuple[str, int]]:
-    """Hosts in the order of the ranks, and how many of those run there in a row; a host may come twice."""
-    return [(host, len(list(row))) for host, row in groupby(hosts_of_ranks(hosts, num_workers, num_servers))]
+def _run(
+    config: RunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry, commands: Commands
+) -> tuple[Started, str | None]:
+    """The commands that trained a point, which have ended or wait for another; what took too long, if something did."""
+    launch, ranks = config.launch, range(config.num_workers + config.num_server_processes)
+    assert isinstance(launch, ProcessesConfig), launch
+    for rank in ranks:
+        paths.rank_logs(rank).mkdir(parents=True, exist_ok=True)
 
+    def start(words: Sequence[str]) -> Sequence[Sequence[str]]:
+        environment.write(paths.environment, environment.by_file(os.environ, launch))
+        return commands(words)
 
-def is_here(host: str) -> bool:
-    return host in ("localhost", "127.0.0.1", socket.gethostname())
+    def poll() -> None:
+        on_poll()
+        environment.remove_when_read(paths, ranks)
+
+    try:
+        with team.of(config, paths, entry, environment.in_the_open(os.environ, launch), start) as started:
+            return started, _wait(started, config, paths, poll)
+    finally:
+        paths.environment.unlink(missing_ok=True)
 
 
 def worker_command(config: RunConfig, paths: RunPaths, rank_variable: str, words: Sequence[str]) -> list[str]:
@@ -135,28 +136,21 @@ def worker_command(config: RunConfig, paths: RunPaths, rank_variable: str, words
     not told.
     """
     folder = shlex.quote(str(paths.logs.resolve())) + f'/rank."${rank_variable}"'
-    worker = shlex.join([sys.executable, "-u", "-m", *words])
-    run = f"{worker} >{folder}/stdout 2>{folder}/stderr"
-    return ["sh", "-c", f"{run}; echo $? >{folder}/exit_code" if config.strategy.outlives_workers else f"exec {run}"]
+    read = f". {shlex.quote(str(paths.environment.resolve()))}; "
+    run = f"{shlex.join([sys.executable, '-u', '-m', *words])} >{folder}/stdout 2>{folder}/stderr"
+    script = f"{run}; echo $? >{folder}/exit_code" if config.strategy.outlives_workers else f"exec {run}"
+    return ["sh", "-c", read + script]
+
+
+def watched(launch: ProcessesConfig, paths: RunPaths, command: Sequence[str]) -> list[str]:
+    """A command on another host, which ends there when this machine is not heard of any more."""
+    return lifeline.words(paths.launcher_log.resolve(), lifeline_seconds(launch), command)
 
 
 def _hidden_failures(config: RunConfig, paths: RunPaths) -> list[tuple[int, int]]:
     codes = ((rank, paths.rank_logs(rank) / "exit_code") for rank in range(config.num_workers))
     known = [(rank, int(path.read_text())) for rank, path in codes if path.exists() and path.read_text().strip()]
     return [(rank, code) for rank, code in known if code]
-
-
-def environment(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
-    """The parent's variables without anything that looks like a secret: they show in `ps`."""
-    passed = {
-        name: value
-        for name, value in parent.items()
-        if not _SECRET_NAME.search(name) and not _SECRET_VALUE.search(value)
-    }
-    if launch.network_interface:
-        passed["HOROVOD_GLOO_IFACE"] = passed["GLOO_SOCKET_IFNAME"] = launch.network_interface
-        passed["NCCL_SOCKET_IFNAME"] = launch.network_interface
-    return passed
 
 
 def _wait(started: Started, config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> str | None:
@@ -175,12 +169,15 @@ def _wait(started: Started, config: RunConfig, paths: RunPaths, on_poll: Callabl
         if started.is_through or None not in codes:
             return None
         # The first command keeps the workers' meeting point: they do not outlive it.
-        if codes[0] if config.strategy.outlives_workers else any(codes):
+        outlive = config.strategy.outlives_workers and seen != launched
+        if codes[0] if outlive else any(codes):
             failed_at = failed_at or time.monotonic()
         elif any(codes) and recorded(paths):
             failed_at = failed_at or time.monotonic()  # what is left waits for the host that was lost
-        if failed_at and time.monotonic() - failed_at > _GRACE_SECONDS:
-            return None
+        if failed_at:
+            if time.monotonic() - failed_at > min(_GRACE_SECONDS, launch.stall_timeout_seconds / 6):
+                return None
+            continue
         beats = _signs_of_life(config, paths)
         beat = max(paths.metrics.stat().st_mtime, *beats.values())
         if beat != seen:
@@ -194,7 +191,7 @@ def _wait(started: Started, config: RunConfig, paths: RunPaths, on_poll: Callabl
             first = min(beats, key=lambda rank: beats[rank])
             return (
                 f"no sign of life for launch.stall_timeout_seconds={launch.stall_timeout_seconds}; the first to fall "
-                f"silent was rank {first}"
+                f"silent was {config.process_name(first)}"
             )
 
 
@@ -211,59 +208,3 @@ def _signs_of_life(config: RunConfig, paths: RunPaths) -> dict[int, float]:
         with suppress(OSError):
             times[rank] = paths.alive(rank).stat().st_mtime
     return times
-
-
-def _failure(config: RunConfig, paths: RunPaths, failures: Sequence[tuple[int, int]], console: Path) -> Outcome:
-    """Which process failed first and why: one that was killed, else by its own word, else by the command's.
-
-    Other signals than SIGKILL may be consequences: NCCL's watchdog aborts those who wait for a worker that failed.
-    """
-    num_processes = config.num_workers + config.num_server_processes
-    silent = [(r, code) for r, code in failures if not (paths.rank_logs(r) / "error.json").exists()]
-    killed = [(rank, code) for rank, code in silent if _signal(code) == signal.SIGKILL]
-    error = first_error(paths, num_processes)
-    if error and not killed:
-        rank, outcome, trace = error
-        message = f"{_who(config, rank)} failed: {outcome.message}\n{trace or _last_lines(paths, rank)}"
-        return Outcome(outcome.status, message.strip())
-    if not failures:
-        lines = console.read_text(errors="replace").splitlines()[-_QUOTED_LINES:]
-        return Outcome("failed", "the workers could not be started:\n" + "\n".join(lines))
-    crashed = [(rank, code) for rank, code in silent if _signal(code) not in (None, signal.SIGTERM)]
-    rank, code = (killed or crashed or silent or failures)[0]
-    limits = config.launch.memory_limit_mb
-    if limits and rank < config.num_workers and _signal(code) in CRASHES:
-        cause = f"{_cause(code)} under its memory limit of {limits[rank]:g} MiB, as by kernels that find no room"
-        return Outcome("out_of_memory", f"{_who(config, rank)} {cause}")
-    return Outcome("failed", f"{_who(config, rank)} {_cause(code)}\n{_last_lines(paths, rank)}".strip())
-
-
-def _who(config: RunConfig, rank: int) -> str:
-    return f"rank {rank}" if rank < config.num_workers else f"rank {rank} (server {rank - config.num_workers})"
-
-
-def _cause(code: int) -> str:
-    number = _signal(code)
-    if number:
-        hint = " (killed from outside, perhaps by the kernel for lack of memory)" if number == signal.SIGKILL else ""
-        return f"was ended by {number.name}{hint}"
-    return f"ended with exit code {code}"
-
-
-def _signal(code: int) -> signal.Signals | None:
-    """The signal that ended a process, by its exit code or by that of a shell around it."""
-    number = -code if code < 0 else code - 128
-    return signal.Signals(number) if number in set(signal.Signals) else None
-
-
-def _last_lines(paths: RunPaths, rank: int) -> str:
-    stderr = paths.rank_logs(rank) / "stderr"
-    if not stderr.exists():
-        return ""
-    return "\n".join(stderr.read_text(errors="replace").strip().splitlines()[-_QUOTED_LINES:])
-
-
-def _last_lines_of_all(config: RunConfig, paths: RunPaths) -> str:
-    ranks = range(config.num_workers + config.num_server_processes)
-    quotes = ((rank, _last_lines(paths, rank)) for rank in ranks)
-    return "\n".join(f"{_who(config, rank)}:\n{lines}" for rank, lines in quotes if lines)

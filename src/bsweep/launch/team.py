@@ -34,6 +34,11 @@ Commands = Callable[[Sequence[str]], Sequence[Sequence[str]]]
 """What starts processes that run `python -m` with such words: one command for each host where there are several."""
 
 
+def lifeline_seconds(launch: ProcessesConfig) -> float:
+    """How long processes on other hosts stay without a sign of their launcher's."""
+    return min(PATIENCE_SECONDS, launch.stall_timeout_seconds)
+
+
 class Started:
     """Commands that were started together, whose output goes to `console`."""
 
@@ -45,6 +50,7 @@ class Started:
 
     def __init__(self, commands: Sequence[Sequence[str]], env: Mapping[str, str], console: Path) -> None:
         self.console = console
+        self._touched_at = float("-inf")
         self.commands: list[subprocess.Popen[bytes]] = []
         with console.open("wb") as output:
             try:
@@ -55,7 +61,11 @@ class Started:
                 raise
 
     def look_after(self) -> None:
-        """To be called a few times a second while they train."""
+        """To be called a few times a second while they train; other hosts see that somebody waits for them."""
+        if time.monotonic() - self._touched_at > 1:
+            self._touched_at = time.monotonic()
+            with suppress(FileNotFoundError):
+                os.utime(self.console)
 
     def end(self) -> None:
         """End commands and all that they started; all at once, for each needs a moment to end what runs elsewhere."""
@@ -82,6 +92,8 @@ class Team(Started):
 
     def __init__(self, config: RunConfig, run: RunPaths, env: Mapping[str, str], commands: Commands) -> None:
         self.key = key_of(config)
+        assert isinstance(config.launch, ProcessesConfig), config.launch
+        self._idle_seconds = lifeline_seconds(config.launch) / 2  # that it may be left alone
         self._paths = TeamPaths(Path(tempfile.mkdtemp(prefix=".team.", dir=config.study_dir)).resolve())
         self._through = [self._paths.through(rank) for rank in range(config.num_workers + config.num_server_processes)]
         for path in self._through:
@@ -97,10 +109,11 @@ class Team(Started):
         self._say(str(run.folder.resolve()))
 
     def can_train(self, config: RunConfig) -> bool:
-        is_waiting = time.monotonic() - self._said_at < PATIENCE_SECONDS / 2
+        is_waiting = time.monotonic() - self._said_at < self._idle_seconds
         return is_waiting and key_of(config) == self.key and all(command.poll() is None for command in self.commands)
 
     def look_after(self) -> None:
+        super().look_after()
         said = [path.read_bytes() for path in self._through]
         self.is_through = all(len(each) == self._num_points for each in said)
         self.is_spoilt = any(SPOILT in each for each in said)
@@ -146,6 +159,12 @@ def expect(configs: Iterable[RunConfig]) -> None:
     """Say what a sweep is about to launch: processes are kept while others of their points are to come."""
     _coming.clear()
     _coming.update(key for config in configs if (key := key_of(config)))
+
+
+def expect_again(config: RunConfig) -> None:
+    """Say that a point of the sweep is launched once more."""
+    if key := key_of(config):
+        _coming[key] += 1
 
 
 @contextmanager

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import random
 import re
-import shlex
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bsweep.config import RunConfig, TorchrunConfig
-from bsweep.launch import processes
+from bsweep.config.launch import nodes_of
+from bsweep.launch import environment, processes, ssh
 from bsweep.launch.outcome import Outcome
 from bsweep.launch.team import Entry
 from bsweep.runlog import RunPaths
@@ -30,22 +29,24 @@ def launch(
 def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths, words: Sequence[str]) -> list[list[str]]:
     """A torchrun for each host, and one more where servers run beside its workers: a torchrun's ranks are in a row."""
     torchrun = str(Path(sys.executable).with_name("torchrun"))
-    worker = ["--no-python", *processes.worker_command(config, paths, "RANK", words)]
+    # Workers' output goes to the run's folder; torchrun would leave an empty one of its own behind each time.
+    worker = ["--log-dir=/dev/null", "--no-python", *processes.worker_command(config, paths, "RANK", words)]
     if not launch.hosts:
         num_processes = config.num_workers + config.num_server_processes
         return [[torchrun, "--standalone", f"--nproc-per-node={num_processes}", *worker]]
-    nodes = processes.nodes(launch.hosts, config.num_workers, config.num_server_processes)
+    nodes = nodes_of(launch.hosts, config.num_workers, config.num_server_processes)
     port = random.SystemRandom().randrange(20_000, 30_000)  # below the range that systems give to clients
     return [
         _on_host(
             host,
             launch,
+            paths,
             [
                 torchrun,
                 f"--nnodes={len(nodes)}",
                 f"--node-rank={number}",
                 f"--nproc-per-node={num_local}",
-                f"--master-addr={_as_others_say(nodes[0][0])}",
+                f"--master-addr={ssh.as_others_say(nodes[0][0])}",
                 f"--master-port={port}",
                 *worker,
             ],
@@ -54,21 +55,12 @@ def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths, words: 
     ]
 
 
-def _on_host(host: str, launch: TorchrunConfig, command: list[str]) -> list[str]:
-    """The command itself on this host, else over ssh, with a terminal there: it ends with the connection."""
-    if processes.is_here(host):
+def _on_host(host: str, launch: TorchrunConfig, paths: RunPaths, command: list[str]) -> list[str]:
+    """The command itself on this host, else over ssh."""
+    if ssh.is_here(host):
         return command
-    options = ["-tt", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"]
-    options += ["-p", str(launch.ssh_port)] if launch.ssh_port else []
-    options += ["-i", launch.ssh_identity_file] if launch.ssh_identity_file else []
-    variables = [f"{name}={value}" for name, value in processes.environment(os.environ, launch).items()]
-    there = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(['env', *variables, *command])}"
-    return ["ssh", *options, host, there]
-
-
-def _as_others_say(host: str) -> str:
-    """A host's name as it is known on the others."""
-    return socket.gethostname() if host in ("localhost", "127.0.0.1") else host
+    shown = environment.in_the_open(os.environ, launch)
+    return ssh.command(host, launch, ssh.script(shown, processes.watched(launch, paths, command)))
 
 
 def failures(console: str) -> list[tuple[int, int]]:

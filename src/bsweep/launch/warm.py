@@ -21,12 +21,16 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
-from bsweep import worker
+from bsweep import runlog, worker
 from bsweep.config import HorovodConfig, RunConfig
-from bsweep.errors import Diverged, WorkerLost, described, spoils_process, status_of
+from bsweep.errors import Diverged, Stopped, WorkerLost, described, spoils_process, status_of
+from bsweep.launch import stop
 from bsweep.launch.outcome import Outcome, recorded
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
+
+_INTERRUPTED = 130  # the exit code
+_TOLD_SECONDS = 1.0
 
 
 def run(lead: Callable[[], int]) -> int:
@@ -35,11 +39,23 @@ def run(lead: Callable[[], int]) -> int:
     hvd.init()
     _agree_where_to_meet()
     if hvd.rank():
+        stop.leave_it_to_first_worker()
         code = _follow()
     else:
-        code = lead()
-        _send(code)
+        code = _lead(lead)
     hvd.shutdown()
+    return code
+
+
+def _lead(lead: Callable[[], int]) -> int:
+    try:
+        code = lead()
+    except KeyboardInterrupt:
+        if not _is_training:  # else the others are in a step, and would not hear it
+            _send(_INTERRUPTED)
+            hvd.shutdown()
+        raise
+    _send(code)
     return code
 
 
@@ -51,8 +67,14 @@ def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> O
             f"not trained, for oneDNN may fail in these processes since an earlier point ({_spoilt_by}): start again, "
             "without that point or without horovodrun",
         )
+    global _is_training
     _send((config, paths.folder.resolve()))
-    return _train(config, paths, on_poll)
+    _is_training = True
+    outcome = _train(config, paths, on_poll)
+    if outcome is None:  # `_is_training` stays: nobody is left who would hear of anything
+        return Outcome("interrupted", "another worker ended, and horovodrun has all others end: see what it printed")
+    _is_training = False
+    return outcome
 
 
 def _send(message: object) -> Any:
@@ -69,13 +91,18 @@ def _follow() -> int:
         _train(config, RunPaths(folder), lambda: None)
 
 
-def _train(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> Outcome:
-    """Train together, and agree on how it ended: a rank that failed by itself speaks for those that lost it."""
+def _train(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> Outcome | None:
+    """Train together, and agree on how it ended: a rank that failed by itself speaks for those that lost it.
+
+    None where horovodrun ends all processes, for one of them ended: they would not find each other again.
+    """
     global _spoilt_by
     report = _attempt(config, paths, on_step)
     gc.collect()  # cycles, and tracebacks, hold the model
     torch.cuda.empty_cache()  # blocks of this point's sizes would be in the way of the next one's
     if report:
+        if report.is_consequence and Place.from_environment().rank == 0 and _is_told_to_stop(paths):
+            return None
         _restart()  # breaks off what the other ranks wait for
     try:
         reports = hvd.allgather_object(report, name="report")
@@ -93,6 +120,14 @@ def _train(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> O
     return ended or Outcome("completed")
 
 
+def _is_told_to_stop(paths: RunPaths) -> bool:
+    """Whether this process is, as horovodrun tells all a moment after one of them has ended."""
+    ends = time.monotonic() + _TOLD_SECONDS
+    while not (is_told := runlog.is_stop_requested(paths)) and time.monotonic() < ends:
+        time.sleep(0.05)
+    return is_told
+
+
 @dataclass(frozen=True)
 class _Failure:
     outcome: Outcome
@@ -100,13 +135,14 @@ class _Failure:
     spoils_process: bool
 
 
+_is_training = False
 _spoilt_by: str | None = None  # the failure after which nothing more is trained in these processes
 
 
 def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> _Failure | None:
     try:
         worker.train(config, paths, Place.from_environment(), launched_at=time.time(), on_step=on_step)
-    except Diverged:
+    except (Diverged, Stopped):
         return None  # on all ranks alike, and on record
     except Exception as error:
         traceback.print_exc()

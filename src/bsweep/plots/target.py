@@ -41,7 +41,7 @@ def time_to_target(study: Study, table: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         f"Seconds of training until a test accuracy of {target:.0f} %, "
-        f"{100 * analysis.TARGET_SHARE:.0f} % of the best cell's final one, interpolated between evaluations.",
+        f"{100 * analysis.TARGET_SHARE:.0f} % of the best cell's final one, by the median of three evaluations.",
         drawing.repeats(table["n"]),
         "Open triangles on the edge are seeds that did not reach it." if missed else "",
     )

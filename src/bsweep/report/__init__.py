@@ -7,7 +7,7 @@ import html
 import shlex
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from string import Template
@@ -27,21 +27,32 @@ _MAX_RUN_IDS = 500  # of a figure; all are in runs.csv
 _MAX_SVG_BYTES = 500_000  # of a figure in the page, which shows the PNG of a larger one
 
 
-def write(study_dir: str | Path, out_dir: str | Path | None = None, command: str | None = None) -> Path:
+def write(
+    study_dir: str | Path,
+    out_dir: str | Path | None = None,
+    command: str | None = None,
+    *,
+    mix: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Path:
     """Write the report of a study, by default to its folder `report`, and return the path of the HTML page.
 
     Files of an earlier report are replaced once all new ones are written, the page last. `command` is what the page
-    says it was made with.
+    says it was made with. Runs that do not compare are refused, unless `mix`. `say` is called with a
+    line for each run that cannot be read.
 
     Raises:
         FileNotFoundError, ValueError: see `bsweep.load`.
     """
-    study = analysis.load(study_dir)
+    study = analysis.load(study_dir, mix=mix)
+    for run_id, why in study.skipped.items():
+        say(f"{run_id}: left out of the report: {why}")
     out = study.folder / "report" if out_dir is None else Path(out_dir).expanduser()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as new:
         with computing_once():
-            _write_files(study, Path(new), command or f"bsweep report {shlex.quote(str(study_dir))}")
+            made_by = command or f"bsweep report {shlex.quote(str(study_dir))}{' --mix' * mix}"
+            _write_files(study, Path(new), made_by)
         for path in sorted(Path(new).iterdir(), key=lambda path: path.suffix == ".html"):
             path.replace(out / path.name)
     return out / "report.html"
@@ -102,7 +113,8 @@ def _page(
         _definitions({"written by": command, "study": study.name} | _provenance(study.provenance)),
         f"<details><summary>Settings that all runs share</summary>{_definitions(_shared(study))}</details>",
     ]
-    summary = f"{plots.counted(len(study.runs), 'run')}: {statuses}."
+    left_out = f" {plots.counted(len(study.skipped), 'run')} left out, damaged." if study.skipped else ""
+    summary = f"{plots.counted(len(study.runs), 'run')}: {statuses}.{left_out}"
     body = "\n".join(section for section in sections if section)
     return _PAGE.substitute(title=html.escape(study.name), summary=summary, body=body)
 

@@ -26,7 +26,11 @@ def tables(study: Study) -> Iterator[Table]:
         "Ratio to the next smaller local batch, everything else being equal.": _ratios(cells),
         " ".join(filter(None, (_SPEEDUP, no_speedup))): _speedups(cells),
         _FIT: _fits(study),
-        **{_GROWTH.format(heading(along)): _growth(study, along) for along in analysis.GROWS_WITH},
+        **{
+            _GROWTH.format(heading(along)): _with_intervals(analysis.epoch_growth(study, along))
+            for along in analysis.GROWS_WITH
+        },
+        _OVERHEAD: _with_intervals(analysis.overhead_growth(study)),
         _steps_caption(study): _steps(study),
         "Parameter servers: how evenly they share model and work.": analysis.server_loads(study),
         _SHARDING: analysis.sharding_gains(study),
@@ -77,9 +81,15 @@ _GROWTH = (
     "of logarithms over the means of cells that differ in it alone, within their range. ± is the half-width of its "
     "95 % t-interval, which is as wide as the means miss a power law."
 )
+_OVERHEAD = (
+    "How the overhead grows: the seconds of all runs together that are no training steps (starts, evaluations, ...) "
+    "go with the power of the number of runs that the exponent says, by least squares of logarithms over each run's "
+    "seconds and its number. Beyond 1, each further run would take longer than the one before."
+)
 _RING = (
     "A ring's bytes are 2 (p - 1) / p n, of p workers and n bytes of gradient. By that formula the bytes of Horovod, "
-    "DDP and the native all-reduce are counted, so that their 1 is no finding; other algorithms count their messages."
+    "DDP and the native all-reduce are counted, so that their 1 is no finding; other algorithms count their messages, "
+    "and in shared memory nothing is sent."
 )
 _SHARDING = (
     "What sharding VGG-16 by memory gains in images per second over sharding it by layer, as a fraction. The fitted "
@@ -107,11 +117,9 @@ def _fits(study: Study) -> pd.DataFrame:
     return fits
 
 
-def _growth(study: Study, along: str) -> pd.DataFrame:
-    table = analysis.epoch_growth(study, along)
-    return table.assign(
-        exponent=[spread(*fit) for fit in zip(table["exponent"], table.pop("exponent_ci95"), strict=True)]
-    )
+def _with_intervals(growth: pd.DataFrame) -> pd.DataFrame:
+    fits = zip(growth["exponent"], growth["exponent_ci95"], strict=True)
+    return growth.drop(columns="exponent_ci95").assign(exponent=[spread(*fit) for fit in fits])
 
 
 def _steps_caption(study: Study) -> str:

@@ -1,26 +1,56 @@
 """The run log: the records of a run, and the files of its folder."""
 
-from bsweep.runlog.files import (
+from bsweep.runlog.checkpoint import (
+    Checkpoint,
+    checkpoint_at,
+    checkpoints,
+    cut_records,
+    is_stop_requested,
+    prune,
+    request_stop,
+)
+from bsweep.runlog.claims import claimed, is_claimed
+from bsweep.runlog.files import RunLog, RunPaths, SignOfLife, write_json
+from bsweep.runlog.reading import (
+    REMEDY,
+    Damaged,
+    Newer,
     Run,
-    RunLog,
-    RunPaths,
-    SignOfLife,
+    lost_workers,
     numbered,
     read_json,
+    read_meta,
     read_records,
     read_run,
     read_summary,
     warnings,
-    write_json,
-    write_summary,
 )
-from bsweep.runlog.records import SCHEMA, End, Epoch, Event, Record, Round, ServerLoad, Start, Status, Step, Traffic
+from bsweep.runlog.records import (
+    SCHEMA,
+    End,
+    Epoch,
+    Evaluation,
+    Event,
+    Record,
+    Round,
+    ServerLoad,
+    Start,
+    Status,
+    Step,
+    Traffic,
+)
+from bsweep.runlog.summary import ended, write_summary
 
 __all__ = [
+    "REMEDY",
     "SCHEMA",
+    "Checkpoint",
+    "Damaged",
     "End",
     "Epoch",
+    "Evaluation",
     "Event",
+    "Newer",
     "Record",
     "Round",
     "Run",
@@ -32,11 +62,22 @@ __all__ = [
     "Status",
     "Step",
     "Traffic",
+    "checkpoint_at",
+    "checkpoints",
+    "claimed",
+    "cut_records",
+    "ended",
+    "is_claimed",
+    "is_stop_requested",
+    "lost_workers",
     "numbered",
+    "prune",
     "read_json",
+    "read_meta",
     "read_records",
     "read_run",
     "read_summary",
+    "request_stop",
     "warnings",
     "write_json",
     "write_summary",

@@ -1,14 +1,97 @@
-"""The records of a run: the lines of `metrics.jsonl`, which is the source of all numbers."""
+"""The records of a run: the lines of `metrics.jsonl`, which is the source of all numbers, and what stands beside them.
+
+The types are what `bsweep.runlog.reading` holds files to. What runs of earlier versions do not say has a default.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, TypeAdapter
+from pydantic_core import to_json
+
+from bsweep.config.values import Count, Hosts, Positive
+from bsweep.runlog.values import Amount, Finite, Natural, Rate, Seed, plain
 
 SCHEMA = 1
 
 Status = Literal["completed", "failed", "out_of_memory", "diverged", "timeout", "interrupted"]
+
+
+def _as(schema: type) -> AfterValidator:
+    """Holds a mapping to a schema, and leaves it the mapping that it is."""
+
+    def held(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        adapter(schema).validate_json(to_json(tree), strict=True)
+        return tree
+
+    return AfterValidator(held)
+
+
+@functools.cache
+def adapter(schema: type) -> TypeAdapter[Any]:
+    return TypeAdapter(schema)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Variant:
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ToldOptimizer(_Variant):
+    lr: Finite
+    lr_rule: str | None = None
+    reference_batch: Positive | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ToldStrategy(_Variant):
+    num_servers: Count | None = None
+    colocated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ToldData(_Variant):
+    num_test: Natural | None = None
+    num_classes: Natural | None = None
+    root: str | None = None
+    path: str | None = None
+    tokenizer: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ToldLaunch:
+    hosts: Hosts | None = None
+    memory_limit_mb: tuple[Positive, ...] | None = None
+    threads_per_worker: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Told:
+    """What tables read of a resolved configuration, which earlier versions may have written."""
+
+    num_workers: Count
+    local_batch: Count | None = None
+    global_batch: Count | None = None
+    accumulation_steps: Count = 1
+    epochs: Natural
+    seed: Seed
+    precision: str = "auto"
+    data: _ToldData
+    model: _Variant
+    optimizer: _ToldOptimizer
+    strategy: _ToldStrategy
+    launch: _ToldLaunch = _ToldLaunch()
+    compression: _Variant | None = None
+    allocation: _Variant | None = None
+
+
+Tree = Annotated[Mapping[str, Any], AfterValidator(plain)]
+Resolved = Annotated[Tree, _as(_Told)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,23 +102,24 @@ class Start:
     """
 
     run_id: str
-    config: Mapping[str, Any]
-    local_batch: int
-    global_batch: int
-    num_train: int
-    num_test: int
+    config: Resolved
+    local_batch: Count
+    global_batch: Count
+    num_train: Natural
+    num_test: Natural
     classes: tuple[str, ...]
-    num_parameters: int
-    tokens_per_example: int | None
+    num_parameters: Natural
+    tokens_per_example: Natural | None = None
     device: str
     precision: str
-    threads: int
-    start_seconds: float | None  # from the launch to here
-    learning_rate: float | None = None  # the first worker's, by its rule, before warm-up and schedule
+    threads: Natural
+    start_seconds: Amount | None  # from the launch to here
+    learning_rate: Rate | None = None  # the first worker's, by its rule, before warm-up and schedule
     gpu_software: str | None = None  # drivers and NCCL; None on CPUs
     graph: bool | None = None  # all workers launch full steps as a CUDA graph; None on CPUs
     workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.peers`
     channels_last: bool | None = None  # the memory format of images
+    transport: str | None = None  # how gradients travel, where that is chosen: network, shared_memory
 
     type: str = "start"
 
@@ -47,13 +131,13 @@ class Step:
     Over all workers, or over rank 0's examples where workers are not in step.
     """
 
-    epoch: int
-    step: int  # of the run, from 1
-    train_loss: float | None
-    learning_rate: float
-    images_per_second: float | None
-    global_batch: int  # of the last step, as planned: the last one of an epoch is shorter
-    epochs_done: float  # the part of this epoch that is trained included
+    epoch: Natural
+    step: Natural  # of the run, from 1
+    train_loss: Finite | None
+    learning_rate: Rate
+    images_per_second: Amount | None
+    global_batch: Natural  # of the last step, as planned: the last one of an epoch is shorter
+    epochs_done: Amount  # the part of this epoch that is trained included
 
     type: str = "step"
 
@@ -66,13 +150,13 @@ class ServerLoad:
     `busy_seconds` the time it received, updated and sent.
     """
 
-    share: float
-    received_bytes: int
-    sent_bytes: int
-    pushes: tuple[int, ...]  # by worker
-    max_lead: int  # clocks by which an answered worker was ahead of the slowest
-    busy_seconds: float
-    queue_seconds: float
+    share: Amount
+    received_bytes: Natural
+    sent_bytes: Natural
+    pushes: tuple[Natural, ...]  # by worker
+    max_lead: Natural  # clocks by which an answered worker was ahead of the slowest
+    busy_seconds: Amount
+    queue_seconds: Amount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,37 +192,39 @@ class Epoch:
     `wait_seconds` the mean time for which a worker was ready to send and waited for the slowest, `worker_wait_seconds`
     each worker's. `sent_bytes` is the mean over workers, `exchange_steps` counts messages that had to follow one
     another, on the worker with most of them. `servers` says what each parameter server did, see
-    `ServerLoad`. `global_batch` (as planned: a tail is
-    shorter) and `learning_rate` are those of its last step. `peak_memory_bytes` is rank 0's while it trained,
-    `evaluation_peak_memory_bytes` while it evaluated afterwards, on batches of another size. `skipped_steps` are those
-    of rank 0 that changed nothing, for gradients overflowed in fp16; null in other precisions.
+    `ServerLoad`. `global_batch` (as planned: a tail is shorter) and `learning_rate` are those of its last step.
+    `peak_memory_bytes` is rank 0's while it trained, until the epoch's first evaluation, `evaluation_peak_memory_bytes`
+    while it evaluated at its end, on batches of another size. `skipped_steps` are those of rank 0 that changed nothing,
+    for gradients overflowed in fp16; null in other precisions. `checkpoint_seconds` is what saving checkpoints took
+    since the last epoch's record; it is not in `train_seconds`.
     """
 
-    epoch: int  # from 1
-    num_steps: int
-    train_seconds: float
-    train_loss: float | None
-    train_accuracy: float | None
-    test_loss: float | None
-    test_accuracy: float | None
-    images_per_second: float
-    tokens_per_second: float | None
-    step_seconds_p50: float
-    step_seconds_p95: float
-    exchange_seconds: float | None
-    exposed_exchange_seconds: float | None
-    codec_seconds: float | None
-    wait_seconds: float | None
-    worker_wait_seconds: tuple[float, ...] | None
-    sent_bytes: int | None
-    received_bytes: int | None
-    exchange_steps: int | None
-    servers: tuple[Mapping[str, Any], ...] | None
-    learning_rate: float
-    global_batch: int
-    peak_memory_bytes: int | None
-    evaluation_peak_memory_bytes: int | None = None
-    skipped_steps: int | None = None
+    epoch: Natural  # from 1
+    num_steps: Natural
+    train_seconds: Amount
+    train_loss: Finite | None
+    train_accuracy: Amount | None
+    test_loss: Finite | None
+    test_accuracy: Amount | None
+    images_per_second: Amount
+    tokens_per_second: Amount | None = None
+    step_seconds_p50: Amount
+    step_seconds_p95: Amount
+    exchange_seconds: Amount | None = None
+    exposed_exchange_seconds: Finite | None = None
+    codec_seconds: Amount | None = None
+    wait_seconds: Finite | None = None
+    worker_wait_seconds: tuple[Finite, ...] | None = None
+    sent_bytes: Natural | None
+    received_bytes: Natural | None
+    exchange_steps: Natural | None = None
+    servers: tuple[Annotated[Mapping[str, Any], _as(ServerLoad)], ...] | None = None
+    learning_rate: Rate
+    global_batch: Natural
+    peak_memory_bytes: Natural | None
+    evaluation_peak_memory_bytes: Natural | None = None
+    skipped_steps: Natural | None = None
+    checkpoint_seconds: Amount | None = None
 
     type: str = "epoch"
 
@@ -155,22 +241,61 @@ class Round:
     `train_loss` is the mean over all `num_examples` of the round. One that an epoch's end cuts short is not `is_whole`.
     """
 
-    epoch: int
-    round: int  # of the run, from 1
-    workers: tuple[int, ...]
-    worker_batches: tuple[int, ...]  # examples of one optimizer step
-    local_steps: tuple[int, ...]
-    began_seconds: tuple[float, ...]
-    compute_seconds: tuple[float, ...]
-    idle_seconds: tuple[float, ...]
-    exposed_exchange_seconds: tuple[float, ...]
-    exchange_seconds: tuple[float, ...]
-    codec_seconds: tuple[float, ...] | None
-    train_loss: float | None
-    num_examples: int
+    epoch: Natural
+    round: Natural  # of the run, from 1
+    workers: tuple[Natural, ...]
+    worker_batches: tuple[Natural, ...]  # examples of one optimizer step
+    local_steps: tuple[Natural, ...]
+    began_seconds: tuple[Finite, ...]
+    compute_seconds: tuple[Amount, ...]
+    idle_seconds: tuple[Finite, ...]
+    exposed_exchange_seconds: tuple[Finite, ...] = ()
+    exchange_seconds: tuple[Amount, ...]
+    codec_seconds: tuple[Amount, ...] | None = None
+    train_loss: Finite | None
+    num_examples: Natural
     is_whole: bool
 
     type: str = "round"
+
+    def __post_init__(self) -> None:
+        by_worker = (
+            *(self.worker_batches, self.local_steps, self.began_seconds, self.compute_seconds, self.idle_seconds),
+            *(self.exchange_seconds, self.exposed_exchange_seconds or self.exchange_seconds),
+        )
+        if any(len(values) != len(self.workers) for values in by_worker):
+            raise ValueError(f"not {len(self.workers)} values, one for each worker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The model on the test set, after so many steps, examples, epochs and seconds of training since the run began."""
+
+    epoch: Natural
+    num_steps: Natural
+    num_examples: Natural | None = None
+    epochs_done: Amount | None = None
+    train_seconds: Amount | None = None
+    test_loss: Finite | None = None
+    test_accuracy: Amount | None = None
+
+    type: str = "evaluation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseScale:
+    """Parts of the gradient noise scale, `variance` over `gradient_square`, each a mean over `num_examples`."""
+
+    epoch: Natural
+    num_steps: Natural
+    num_examples: Natural | None = None
+    epochs_done: Amount | None = None
+    gradient_square: Finite | None = None
+    variance: Finite | None = None
+    num_gradients: Natural | None = None
+    gradient_batch: Finite | None = None
+
+    type: str = "noise_scale"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,4 +316,57 @@ class End:
     type: str = "end"
 
 
-Record = Start | Step | Round | Epoch | Event | End
+Record = Start | Step | Round | Epoch | Evaluation | Event | End
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """How a run ended, and what its records come to; losses and accuracies are the last epoch's."""
+
+    run_id: str
+    status: Status
+    message: str = ""
+    strategy: str
+    num_workers: Count
+    local_batch: Count
+    global_batch: Count
+    seed: Seed
+    epochs: Natural
+    num_steps: Natural | None
+    train_seconds: Amount | None
+    wall_seconds: Finite | None
+    images_per_second: Amount | None
+    train_loss: Finite | None
+    train_accuracy: Amount | None
+    test_loss: Finite | None
+    test_accuracy: Amount | None
+    sent_bytes: Natural | None
+    warnings: tuple[str, ...] = ()
+    lost_workers: tuple[str, ...] = ()
+    metrics_crc32: Natural | None = None  # of `metrics.jsonl`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """Where a run was when a checkpoint of it was complete; `position` counts examples of the epoch."""
+
+    epoch: Count
+    position: Natural
+    num_steps: Natural
+    members: tuple[Natural, ...]  # ranks that had not been lost
+    num_workers: Count
+    metrics_bytes: Natural
+    time: Finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meta:
+    """What the parent of a run knew of its surroundings, as far as it is read again."""
+
+    launched_at: Finite | None = None
+    wall_seconds_before: Finite | None = None  # of earlier attempts that the run goes on from
+    command: str | None = None
+    cpu: str | None = None
+    cores: Natural | None = None
+    gpus: tuple[str, ...] | None = None
+    versions: Mapping[str, str | None] | None = None

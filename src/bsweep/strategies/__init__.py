@@ -5,9 +5,9 @@ from __future__ import annotations
 from bsweep.config import RunConfig, resolve
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
-from bsweep.strategies.base import InBackward, Resumable, Rounds, Strategy
+from bsweep.strategies.base import InBackward, Rounds, Strategy
 
-__all__ = ["InBackward", "Resumable", "Rounds", "Strategy", "build", "serve"]
+__all__ = ["InBackward", "Rounds", "Strategy", "build", "serve"]
 
 
 def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:

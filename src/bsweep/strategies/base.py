@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bsweep.clock import Mark, mark, seconds_between
-from bsweep.config import RunConfig, StrategyConfig
+from bsweep.config import RunConfig, StrategyConfig, Transport
 from bsweep.data.plan import Share, global_batch
 from bsweep.place import Place
-from bsweep.runlog import Event, Round, RunPaths, Traffic
+from bsweep.runlog import Checkpoint, Event, Round, RunPaths, Traffic
 from bsweep.vector import Flat
 
 
@@ -74,14 +74,28 @@ class Strategy(ABC):
     loss_scale = 1.0
     """What to multiply losses by, for an exchange that does not sum."""
 
+    transport: Transport | None = None
+    """How gradients travel, where that was to be chosen."""
+
+    warnings: tuple[Event, ...] = ()
+    """What a reader of the numbers should know of how it was set up, the same on all workers."""
+
+    stop_reason: str | None = None
+    """Why to stop after this round, the same on all workers; the run is saved, and may be taken up again."""
+
     hides_exchange = False
     """Data travel while workers compute, and are timed only from when computing is over."""
 
     def __init__(self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths) -> None:
         self.meter = Meter()
+        self.replicates = strategy.replicates
         self.rank, self.num_workers = place.rank, place.num_workers
         self.members = tuple(range(place.num_workers))
         """The ranks that still take part."""
+
+    def new_gradients(self, parameters: Tensor) -> Tensor:
+        """Zeros like these, where this worker's gradients are to lie. All workers call it together, before the rest."""
+        return torch.zeros_like(parameters)
 
     @abstractmethod
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
@@ -148,6 +162,40 @@ class Strategy(ABC):
             worker_wait_seconds=tuple((seconds.sum(dim=1) - exchange).tolist()),
         )
 
+    @property
+    def is_together(self) -> bool:
+        """Whether all workers meet after the round that has just ended, whose end is no epoch's; the same on all.
+
+        If not, a gather would make them wait for one another.
+        """
+        return self.in_step
+
+    def state(self) -> dict[str, Any]:
+        """What of this strategy all workers know alike, to go on from: tensors, numbers, texts, and lists of them.
+
+        Parameters, optimizer and random numbers are saved in any case. All workers have met before.
+        """
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027 (many know nothing of their own)
+        """Take up what `state` gave, after `prepare`. All workers call it together."""
+
+    def own_state(self) -> dict[str, Any]:
+        """What this worker alone knows, such as what it has counted of the epoch; otherwise as `state`."""
+        self.meter.read()
+        return {"meter": asdict(self.meter)}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Take up what `own_state` gave, after `load_state`; not called of a worker that was lost."""
+        self.meter = Meter(**state["meter"])
+
+    def save_elsewhere(self, checkpoint: Checkpoint) -> None:  # noqa: B027
+        """Have processes beside the workers put what they know into a checkpoint. All workers call it together."""
+
+    def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
+        """Have them take it up; whether they could. All workers call it together."""
+        return True
+
     def close(self) -> None:  # noqa: B027
         """Give back what `prepare` took."""
 
@@ -198,18 +246,3 @@ class Rounds(Strategy):
         Where an epoch, or the run, ends with it, all workers are left with the same parameters.
         `sums`: of losses, correct answers and labels of its part, float64 (3,).
         """
-
-
-class Resumable(Strategy):
-    """May stop before the run ends, in a state that a later run goes on from."""
-
-    stop_reason: str | None = None
-    """Why to stop after this round."""
-
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """What all workers know alike."""
-
-    @abstractmethod
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take up what `state` gave, after `prepare`."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -26,6 +27,17 @@ from bsweep.strategies.process_group import TorchStrategy
 # torch 2.13: where DDP's reducer drops the last reference to a group, it joins Gloo's threads with Python's lock held,
 # which one of them may be waiting for. So another reference stays.
 _KEPT: list[dist.ProcessGroup] = []
+
+# What its state gathers from step to step, beside its random numbers (torch 2.13).
+_OF_POWERSGD = (
+    "error_dict",
+    "p_memory_dict",
+    "q_memory_dict",
+    "iter",
+    "total_numel_before_compression",
+    "total_numel_after_compression",
+    "next_stats_report",
+)
 
 
 class DDP(TorchStrategy, InBackward):
@@ -69,6 +81,24 @@ class DDP(TorchStrategy, InBackward):
         if self._config.hook == "powersgd" and self.num_workers > 1:
             return Traffic()
         return Traffic(sent_bytes=meter.sent_bytes, received_bytes=meter.received_bytes)
+
+    def own_state(self) -> dict[str, Any]:
+        hook = self._powersgd
+        _, numbers, *rest = hook.rng.get_state(legacy=True)
+        return {
+            **super().own_state(),
+            "powersgd": {name: getattr(hook, name) for name in _OF_POWERSGD},
+            "powersgd_random": [np.asarray(numbers).tolist(), *rest],
+        }
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        super().load_own_state(state)
+        device = self._vector.parameters.device
+        for name, value in state["powersgd"].items():
+            if isinstance(value, dict):
+                value = {bucket: tensor.to(device) for bucket, tensor in value.items()}
+            setattr(self._powersgd, name, value)
+        self._powersgd.rng.set_state(("MT19937", *state["powersgd_random"]))
 
     def _hook(self) -> tuple[Any, Any]:
         match self._config.hook:

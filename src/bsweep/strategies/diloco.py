@@ -28,7 +28,7 @@ from bsweep.errors import WorkerLost
 from bsweep.place import Place
 from bsweep.runlog import Event, Round, RunPaths, Traffic
 from bsweep.strategies import clocks
-from bsweep.strategies.base import Meter, Resumable, Rounds
+from bsweep.strategies.base import Meter, Rounds
 from bsweep.strategies.roll_call import RollCall
 from bsweep.strategies.summing import Summing
 from bsweep.vector import Anchor, Flat
@@ -65,7 +65,9 @@ class OfEpoch:
     codec: float = 0.0
 
 
-class DiLoCo(Rounds, Resumable):
+class DiLoCo(Rounds):
+    is_together = True
+
     def __init__(self, config: RunConfig, strategy: DiLoCoConfig, place: Place, paths: RunPaths) -> None:
         super().__init__(config, strategy, place, paths)
         self._config, self._strategy = config, strategy
@@ -176,7 +178,7 @@ class DiLoCo(Rounds, Resumable):
             "round": self._round,
             "train_seconds": self._train_seconds,
             "last_end": self._last_end,
-            "of_epoch": (dataclasses.asdict(self._of_epoch), dataclasses.asdict(self._exchange.meter)),
+            "of_epoch": dataclasses.asdict(self._of_epoch),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -186,10 +188,14 @@ class DiLoCo(Rounds, Resumable):
         self._round, self._train_seconds, self._last_end = (
             state[key] for key in ("round", "train_seconds", "last_end")
         )
-        seconds, meter = state["of_epoch"]
-        self._of_epoch = OfEpoch(**{**seconds, "waits": seconds["waits"].cpu()})
-        self._exchange.meter = Meter(**meter)
+        self._of_epoch = OfEpoch(**state["of_epoch"])
         self._look_at_the_clock()  # it may have stopped after its last round
+
+    def own_state(self) -> dict[str, Any]:
+        return self._exchange.own_state()
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        self._exchange.load_own_state(state)
 
     def close(self) -> None:
         if self._roll_call:
@@ -340,7 +346,7 @@ class DiLoCo(Rounds, Resumable):
         self._is_broken = True
         goes_on = self._strategy.on_loss == "continue"
         message = (
-            f"rank {lost} was lost in round {self._round}: no sign of life for "
+            f"{self._config.process_name(lost)} was lost in round {self._round}: no sign of life for "
             f"strategy.loss_timeout_seconds={self._strategy.loss_timeout_seconds:g}; "
             + (f"{len(self.members)} workers go on" if goes_on else "stopped after the round")
         )

@@ -9,9 +9,11 @@ A worker holds three more vectors: what travels, its own part of that, and where
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +37,9 @@ class _Travelling:
 
 
 class EagerDiLoCo(DiLoCo):
+    is_together = False  # what travels would be waited for
+    _travelling: _Travelling | None = None
+
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         super().prepare(vector, optimizer)
         self._start = self._anchor.parameters.clone()
@@ -42,8 +47,8 @@ class EagerDiLoCo(DiLoCo):
         self._thread = ThreadPoolExecutor(max_workers=1)
         # On a GPU what travels has a stream of its own: on the one that computes it would hold up what follows.
         self._stream = torch.cuda.Stream(vector.parameters.device) if vector.parameters.is_cuda else None
-        self._travelling: _Travelling | None = None
         self._last_arrival = float("-inf")  # of the round that landed last
+        self._main_thread = threading.get_ident()
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         own = self._arrive(sums, num_examples)
@@ -63,6 +68,49 @@ class EagerDiLoCo(DiLoCo):
         self._look_at_the_clock()
         if ends_epoch or self.is_finished:
             self._agree()
+
+    def gather(self, values: Tensor) -> Tensor:
+        if self._travelling and threading.get_ident() == self._main_thread:
+            self._travelling.arrivals.result()  # one message after the other: what travels asks for some of its own
+        return super().gather(values)
+
+    def state(self) -> dict[str, Any]:
+        travelling, now = self._travelling, time.monotonic() - self._offsets[self.rank]
+        if travelling is None:
+            return super().state()
+        on_its_way = {
+            "epoch": travelling.epoch,
+            "number": travelling.number,
+            "arrivals": asdict(travelling.arrivals.result()),
+            "waited_until": travelling.waited_until - now,
+            "last_arrival": self._last_arrival - now,
+            "sum": self._anchor.gradients,
+        }
+        return {**super().state(), "now": now, "travelling": on_its_way}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        now = float(self.gather(torch.tensor([time.monotonic()], dtype=torch.float64))[0])  # on the first one's clock
+        if "travelling" not in state:
+            return
+        saved, pause = state["travelling"], now - state["now"]
+        arrivals = Arrivals(**saved["arrivals"])
+        times = {name: getattr(arrivals, name) + pause for name in ("began", "arrived", "released")}
+        landing: Future[Arrivals] = Future()
+        landing.set_result(replace(arrivals, **times))
+        self._travelling = _Travelling(saved["epoch"], saved["number"], landing, saved["waited_until"] + now)
+        self._last_arrival = saved["last_arrival"] + now
+        self._anchor.gradients.copy_(saved["sum"])
+
+    def own_state(self) -> dict[str, Any]:
+        if self._travelling:
+            self._travelling.arrivals.result()  # it is counted
+        return {**super().own_state(), "start": self._start, "own_part": self._own_part}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        super().load_own_state(state)
+        self._start.copy_(state["start"])
+        self._own_part.copy_(state["own_part"])
 
     def close(self) -> None:
         self._thread.shutdown()  # all workers end alike, and what still travels arrives; the process may train on

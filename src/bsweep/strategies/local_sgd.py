@@ -7,6 +7,7 @@ after every step is synchronous SGD exactly, momentum and uneven tails included.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -27,6 +28,7 @@ class LocalSGD(TorchStrategy, Rounds):
         self.choose(strategy.algorithm)
         self._config = strategy
         self._num_steps = 0
+        self._has_met = True
         self.loss_scale = float(self.num_workers)
 
     def rate_batch(self, shares: Sequence[Share]) -> float:
@@ -43,8 +45,19 @@ class LocalSGD(TorchStrategy, Rounds):
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         warms_up = self._num_steps <= self._config.warmup_steps
-        if warms_up or self._num_steps % self._config.sync_every == 0 or ends_epoch:
+        self._has_met = warms_up or self._num_steps % self._config.sync_every == 0 or ends_epoch
+        if self._has_met:
             self._average()
+
+    @property
+    def is_together(self) -> bool:
+        return self._has_met
+
+    def state(self) -> dict[str, Any]:
+        return {"num_steps": self._num_steps}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._num_steps = state["num_steps"]
 
     def _average(self) -> None:
         if self.num_workers == 1:

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from bsweep import sharding
 from bsweep.config import ParameterServerConfig, RunConfig
 from bsweep.errors import WorkerLost, errors_reported
 from bsweep.place import Place
-from bsweep.runlog import RunPaths, Traffic
+from bsweep.runlog import Checkpoint, RunPaths, Traffic
 from bsweep.strategies.base import Meter, Rounds
 from bsweep.strategies.process_group import TorchStrategy, join
 from bsweep.strategies.server import Server, decode_load, encode_layout, report_size
@@ -38,7 +39,7 @@ def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:
     join(config, place)
     inbox: Inbox = queue.SimpleQueue()
     links = [ToRemoteWorker(worker, inbox) for worker in range(config.num_workers)]
-    Server(config, links, inbox, paths.server_clocks(place.rank - config.num_workers)).run()
+    Server(config, links, inbox, paths, place.rank - config.num_workers).run()
     dist.destroy_process_group()
 
 
@@ -83,6 +84,21 @@ class ParameterServer(TorchStrategy, Rounds):
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         if ends_epoch and not self.in_step:
             self._agree()
+
+    def own_state(self) -> dict[str, Any]:
+        return {**super().own_state(), "clock": self._clock, "wait_seconds": self._wait_seconds}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        super().load_own_state(state)
+        self._clock, self._wait_seconds = state["clock"], state["wait_seconds"]
+
+    def save_elsewhere(self, checkpoint: Checkpoint) -> None:
+        self._meet()  # all pushes are answered
+        if self.rank == 0 and not all(part.remember(Kind.SAVE, checkpoint) for part in self._parts):
+            raise OSError("a server could not write it")
+
+    def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
+        return self.rank > 0 or all(part.remember(Kind.RESTORE, checkpoint) for part in self._parts)
 
     def _agree(self) -> None:
         """Pull what all workers' pushes have made of the model. All workers call it together."""
@@ -182,6 +198,12 @@ class _Part:
         self.link.ask(Request(Kind.LOAD), self._pack(self._vector.parameters))
         self.link.wait()
 
+    def remember(self, kind: Kind, checkpoint: Checkpoint) -> bool:
+        """Have the server write a checkpoint, or read one; whether it could."""
+        name = torch.frombuffer(bytearray(checkpoint.folder.name.encode()), dtype=torch.uint8)
+        self.link.ask(Request(kind, num_bytes=len(name)), name)
+        return self.link.wait() >= 0
+
     def ask(self, request: Request) -> None:
         """Ask for the parameters, in return for the gradient if it is a push."""
         payload = self._pack(self._vector.gradients) if request.kind == Kind.PUSH else None
@@ -221,7 +243,7 @@ class _ColocatedServer:
         links = [
             self.link if worker == place.rank else ToRemoteWorker(worker, inbox) for worker in range(config.num_workers)
         ]
-        self._server = Server(config, links, inbox, paths.server_clocks(place.rank))
+        self._server = Server(config, links, inbox, paths, place.rank)
         self.is_closing = threading.Event()
         self.thread = threading.Thread(target=self._run, name=f"server {place.rank}", daemon=True)
         self.thread.start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,10 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bsweep import optim
+from bsweep import files, optim
 from bsweep.config import ParameterServerConfig, RunConfig
 from bsweep.errors import WorkerLost
-from bsweep.runlog import ServerLoad
+from bsweep.runlog import Checkpoint, RunPaths, ServerLoad
 from bsweep.strategies.server_links import Arrival, Inbox, Kind, ToWorker
 from bsweep.vector import Shard, Slice
 
@@ -38,10 +39,12 @@ class Server:
     """Serves until all workers have said goodbye.
 
     `links` lead to the workers, by rank, whose requests are announced in `inbox`; every push goes on record in the
-    CSV file `clocks`.
+    CSV file of this server's `number`, after those of a run that is taken up again.
     """
 
-    def __init__(self, config: RunConfig, links: Sequence[ToWorker], inbox: Inbox, clocks: Path) -> None:
+    def __init__(
+        self, config: RunConfig, links: Sequence[ToWorker], inbox: Inbox, paths: RunPaths, number: int
+    ) -> None:
         assert isinstance(config.strategy, ParameterServerConfig), config.strategy
         self._optimizer_config = config.optimizer
         self._is_synchronous = config.strategy.consistency == "synchronous"
@@ -53,9 +56,12 @@ class Server:
         self._buffers: list[Tensor] = []
         self._tally = _Tally(len(links))
         self._busy_since = time.perf_counter()
+        self._paths, self._number = paths, number
+        clocks = paths.server_clocks(number)
         clocks.parent.mkdir(parents=True, exist_ok=True)
-        self._file = clocks.open("w", newline="", encoding="utf-8")
+        self._file = clocks.open("a", newline="", encoding="utf-8")
         self._record = csv.writer(self._file)
+        self._recorded_before = self._file.tell()
 
     def run(self) -> None:
         """Answer requests; only pushes may have to wait for others.
@@ -89,6 +95,9 @@ class Server:
                 self._step(arrival)
             case Kind.PULL:
                 self._answer(link, 0.0)
+            case Kind.SAVE | Kind.RESTORE:
+                remembers = self._save if kind == Kind.SAVE else self._restore
+                link.answer(0.0 if remembers(self._named(arrival)) else -1.0)
             case Kind.STATS:
                 self._file.flush()
                 link.answer(0.0, self._tally.report())
@@ -99,9 +108,42 @@ class Server:
         self._optimizer = optim.build(self._optimizer_config, self._shard)
         self._clocks = [0] * len(self._links)
         self._tally = _Tally(len(self._links))
-        self._file.seek(0)
-        self._file.truncate()
-        self._record.writerow(["time", "worker", "clock", "slowest_clock", "queue_seconds"])
+        self._file.truncate(self._recorded_before)
+        if not self._recorded_before:
+            self._record.writerow(["time", "worker", "clock", "slowest_clock", "queue_seconds"])
+
+    def _named(self, arrival: Arrival) -> Path:
+        """Where this server's part of the checkpoint lies that a worker names."""
+        name = torch.empty(arrival.request.num_bytes, dtype=torch.uint8)
+        self._receive(self._links[arrival.worker], name)
+        return Checkpoint(self._paths.checkpoints / name.numpy().tobytes().decode()).server(self._number)
+
+    def _save(self, path: Path) -> bool:
+        self._file.flush()
+        state = {
+            "parameters": self._shard.parameters,
+            "optimizer": self._optimizer.state_dict(),
+            "clocks": self._clocks,
+            "tally": vars(self._tally),
+            "recorded_bytes": self._file.tell(),
+        }
+        try:
+            files.write(state, path)
+        except (OSError, RuntimeError):
+            traceback.print_exc()
+            return False
+        return True
+
+    def _restore(self, path: Path) -> bool:
+        state = files.read(path)
+        if state is None:
+            return False
+        self._shard.parameters.copy_(state["parameters"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._clocks = state["clocks"]
+        vars(self._tally).update(state["tally"])
+        self._file.truncate(state["recorded_bytes"])
+        return True
 
     def _step(self, first: Arrival) -> None:
         """One step of the optimizer: with the sum of all workers' pushes or, where they are not in step, with one."""

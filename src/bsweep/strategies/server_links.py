@@ -35,6 +35,8 @@ class Kind(IntEnum):
     PULL = 4  # give me the parameters
     STATS = 5  # what have you done since I asked last?
     BYE = 6
+    SAVE = 7  # put what you know into the checkpoint of this name
+    RESTORE = 8  # take it up from there; it is held back for less than no time if you cannot
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Request:
     kind: Kind
     clock: int = 0  # pushes that the worker has made, this one included
     learning_rate: float = 0.0
-    num_bytes: int = 0  # of a LAYOUT
+    num_bytes: int = 0  # of a LAYOUT, or of a name
 
     def encoded(self) -> Tensor:
         return torch.tensor([self.kind, self.clock, self.learning_rate, self.num_bytes], dtype=torch.float64)

@@ -64,6 +64,14 @@ class Summing(Strategy):
         self.meter = Meter()
         self.build_codec()
 
+    def own_state(self) -> dict[str, Any]:
+        return {**super().own_state(), "codec": self._codec.saved() if self._codec else None}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        super().load_own_state(state)
+        if self._codec and state["codec"]:
+            self._codec.load(state["codec"])
+
     def exchange(self) -> None:
         """Replace the gradients by their sum over workers.
 

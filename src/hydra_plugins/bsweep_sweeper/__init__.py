@@ -9,6 +9,7 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobStatus
+from omegaconf import DictConfig
 
 
 class Sweeper(BasicSweeper):
@@ -16,23 +17,34 @@ class Sweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> list[str]:
         """Run the grid that `hydra.sweeper.params` and the command line span; the status of every point."""
-        from bsweep import sweep  # Hydra imports all plugins at every start
+        from bsweep import grid, overrides, sweep  # Hydra imports all plugins at every start
 
         assert self.config is not None and self.hydra_context is not None and self.launcher is not None
         loader = self.hydra_context.config_loader
+        master: DictConfig = self.config
         parser = OverridesParser.create(config_loader=loader)
-        overrides = parser.parse_overrides([*map(sweep.as_hydra_takes, self._parse_config()), *arguments])
-        (points,) = self.split_arguments(overrides, None)
-        composed = [loader.load_sweep_config(self.config, list(point)) for point in points]
-        chosen = sweep.plan(composed)
-        returned = self.launcher.launch([points[index] for index in chosen], initial_job_idx=0)
-        statuses = [_status(job) for job in returned]
-        sweep.STATUSES.extend(statuses)
-        return statuses
+        axes = [overrides.as_hydra_takes(axis) for axis in self._parse_config()]
+        overrides.refuse([*axes, *arguments])
+        (points,) = self.split_arguments(parser.parse_overrides([*axes, *arguments]), None)
+
+        def compose(point: list[str]) -> DictConfig:
+            composed = loader.load_sweep_config(master, point)
+            overrides.refuse_folders(composed)
+            return composed
+
+        configs = grid.configs(compose, points)
+        return sweep.run_points(configs, lambda places: self._start([points[place] for place in places]))
+
+    def _start(self, points: Sequence[Sequence[str]]) -> list[str]:
+        assert self.launcher is not None
+        return [_status(job) for job in self.launcher.launch(points, initial_job_idx=0)]
 
     def _parse_config(self) -> list[str]:
         """The axes of an experiment; one that it inherits is not swept where it is null."""
-        return [f"{axis}={values}" for axis, values in self.params.items() if values is not None]
+        axes: Any = {} if self.params is None else self.params
+        if not hasattr(axes, "items"):
+            raise ValueError(f"hydra.sweeper.params={axes}: give keys with their values, as in {{seed: '0,1'}}.")
+        return [f"{axis}={values}" for axis, values in axes.items() if values is not None]
 
 
 def _status(job: Any) -> str:

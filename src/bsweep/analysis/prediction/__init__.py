@@ -1,0 +1,157 @@
+"""Which batch size on how many workers gets to a target soonest, or cheapest, from some of a grid's cells.
+
+T(B, N) = S(B) t(B, N): steps to the target by global batch (`steps`) times seconds of a step (`step_time`), each with a
+posterior, so that every cell of a grid has a prediction interval, measured or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bsweep.analysis import mixture
+from bsweep.analysis.loading import load
+from bsweep.analysis.prediction import critical_batch, rates
+from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES, Fits, fit, leave_one_out
+from bsweep.analysis.prediction.forecast import Forecast, default_grid, forecast, grid
+from bsweep.analysis.prediction.objectives import Objective, choose, parse_objective, with_probabilities
+from bsweep.analysis.prediction.result import Prediction
+from bsweep.analysis.prediction.selection import Observed, observed, rate_rule
+from bsweep.analysis.prediction.step_time import Timing, probe_timings
+from bsweep.analysis.study import Study
+from bsweep.config import Target, target_of
+
+__all__ = ["Fits", "Prediction", "fit", "leave_one_out", "predict", "predict_from"]
+
+
+def predict(
+    study: Study | str | Path,
+    target_accuracy: float | None = None,
+    target_loss: float | None = None,
+    *,
+    objective: str = "fastest",
+    batches: Sequence[int] | None = None,
+    workers: Sequence[int] | None = None,
+    price_per_worker_hour: float | None = None,
+    where: Mapping[str, str] | None = None,
+    probe: str | Path | None = None,
+) -> Prediction:
+    """Predict the time to a target for every cell of a grid, and recommend one.
+
+    Args:
+        study: a study or its folder.
+        target_accuracy: the test accuracy to reach, a fraction; or
+        target_loss: the test loss. Without either, the one that the study's runs were ended at.
+        objective: `fastest`, `cheapest`, `deadline=2h`, `workers<=4`, or some of them joined by commas.
+        batches: global batch sizes of the grid; None: those of the runs, and doublings between them.
+        workers: worker counts of the grid; None: those of the runs.
+        price_per_worker_hour: in any currency.
+        where: columns of `study.runs` and the value to choose, where runs differ in more than batch and workers.
+        probe: a `probe.json`, whose steps and exchange count beside those of the runs.
+
+    Raises:
+        ValueError: the target was not reached, points are missing, the grid is one cell, runs differ in more than
+            batch size and workers; the message has the remedy. FileNotFoundError: there is no such study.
+    """
+    wanted = parse_objective(objective)
+    known = study if isinstance(study, Study) else load(study, mix=True)  # `where` may choose
+    seen = observed(known, _target(known, target_accuracy, target_loss), where)
+    timings = probe_timings(probe) if probe else ()
+    return predict_from(seen, fit(seen, timings), wanted, _grid(seen, batches, workers), price_per_worker_hour, timings)
+
+
+def predict_from(
+    seen: Observed,
+    fits: Fits,
+    objective: Objective,
+    of: Sequence[tuple[int, int, int]],
+    price_per_worker_hour: float | None = None,
+    timings: tuple[Timing, ...] = (),
+) -> Prediction:
+    """The prediction for a grid of cells from fits that are there already; see `predict`."""
+    predicted = forecast(seen, fits.steps, fits.step_time, of, price_per_worker_hour)
+    choice = choose(predicted, objective)
+    return Prediction(
+        study=seen.study.name,
+        target=seen.target,
+        objective=objective,
+        choice=choice,
+        cells=with_probabilities(predicted, objective),
+        rate_rule=rate_rule(seen.runs),
+        warnings=tuple(dict.fromkeys(_warnings(seen, fits, predicted, choice.place))),
+        seen=seen,
+        timings=timings,
+        forecast=predicted,
+        fitted=fits,
+    )
+
+
+def _target(study: Study, accuracy: float | None, loss: float | None) -> Target:
+    if accuracy is None and loss is None:
+        of = {
+            name: study.runs[name].dropna().unique()
+            for name in ("target_accuracy", "target_loss")
+            if name in study.runs and study.runs[name].notna().any()
+        }
+        if len(of) != 1 or any(len(values) != 1 for values in of.values()):
+            raise ValueError("give a target: --target-accuracy 0.9, or --target-loss; the runs name no single one.")
+        accuracy, loss = (float(of[name][0]) if name in of else None for name in ("target_accuracy", "target_loss"))
+    return target_of(accuracy, loss)
+
+
+def _grid(seen: Observed, batches: Sequence[int] | None, workers: Sequence[int] | None) -> list[tuple[int, int, int]]:
+    own = default_grid(seen)
+    if batches is None and workers is None:
+        of = own
+    else:
+        of = grid(
+            seen,
+            sorted({batch for batch, _, _ in own}) if batches is None else sorted(set(batches)),
+            sorted({count for _, count, _ in own}) if workers is None else sorted(set(workers)),
+        )
+    if len(of) < 2:
+        raise ValueError(
+            f"a grid of {'one cell' if of else 'no cells'}: there is nothing to choose from. Give --batches (global, "
+            "each a multiple of the workers and no larger than the training set) or --workers, as in "
+            "--batches 32,64,128 --workers 1,2."
+        )
+    return of
+
+
+def _warnings(seen: Observed, fits: Fits, predicted: Forecast, place: int) -> Iterator[str]:
+    yield from rates.warnings(seen, float(np.median(fits.steps.sigma)))
+    runs, cells = seen.runs, predicted.cells
+    num_reached = runs.loc[runs["reached"].eq(True), "global_batch"].nunique()
+    if num_reached < ENOUGH_BATCHES:
+        yield (
+            f"{num_reached} batch size{'s' * (num_reached > 1)} reached the target, and S_min + E_min / B has two "
+            f"parameters: {ENOUGH_BATCHES - num_reached} more would test it. Intervals lean on priors."
+        )
+    known = sorted(set(runs.loc[runs["step_seconds"] > 0, "num_workers"]))
+    others = sorted(set(cells["num_workers"]) - set(known))
+    if others and (len(known) < 2 or max(others) > max(known)):
+        yield (
+            f"steps were timed on {_counts(known)} alone: what an exchange costs on {_counts(others)} is "
+            "a guess within its wide interval. Time a few steps there, or give a probe."
+        )
+    if runs.loc[runs["device"] == "cpu"].groupby("num_workers")["threads"].first().nunique() > 1:
+        yield (
+            "the threads of a worker change with the number of workers: the form of a step's time has each worker "
+            "compute as fast as one alone. Give launch.threads_per_worker."
+        )
+    if cells["num_runs"].iloc[place] and not cells["num_reached"].iloc[place]:
+        yield (
+            "no run of the recommended cell reached the target. The prediction takes it that they would have, trained "
+            "for longer, and knows no accuracy beyond which a batch size never gets: train it for longer first."
+        )
+    for name, values in mixture.mixture(runs, seen.study.provenance).items():  # hardware was refused
+        yield f"the runs are of different versions of {name}, whose times may differ: {mixture.in_words(values)}."
+    if cells["is_extrapolated"].iloc[place]:
+        yield "the recommended cell lies beyond the batches or workers that were run: train it before relying on it."
+    yield from critical_batch.disagreements(fits.critical_batches)
+
+
+def _counts(workers: Sequence[int]) -> str:
+    return f"{', '.join(str(count) for count in workers)} worker{'s' * (workers[-1] > 1)}"

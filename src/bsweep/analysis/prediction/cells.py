@@ -1,0 +1,110 @@
+"""Measurements of cells: log y = model + effect of the cell + noise of the run, some of them censored.
+
+The effect, normal with deviation tau, is what the model misses at a cell; every run there shares it. The noise, normal
+with deviation sigma, is between runs. So what is predicted of a cell that was measured goes by the model *and* by its
+own runs, and a model that fits badly makes intervals wide. A censored run says that log y is above (or below) a
+bound, no more: it enters by that probability (Tobin, 1958), given the effect, over which is integrated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import log_ndtr, logsumexp
+
+from bsweep.analysis.prediction.sampler import Array
+
+_NODES, _LOG_WEIGHTS = np.polynomial.hermite_e.hermegauss(11)
+_LOG_2PI = float(np.log(2 * np.pi))
+_LOG_WEIGHTS = np.log(_LOG_WEIGHTS) - 0.5 * _LOG_2PI
+_CANDIDATES = 64  # for the effect of a cell with censored runs, of which one is drawn
+
+
+@dataclass(frozen=True)
+class CellRuns:
+    """The runs of one cell, as logarithms: `exact` ones and, of others, bounds that they are `above` or `below`."""
+
+    exact: Array
+    above: Array
+    below: Array
+
+    @property
+    def is_censored(self) -> bool:
+        return len(self.above) + len(self.below) > 0
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Cells in order, and of their exact runs the `count`, the `mean` and the sum of squares `within`."""
+
+    runs: tuple[CellRuns, ...]
+    count: Array
+    mean: Array
+    within: Array
+
+
+def cells_of(runs: Iterable[CellRuns]) -> Cells:
+    known = tuple(runs)
+    count = np.array([len(cell.exact) for cell in known], float)
+    mean = np.array([cell.exact.mean() if len(cell.exact) else 0.0 for cell in known])
+    within = np.array([np.sum((cell.exact - center) ** 2) for cell, center in zip(known, mean, strict=True)])
+    return Cells(known, count, mean, within)
+
+
+def cell_runs(exact: ArrayLike = (), above: ArrayLike = (), below: ArrayLike = ()) -> CellRuns:
+    return CellRuns(*(np.log(np.asarray(values, float)) for values in (exact, above, below)))
+
+
+def log_likelihood(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
+    """Of all runs, by draw: from logarithms by a model, (draws, cells), and deviations, (draws,) or (draws, cells)."""
+    spread = np.broadcast_to(tau if tau.ndim == 2 else tau[:, None], model.shape)
+    total = _of_exact(cells, model, sigma[:, None], spread).sum(axis=1)
+    for number, cell in enumerate(cells.runs):
+        if cell.is_censored:
+            mean, deviation = _effect(cell, model[:, number], sigma, spread[:, number])
+            effects = mean[:, None] + deviation[:, None] * _NODES
+            logs = _of_censored(cell, model[:, number], effects, sigma) + _LOG_WEIGHTS
+            total += logsumexp(logs, axis=1)
+    return np.asarray(total)
+
+
+def draw_effects(cells: Cells, model: Array, sigma: Array, tau: Array, rng: np.random.Generator) -> Array:
+    """The effect of each cell given its runs, a draw for each draw of the parameters: (draws, cells)."""
+    tau = np.broadcast_to(tau if tau.ndim == 2 else tau[:, None], model.shape)
+    drawn = []
+    for cell, expected, spread in zip(cells.runs, model.T, tau.T, strict=True):
+        mean, deviation = _effect(cell, expected, sigma, spread)
+        count = _CANDIDATES if cell.is_censored else 1
+        candidates = mean[:, None] + deviation[:, None] * rng.standard_normal((len(model), count))
+        logs = _of_censored(cell, expected, candidates, sigma) + rng.gumbel(size=candidates.shape)
+        drawn.append(candidates[np.arange(len(model)), logs.argmax(axis=1)])
+    return np.stack(drawn, axis=1)
+
+
+def _of_exact(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
+    """Normal with variance sigma^2 each and covariance tau^2 between any two of a cell; (draws, cells)."""
+    n, own = cells.count, sigma**2
+    of_mean = own + n * tau**2
+    misses = n * (cells.mean - model) ** 2 / of_mean + cells.within / own
+    return np.where(n > 0, (1 - n) * np.log(sigma) - 0.5 * (np.log(of_mean) + misses + n * _LOG_2PI), 0.0)
+
+
+def _effect(cell: CellRuns, model: Array, sigma: Array, tau: Array) -> tuple[Array, Array]:
+    """Mean and deviation of the effect given the exact runs."""
+    n = len(cell.exact)
+    total = float(cell.exact.sum())
+    of_mean = sigma**2 + n * tau**2
+    return tau**2 * (total - n * model) / of_mean, tau * sigma / np.sqrt(of_mean)
+
+
+def _of_censored(cell: CellRuns, model: Array, effects: Array, sigma: Array) -> Array:
+    """Log probability of the bounds at each of some effects, (draws, effects)."""
+    expected, scale = model[:, None] + effects, sigma[:, None]
+    logs: NDArray[np.float64] = np.zeros(effects.shape)
+    for bounds, sign in ((cell.above, 1), (cell.below, -1)):
+        for bound, count in zip(*np.unique(bounds, return_counts=True), strict=True):
+            logs += count * log_ndtr(sign * (expected - bound) / scale)
+    return logs

@@ -1,0 +1,158 @@
+"""The critical batch size, E_min / S_min, three ways side by side: steps to a target, noise scale, branched runs.
+
+The three are defined differently and agree within a factor of a few where all is well (McCandlish et al., arXiv
+1812.06162): the noise scale is of the gradient along one run, steps to a target integrate over whole runs, branches go
+on from one checkpoint. Each has an interval or says that it is not identifiable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+
+from bsweep.analysis.numbers import number
+from bsweep.analysis.prediction.cells import cell_runs
+from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
+from bsweep.analysis.prediction.selection import Observed
+from bsweep.analysis.prediction.steps import Known, StepsFit, fit_steps
+from bsweep.analysis.targets import to_target
+from bsweep.config import Target
+
+INTERVAL = (0.05, 0.95)  # quantiles: of all that is said to lie in 90 % intervals
+_NOISE_FACTOR = 3.0  # by which a noise scale may miss the critical batch of steps to a target, as one deviation
+_FEWEST_RECORDS = 8  # of a noise scale, for a bootstrap of them to mean anything
+_NUM_BOOTSTRAPS = 2000
+_TOLD = 0.7  # of the prior's width: what is wider was not told by the runs
+
+
+@dataclass(frozen=True)
+class CriticalBatch:
+    """One estimate in examples with its 90 % interval; `verdict` is empty, or why it is not identifiable."""
+
+    source: str
+    value: float
+    low: float
+    high: float
+    verdict: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        return not self.verdict
+
+    def as_known(self) -> Known:
+        """What it says of steps to a target: its own width, and the factor by which the definitions may differ."""
+        own = np.log(self.high / self.low) / 3.29
+        return Known(self.value, float(np.exp(np.hypot(np.log(_NOISE_FACTOR), own))))
+
+
+def from_steps(fit: StepsFit) -> CriticalBatch:
+    """From steps to a target, without what is known from elsewhere."""
+    low, value, high = np.quantile(fit.critical_batch, [INTERVAL[0], 0.5, INTERVAL[1]])
+    width = np.std(np.log(fit.critical_batch)) / np.log(10)
+    few = f"not identifiable: {len(fit.batches)} batch size{'s' * (len(fit.batches) > 1)} tell little of it"
+    return CriticalBatch("steps to target", float(value), float(low), float(high), few if width > _TOLD else "")
+
+
+def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
+    """From records of the gradient noise scale: sum of variances over sum of squared gradients.
+
+    A ratio of averages, for a mean of ratios is dominated by those whose denominator is near zero. Its interval is by
+    resampling blocks of consecutive records of each run in turn (circular block bootstrap; Politis and Romano, 1992),
+    since neighbours are alike. Not identifiable where the squared gradient may be zero or less in more than one of
+    twenty resamples, so that the ratio has no upper end.
+
+    Args:
+        records: as `Study.noise_scales`.
+        seed: of the resampling.
+    """
+    source, known = "noise scale", records.dropna(subset=["variance", "gradient_square"])
+    runs = [of[["variance", "gradient_square"]].to_numpy(float) for _, of in known.groupby("run_id")]
+    if len(known) < _FEWEST_RECORDS:
+        lacking = _FEWEST_RECORDS - len(known)
+        verdict = f"not identifiable: {lacking} records are missing" if len(known) else "not measured"
+        return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
+    rng = np.random.default_rng(seed)
+    sums = np.sum([_block_sums(of, rng) for of in runs], axis=0)
+    variance, square = known["variance"].sum(), known["gradient_square"].sum()
+    is_bad = (sums[:, 1] <= 0) | (sums[:, 0] <= 0)
+    if is_bad.mean() > INTERVAL[0] or square <= 0 or variance <= 0:
+        verdict = "not identifiable: the squared gradient may be zero; average more steps"
+        return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
+    ratios = np.where(is_bad, np.inf, sums[:, 0] / np.where(is_bad, 1, sums[:, 1]))
+    low, high = np.quantile(ratios, INTERVAL, method="lower")
+    if not np.isfinite(high):
+        high = ratios[np.isfinite(ratios)].max()
+    return CriticalBatch(source, float(variance / square), float(low), float(high))
+
+
+def _block_sums(values: Array, rng: np.random.Generator) -> Array:
+    """Sums over resamples of a run's records, (resamples, columns)."""
+    n = len(values)
+    length = max(1, min(n, round(1.5 * n ** (1 / 3))))
+    starts = rng.integers(n, size=(_NUM_BOOTSTRAPS, -(-n // length)))
+    places = (starts[:, :, None] + np.arange(length)) % n
+    return np.asarray(values[places.reshape(_NUM_BOOTSTRAPS, -1)[:, :n]].sum(axis=1))
+
+
+def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> CriticalBatch:
+    """From runs that go on from one checkpoint at several batch sizes, each to the same loss.
+
+    Args:
+        branches: a row a run, with `global_batch`, `steps` since the checkpoint, and whether the loss was `reached`.
+        num_draws: of the posterior.
+    """
+    source, reached = "branched runs", branches[branches["reached"].astype(bool)]
+    if branches.empty:
+        return CriticalBatch(source, np.nan, np.nan, np.nan, "not measured")
+    if (number_of := reached["global_batch"].nunique()) < 2:
+        verdict = f"not identifiable: {2 - number_of} branch{'es are' if number_of == 0 else ' is'} missing"
+        return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
+    lost = branches[~branches["reached"].astype(bool)]
+    cells = {
+        float(batch): cell_runs(*(of.loc[of["global_batch"] == batch, "steps"] for of in (reached, lost)))
+        for batch in branches["global_batch"].unique()
+    }
+    found = from_steps(fit_steps(cells, num_draws=num_draws))
+    return CriticalBatch(source, found.value, found.low, found.high, found.verdict)
+
+
+def branches_of(seen: Observed) -> pd.DataFrame:
+    """The table of `from_branches`, of runs that say in `branch_of` whose checkpoint they went on from.
+
+    Their steps count from there. The loss is the one that all branches of a checkpoint reach: the least good of their
+    best test losses. Branches of several checkpoints would be fitted apart; the latest one's are taken.
+    """
+    runs = seen.study.runs
+    if "branch_of" not in runs or runs["branch_of"].isna().all():
+        return pd.DataFrame({"global_batch": [], "steps": [], "reached": []})
+    branches = runs[runs["branch_of"].notna() & (runs["branch_of"] != "")]
+    of_last = branches[branches["branch_of"] == branches["branch_of"].iloc[-1]].set_index("run_id")
+    best = to_target(seen.study, Target("test_loss", 0.0))["best"].reindex(of_last.index)
+    target = Target("test_loss", float(best.max()))
+    reached = to_target(seen.study, target).reindex(of_last.index)
+    steps = reached["steps_to_target"].fillna(reached["trained_steps"])
+    table = pd.DataFrame({"global_batch": of_last["global_batch"], "steps": steps, "reached": reached["reached"]})
+    return table.dropna().astype({"reached": bool})
+
+
+def records_until_target(seen: Observed) -> pd.DataFrame:
+    """The noise scales of the runs behind a prediction, until each reached the target."""
+    ends = seen.runs.set_index("run_id")["steps_to_target"].fillna(np.inf)
+    records = seen.study.noise_scales
+    records = records[records["run_id"].isin(ends.index)]
+    return records[records["num_steps"].astype(float) <= records["run_id"].map(ends).astype(float)]
+
+
+def disagreements(estimates: Sequence[CriticalBatch]) -> Iterator[str]:
+    """Pairs whose intervals have nothing in common."""
+    for one, other in combinations([estimate for estimate in estimates if estimate.is_known], 2):
+        if one.low > other.high or other.low > one.high:
+            yield (
+                f"the critical batch by {one.source} ({number(one.low)} to {number(one.high)}) and by {other.source} "
+                f"({number(other.low)} to {number(other.high)}) disagree beyond their intervals: they are defined "
+                "differently, and learning rates that do not suit a batch move the first."
+            )

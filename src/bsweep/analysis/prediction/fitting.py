@@ -1,0 +1,90 @@
+"""Both fits of a prediction, what each says of the critical batch, and the error of leaving cells out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from bsweep.analysis.prediction import critical_batch
+from bsweep.analysis.prediction.cells import CellRuns
+from bsweep.analysis.prediction.critical_batch import CriticalBatch
+from bsweep.analysis.prediction.forecast import forecast
+from bsweep.analysis.prediction.sampler import NUM_DRAWS
+from bsweep.analysis.prediction.selection import CELL, Observed, missing
+from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
+from bsweep.analysis.prediction.steps import Known, StepsFit, fit_steps
+
+ENOUGH_BATCHES = 3  # that reach the target, for steps to say the critical batch without help
+_LEFT_OUT_DRAWS = 1000  # of each fit for the leave-one-out error
+_MOST_LEFT_OUT = 16  # cells
+
+
+@dataclass(frozen=True, eq=False)
+class Fits:
+    """Both fits, and the critical batch as steps, noise scale and branches have it."""
+
+    steps: StepsFit
+    step_time: StepTimeFit
+    critical_batches: tuple[CriticalBatch, ...]
+
+
+def fit(seen: Observed, timings: Sequence[Timing] = (), num_draws: int = NUM_DRAWS) -> Fits:
+    """Fit steps to the target and step time.
+
+    Where fewer than three batch sizes reached the target, what branches or else the noise scale say of the critical
+    batch counts too, with a factor of three for the difference of definitions.
+
+    Raises:
+        ValueError: too few points; the message says how many are missing.
+    """
+    noise = critical_batch.from_noise_scale(critical_batch.records_until_target(seen))
+    branched = critical_batch.from_branches(critical_batch.branches_of(seen), num_draws)
+    elsewhere = next((one.as_known() for one in (branched, noise) if one.is_known), None)
+    if problem := missing(seen, has_estimate=elsewhere is not None, has_timings=bool(timings)):
+        raise ValueError(problem)
+    runs = seen.steps()
+    num_reached = sum(len(of.exact) + len(of.below) > 0 for of in runs.values())
+    alone = fit_steps(runs, num_draws=num_draws) if num_reached > 1 else None
+    lacking = f"not identifiable: {2 - num_reached} batch size is missing"
+    by_steps = (
+        critical_batch.from_steps(alone) if alone else CriticalBatch("steps to target", *(np.nan,) * 3, verdict=lacking)
+    )
+    steps = _with_help(runs, alone, elsewhere if num_reached < ENOUGH_BATCHES else None, num_draws)
+    step_time = fit_step_time([*seen.timings(), *timings], num_draws)
+    return Fits(steps, step_time, (by_steps, noise, branched))
+
+
+def _with_help(runs: Mapping[float, CellRuns], alone: StepsFit | None, help_: Known | None, num_draws: int) -> StepsFit:
+    if alone is not None and help_ is None:
+        return alone
+    return fit_steps(runs, help_, num_draws)
+
+
+def leave_one_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
+    """Each measured cell as predicted from all others.
+
+    Columns: `CELL`; `measured_seconds`, the geometric mean of its runs that reached the target; `predicted_seconds`,
+    the median, `low` and `high`, the 90 % prediction interval of such a mean; `error`, predicted over measured less 1;
+    `is_inside`. Cells without which there is nothing to predict from are left out; of many cells, some.
+    """
+    of_cells = seen.runs.assign(log=np.log(seen.runs["seconds_to_target"].astype(float))).dropna(subset="log")
+    groups = list(of_cells.groupby(CELL)["log"])
+    chosen = np.unique(np.linspace(0, len(groups) - 1, min(len(groups), _MOST_LEFT_OUT)).round().astype(int))
+    rows = []
+    for number in chosen:
+        key, logs = groups[number]
+        others = seen.without(key)
+        try:
+            fits = fit(others, timings, _LEFT_OUT_DRAWS)
+        except ValueError:
+            continue
+        made = forecast(others, fits.steps, fits.step_time, [tuple(map(int, key))])  # type: ignore[list-item]
+        scatter = (made.log_run_seconds - made.log_seconds)[:, 0] / np.sqrt(len(logs))
+        low, high = np.exp(np.quantile(made.log_seconds[:, 0] + scatter, critical_batch.INTERVAL))
+        measured, predicted = float(np.exp(logs.mean())), float(np.exp(np.median(made.log_seconds)))
+        rows.append((*key, measured, predicted, low, high, predicted / measured - 1, low <= measured <= high))
+    names = ["measured_seconds", "predicted_seconds", "low", "high", "error", "is_inside"]
+    return pd.DataFrame(rows, columns=[*CELL, *names])

@@ -1,0 +1,153 @@
+"""Time to a target for every cell of a grid, T(B, N) = S(B) t(B, N), measured or not: draws, and a table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from bsweep.analysis.prediction.critical_batch import INTERVAL
+from bsweep.analysis.prediction.sampler import Array
+from bsweep.analysis.prediction.selection import CELL, Observed
+from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
+from bsweep.analysis.prediction.steps import StepsFit
+
+PARTS = ("fixed", "computing", "large_batch", "exchange", "waiting")
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """`cells` has a row a cell of the grid, see `forecast`; draws are of shape (draws, cells).
+
+    `log_seconds` are of a typical run, what its cell is worth: the median over seeds. `log_run_seconds` are of one
+    further run, with the scatter between seeds: what an interval for a measurement is made of. `log_step_seconds` are
+    of a typical step.
+    """
+
+    cells: pd.DataFrame
+    log_seconds: Array
+    log_run_seconds: Array
+    log_step_seconds: Array
+
+
+def default_grid(seen: Observed) -> list[tuple[int, int, int]]:
+    """Global batches by doubling from the smallest to the largest of the runs, on each number of workers of theirs."""
+    measured = {int(batch) for batch in seen.runs["global_batch"]}
+    batch = min(measured)
+    while batch <= max(measured):
+        measured.add(batch)
+        batch *= 2
+    return grid(seen, sorted(measured), sorted({int(workers) for workers in seen.runs["num_workers"]}))
+
+
+def grid(seen: Observed, batches: Sequence[int], workers: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Cells as `CELL`: those pairs in which every worker has equal batches, in as many passes as most runs take."""
+    passes = int(seen.runs["passes"].mode()[0])
+    num_train = seen.runs["num_train"].max()
+    most = int(num_train) if pd.notna(num_train) else max(batches)
+    pairs = [(batch, count) for count in workers for batch in batches if batch <= most]
+    return [(batch, count, passes) for batch, count in pairs if batch % (count * passes) == 0]
+
+
+def forecast(
+    seen: Observed,
+    steps: StepsFit,
+    step_time: StepTimeFit,
+    of: Sequence[tuple[int, int, int]],
+    price_per_worker_hour: float | None = None,
+) -> Forecast:
+    """Predict each cell of a grid.
+
+    Columns of `cells`: `CELL`; `local_batch`; `seconds`, the median, with `seconds_low` and `seconds_high`, the 90 %
+    prediction interval of one further run; `typical_low` and `typical_high`, that of the median over seeds; `steps` and
+    `step_seconds`, with theirs; `worker_seconds`; `money` (NaN without a price); `joules` (NaN where no run recorded
+    `energy_joules`); of `PARTS`, such as `fixed_seconds`, what of `seconds` they are: the fixed cost of passes,
+    computing on as many examples as the smallest batches need, computing on the further ones that a larger batch
+    needs, exchange, and waiting for slower workers (NaN where no run says it: it is in the exchange then); `num_runs`,
+    `num_reached` and `measured_seconds`, the geometric mean of the runs that reached the target; `is_extrapolated`,
+    beyond the batches or workers of the runs; `problem`, why a cell cannot be trained, or empty.
+    """
+    keys = [Cell(batch / workers / passes, workers, passes) for batch, workers, passes in of]
+    log_steps = np.stack([steps.log_steps(float(batch)) for batch, _, _ in of], axis=1)
+    log_step = np.stack([step_time.log_seconds(key) for key in keys], axis=1)
+    log_seconds = log_steps + log_step
+    rng = np.random.default_rng([steps.seed, 3])
+    scatter = np.hypot(steps.sigma, step_time.sigma)[:, None] * rng.standard_normal(log_seconds.shape)
+    table = pd.DataFrame(list(of), columns=CELL).assign(local_batch=[key.local_batch for key in keys])
+    table = table.join(_quantiles("seconds", log_seconds, log_seconds + scatter))
+    table[["typical_low", "typical_high"]] = np.exp(np.quantile(log_seconds, INTERVAL, axis=0)).T
+    table = table.join(_quantiles("steps", log_steps)).join(_quantiles("step_seconds", log_step))
+    table["worker_seconds"] = table["seconds"] * table["num_workers"]
+    table["money"] = (
+        table["worker_seconds"] / 3600 * (np.nan if price_per_worker_hour is None else price_per_worker_hour)
+    )
+    table["joules"] = table["worker_seconds"] * _watts_per_worker(seen.runs)
+    table = table.join(_parts(seen, steps, step_time, keys).mul(table["seconds"], axis="index"))
+    table = table.merge(_measured(seen), on=CELL, how="left")
+    table[["num_runs", "num_reached"]] = table[["num_runs", "num_reached"]].fillna(0).astype(int)
+    table["is_extrapolated"] = _is_beyond(table, seen.runs, "global_batch") | _is_beyond(
+        table, seen.runs, "num_workers"
+    )
+    table["problem"] = _problems(seen.runs, table)
+    return Forecast(table, log_seconds, log_seconds + scatter, log_step)
+
+
+def _quantiles(name: str, logs: Array, spread: Array | None = None) -> pd.DataFrame:
+    low, high = np.quantile(logs if spread is None else spread, INTERVAL, axis=0)
+    return pd.DataFrame(np.exp([np.median(logs, axis=0), low, high]).T, columns=[name, f"{name}_low", f"{name}_high"])
+
+
+def _parts(seen: Observed, steps: StepsFit, step_time: StepTimeFit, keys: Sequence[Cell]) -> pd.DataFrame:
+    """Shares of the time to a target, which sum to 1: means over the draws."""
+    exposed, waiting = (seen.runs[name].where(seen.runs["num_workers"] > 1) for name in _EXPOSED)
+    share = float((waiting / exposed.where(exposed > 0)).clip(0, 1).mean())
+    rows = []
+    for key in keys:
+        fixed, computing, exchange = step_time.shares(key)
+        batch = key.local_batch * key.num_workers * key.passes
+        excess = batch / (batch + steps.critical_batch)  # of B S(B) examples, those beyond E_min
+        held_up = float(exchange.mean())
+        waits = held_up * share if key.num_workers > 1 else np.nan
+        useful, further = float(np.mean(computing * (1 - excess))), float(np.mean(computing * excess))
+        rows.append((float(fixed.mean()), useful, further, held_up - np.nan_to_num(waits), waits))
+    return pd.DataFrame(rows, columns=[f"{name}_seconds" for name in PARTS])
+
+
+_EXPOSED = ("exposed_seconds", "waiting_seconds")
+
+
+def _watts_per_worker(runs: pd.DataFrame) -> float:
+    if "energy_joules" not in runs:
+        return float("nan")
+    watts = runs["energy_joules"].astype(float) / (runs["train_seconds"] * runs["num_workers"])
+    return float(watts.mean())
+
+
+def _measured(seen: Observed) -> pd.DataFrame:
+    logs = seen.runs.assign(log=np.log(seen.runs["seconds_to_target"].astype(float)))
+    of = logs.groupby(CELL)
+    table = pd.DataFrame(
+        {"num_runs": of.size(), "num_reached": of["log"].count(), "measured_seconds": of["log"].mean()}
+    )
+    return table.assign(measured_seconds=np.exp(table["measured_seconds"])).reset_index()
+
+
+def _is_beyond(table: pd.DataFrame, runs: pd.DataFrame, name: str) -> pd.Series[bool]:
+    return ~table[name].between(runs[name].min(), runs[name].max())
+
+
+def _problems(runs: pd.DataFrame, table: pd.DataFrame) -> list[str]:
+    """Why cells cannot be trained: a local batch that ran out of memory, or all runs of the cell diverged."""
+    too_large = runs.loc[runs["status"] == "out_of_memory", "local_batch"].min()
+    lost = (
+        runs.assign(is_lost=(runs["status"] == "diverged") & ~runs["reached"].eq(True)).groupby(CELL)["is_lost"].all()
+    )
+    diverged = set(lost.index[lost])
+    return [
+        "out of memory" if row["local_batch"] >= too_large
+        else "diverged" if (row["global_batch"], row["num_workers"], row["passes"]) in diverged
+        else ""
+        for row in table.to_dict("records")
+    ]  # fmt: skip

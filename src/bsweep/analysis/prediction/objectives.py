@@ -1,0 +1,209 @@
+"""What is to be least, under which limits; which cell that is, and how sure it is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from bsweep.analysis.prediction.critical_batch import INTERVAL
+from bsweep.analysis.prediction.forecast import Forecast
+from bsweep.analysis.prediction.sampler import Array
+from bsweep.config import did_you_mean
+
+Measure = Literal["seconds", "worker_seconds", "money", "joules"]
+
+CLOSE = 0.05  # of the best: within it, cells are as good
+NUM_TIMED_STEPS = 50  # of a cell, which say how long a step takes
+SURE = 0.9  # the probability with which a run is to meet a deadline
+_TELLS_APART = 0.05  # the probability of being better below which a cell is told from the recommended one
+_MEASURES: dict[str, Measure] = {
+    "fastest": "seconds", "cheapest": "worker_seconds", "seconds": "seconds", "worker_seconds": "worker_seconds",
+    "money": "money", "joules": "joules",
+}  # fmt: skip
+_UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_EXAMPLES = "fastest, cheapest, deadline=2h, workers<=4, or some of them as in cheapest,workers<=4"
+
+
+@dataclass(frozen=True)
+class Objective:
+    """`minimize` is least among cells on at most `max_workers` that end before a deadline with probability `SURE`."""
+
+    minimize: Measure = "seconds"
+    deadline_seconds: float | None = None
+    max_workers: int | None = None
+    text: str = field(default="fastest", compare=False)
+
+
+def parse_objective(text: str) -> Objective:
+    """An objective as a user writes it; ValueError that names what is wrong."""
+    found = Objective(text=text)
+    given: list[Measure] = []
+    for part in (part.strip() for part in text.split(",")):
+        if part in _MEASURES:
+            given.append(_MEASURES[part])
+        elif part.startswith("deadline="):
+            found = replace(found, deadline_seconds=parse_seconds(part.partition("=")[2]))
+        elif limit := re.fullmatch(r"workers\s*<=\s*([1-9]\d*)", part):
+            found = replace(found, max_workers=int(limit[1]))
+        else:
+            names = [*_MEASURES, "deadline=2h", "workers<=4"]
+            raise ValueError(f"objective {part or text!r}: unknown.{did_you_mean(part, names)} Use {_EXAMPLES}.")
+    if len(set(given)) > 1:
+        raise ValueError(f"objective {text!r}: one thing alone can be least. Use {_EXAMPLES}.")
+    within = "worker_seconds" if found.deadline_seconds else "seconds"  # what is done in time need not be done sooner
+    return replace(found, minimize=given[0] if given else within)  # type: ignore[arg-type]
+
+
+def parse_seconds(text: str) -> float:
+    """`2h`, `30m`, `90s`, `1.5d` or a number of seconds."""
+    known = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|)", text.strip())
+    if not known or not float(known[1]):
+        raise ValueError(f"{text!r}: no time. Write it as 90s, 30m, 2h or 1d.")
+    return float(known[1]) * _UNIT_SECONDS[known[2]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The recommended cell, by its place in the table of cells, and how sure that is.
+
+    `probability_best` is that of no cell being better, `probability_close` that of none being better by more than
+    `CLOSE`, both of typical runs. `alternatives` are cells that intervals do not tell from it, the likeliest first.
+    `probability_in_time` is that of one run meeting the deadline.
+    """
+
+    place: int
+    value: float
+    low: float
+    high: float
+    probability_best: float
+    probability_close: float
+    alternatives: tuple[int, ...]
+    runner_up: int | None
+    probability_in_time: float | None
+
+
+def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False) -> Array:
+    """Logarithm of what is to be least, by draw and cell; money and joules go as worker-seconds do."""
+    logs = forecast.log_run_seconds if of_run else forecast.log_seconds
+    if objective.minimize == "seconds":
+        return logs
+    return np.asarray(logs + np.log(forecast.cells["num_workers"].to_numpy(float)))
+
+
+def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame:
+    """The cells with what decides between them.
+
+    Columns more: `is_allowed`; `probability_in_time` (NaN without a deadline); `probability_best` and
+    `probability_close`, see `Choice`, 0 for cells that are not allowed.
+    """
+    cells = forecast.cells
+    allowed = (cells["problem"] == "") & (cells["num_workers"] <= (objective.max_workers or np.inf))
+    in_time = pd.Series(np.nan, cells.index)
+    if objective.deadline_seconds is not None:
+        in_time = pd.Series((forecast.log_run_seconds <= np.log(objective.deadline_seconds)).mean(axis=0), cells.index)
+        allowed &= in_time >= SURE
+    values = np.where(allowed, log_objective(forecast, objective), np.inf)
+    best, close = np.zeros(len(cells)), np.zeros(len(cells))
+    if allowed.any():
+        least = values.min(axis=1, keepdims=True)
+        best = np.bincount(values.argmin(axis=1), minlength=len(cells)) / len(values)
+        close = (values <= least + np.log1p(CLOSE)).mean(axis=0)
+    return cells.assign(is_allowed=allowed, probability_in_time=in_time, probability_best=best, probability_close=close)
+
+
+def choose(forecast: Forecast, objective: Objective) -> Choice:
+    """The allowed cell whose median is least; ValueError, with the remedy, if none is allowed."""
+    table = with_probabilities(forecast, objective)
+    allowed = np.flatnonzero(table["is_allowed"])
+    if not len(allowed):
+        raise ValueError(_nothing_allowed(table, objective))
+    values = log_objective(forecast, objective)
+    order = allowed[np.argsort(np.median(values[:, allowed], axis=0), kind="stable")]
+    place, others = int(order[0]), [int(other) for other in order[1:]]
+    better = {other: float((values[:, other] < values[:, place]).mean()) for other in others}
+    scale = _unit_values(table, objective)
+    low, high = np.exp(np.quantile(log_objective(forecast, objective, of_run=True)[:, place], INTERVAL)) * scale
+    in_time = table["probability_in_time"].iloc[place]
+    return Choice(
+        place=place,
+        value=float(np.exp(np.median(values[:, place])) * scale),
+        low=float(low),
+        high=float(high),
+        probability_best=float(table["probability_best"].iloc[place]),
+        probability_close=float(table["probability_close"].iloc[place]),
+        alternatives=tuple(sorted((one for one in others if better[one] >= _TELLS_APART), key=lambda o: -better[o])),
+        runner_up=others[0] if others else None,
+        probability_in_time=None if np.isnan(in_time) else float(in_time),
+    )
+
+
+def _unit_values(table: pd.DataFrame, objective: Objective) -> float:
+    """What a worker-second is of the objective's measure."""
+    if objective.minimize in ("seconds", "worker_seconds"):
+        return 1.0
+    unit = float((table[objective.minimize] / table["worker_seconds"]).iloc[0])
+    if np.isnan(unit):
+        lacking = {"money": "give --price-per-worker-hour", "joules": "no run recorded its energy"}
+        raise ValueError(f"objective {objective.minimize}: {lacking[objective.minimize]}.")
+    return unit
+
+
+def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
+    possible = table[(table["problem"] == "") & (table["num_workers"] <= (objective.max_workers or np.inf))]
+    if possible.empty:
+        fewest = int(table["num_workers"].min())
+        reasons = ", ".join(sorted(set(table["problem"]) - {""}))
+        return (
+            f"objective {objective.text!r}: no cell is left (the fewest workers of the grid are {fewest}"
+            f"{'; ' + reasons if reasons else ''}). Widen the grid by --batches or --workers."
+        )
+    nearest = possible.sort_values(["probability_in_time", "seconds"], ascending=[False, True]).iloc[0]
+    return (
+        f"objective {objective.text!r}: no cell meets the deadline with a probability of {SURE:g}. The nearest is "
+        f"global batch {nearest['global_batch']} on {nearest['num_workers']} worker(s), with "
+        f"{nearest['probability_in_time']:.2f} (median {nearest['seconds']:.0f} s). Allow more time or more workers."
+    )
+
+
+def gains(forecast: Forecast, objective: Objective, steps_sigma: Array, step_sigma: Array) -> pd.DataFrame:
+    """What measuring a cell next is expected to bring, for choosing what to run: the knowledge gradient.
+
+    Of logarithms that are jointly normal over cells, a measurement moves all expectations along their covariance with
+    it; the gain is by how much the least of them is expected to fall (Frazier, Powell and Dayanik, 2009), which is the
+    fraction of time (or cost) that choosing afterwards saves over choosing now. Two rows a cell, by `kind`: a `run` to
+    the target, or a few `steps` that are timed. Columns: `CELL`; `local_batch`; `kind`; `gain`; `worker_seconds` of it;
+    `gain_per_worker_second`. The gain is 0 where the cell itself is not allowed.
+
+    Args:
+        forecast: what is known now.
+        objective: what is to be least.
+        steps_sigma: deviation of log steps between runs, by draw.
+        step_sigma: that of log seconds of a step.
+    """
+    table = with_probabilities(forecast, objective)
+    allowed = np.flatnonzero(table["is_allowed"])
+    values = log_objective(forecast, objective)[:, allowed]
+    cells = table[["global_batch", "num_workers", "passes", "local_batch"]]
+    worker_steps = NUM_TIMED_STEPS * table["step_seconds"] * table["num_workers"]
+    both = []
+    for kind, measured, noise, cost in (
+        ("run", forecast.log_seconds, np.hypot(steps_sigma, step_sigma), table["worker_seconds"]),
+        ("steps", forecast.log_step_seconds, step_sigma, worker_steps),
+    ):
+        gain = np.zeros(len(table))
+        gain[allowed] = [_gain(values, measured[:, place], float(np.mean(noise**2))) for place in allowed]
+        both.append(cells.assign(kind=kind, gain=gain, worker_seconds=cost, gain_per_worker_second=gain / cost))
+    return pd.concat(both, ignore_index=True)
+
+
+def _gain(values: Array, measured: Array, noise: float) -> float:
+    """By how much the least mean of some values, (draws, cells), is expected to fall once something is measured."""
+    means, away = values.mean(axis=0), measured - measured.mean()
+    slope = away @ (values - means) / len(values) / np.sqrt(np.mean(away**2) + noise)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(41)
+    least = (means[:, None] + slope[:, None] * nodes).min(axis=0)
+    return max(0.0, float(means.min() - least @ weights / weights.sum()))

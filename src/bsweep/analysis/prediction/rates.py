@@ -1,0 +1,91 @@
+"""Whether the learning rates suit the batch sizes, as far as steps to a target can tell: what to warn of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+from scipy.stats import ttest_ind
+
+from bsweep.analysis.numbers import number
+from bsweep.analysis.prediction.cells import CellRuns
+from bsweep.analysis.prediction.selection import Observed, rate_rule, schedule
+
+_BEYOND_CHANCE = 2.5  # standard errors of a difference
+
+_RULES = {
+    "fixed": "the learning rate is the same for all batch sizes",
+    "per_worker": "the learning rate follows the workers and not the batch size",
+}
+
+
+def warnings(seen: Observed, sigma: float) -> Iterator[str]:
+    """What to know of the learning rates behind a prediction, and where the runs contradict its law."""
+    runs = seen.runs
+    if runs["global_batch"].nunique() > 1 and runs["lr"].nunique() <= 1:
+        for rule in sorted(set(runs["lr_rule"].dropna()) & _RULES.keys()):
+            yield (
+                f"{rule}: {_RULES[rule]}. S_min + E_min / B is for rates that suit each batch: what follows holds for "
+                "this rule alone, and beyond the batches that were run it is a guess. Use optimizer.lr_rule=linear, or "
+                "tune optimizer.lr for each batch."
+            )
+    if (how := schedule(runs)) != "constant":
+        yield (
+            f"the learning rate follows a schedule ({how}) over the epochs that a run was to train: steps to a target "
+            "depend on that length, and a run that ends at its target does not see the end of the schedule."
+        )
+    yield from contradictions(seen.steps(), sigma, rate_rule(runs))
+    yield from _by_workers(runs)
+
+
+def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> Iterator[str]:
+    """Where runs by global batch contradict any S_min + E_min / B: examples that fall with the batch, steps that rise.
+
+    Of two batch sizes that reach the target by more than chance; where one's steps are known as a bound alone, any. Of
+    each kind the worst pair.
+    """
+    for what, each in (("examples", 1), ("steps", 0)):
+        worst, found = 0.0, ""
+        for small, large in combinations(sorted(runs), 2):
+            more, less = (small, large) if each else (large, small)
+            least = _at_least(runs[more]) + each * np.log(more)
+            most = _at_most(runs[less]) + each * np.log(less)
+            counts = [len(of.exact) for of in (runs[more], runs[less])]
+            chance = sigma * _BEYOND_CHANCE * np.sqrt(1 / counts[0] + 1 / counts[1]) if all(counts) else 0.0
+            if least >= most + chance and (not found or least - most > worst):
+                worst = least - most
+                needed = "took" if counts[0] else "did not reach the target in"
+                found = (
+                    f"batch {more:g} {needed} {number(float(np.exp(least)))} {what}, batch {less:g} no more than "
+                    f"{number(float(np.exp(most)))}. No S_min + E_min / B does that: it is an effect of the learning "
+                    f"rate (rule: {rule}) rather than of the batch."
+                )
+        if found:
+            yield found
+
+
+def _at_least(runs: CellRuns) -> float:
+    """Mean logarithm of the steps that runs take at the least; NaN if one may have taken any number less."""
+    known = [*runs.exact, *runs.above]
+    return float(np.mean(known)) if known and not len(runs.below) else np.nan
+
+
+def _at_most(runs: CellRuns) -> float:
+    known = [*runs.exact, *runs.below]
+    return float(np.mean(known)) if known and not len(runs.above) else np.nan
+
+
+def _by_workers(runs: pd.DataFrame) -> Iterator[str]:
+    """Where steps differ between worker counts at one global batch, as BatchNorm on local batches may have them do."""
+    reached = runs[runs["reached"].eq(True)]
+    for batch, of in reached.groupby("global_batch"):
+        groups = [np.log(group["steps_to_target"]) for _, group in of.groupby("num_workers") if len(group) > 1]
+        for one, other in combinations(groups, 2):
+            if ttest_ind(one, other, equal_var=False).pvalue < 0.01:
+                change = float(np.exp(abs(one.mean() - other.mean()))) - 1
+                yield (
+                    f"at batch {batch:g} steps differ by {100 * change:.0f} % between worker counts: the prediction "
+                    "takes them as equal (BatchNorm sees the local batch alone)."
+                )

@@ -1,0 +1,268 @@
+"""A prediction as its readers meet it: a sentence, tables, warnings; for people, notebooks and programs."""
+
+from __future__ import annotations
+
+import html
+import math
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bsweep.analysis.numbers import number
+from bsweep.analysis.prediction.critical_batch import INTERVAL, CriticalBatch
+from bsweep.analysis.prediction.fitting import Fits, leave_one_out
+from bsweep.analysis.prediction.forecast import Forecast
+from bsweep.analysis.prediction.objectives import CLOSE, Choice, Objective, gains
+from bsweep.analysis.prediction.selection import Observed
+from bsweep.analysis.prediction.step_time import Timing
+from bsweep.config import Target
+
+_UNITS = {"seconds": "s", "worker_seconds": "worker-seconds", "money": "(money)", "joules": "J"}
+_WIDTH = 100
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction:
+    """What `bsweep.predict` returns.
+
+    `cells` has a row a cell of the grid, see `forecast` and `with_probabilities`; `rate_rule` is the learning-rate rule
+    that all of it holds for. It prints as a sentence, tables and warnings, and shows them in a notebook.
+    """
+
+    study: str
+    target: Target
+    objective: Objective
+    choice: Choice
+    cells: pd.DataFrame
+    rate_rule: str
+    warnings: tuple[str, ...]
+    seen: Observed
+    timings: tuple[Timing, ...]
+    forecast: Forecast
+    fitted: Fits
+
+    @cached_property
+    def leave_one_out(self) -> pd.DataFrame:
+        """Each measured cell as the others predict it; computed when it is asked for, from two fits a cell."""
+        return leave_one_out(self.seen, self.timings)
+
+    @property
+    def critical_batches(self) -> tuple[CriticalBatch, ...]:
+        """By steps to the target, by the noise scale and by branched runs."""
+        return self.fitted.critical_batches
+
+    @property
+    def recommended(self) -> pd.Series[Any]:
+        """The row of `cells` that is recommended."""
+        return self.cells.iloc[self.choice.place]
+
+    @property
+    def fits(self) -> pd.DataFrame:
+        """The parameters of both fits: median, and the ends of 90 % intervals."""
+        steps, step = self.fitted.steps, self.fitted.step_time
+        drawn = {
+            "S_min (steps)": steps.minimum_steps,
+            "E_min (examples)": steps.minimum_examples,
+            "E_min / S_min (examples)": steps.critical_batch,
+            "scatter of steps between seeds": steps.sigma,
+            "steps missed by the law": steps.tau,
+            "a_c, fixed cost of a pass (s)": step.pass_seconds,
+            "b_c, an example of a pass (s)": step.example_seconds,
+            "a_s, an exchange (s)": step.sync_seconds,
+            "b_s, an exchange's further worker (s)": step.sync_worker_seconds,
+            "g, overlap": step.overlap,
+            "scatter of step time between runs": step.sigma,
+            "step time missed by the form": step.tau,
+        }
+        rows = [np.quantile(values, [0.5, *INTERVAL]) for values in drawn.values()]
+        return pd.DataFrame(rows, index=pd.Index(drawn, name="parameter"), columns=["median", "low", "high"])
+
+    def gains(self) -> pd.DataFrame:
+        """What measuring each cell next is expected to bring, see `objectives.gains`."""
+        return gains(self.forecast, self.objective, self.fitted.steps.sigma, self.fitted.step_time.sigma)
+
+    def sentence(self) -> str:
+        """The recommendation, how sure it is, and what is as good."""
+        choice, best = self.choice, self.recommended
+        unit = _UNITS[self.objective.minimize]
+        shown = f"{number(choice.value)} {unit} (90 % interval {number(choice.low)} to {number(choice.high)})"
+        in_time = "" if choice.probability_in_time is None else f", in time with {choice.probability_in_time:.2f}"
+        time = "" if unit == "s" else f", {number(best['seconds'])} s"
+        first = (
+            f"{_ADVERB[self.objective.minimize]} to {self.target}: {cell_name(best)}, {shown}{time}{in_time}. "
+            f"{_basis(best)}. It is the best cell with probability "
+            f"{choice.probability_best:.2f}, and within {100 * CLOSE:.0f} % of the best with "
+            f"{choice.probability_close:.2f}."
+        )
+        return " ".join(filter(None, (first, self._others())))
+
+    def _others(self) -> str:
+        places = self.choice.alternatives
+        if not places:
+            runner_up = self.choice.runner_up
+            return "" if runner_up is None else f"Next: {cell_name(self.cells.iloc[runner_up])}."
+        shown = "; ".join(cell_name(self.cells.iloc[place]) for place in places[:3])
+        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+        return f"The intervals tell no difference from {shown}{more}."
+
+    def __repr__(self) -> str:
+        wrapped = [textwrap.fill(line, _WIDTH) for line in (self.sentence(), *self._warned(), self._rule())]
+        lines = [
+            wrapped[0], "", _as_text(self._shown_cells()), "", _as_text(self._shown_fits()), "",
+            _as_text(self._shown_critical()), "", *wrapped[1:], textwrap.fill(self._left_out(), _WIDTH),
+        ]  # fmt: skip
+        return "\n".join(lines).rstrip()
+
+    def _repr_html_(self) -> str:
+        tables = (self._shown_cells(), self._shown_fits(), self._shown_critical())
+        lines = (*self._warned(), self._rule(), self._left_out())
+        body = "".join(table.to_html(index=False) for table in tables)
+        return f"<p><b>{html.escape(self.sentence())}</b></p>{body}" + "".join(
+            f"<p>{html.escape(line)}</p>" for line in lines if line
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it in plain values, None for what is not known."""
+        best = {str(name): value for name, value in self.recommended.items()}
+        told: dict[str, Any] = {
+            "study": self.study,
+            "target": asdict(self.target),
+            "objective": asdict(self.objective),
+            "sentence": self.sentence(),
+            "recommendation": {
+                **best,
+                **asdict(self.choice),
+                "alternatives": [_key(self.cells.iloc[place]) for place in self.choice.alternatives],
+                "runner_up": None if self.choice.runner_up is None else _key(self.cells.iloc[self.choice.runner_up]),
+            },
+            "cells": self.cells.to_dict("records"),
+            "fits": self.fits.reset_index().to_dict("records"),
+            "critical_batches": [asdict(estimate) for estimate in self.critical_batches],
+            "leave_one_out": self.leave_one_out.to_dict("records"),
+            "learning_rate_rule": self.rate_rule,
+            "warnings": list(self.warnings),
+        }
+        plain: dict[str, Any] = _plain(told)
+        plain["recommendation"].pop("place")
+        return plain
+
+    def _warned(self) -> Iterator[str]:
+        yield from (f"Warning: {text}" for text in self.warnings)
+
+    def _rule(self) -> str:
+        return (
+            f"Holds for the learning-rate rule of these runs ({self.rate_rule}), for their model, data and machine, "
+            "and if steps depend on the global batch alone, however many workers share it."
+        )
+
+    def _left_out(self) -> str:
+        table = self.leave_one_out
+        if table.empty:
+            return "Leave-one-cell-out error: too few cells were measured for one."
+        return (
+            f"Leave-one-cell-out: each of {len(table)} measured cells is predicted from the others with a median error "
+            f"of {100 * table['error'].abs().median():.0f} % (worst {100 * table['error'].abs().max():.0f} %); "
+            f"{int(table['is_inside'].sum())} lie in their 90 % interval."
+        )
+
+    def _shown_cells(self) -> pd.DataFrame:
+        rows = []
+        for place, cell in enumerate(self.cells.to_dict("records")):
+            mark = f"{cell['num_reached']} of {cell['num_runs']} reached" if cell["num_runs"] else ""
+            mark += "; extrapolated" * bool(cell["is_extrapolated"]) + f"; {cell['problem']}" * bool(cell["problem"])
+            row = {
+                "": "*" if place == self.choice.place else "",
+                "batch": f"{cell['global_batch']}",
+                "workers": f"{cell['num_workers']}",
+                "time (s)": number(cell["seconds"]),
+                "90 % interval": f"{number(cell['seconds_low'])} to {number(cell['seconds_high'])}",
+                "steps": f"{cell['steps']:.0f}",
+                "step (s)": number(cell["step_seconds"]),
+                "worker-seconds": number(cell["worker_seconds"]),
+                **({"money": number(cell["money"])} if self.cells["money"].notna().any() else {}),
+                **({"joules": number(cell["joules"])} if self.cells["joules"].notna().any() else {}),
+                "best with": f"{cell['probability_best']:.2f}",
+                "measured (s)": number(cell["measured_seconds"]),
+                "runs": mark.removeprefix("; "),
+            }
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def _shown_fits(self) -> pd.DataFrame:
+        rows = [
+            {"fit": str(name), "median": number(median), "90 % interval": f"{number(low)} to {number(high)}"}
+            for name, (median, low, high) in zip(self.fits.index, self.fits.to_numpy(float), strict=True)
+        ]
+        return pd.DataFrame(rows)
+
+    def _shown_critical(self) -> pd.DataFrame:
+        rows = []
+        for one in self.critical_batches:
+            interval = "" if math.isnan(one.low) else f"{number(one.low)} to {number(one.high)}"
+            rows.append({
+                "critical batch by": one.source, "examples": number(one.value), "90 % interval": interval,
+                "verdict": one.verdict,
+            })  # fmt: skip
+        return pd.DataFrame(rows)
+
+
+_ADVERB = {
+    "seconds": "Fastest",
+    "worker_seconds": "Fewest worker-seconds",
+    "money": "Cheapest",
+    "joules": "Least energy",
+}
+
+
+def _basis(cell: pd.Series[Any]) -> str:
+    """Which runs of its own a cell's prediction has behind it."""
+    if cell["num_reached"]:
+        return "Measured"
+    return f"Its {cell['num_runs']} own runs did not reach it" if cell["num_runs"] else "Not measured itself"
+
+
+def cell_name(cell: pd.Series[Any]) -> str:
+    workers = int(cell["num_workers"])
+    passes = f" in {cell['passes']} passes" if cell["passes"] > 1 else ""
+    each = f" (local batch {cell['local_batch']:g}{passes})"
+    return f"global batch {cell['global_batch']} on {workers} worker{'s' * (workers > 1)}{each}"
+
+
+def _key(cell: pd.Series[Any]) -> dict[str, Any]:
+    return {name: cell[name] for name in ("global_batch", "num_workers", "passes", "local_batch")}
+
+
+def _as_text(table: pd.DataFrame) -> str:
+    """For a terminal: texts on the left, numbers on the right."""
+    rows = [list(map(str, table.columns)), *table.astype(str).to_numpy().tolist()]
+    last = len(rows[0]) - 1
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    is_text = [
+        bool(column) and not any(cell[:1].isdigit() for cell in column) for column in zip(*rows[1:], strict=True)
+    ]
+    lines = (
+        "  ".join(
+            cell.ljust(widths[place]) if is_text[place] or place == last else cell.rjust(widths[place])
+            for place, cell in enumerate(row)
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has neither NaN nor numpy's numbers."""
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return value

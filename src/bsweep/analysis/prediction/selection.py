@@ -1,0 +1,195 @@
+"""What a prediction is made from: the runs of a study that differ in batch size, workers and seed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from bsweep.analysis import columns
+from bsweep.analysis.keys import cell_keys, keyed
+from bsweep.analysis.numbers import number, setting_text
+from bsweep.analysis.prediction.cells import CellRuns, cell_runs
+from bsweep.analysis.prediction.step_time import Cell, Timing
+from bsweep.analysis.study import Study
+from bsweep.analysis.targets import to_target
+from bsweep.config import Target, did_you_mean
+
+CELL = ["global_batch", "num_workers", "passes"]
+
+# How long a run was to train and when it was asked how good it is, which change neither its steps nor their time.
+_NO_DIFFERENCE = ("target_accuracy", "target_loss", "stop_at_target", "evaluate_every_examples")
+_MEASURING = ("measure.",)
+_UNSYNCHRONISED = ("asynchronous", "stale_synchronous")
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """The runs behind a prediction, a row each, with the columns of `to_target` and
+
+    `passes` (forward passes of a step), `step_seconds` (mean over all steps of a run) and `exposed_seconds` (of a step:
+    exchange that no computing hid, and waiting); NaN where not measured.
+    """
+
+    study: Study
+    target: Target
+    runs: pd.DataFrame
+
+    def steps(self) -> dict[float, CellRuns]:
+        """Steps to the target by global batch, those of runs that did not reach it as bounds."""
+        known = self.runs.dropna(subset="reached")
+        return {
+            float(batch): cell_runs(
+                exact=of.loc[of["reached"].eq(True) & ~of["is_bound"].eq(True), "steps_to_target"],
+                below=of.loc[of["reached"].eq(True) & of["is_bound"].eq(True), "steps_to_target"],
+                above=of.loc[of["reached"].eq(False) & (of["trained_steps"] > 0), "trained_steps"],
+            )
+            for batch, of in ((one, known[known["global_batch"] == one]) for one in known["global_batch"].unique())
+        }
+
+    def timings(self) -> list[Timing]:
+        """Seconds of steps by run and, of several workers, of what their exchange held up."""
+        rows = self.runs[["local_batch", "num_workers", "passes", "step_seconds", "exposed_seconds"]]
+        found = []
+        for local_batch, workers, passes, seconds, exposed in rows.itertuples(index=False):
+            cell = Cell(float(local_batch), int(workers), int(passes))
+            found += [Timing(cell, float(seconds))] if seconds > 0 else []
+            found += [Timing(cell, float(exposed), "exposed")] if exposed > 0 and workers > 1 else []
+        return found
+
+    def without(self, cell: tuple[float, ...]) -> Observed:
+        """All runs but those of a cell."""
+        is_of = (self.runs[CELL] == list(cell)).all(axis="columns")
+        return replace(self, runs=self.runs[~is_of])
+
+
+def observed(study: Study, target: Target, where: Mapping[str, str] | None = None) -> Observed:
+    """The runs of a study to predict from.
+
+    Raises:
+        ValueError: none are left, or they differ in more than batch size, workers and seed; the message says in what,
+            and how to choose.
+    """
+    runs = _chosen(study.runs, where or {})
+    _refuse_unsynchronised(study, runs)
+    _refuse_mixed(runs)
+    reached = to_target(study, target)
+    passes = pd.to_numeric(runs["accumulation_steps"], errors="coerce").fillna(1).astype(int)
+    others = runs.drop(columns=runs.columns.intersection(reached.columns))  # by the target that a run names itself
+    joined = others.assign(passes=passes).join(reached, on="run_id").join(_step_seconds(study), on="run_id")
+    joined["step_seconds"] = joined["step_seconds"].fillna(runs["train_seconds"] / runs["num_steps"].astype(float))
+    local_batch = joined["global_batch"] / joined["num_workers"] / joined["passes"]
+    return Observed(study, target, joined.assign(local_batch=local_batch))
+
+
+def _chosen(runs: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
+    shown = keyed(runs)
+    kept = runs
+    for name, value in where.items():
+        if name not in shown:
+            near = did_you_mean(name, [str(column) for column in shown])
+            raise ValueError(f"--where {name}={value}: no such column of runs.{near}")
+        texts = shown.loc[kept.index, name].map(setting_text)
+        if not (texts == value).any():
+            raise ValueError(f"--where {name}={value}: no run has it. There is: {', '.join(sorted(set(texts)))}.")
+        kept = kept[texts == value]
+    if "batching" in kept:
+        kept = kept[kept["batching"].isna() | kept["batching"].isin(["", "fixed"])]
+    for name in ("branch_of",):
+        kept = kept[kept[name].isna() | (kept[name] == "")] if name in kept else kept
+    if kept.empty:
+        raise ValueError("no run of the study has one batch size from its beginning: there is nothing to predict from.")
+    return kept
+
+
+def _refuse_unsynchronised(study: Study, runs: pd.DataFrame) -> None:
+    in_rounds = runs["run_id"].isin(study.rounds["run_id"])
+    consistency = runs.get("strategy.consistency", pd.Series(None, index=runs.index, dtype=object))
+    if in_rounds.any() or consistency.isin(_UNSYNCHRONISED).any():
+        names = ", ".join(sorted(set(runs.loc[in_rounds | consistency.isin(_UNSYNCHRONISED), "strategy"])))
+        raise ValueError(
+            f"the runs with {names} do not take every step together: S_min + E_min / B says nothing of steps that are "
+            "not one gradient of the global batch. Choose others, as in --where strategy=horovod."
+        )
+
+
+def _refuse_mixed(runs: pd.DataFrame) -> None:
+    """ValueError if runs differ in what decides steps or seconds, other than batch size and workers."""
+    compared = runs.drop(columns=[name for name in runs if _makes_no_difference(runs, str(name))])
+    known = keyed(compared)
+    mixed = [name for name in cell_keys(compared) if name not in ("num_workers", "local_batch")]
+    found = {name: sorted({setting_text(value) for value in known[name]}) for name in mixed}
+    found = {name: values for name, values in found.items() if len(values) > 1}
+    if "hardware" in found:
+        raise ValueError(
+            f"the runs are of different hardware, whose times do not compare: {'; '.join(found['hardware'])}. Choose "
+            f"one: --where {_quoted('hardware', found['hardware'][0])}"
+        )
+    if found:
+        told = "; ".join(f"{columns.heading(name)}: {', '.join(values)}" for name, values in found.items())
+        remedy = " ".join(f"--where {_quoted(name, values[0])}" for name, values in found.items())
+        raise ValueError(f"the runs differ in more than batch size, workers and seed ({told}). Choose: {remedy}")
+
+
+def _quoted(name: str, value: str) -> str:
+    return f"{name}='{value}'" if " " in value else f"{name}={value}"
+
+
+def _makes_no_difference(runs: pd.DataFrame, name: str) -> bool:
+    if name == "planned_epochs":  # of a constant rate a longer run is the same one, going on
+        return schedule(runs) == "constant"
+    return name in _NO_DIFFERENCE or name == "accumulation_steps" or name.startswith(_MEASURING)
+
+
+def schedule(runs: pd.DataFrame) -> str:
+    """What the learning rate does over a run, the same for all."""
+    schedules = runs.get("optimizer.schedule", pd.Series(dtype=object)).dropna().unique()
+    return " or ".join(map(str, schedules)) or "constant"
+
+
+def _step_seconds(study: Study) -> pd.DataFrame:
+    """Means over all steps of a run, by `run_id`."""
+    last = study.evaluations.groupby("run_id")[["train_seconds", "num_steps"]].last().astype(float)
+    spent = study.epochs[["exposed_exchange_seconds", "wait_seconds", "num_steps"]].astype(float)
+    sums = spent.groupby(study.epochs["run_id"]).sum(min_count=1)
+    return pd.DataFrame({
+        "step_seconds": last["train_seconds"] / last["num_steps"].where(last["num_steps"] > 0),
+        "exposed_seconds": (sums["exposed_exchange_seconds"] + sums["wait_seconds"].fillna(0)) / sums["num_steps"],
+        "waiting_seconds": sums["wait_seconds"] / sums["num_steps"],
+    })  # fmt: skip
+
+
+def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> str:
+    """Why there are too few points to predict from, and how many are missing; empty if there are enough.
+
+    Args:
+        seen: the runs.
+        has_estimate: whether the critical batch is known from elsewhere, so that one batch size is enough.
+        has_timings: whether steps were timed elsewhere.
+    """
+    runs, target = seen.runs, seen.target
+    if not runs["reached"].notna().any():
+        return "no run was evaluated on test examples: there is no time to a target."
+    reached = sorted(set(runs.loc[runs["reached"].eq(True), "global_batch"]))
+    if not reached:
+        best = runs.dropna(subset="best").sort_values("best", ascending=target.metric == "test_loss").iloc[0]
+        return (
+            f"no run reached {target}. The best seen is {number(float(best['best']))}, at global batch "
+            f"{best['global_batch']} on {best['num_workers']} worker{'s' * int(best['num_workers'] > 1)} after "
+            f"{number(float(best['trained_epochs']))} epochs. Choose a target that runs reach, or train longer."
+        )
+    if len(reached) < 2 and not has_estimate:
+        return (
+            f"only global batch {reached[0]} reached {target}, and a curve over batch sizes takes two: 1 batch size is "
+            "missing, or the gradient noise scale of a run (measure.noise_scale=true)."
+        )
+    if not (runs["step_seconds"] > 0).any() and not has_timings:
+        return "no run has seconds of training steps: 1 cell is missing."
+    return ""
+
+
+def rate_rule(runs: pd.DataFrame) -> str:
+    """The rule by which the learning rate follows the batch, as it is called in the configuration."""
+    rules: Sequence[str] = [str(rule) for rule in runs["lr_rule"].dropna().unique() if rule != ""]
+    return " or ".join(rules) or "not known"

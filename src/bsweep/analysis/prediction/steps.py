@@ -1,0 +1,93 @@
+"""Steps to a target by batch size: S(B) = S_min + E_min / B, from runs of which some never got there.
+
+McCandlish et al. (arXiv 1812.06162), Shallue et al. (JMLR 20:112). It holds for learning rates that suit each batch
+size, tuned or by a rule within its range. Priors, all weak, medians with a factor of one standard deviation:
+
+- S at the geometric mean B0 of the batches: the median of what was measured, factor 10;
+- critical batch E_min / S_min: B0, factor 10; where another measurement of it is to count, that one with factor 3;
+- scatter of log S between seeds: 0.08, factor 2;
+- what the law misses of log S at a batch size: 0.05, factor 2. Beyond the batches of the runs its variance grows by as
+  much with each doubling, so that going far from what was measured costs width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from bsweep.analysis.prediction import cells
+from bsweep.analysis.prediction.cells import CellRuns
+from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array, posterior
+
+_LEVEL_FACTOR, _CRITICAL_FACTOR = 10.0, 10.0
+_SCATTER, _MISSED, _SPREAD_FACTOR = 0.08, 0.05, 2.0
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a critical batch from elsewhere: its median, and the factor of one standard deviation."""
+
+    critical_batch: float
+    factor: float
+
+
+@dataclass(frozen=True, eq=False)
+class StepsFit:
+    """The posterior, by draw: `minimum_steps`, `minimum_examples`, `sigma`, `tau`; `effects` by draw and batch."""
+
+    batches: tuple[float, ...]
+    minimum_steps: Array
+    minimum_examples: Array
+    sigma: Array
+    tau: Array
+    effects: Array
+    seed: int = 0
+
+    @property
+    def critical_batch(self) -> Array:
+        return self.minimum_examples / self.minimum_steps
+
+    def curve(self, batch: float) -> Array:
+        """Log of S by the law, by draw."""
+        return np.asarray(np.log(self.minimum_steps + self.minimum_examples / batch))
+
+    def log_steps(self, batch: float) -> Array:
+        """Log of S at a batch size by draw: by the law, and what it misses there; of no single run."""
+        if batch in self.batches:
+            return self.curve(batch) + self.effects[:, self.batches.index(batch)]
+        beyond = max(0.0, np.log2(batch / max(self.batches)), np.log2(min(self.batches) / batch))
+        rng = np.random.default_rng([self.seed, round(1e3 * batch)])  # one effect, however many workers share it
+        return np.asarray(self.curve(batch) + self.tau * np.sqrt(1 + beyond) * rng.standard_normal(len(self.tau)))
+
+
+def fit_steps(
+    runs: Mapping[float, CellRuns], known: Known | None = None, num_draws: int = NUM_DRAWS, seed: int = 0
+) -> StepsFit:
+    """Fit the law to the runs by global batch, of which one at least reached the target (or bounds it from above)."""
+    batches, of_batches = tuple(sorted(runs)), cells.cells_of(runs[batch] for batch in sorted(runs))
+    levels = np.concatenate([np.concatenate([of.exact, of.below]) for of in of_batches.runs])
+    assert len(levels), "no run reached the target"
+    middle = float(np.exp(np.mean(np.log(batches))))
+    prior = known or Known(middle, _CRITICAL_FACTOR)
+    inverse = 1 / np.asarray(batches)
+
+    def parameters(points: Array) -> tuple[Array, Array, Array, Array]:
+        level = np.median(levels) + np.log(_LEVEL_FACTOR) * points[:, 0]
+        critical = np.exp(np.log(prior.critical_batch) + np.log(prior.factor) * points[:, 1])
+        sigma = _SCATTER * _SPREAD_FACTOR ** points[:, 2]
+        return level - np.log1p(critical / middle), critical, sigma, _MISSED * _SPREAD_FACTOR ** points[:, 3]
+
+    def model(log_minimum: Array, critical: Array) -> Array:
+        return np.asarray(log_minimum[:, None] + np.log1p(critical[:, None] * inverse))
+
+    def log_likelihood(points: Array) -> Array:
+        log_minimum, critical, sigma, tau = parameters(points)
+        return cells.log_likelihood(of_batches, model(log_minimum, critical), sigma, tau)
+
+    log_minimum, critical, sigma, tau = parameters(posterior(log_likelihood, 4, num_draws, seed))
+    rng = np.random.default_rng([seed, 1])
+    effects = cells.draw_effects(of_batches, model(log_minimum, critical), sigma, tau, rng)
+    minimum = np.exp(log_minimum)
+    return StepsFit(batches, minimum, minimum * critical, sigma, tau, effects, seed)

@@ -1,0 +1,132 @@
+"""What was typed to train the points of a study, kept in it to be typed again, and what these points are."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from bsweep import data
+from bsweep.config import RunConfig
+from bsweep.place import Place, inside_horovodrun
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is to be known of a point without its configuration: its name, and what its time depends on."""
+
+    run_id: str
+    num_workers: int
+    examples_per_step: int
+    num_examples: int  # of all its epochs
+    epochs: int
+    kind: str  # of points that batch, workers, seed, epochs and rates alone tell apart
+
+    @property
+    def local_batch(self) -> float:
+        """Examples of a step of one worker, on the average of all."""
+        return self.examples_per_step / self.num_workers
+
+
+@dataclass(frozen=True)
+class Command:
+    """`arguments` of `bsweep run` as they were typed in `folder`, inside a horovodrun of `num_processes` or in none."""
+
+    arguments: tuple[str, ...]
+    folder: Path
+    num_processes: int | None
+    points: tuple[Planned, ...]
+
+
+def planned(config: RunConfig) -> Planned:
+    return Planned(
+        config.run_id,
+        config.num_workers,
+        config.examples_per_step,
+        config.epochs * data.prepare(config.data).num_train,
+        config.epochs,
+        _kind(
+            config.data,
+            config.model,
+            config.strategy,
+            config.compression,
+            config.batching,
+            config.launch,
+            config.allocation.name,
+            config.optimizer.name,
+            config.precision,
+            config.channels_last,
+            config.device,
+            config.graph,
+            config.accumulation_steps,
+        ),
+    )
+
+
+@functools.cache  # a grid has few
+def _kind(*parts: Any) -> str:
+    text = json.dumps([part if isinstance(part, str | int) else asdict(part) for part in parts])
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def keep(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]) -> None:
+    """Note what is about to train points of a study, unless the study has it."""
+    size = Place.from_environment().num_workers if inside_horovodrun() else None
+    points = tuple(dict.fromkeys(map(planned, configs)))
+    command = Command(tuple(arguments), Path.cwd(), size, points)
+    if command in read(study_dir):
+        return
+    line = {
+        "time": time.time(),
+        "arguments": command.arguments,
+        "folder": str(command.folder),
+        "num_processes": size,
+        "columns": _COLUMNS,
+        "points": [astuple(point) for point in points],
+    }
+    text = json.dumps(line) + "\n"
+    with _path(study_dir).open("ab") as file:
+        if file.tell() and not _ends_whole(_path(study_dir)):
+            text = "\n" + text
+        file.write(text.encode())  # at once: another sweep may write too
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(study_dir: Path) -> list[Command]:
+    """The commands of a study, each as it was typed last; damaged lines are none."""
+    commands: dict[tuple[Any, ...], Command] = {}
+    try:
+        lines = _path(study_dir).read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        try:
+            kept = json.loads(line)
+            places = [kept["columns"].index(name) for name in _COLUMNS]
+            points = tuple([Planned(*[point[place] for place in places]) for point in kept["points"]])
+            command = Command(tuple(kept["arguments"]), Path(kept["folder"]), kept["num_processes"], points)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            continue
+        commands.pop(key := (command.arguments, command.folder, command.num_processes), None)
+        commands[key] = command
+    return list(commands.values())
+
+
+_COLUMNS = [one.name for one in fields(Planned)]
+
+
+def _path(study_dir: Path) -> Path:
+    return study_dir / "commands.jsonl"
+
+
+def _ends_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"

@@ -1,0 +1,77 @@
+"""Parameter servers: who holds which part of the model, and how far workers may be apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from bsweep.config.groups import StrategyConfig
+from bsweep.config.point import Point
+from bsweep.config.values import Count, Natural, Processes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterServerConfig(StrategyConfig):
+    name: Literal["parameter_server"]
+    num_servers: Processes | None
+    sharding: Literal["layer", "layer_round_robin", "memory", "hashed_chunks"]
+    chunk_bytes: Count
+    consistency: Literal["synchronous", "asynchronous", "stale_synchronous"]
+    staleness: Natural | None
+    colocated: bool
+
+    builds: ClassVar[str] = "bsweep.strategies.parameter_server:ParameterServer"
+    launchers: ClassVar[tuple[str, ...]] = ("torchrun",)
+
+    @property
+    def in_step(self) -> bool:
+        return self.consistency == "synchronous"
+
+    @property
+    def why_apart(self) -> str:
+        if self.in_step:
+            return ""
+        return (
+            f"with strategy.consistency={self.consistency} workers have models of their own until an epoch ends. Use "
+            "strategy.consistency=synchronous"
+        )
+
+    @property
+    def refuses_fp16(self) -> str:
+        return (
+            "servers step where they hold a part of the gradient alone, and one that overflowed would be left out by "
+            "some of them. Use precision=fp32 or bf16, or strategy=allreduce."
+        )
+
+    def num_shards(self, num_workers: int) -> int:
+        return self.num_servers or max(1, num_workers // 2)
+
+    def num_server_processes(self, num_workers: int) -> int:
+        return 0 if self.colocated else self.num_shards(num_workers)
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        if self.consistency == "stale_synchronous" and self.staleness is None:
+            yield "strategy.consistency=stale_synchronous needs strategy.staleness: the clocks of a lead, such as 3."
+        if self.consistency != "stale_synchronous" and self.staleness is not None:
+            yield (
+                f"strategy.staleness={self.staleness} with strategy.consistency={self.consistency}: only "
+                "strategy.consistency=stale_synchronous has a bound. Leave strategy.staleness out."
+            )
+        num_shards, optimizer = self.num_shards(point.num_workers), point.optimizer
+        if self.colocated and num_shards > point.num_workers:
+            yield (
+                f"strategy.num_servers={num_shards} with strategy.colocated=true and num_workers={point.num_workers}: "
+                "a colocated server lives with a worker. Use at most one for each worker."
+            )
+        if optimizer.needs_global_norm and num_shards > 1:
+            yield (
+                f"optimizer={optimizer.name} clips by the norm of the whole gradient, which no one of {num_shards} "
+                "servers has: use strategy.num_servers=1, or another optimizer."
+            )
+        if optimizer.needs_layer_norms and self.sharding in ("memory", "hashed_chunks"):
+            yield (
+                f"optimizer={optimizer.name} needs the norms of whole layers, which strategy.sharding={self.sharding} "
+                "cuts: use strategy.sharding=layer, or optimizer=sgd."
+            )

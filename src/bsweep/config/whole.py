@@ -1,0 +1,52 @@
+"""Files that are there whole or not at all, and what a full disk says."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all, also after a power cut. OSError as `space_for`."""
+    unfinished = None
+    try:
+        with (
+            space_for(path),
+            tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file,
+        ):
+            unfinished = Path(file.name)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.chmod(0o644)
+        unfinished.replace(path)
+    except BaseException:
+        if unfinished:
+            unfinished.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def space_for(path: Path) -> Iterator[None]:
+    """What a full disk raises in here, as an OSError that names the path and says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise OSError(
+            error.errno,
+            f"no space left for {path}. Free some there, or give another results_dir=..., and start the same sweep "
+            "again, which repeats this run",
+        ) from None
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a disk or a quota is full."""
+    return error.errno in _FULL

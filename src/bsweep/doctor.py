@@ -1,0 +1,176 @@
+"""`bsweep doctor`: what this machine and its hosts are, how fast they reach each other, and what to mend."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bsweep.config import ProcessesConfig, RunConfig
+from bsweep.config.launch import slots_by_host
+from bsweep.launch import preflight, ssh
+from bsweep.launch.preflight import Answer
+
+_LEAST_FREE_BYTES = 1 << 30
+_MOST_CLOCK_SECONDS = 1.0
+_MOST_PAIRS_HOSTS = 5  # of which all pairs are measured; of more, each and the next
+_LINK_SECONDS = 30.0
+
+
+def run(config: RunConfig, as_json: bool) -> int:
+    """Print what was found; 0 where all is well, 1 where there is something to mend."""
+    found = examine(config)
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        show(found)
+    return 1 if found["to_mend"] else 0
+
+
+def examine(config: RunConfig) -> dict[str, Any]:
+    """What `bsweep doctor` found: `machines` by name, `links`, and what `to_mend`."""
+    launch = config.launch
+    assert isinstance(launch, ProcessesConfig), launch
+    slots = slots_by_host(launch.hosts)
+    answers = preflight.ask_all(config, list(slots), is_thorough=True)
+    reached = [answer for answer in answers[1:] if answer.facts]
+    links = [_link(launch, sender, receiver) for sender, receiver in _pairs(reached)]
+    clocks = {answer.host: _link(launch, answers[0], answer) for answer in reached if not ssh.is_here(answer.host)}
+    ahead = {host: link.get("clock_ahead_seconds") for host, link in clocks.items()}
+    machines = {
+        answer.host or "this machine": {
+            **(answer.facts or {"problem": answer.problem}),
+            "slots": slots.get(answer.host),
+            "clock_ahead_seconds": ahead.get(answer.host),
+        }
+        for answer in (answers if not slots or not any(map(ssh.is_here, slots)) else answers[1:])
+    }
+    to_mend = [
+        *preflight.of(config, slots, answers),
+        *_to_mend(config, machines),
+        *_of_links([*links, *clocks.values()]),
+    ]
+    return {"machines": machines, "links": links, "to_mend": list(dict.fromkeys(to_mend))}
+
+
+def _pairs(reached: Sequence[Answer]) -> Iterator[tuple[Answer, Answer]]:
+    """Senders and receivers."""
+    if len(reached) <= _MOST_PAIRS_HOSTS:
+        yield from permutations(reached, 2)
+    else:
+        yield from zip(reached, [*reached[1:], reached[0]], strict=True)
+
+
+def _link(launch: ProcessesConfig, sender: Answer, receiver: Answer) -> dict[str, Any]:
+    """How a host reaches another: measured by a connection of their own, as workers have."""
+    names = {"from": sender.host or "this machine", "to": receiver.host}
+    assert receiver.facts
+    address = receiver.facts["interfaces"].get(launch.network_interface) or ssh.as_others_say(receiver.host)
+    listen = preflight.command(receiver.host, launch, "bsweep.link", "listen")
+    listening = subprocess.Popen(listen, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    with listening, ThreadPoolExecutor(1) as pool:
+        assert listening.stdout
+        try:
+            line = pool.submit(listening.stdout.readline).result(_LINK_SECONDS)
+            port = str(json.loads(line)["port"])
+            reach = preflight.command(sender.host or "localhost", launch, "bsweep.link", "reach", address, port)
+            sent = subprocess.run(
+                reach, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                timeout=_LINK_SECONDS, check=False,
+            )  # fmt: skip
+            if sent.returncode:
+                last = sent.stderr.strip().splitlines()[-1:] or ["no word"]
+                return {**names, "problem": f"cannot connect to {address}: {last[0]}"}
+            return {**names, **json.loads(sent.stdout.splitlines()[-1])}
+        except (futures.TimeoutError, ValueError, subprocess.TimeoutExpired) as error:
+            return {**names, "problem": f"could not be measured: {type(error).__name__}"}
+        finally:
+            listening.kill()
+
+
+def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What is wrong with machines that only a look at all of them tells."""
+    for name, facts in machines.items():
+        if "problem" in facts:
+            continue  # told as what it is
+        if name == "this machine":
+            yield from (f"{name}: {problem}" for problem in facts["problems"])
+        if facts["versions"]["horovod"] is None and config.launch.uses_horovod:
+            yield f"{name}: Horovod is not installed: `bsweep setup-horovod`, or strategy=ddp and the like do without"
+        elif (facts["horovod_build"] or "").startswith("broken"):
+            yield f"{name}: Horovod cannot be imported ({facts['horovod_build'][8:]}): `bsweep setup-horovod`"
+        elif facts["gpus"] and "NCCL" not in (facts["horovod_build"] or "NCCL"):
+            yield f"{name}: its Horovod has no NCCL, though it has GPUs: `bsweep setup-horovod`"
+        for what, key in (("results", "free_bytes"), ("temporary files", "free_temporary_bytes")):
+            if facts[key] < _LEAST_FREE_BYTES:
+                yield f"{name}: {facts[key] / 1e6:.0f} MB are left for {what}: make room"
+        if (facts["slots"] or 0) > max(facts["cores"], facts["gpus"]):
+            yield f"{name}: {facts['slots']} slots share {facts['cores']} cores: give it fewer"
+        if abs(facts["clock_ahead_seconds"] or 0) > _MOST_CLOCK_SECONDS:
+            yield f"{name}: its clock is {facts['clock_ahead_seconds']:+.1f} s off this machine's: have both set by NTP"
+
+
+def _of_links(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for link in links:
+        if "problem" in link:
+            yield (
+                f"{link['from']} to {link['to']}: {link['problem']}. Workers connect to any port of each other: let "
+                "them through, or name another interface: launch.network_interface"
+            )
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """Print what was found as tables, and what to mend."""
+    console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 160)
+    for columns in (_SOFTWARE, _HARDWARE):
+        table = Table("machine", *columns)
+        for name, facts in found["machines"].items():
+            table.add_row(
+                name, *(["-"] * len(columns) if "problem" in facts else (show(facts) for show in columns.values()))
+            )
+        console.print(table)
+    if found["links"]:
+        table = Table("from", "to", "round trip", "bandwidth")
+        for link in found["links"]:
+            measured = "problem" not in link
+            table.add_row(
+                link["from"],
+                link["to"],
+                f"{link['round_trip_seconds'] * 1e3:.2f} ms" if measured else "-",
+                f"{link['bytes_per_second'] * 8 / 1e9:.2f} Gbit/s" if measured else "-",
+            )
+        console.print(table)
+    print("\n".join([*(f"to mend: {line}" for line in found["to_mend"])] or ["nothing to mend"]))
+
+
+def _clock(facts: Mapping[str, Any]) -> str:
+    ahead = facts["clock_ahead_seconds"]
+    return "-" if ahead is None else f"{ahead * 1e3:+.1f} ms"
+
+
+_SOFTWARE = {
+    "bsweep": lambda facts: f"{facts['versions']['bsweep']} ({facts['code'][:8]})",
+    "Python": lambda facts: facts["python"],
+    "torch": lambda facts: facts["versions"]["torch"] or "-",
+    "Horovod": lambda facts: facts["versions"]["horovod"] or "-",
+    "built with": lambda facts: facts["horovod_build"] or "-",
+    "driver": lambda facts: facts["driver"] or "-",
+}
+_HARDWARE = {
+    "slots": lambda facts: str(facts["slots"] or "-"),
+    "cores": lambda facts: str(facts["cores"]),
+    "memory": lambda facts: f"{facts['memory_bytes'] / 2**30:.0f} GiB",
+    "GPUs": lambda facts: str(facts["gpus"]),
+    "interfaces": lambda facts: ", ".join(f"{name} {address}" for name, address in facts["interfaces"].items()),
+    "free, results": lambda facts: f"{facts['free_bytes'] / 1e9:.0f} GB",
+    "free, temporary": lambda facts: f"{facts['free_temporary_bytes'] / 1e9:.0f} GB",
+    "clock": _clock,
+}

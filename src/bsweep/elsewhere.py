@@ -1,0 +1,66 @@
+"""A run that goes on where another one stands, on other workers: `resume_from`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from bsweep.config import ConfigError, RunConfig, flatten, read, show
+from bsweep.runlog import Checkpoint, Event, RunLog, RunPaths, checkpoints, cut_records
+
+_MAY_DIFFER = (
+    "study", "results_dir", "local_batch", "global_batch", "num_workers", "accumulation_steps", "log_every_steps",
+    "checkpoint_every", "resume_from", "launch.", "strategy.", "allocation.",
+)  # fmt: skip
+
+
+def check(config: RunConfig) -> None:
+    """ConfigError if a point cannot go on where its `resume_from` says."""
+    if config.resume_from is None:
+        return
+    folder = Path(config.resume_from).expanduser()
+    if not (folder / "config.yaml").exists():
+        raise ConfigError(f"resume_from={folder}: no run's folder. Give one such as results/STUDY/RUN.")
+    problems = [f"resume_from={folder}: {problem}" for problem in _problems(config, RunPaths(folder))]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def begin(config: RunConfig, paths: RunPaths) -> None:
+    """Give a new run the records and the checkpoint of the one that it goes on from."""
+    assert config.resume_from is not None
+    source = RunPaths(Path(config.resume_from).expanduser())
+    latest = checkpoints(source)[0]
+    facts = latest.facts() or {}
+    copied = Checkpoint(paths.checkpoints / latest.folder.name)
+    shutil.copytree(latest.folder, copied.folder, ignore=shutil.ignore_patterns("complete.json"))
+    shutil.copyfile(source.metrics, paths.metrics)
+    cut_records(paths, facts["metrics_bytes"])
+    before = f"until step {facts['num_steps']}, in epoch {facts['epoch']}, it was {source.folder.name}"
+    with RunLog(paths.metrics) as log:
+        log.write(Event(event="continued", message=f"{before}: times until then are of its workers"))
+    copied.complete({**facts, "metrics_bytes": paths.metrics.stat().st_size})
+
+
+def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
+    other = read(source.config)
+    if not checkpoints(source):
+        yield "it has no checkpoint, as a completed run has none."
+    if config.examples_per_step != other.examples_per_step:
+        yield (
+            f"its global batch is {other.examples_per_step}, this one's is {config.examples_per_step}: give "
+            f"local_batch=null global_batch={other.examples_per_step}."
+        )
+    for run, whose in ((config, "this run's"), (other, "its")):
+        if not run.strategy.replicates or run.compression.builds:
+            yield (
+                f"each worker has a memory of its own with {whose} strategy={run.strategy.name} and "
+                f"compression={run.compression.name}. Another number of workers can go on where all have the same: "
+                "with single, horovod, allreduce or ddp, without a codec."
+            )
+    here, there = dict(flatten(asdict(config))), dict(flatten(asdict(other)))
+    for key in here.keys() | there.keys():
+        if not key.startswith(_MAY_DIFFER) and here.get(key) != there.get(key):
+            yield f"its {key}={show(there.get(key))} is {show(here.get(key))} here: give it the same."

@@ -1,0 +1,115 @@
+"""How long points will take, by those that have trained: seconds of a step over the batch, by the number of workers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bsweep.commands import Planned
+from bsweep.states import State
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A point whose steps were timed: mean seconds of one, and what it took beside them, if it ran to its end."""
+
+    point: Planned
+    step_seconds: float
+    other_seconds: float | None = None
+
+
+def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]:
+    """Of each point that has finished an epoch."""
+    found = []
+    for point in points:
+        state = states.get(point.run_id)
+        if not state or not state.train_seconds or not state.whole_epochs:
+            continue
+        steps = state.whole_epochs / point.epochs * point.num_examples / point.examples_per_step
+        ends = state.status == "completed" and state.wall_seconds is not None
+        other = state.wall_seconds - state.train_seconds if ends and state.wall_seconds else None
+        found.append(Timed(point, state.train_seconds / steps, other))
+    return found
+
+
+class Estimate:
+    """Seconds that points will take. `source` says by what, and how far that is from the points it goes by."""
+
+    def __init__(self, timed: Iterable[Timed], tried: Sequence[Timed] = ()) -> None:
+        """From points of the study, and points that were tried for a few steps."""
+        self._timed, self._num_tried = [*timed, *tried], len(tried)
+        self._own = {one.point.run_id: one for one in self._timed}
+        self._lines: dict[tuple[str, int | None], tuple[float, float] | None] = {}
+        self.source = self._named() if self._timed else ""
+
+    def seconds(self, point: Planned, state: State) -> float | None:
+        """Until the point is completed; 0 if it is, None where nothing like it was timed."""
+        if state.status == "completed":
+            return 0.0
+        whole = self._whole_seconds(point)
+        done = state.epochs_done / point.epochs if state.can_resume else 0.0
+        return None if whole is None else whole * max(0.0, 1 - done)
+
+    def _whole_seconds(self, point: Planned) -> float | None:
+        step = self._own[point.run_id].step_seconds if point.run_id in self._own else self._step_seconds(point)
+        if step is None:
+            return None
+        return point.num_examples / point.examples_per_step * step + self._other_seconds(point)
+
+    def _step_seconds(self, point: Planned) -> float | None:
+        for num_workers in (point.num_workers, None):  # those with as many workers, else all
+            line = self._line(point.kind, num_workers)
+            if line:
+                return line[0] + line[1] * point.local_batch
+        return None
+
+    def _other_seconds(self, point: Planned) -> float:
+        every = [one for one in self._timed if one.other_seconds is not None]
+        alike = [one for one in every if (one.point.kind, one.point.epochs) == (point.kind, point.epochs)]
+        return statistics.median([one.other_seconds or 0.0 for one in alike or every] or [0.0])
+
+    def _line(self, kind: str, num_workers: int | None) -> tuple[float, float] | None:
+        """Seconds of a step of no examples, and of each example of a worker; None where nothing was timed."""
+        key = (kind, num_workers)
+        if key not in self._lines:
+            alike = [one for one in self._timed if one.point.kind == kind]
+            alike = [one for one in alike if num_workers in (None, one.point.num_workers)]
+            self._lines[key] = _fitted([(one.point.local_batch, one.step_seconds) for one in alike])
+        return self._lines[key]
+
+    def _named(self) -> str:
+        num_completed = sum(one.other_seconds is not None for one in self._timed) - self._num_tried
+        errors = [abs(step / one.step_seconds - 1) for one in self._timed if (step := self._step_seconds(one.point))]
+        numbers = {
+            "completed": num_completed,
+            "with finished epochs": len(self._timed) - num_completed - self._num_tried,
+            "tried for a few steps": self._num_tried,
+        }
+        points = ", ".join(f"{number} {how}" for how, number in numbers.items() if number)
+        within = f", met within {max(errors):.0%}" if len(errors) > 2 else ""
+        return f"the steps of points ({points}){within}"
+
+
+def _fitted(pairs: list[tuple[float, float]]) -> tuple[float, float] | None:
+    """Offset and slope, neither negative, of the line with least relative errors; through 0 where x is one."""
+    if not pairs:
+        return None
+    weights = [1 / y**2 for _, y in pairs]
+    total = sum(weights)
+    x_mean = sum(w * x for w, (x, _) in zip(weights, pairs, strict=True)) / total
+    y_mean = sum(w * y for w, (_, y) in zip(weights, pairs, strict=True)) / total
+    variance = sum(w * (x - x_mean) ** 2 for w, (x, _) in zip(weights, pairs, strict=True))
+    if variance < 1e-12 * total * x_mean**2:
+        return 0.0, y_mean / x_mean
+    slope = sum(w * (x - x_mean) * (y - y_mean) for w, (x, y) in zip(weights, pairs, strict=True)) / variance
+    slope = min(max(0.0, slope), y_mean / x_mean)
+    return y_mean - slope * x_mean, slope
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,142 @@
+"""Evaluations on the test set: when they are due, what they leave as it was, and whether a target is reached."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bsweep import memory, runlog
+from bsweep.checkpoint import Cursor
+from bsweep.clock import StepClock
+from bsweep.data import plan
+from bsweep.job import Job
+
+Scores = tuple[float | None, float | None]
+"""Test loss and test accuracy; None is not finite, or not known."""
+
+
+def refuse_unknown(job: Job) -> None:
+    """ValueError if no evaluation can tell whether the target is reached."""
+    target = job.config.target
+    if target and target.metric == "test_accuracy" and not job.objective.knows_accuracy(job.dataset.train_labels):
+        raise ValueError(
+            f"target_accuracy={target.value:g}: of labels that are numbers with a fraction nobody knows which answer "
+            "is correct. Give target_loss, or the model a method score(outputs, targets)."
+        )
+
+
+def is_due(job: Job, cursor: Cursor) -> bool:
+    """Whether the examples trained have reached the next multiple of `evaluate_every_examples`, and workers have met.
+
+    Within an epoch: at its end there is an evaluation in any case.
+    """
+    every = job.config.evaluate_every_examples
+    if every is None or not job.strategy.is_together:
+        return False
+    return _num_examples(job, cursor) // every > cursor.evaluated_examples // every
+
+
+def within_epoch(job: Job, cursor: Cursor, clock: StepClock) -> None:
+    """An evaluation after which training goes on as if it had not been: each worker with its own statistics."""
+    if cursor.peak_memory_bytes is None:
+        cursor.peak_memory_bytes = memory.peak_bytes(job.device)
+    own = [buffer.clone() for buffer in job.model.buffers()]
+    _take(job, cursor, sum(clock.seconds()))
+    for buffer, value in zip(job.model.buffers(), own, strict=True):
+        buffer.copy_(value)
+    job.training_model.train()
+
+
+def at_end(job: Job, cursor: Cursor, epoch_seconds: float) -> Scores:
+    """The scores where an epoch, or the run, ends; those of an evaluation that was taken there already."""
+    if not cursor.scores or _num_examples(job, cursor) > cursor.evaluated_examples:
+        _take(job, cursor, epoch_seconds)
+    return cursor.scores[-1]
+
+
+def _take(job: Job, cursor: Cursor, epoch_seconds: float) -> None:
+    loss, accuracy = scores = evaluate(job)
+    num_examples = _num_examples(job, cursor)
+    cursor.evaluated_examples = num_examples
+    cursor.scores.append(scores)
+    if job.config.evaluate_every_examples:
+        job.record(
+            runlog.Evaluation(
+                epoch=cursor.epoch,
+                num_steps=cursor.num_steps,
+                num_examples=num_examples,
+                epochs_done=num_examples / len(job.dataset.train_labels),
+                train_seconds=cursor.train_seconds + epoch_seconds,
+                test_loss=loss,
+                test_accuracy=accuracy,
+            )
+        )
+    _look_for_target(job, cursor)
+
+
+def _look_for_target(job: Job, cursor: Cursor) -> None:
+    """Say once that the target is reached; a run that is to stop there then ends, see `loop`."""
+    target = job.config.target
+    if target is None or cursor.reached:
+        return
+    known = [one for one in (scores[target.metric == "test_accuracy"] for scores in cursor.scores) if one is not None]
+    if not target.is_confirmed_by(known):
+        return
+    cursor.reached = (
+        f"reached {target}: evaluation {len(cursor.scores)}, after {cursor.evaluated_examples} examples "
+        f"({cursor.num_steps} steps), confirms it"
+    )
+    job.record(runlog.Event(event="target_reached", message=cursor.reached))
+
+
+def _num_examples(job: Job, cursor: Cursor) -> int:
+    """Trained since the run began."""
+    return (cursor.epoch - 1) * len(job.dataset.train_labels) + cursor.position
+
+
+def evaluate(job: Job) -> Scores:
+    """Mean loss and accuracy over the whole test set, each example counted once by one worker."""
+    if job.config.average_batchnorm:
+        average_batchnorm(job)
+    members = job.strategy.members
+    loss, correct, num_labels = job.sums(_scores_of_own_part(job))
+    if job.strategy.members != members:
+        return evaluate(job)  # what was lost with a worker is shared among the others
+    return _finite(loss / num_labels), _finite(correct / num_labels)
+
+
+def _scores_of_own_part(job: Job) -> Tensor:
+    """Sums of losses, correct answers and labels of this worker's part of the test set, float64 (3,)."""
+    dataset, members = job.dataset, job.strategy.members
+    mine = plan.worker_part(torch.arange(len(dataset.test_labels)), members.index(job.place.rank), len(members))
+    tokens = dataset.tokens_per_example
+    at_once = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
+    totals = torch.zeros(3, dtype=torch.float64, device=job.device)
+    job.model.eval()
+    with memory.unlimited(), torch.inference_mode():  # the limit is on what steps take
+        for examples, labels in dataset.test.batches(mine, at_once):
+            targets = job.targets(labels)
+            with job.autocast():
+                outputs = job.model(job.inputs(examples))
+            totals += job.objective.score(job.objective.loss(outputs, targets), outputs, targets)
+            job.heartbeat()
+    return totals
+
+
+# Of one forward pass, to bound the memory of activations and of logits.
+_EVALUATION_IMAGES = 500
+_EVALUATION_TOKENS = 4096
+
+
+def average_batchnorm(job: Job) -> None:
+    """Give all workers the mean of their BatchNorm statistics, which each gathered on its own part of the data."""
+    statistics = [buffer for buffer in job.model.buffers() if buffer.is_floating_point()]
+    if job.place.num_workers == 1 or not statistics:
+        return
+    means = job.strategy.mean(torch.cat([s.reshape(-1).to("cpu", torch.float64) for s in statistics]))
+    for statistic, mean in zip(statistics, means.split([s.numel() for s in statistics]), strict=True):
+        statistic.copy_(mean.view_as(statistic))
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None

@@ -1,0 +1,142 @@
+"""What made a point fail: which process, on which host, and why, in a sentence and where to read more."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bsweep.config import RunConfig
+from bsweep.config.launch import hosts_of_ranks, nodes_of
+from bsweep.launch import ssh
+from bsweep.launch.outcome import Outcome, first_error
+from bsweep.memory import CRASHES
+from bsweep.runlog import RunPaths
+
+_QUOTED_LINES = 15
+
+
+def of(
+    config: RunConfig,
+    paths: RunPaths,
+    failures: Sequence[tuple[int, int]],
+    console: Path,
+    codes: Sequence[int | None] = (),
+) -> Outcome:
+    """Which process failed first and why: one that was killed, else by its own word, else by its host, its command.
+
+    Other signals than SIGKILL may be consequences: NCCL's watchdog aborts those who wait for a worker that failed.
+
+    Args:
+        config: The point.
+        paths: Its folder.
+        failures: Ranks that failed, the first one first, and their exit codes.
+        console: What the commands that started them printed.
+        codes: With what each of those ended.
+    """
+    num_processes = config.num_workers + config.num_server_processes
+    silent = [(r, code) for r, code in failures if not (paths.rank_logs(r) / "error.json").exists()]
+    killed = [(rank, code) for rank, code in silent if _signal(code) == signal.SIGKILL]
+    error = first_error(paths, num_processes)
+    if error and not killed:
+        rank, outcome, trace = error
+        message = f"{config.process_name(rank)} failed: {outcome.message}\n{trace or _last_lines(paths, rank)}"
+        return Outcome(outcome.status, message.strip())
+    lost = _lost_hosts(config, silent, console, codes)
+    if lost and not killed:
+        why = ssh.reason(_read(console)) or "the connection ended"
+        return Outcome("failed", loss(dict.fromkeys(lost, why), f"see {console}"), may_pass=True)
+    if not failures:
+        return Outcome("failed", _of_command(paths, console, codes), may_pass=True)
+    crashed = [(rank, code) for rank, code in silent if _signal(code) not in (None, signal.SIGTERM)]
+    rank, code = (killed or crashed or silent or failures)[0]
+    limits = config.launch.memory_limit_mb
+    if limits and rank < config.num_workers and _signal(code) in CRASHES:
+        cause = f"{_cause(code)} under its memory limit of {limits[rank]:g} MiB, as by kernels that find no room"
+        return Outcome("out_of_memory", f"{config.process_name(rank)} {cause}")
+    message = f"{config.process_name(rank)} {_cause(code)}\n{_last_lines(paths, rank)}".strip()
+    return Outcome("failed", message, may_pass=True)
+
+
+def last_lines_of_all(config: RunConfig, paths: RunPaths) -> str:
+    ranks = range(config.num_workers + config.num_server_processes)
+    quotes = ((rank, _last_lines(paths, rank)) for rank in ranks)
+    return "\n".join(f"{config.process_name(rank)}:\n{lines}" for rank, lines in quotes if lines)
+
+
+def _lost_hosts(
+    config: RunConfig, silent: Sequence[tuple[int, int]], console: Path, codes: Sequence[int | None]
+) -> list[str]:
+    """Hosts to which ssh lost its way, or never found it: it ends with a code of its own."""
+    hosts = config.launch.named_hosts
+    if hosts is None:
+        return []
+    nodes = [host for host, _ in nodes_of(hosts, config.num_workers, config.num_server_processes)]
+    if not config.launch.uses_horovod:  # a command for each
+        ended = [host for host, code in zip(nodes, codes, strict=False) if code == ssh.EXIT_CODE]
+    else:
+        of_rank = hosts_of_ranks(hosts, config.num_workers, config.num_server_processes)
+        ended = [of_rank[rank] for rank, code in silent if code == ssh.EXIT_CODE]
+        said = re.findall(r"^ssh not successful for host (\S+):$", _read(console), re.MULTILINE)  # horovodrun's words
+        ended += [host for host in said if host in nodes]
+    return list(dict.fromkeys(host for host in ended if not ssh.is_here(host)))
+
+
+def loss(hosts: Mapping[str, str], more: str) -> str:
+    """What to say of hosts that do not answer any more, each with ssh's reason, and what to do."""
+    said = "; ".join(f"host {host} is lost: {why}" for host, why in hosts.items())
+    return f"{said}: {ssh.remedy(said)} ({more})"
+
+
+def _of_command(paths: RunPaths, console: Path, codes: Sequence[int | None]) -> str:
+    """Why what starts the workers ended, where no worker is to blame by name."""
+    began = any(paths.logs.glob("rank.*/alive"))
+    what = "the workers' launcher ended while they trained" if began else "the workers could not be started"
+    ended = ", ".join(str(code) for code in codes if code)
+    lines = _plain(_read(console).splitlines())
+    why = ssh.reason("\n".join(lines)) or next((line for line in reversed(lines) if _ERROR.match(line)), "")
+    why = why or (lines[-1] if lines else "it printed nothing")
+    return f"{what} (exit code {ended or 0}): {why.rstrip('.')}; see {console}"
+
+
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b|.*\berror:", re.IGNORECASE)
+
+
+def _cause(code: int) -> str:
+    number = _signal(code)
+    if number:
+        hint = " (killed from outside, perhaps by the kernel for lack of memory)" if number == signal.SIGKILL else ""
+        return f"was ended by {number.name}{hint}"
+    return f"ended with exit code {code}"
+
+
+def _signal(code: int) -> signal.Signals | None:
+    """The signal that ended a process, by its exit code or by that of a shell around it."""
+    number = -code if code < 0 else code - 128
+    return signal.Signals(number) if number in set(signal.Signals) else None
+
+
+def _last_lines(paths: RunPaths, rank: int) -> str:
+    """The end of what a process said."""
+    stderr = paths.rank_logs(rank) / "stderr"
+    if not stderr.exists():
+        return ""
+    lines = stderr.read_text(errors="replace").strip().splitlines()
+    if any("/horovod/" in line for line in lines[-_QUOTED_LINES:]):  # its frames say nothing of the cause
+        lines = [*_plain(lines), f"see {stderr}"]
+    return "\n".join(lines[-_QUOTED_LINES:])
+
+
+def _plain(lines: Sequence[str]) -> list[str]:
+    """Lines as they were printed, without those of tracebacks that only name code."""
+    said = (re.sub(r"^\[\d+\]<\w+>:", "", line).rstrip() for line in lines)
+    return [
+        line
+        for line in said
+        if line and not re.match(r"\s|Traceback \(most recent|During handling|The above exc", line)
+    ]
+
+
+def _read(console: Path) -> str:
+    return console.read_text(errors="replace")

@@ -1,0 +1,244 @@
+"""Before the first point over hosts: are they there, and alike? All that is wrong at once, with host and remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bsweep import machine
+from bsweep.config import ProcessesConfig, RunConfig, own, save
+from bsweep.config.launch import nodes_of
+from bsweep.launch import environment, ssh
+from bsweep.runlog import RunPaths
+
+_MOST_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a host said, or why it did not."""
+
+    host: str
+    facts: Mapping[str, Any] | None
+    problem: str = ""
+
+
+_ready: dict[tuple[Any, ...], dict[str, int]] = {}  # workers that hosts were found ready for, by what points need
+
+
+def problems(configs: Iterable[RunConfig]) -> list[str]:
+    """What keeps the hosts of points from running them; not asked again where nothing was, and nothing failed since."""
+    wanted: dict[tuple[Any, ...], dict[str, int]] = defaultdict(dict)
+    points: dict[tuple[Any, ...], RunConfig] = {}
+    for config in configs:
+        key = _key(config)
+        for host, workers in _workers(config).items():
+            if workers > _ready.get(key, {}).get(host, -1):
+                wanted[key][host] = max(workers, wanted[key].get(host, 0))
+                points[key] = config
+    found: list[str] = []
+    for key, hosts in wanted.items():
+        of_these = of(points[key], hosts, ask_all(points[key], list(hosts)))
+        if not of_these:
+            _ready[key] = {**_ready.get(key, {}), **hosts}
+        found += of_these
+    return list(dict.fromkeys(found))
+
+
+def forget(config: RunConfig) -> None:
+    """Look again before the next point on these hosts: something went wrong on them."""
+    _ready.pop(_key(config), None)
+
+
+def _key(config: RunConfig) -> tuple[Any, ...]:
+    launch = config.launch
+    assert isinstance(launch, ProcessesConfig) or not launch.named_hosts
+    return launch, config.study_dir.absolute(), config.data, config.device, config.strategy.uses_horovod
+
+
+def _workers(config: RunConfig) -> dict[str, int]:
+    """How many workers each host of a point runs; servers need no GPU, and so no slot."""
+    hosts = config.launch.named_hosts
+    if not hosts:
+        return {}
+    every = nodes_of(hosts, config.num_workers, config.num_server_processes)
+    return dict.fromkeys((host for host, _ in every), 0) | dict(nodes_of(hosts, config.num_workers))
+
+
+def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = False) -> list[Answer]:
+    """What this machine says, and what each host does, of a point that is to run there."""
+    launch = config.launch
+    assert isinstance(launch, ProcessesConfig), launch
+    new = [folder for folder in (config.study_dir, *config.study_dir.parents) if not folder.exists()]
+    config.study_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".preflight.", dir=config.study_dir) as seen:
+        point = Path(seen).resolve() / "config.yaml"
+        save(config, point)
+        own.keep(config, RunPaths(point.parent).own)  # data may be made by it
+        request = machine.Request(point=str(point), device=config.device, hosts=tuple(hosts), is_thorough=is_thorough)
+        with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+            asked = [pool.submit(ask, host, launch, request) for host in hosts if not ssh.is_here(host)]
+            here = json.loads(json.dumps(machine.facts(request)))  # as the others say it
+            answers = {answer.host: answer for answer in (future.result() for future in asked)}
+    with suppress(OSError):  # somebody else writes there by now
+        for folder in new:
+            folder.rmdir()
+    return [Answer("", here), *(answers.get(host, Answer(host, here)) for host in hosts)]
+
+
+def ask(host: str, launch: ProcessesConfig, request: machine.Request) -> Answer:
+    """What a host says of itself."""
+    try:
+        asked = subprocess.run(
+            command(host, launch, "bsweep.machine"),
+            input=json.dumps(asdict(request)) + "\n",
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=launch.start_timeout_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(host, None, f"it did not answer within {launch.start_timeout_seconds} s: see what keeps it busy")
+    except FileNotFoundError:
+        return Answer(host, None, "there is no ssh on this machine to reach it: install an OpenSSH client")
+    if asked.returncode == 0:
+        line = next(line for line in reversed(asked.stdout.splitlines()) if line.startswith("{"))
+        return Answer(host, json.loads(line))
+    return Answer(host, None, _explain(asked.returncode, asked.stderr))
+
+
+def command(host: str, launch: ProcessesConfig, *words: str) -> list[str]:
+    """What runs `python -m` with such words on a host."""
+    module = [sys.executable, "-m", *words]
+    if ssh.is_here(host):
+        return module
+    return ssh.command(host, launch, ssh.script(environment.in_the_open(os.environ, launch), module))
+
+
+def _explain(code: int, said: str) -> str:
+    """Why `bsweep.machine` did not run there."""
+    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), f"exit code {code}")
+    if code == ssh.EXIT_CODE:
+        why = ssh.reason(said) or last
+        return f"no way in by ssh: {why}: {ssh.remedy(why)}"
+    if "cd:" in last:
+        return f"{Path.cwd()} is not there: every host needs this folder, as on a file system that all share"
+    if code in (126, 127) or "No such file" in last:
+        return f"{sys.executable} does not run there ({last}): every host needs this environment at the same path"
+    return f"bsweep does not run there ({last}): every host needs the same environment at the same path"
+
+
+def of(config: RunConfig, workers: Mapping[str, int], answers: Sequence[Answer]) -> list[str]:
+    """What is wrong with hosts that are to run so many workers, of which the first answer is this machine's."""
+    launch, here = config.launch, answers[0].facts
+    assert isinstance(launch, ProcessesConfig), launch
+    assert here is not None
+    found = [] if all(ssh.is_here(host) for host in workers) else _of_key(launch)
+    if launch.uses_horovod and not any(ssh.is_here(answer.host) for answer in answers[1:]):  # horovodrun needs it
+        found += [f"this machine: {problem}" for problem in _of_interface(launch, here)]
+    has_gpus = config.device == "cuda" or any(answer.facts and answer.facts["gpus"] for answer in answers)
+    for answer in answers[1:]:
+        if answer.facts is None:
+            found.append(f"{answer.host}: {answer.problem}")
+            continue
+        there = [*_of_versions(config, answer.facts, here), *_of_interface(launch, answer.facts)]
+        there += [*_of_files(config, answer.facts, here), *answer.facts["problems"]]
+        if answer.facts["unresolved"]:
+            names = ", ".join(answer.facts["unresolved"])
+            there.append(f"it cannot resolve {names}: hosts must know each other's names")
+        if has_gpus and workers[answer.host] > answer.facts["gpus"]:
+            there.append(
+                f"it has {answer.facts['gpus'] or 'no'} GPUs for {workers[answer.host]} workers: give it no more slots "
+                "than GPUs, or set device=cpu"
+            )
+        found += [f"{answer.host}: {problem}" for problem in there]
+    return list(dict.fromkeys(found))
+
+
+def _of_key(launch: ProcessesConfig) -> list[str]:
+    """What is wrong with the key that opens the hosts."""
+    given = launch.ssh_identity_file
+    if not given:
+        return []
+    path = ssh.identity(given)
+    name = f"launch.ssh_identity_file={given}"
+    if not path.is_file():
+        return [f"{name}: there is no such file: name the private key that opens the hosts"]
+    if not os.access(path, os.R_OK):
+        return [f"{name}: it cannot be read: see its owner and its rights"]
+    if path.stat().st_mode & 0o077:
+        return [f"{name}: others may read it, and ssh ignores such a key: chmod 600 {path}"]
+    return []
+
+
+def _of_versions(config: RunConfig, there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    found = []
+    pairs = {"Python": tuple(facts["python"].rpartition(".")[0] for facts in (there, here))}
+    for package in machine.PACKAGES:
+        if package != "horovod" or config.launch.uses_horovod or config.strategy.uses_horovod:
+            pairs[package] = tuple(_public(facts["versions"][package]) for facts in (there, here))
+    for name, (its, ours) in pairs.items():
+        if its != ours:
+            found.append(f"{name} {its or 'is not'} there, {ours or 'none'} here: give all hosts the same environment")
+    if not found and there["code"] != here["code"]:
+        found.append("its bsweep has other code than this one: give all hosts the same checkout or wheel")
+    return found
+
+
+def _public(version: str | None) -> str | None:
+    """A version without what it was built for, +cpu or +cu130, in which hosts may differ."""
+    return version and version.partition("+")[0]
+
+
+def _of_interface(launch: ProcessesConfig, facts: Mapping[str, Any]) -> list[str]:
+    wanted, there = launch.network_interface, facts["interfaces"]
+    if not wanted or wanted in there:
+        return []
+    known = ", ".join(f"{name} ({address})" for name, address in there.items())
+    return [f"launch.network_interface={wanted} is not there, or has no address. There are {known}"]
+
+
+def _of_files(config: RunConfig, there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    if there["point"] != here["point"]:
+        folder = config.study_dir.absolute()
+        return [f"{folder} is another folder there: have results_dir on a file system that all hosts share"]
+    if there["data"] and there["data"] != here["data"]:
+        return [f"data={config.data.name} are others there than here: give all hosts the same files"]
+    return []
+
+
+def silent_hosts(config: RunConfig) -> dict[str, str]:
+    """The hosts of a point that do not answer now, and why, by ssh's word."""
+    launch = config.launch
+    if not isinstance(launch, ProcessesConfig) or not launch.hosts:
+        return {}
+    others = [host for host in _workers(config) if not ssh.is_here(host)]
+
+    def knock(host: str) -> str | None:
+        try:
+            said = subprocess.run(
+                ssh.command(host, launch, "true"),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=2 * ssh.CONNECT_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return "no answer"
+        return (ssh.reason(said.stderr) or "no answer") if said.returncode else None
+
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        return {host: why for host, why in zip(others, pool.map(knock, others), strict=True) if why}

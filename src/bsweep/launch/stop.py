@@ -1,0 +1,84 @@
+"""Ctrl-C and SIGTERM while a point trains: its workers save where they are and leave, and are ended if they do not."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+from bsweep.config import RunConfig
+from bsweep.runlog import RunPaths, is_stop_requested, request_stop
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_GRACE_SECONDS = 30.0
+
+
+class Stopping:
+    """While it is entered, the first of these signals asks the run to stop, and the second ends it at once.
+
+    The first one does so too where nothing could be saved: no worker has begun to train, or `checkpoint_every=null`.
+    """
+
+    def __init__(self, config: RunConfig, paths: RunPaths, say: Callable[[str], None]) -> None:
+        self._can_save = config.checkpoint_every is not None
+        self._paths, self._say = paths, say
+        self._asked_at: float | None = None
+        self._polled_at = float("-inf")
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Stopping:
+        if threading.current_thread() is threading.main_thread():  # signals come to no other
+            self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+            for number, handler in self._handlers.items():
+                if callable(handler):  # not where it is ignored
+                    signal.signal(number, self._ask)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def polled_with(self, poll: Callable[[], None]) -> Callable[[], None]:
+        """What is to be called a few times a second.
+
+        It raises KeyboardInterrupt once the run was asked to stop long ago, by a signal or by its file.
+        """
+
+        def both() -> None:
+            poll()
+            self._poll()
+
+        return both
+
+    def _poll(self) -> None:
+        now = time.monotonic()
+        if now - self._polled_at < 1:
+            return
+        self._polled_at = now
+        if self._asked_at is None and is_stop_requested(self._paths):
+            self._asked_at = now
+        if self._asked_at is not None and now - self._asked_at > _GRACE_SECONDS * self._can_save:
+            raise KeyboardInterrupt
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self._asked_at is not None or not self._can_save or not self._paths.alive(0).exists():
+            raise KeyboardInterrupt
+        self._asked_at = time.monotonic()
+        request_stop(self._paths)
+        self._say("stopping: the workers save where they are; again, to end them at once")
+
+
+def leave_it_to_first_worker() -> None:
+    """Have this process take the first signal as one that another has got too, which decides what is to be done."""
+
+    def ignore_once(number: int, frame: FrameType | None) -> None:
+        for each in _SIGNALS:
+            signal.signal(each, signal.default_int_handler)
+
+    for each in _SIGNALS:
+        signal.signal(each, ignore_once)

@@ -1,0 +1,79 @@
+"""How fast one machine reaches another, by a connection as workers have: measured by a process on each.
+
+`python -m bsweep.link listen` prints the port at which it waits; `python -m bsweep.link reach ADDRESS PORT` goes there,
+and prints what it found as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import struct
+import sys
+import time
+
+_ROUND_TRIPS = 200
+_SEND_SECONDS = 0.5
+_PATIENCE_SECONDS = 20.0
+
+
+def listen() -> None:
+    """Print a port, and answer who comes there: times of day, then how fast its bytes came in."""
+    with socket.create_server(("", 0)) as server:
+        server.settimeout(_PATIENCE_SECONDS)
+        print(json.dumps({"port": server.getsockname()[1]}), flush=True)
+        connection, _ = server.accept()
+    with connection:
+        connection.settimeout(_PATIENCE_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while connection.recv(1) == b"t":
+            connection.sendall(struct.pack("d", time.time()))
+        began, num_bytes = time.monotonic(), 0
+        while received := len(connection.recv(1 << 20)):
+            num_bytes += received
+        connection.sendall(struct.pack("d", num_bytes / (time.monotonic() - began)))
+
+
+def reach(address: str, port: int) -> dict[str, float]:
+    """The round trip to who listens there, how far its clock is ahead, and how fast bytes go there.
+
+    The clock is read in the fastest round trip, by half of which it may be wrong.
+    """
+    with socket.create_connection((address, port), timeout=_PATIENCE_SECONDS) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        trips: list[tuple[float, float]] = []
+        for _ in range(_ROUND_TRIPS):
+            began, told_at = time.perf_counter(), time.time()
+            connection.sendall(b"t")
+            (there,) = struct.unpack("d", _exactly(connection, 8))
+            seconds = time.perf_counter() - began
+            trips.append((seconds, there - told_at - seconds / 2))
+        connection.sendall(b"b")
+        block, ends = bytes(1 << 20), time.monotonic() + _SEND_SECONDS
+        while time.monotonic() < ends:
+            connection.sendall(block)
+        connection.shutdown(socket.SHUT_WR)
+        (rate,) = struct.unpack("d", _exactly(connection, 8))
+    return {
+        "round_trip_seconds": statistics.median(seconds for seconds, _ in trips),
+        "clock_ahead_seconds": min(trips)[1],
+        "bytes_per_second": rate,
+    }
+
+
+def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
+    received = b""
+    while len(received) < num_bytes:
+        part = connection.recv(num_bytes - len(received))
+        if not part:
+            raise ConnectionError("the connection ended")
+        received += part
+    return received
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "listen":
+        listen()
+    else:
+        print(json.dumps(reach(sys.argv[2], int(sys.argv[3]))), flush=True)

@@ -1,0 +1,187 @@
+"""What a machine says of itself: asked before training, of hosts by ssh.
+
+`python -m bsweep.machine` reads a request as JSON from its standard input, and answers with a line of JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bsweep import config as schema
+from bsweep import data, gpus
+from bsweep.config import DataConfig, own
+from bsweep.place import num_cores
+from bsweep.runlog import RunPaths
+
+PACKAGES = ("bsweep", "torch", "horovod")
+_MOST_FILES = 5_000
+_SAMPLED_FILES = 20
+_SAMPLED_BYTES = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to find out. Paths are absolute."""
+
+    point: str | None = None  # the configuration of a point, in the study's folder
+    device: str = "auto"
+    hosts: tuple[str, ...] = ()  # names to resolve
+    is_thorough: bool = False  # import what takes seconds
+
+
+def facts(request: Request) -> dict[str, Any]:
+    """What there is on this machine; what could not be found out is None, with a reason under `problems`."""
+    problems: list[str] = []
+    found: dict[str, Any] = {
+        "name": platform.node(),
+        "python": platform.python_version(),
+        "code": code_digest(),
+        "versions": {package: _version(package) for package in PACKAGES},
+        "cores": num_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": _gpus(request.device, problems),
+        "driver": gpus.driver_version(),
+        "interfaces": interfaces(),
+        "unresolved": [host for host in request.hosts if not _resolves(host)],
+        "horovod_build": _horovod_build() if request.is_thorough else None,
+        "point": None,
+        "data": None,
+        "free_bytes": shutil.disk_usage(_existing(Path(request.point or "."))).free,
+        "free_temporary_bytes": shutil.disk_usage(tempfile.gettempdir()).free,
+    }
+    if request.point:
+        found |= _of_point(Path(request.point), problems)
+    return {**found, "problems": problems}
+
+
+def code_digest() -> str:
+    """By which another version of this package is told, also where its number is the same."""
+    package = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def interfaces() -> dict[str, str]:
+    """The IPv4 address of each network interface that is up."""
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    every = psutil.net_if_addrs().items()
+    return {
+        name: address.address
+        for name, addresses in every
+        for address in addresses
+        if name in up and address.family == socket.AF_INET
+    }
+
+
+def fingerprint(card: DataConfig) -> str | None:
+    """By which other files under the same name are told, without reading all; None of data that come without."""
+    paths = [Path(str(getattr(card, key))).expanduser() for key in card.files]
+    if not paths:
+        return None
+    digest = hashlib.sha256()
+    for path in paths:
+        files = list(_files(path))
+        for file, size in files:
+            digest.update(f"{file.relative_to(path.parent)} {size}\n".encode())
+        for file, size in files[:: max(1, len(files) // _SAMPLED_FILES)]:
+            with file.open("rb") as opened:
+                digest.update(opened.read(_SAMPLED_BYTES))
+                opened.seek(max(0, size - _SAMPLED_BYTES))
+                digest.update(opened.read(_SAMPLED_BYTES))
+    return digest.hexdigest()
+
+
+def _files(path: Path) -> Iterator[tuple[Path, int]]:
+    """The first files of a folder, in a fixed order, and their sizes; or the file itself."""
+    if path.is_file():
+        yield path, path.stat().st_size
+        return
+    count = 0
+    for folder, names, files in os.walk(path):
+        names.sort()
+        for name in sorted(files):
+            yield Path(folder, name), Path(folder, name).stat().st_size
+            count += 1
+            if count == _MOST_FILES:
+                return
+
+
+def _of_point(path: Path, problems: list[str]) -> dict[str, Any]:
+    """What is seen of a point that another machine has just written, and of its data."""
+    try:
+        seen = hashlib.sha256(path.read_bytes()).hexdigest()
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".preflight."):
+            pass
+    except OSError as error:
+        problems.append(f"{path.parent}: {error.strerror}")
+        return {"point": None}
+    try:
+        card = schema.read(path).data
+        return {"point": seen, "data": {**asdict(data.prepare(card)), "files": fingerprint(card)}}
+    except (OSError, ValueError) as error:
+        problems.append(str(error))
+        return {"point": seen}
+
+
+def _gpus(device: str, problems: list[str]) -> int:
+    try:
+        return gpus.num_gpus(device)
+    except ValueError as error:
+        problems.append(str(error))
+        return 0
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _horovod_build() -> str | None:
+    """What Horovod was built with; None where there is none that can be imported."""
+    try:
+        import horovod.torch as hvd
+    except Exception as error:  # whatever a build for another torch fails with
+        return None if isinstance(error, ModuleNotFoundError) else f"broken: {error}"
+    parts = {"Gloo": hvd.gloo_built(), "MPI": hvd.mpi_built(), "NCCL": hvd.nccl_built(), "CUDA": hvd.cuda_built()}
+    return ", ".join(name for name, is_built in parts.items() if is_built)
+
+
+def _resolves(host: str) -> bool:
+    try:
+        socket.gethostbyname(host)
+    except OSError:
+        return False
+    return True
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+
+
+def main() -> None:
+    request = Request(**json.loads(sys.stdin.readline()))
+    if request.point:
+        own.search(RunPaths(Path(request.point).parent).own)
+    print(json.dumps(facts(request)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

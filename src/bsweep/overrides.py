@@ -1,0 +1,195 @@
+"""What is typed: made ready for Hydra, refused where Hydra would stumble, and Hydra's refusals in plain words."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, QuotedString, ValueType
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from bsweep.config import GROUPS, ConfigError, conf_dir, did_you_mean, shortened, show, unknown_key
+
+_MOST_POINTS = 1_000_000  # of one sweep, which are all planned before the first one starts
+_MOST_LETTERS = 255  # of a key, which Hydra looks for as a file
+_EXPERIMENT = "experiment"
+_GRAMMAR = re.compile(r"""["'\\$(){}]""")  # what is typed with these is quoted by who types it
+_PLUGINS = {
+    "joblib": "hydra-joblib-launcher",
+    "ray": "hydra-ray-launcher",
+    "ray_aws": "hydra-ray-launcher",
+    "rq": "hydra-rq-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+}
+
+
+def arranged(arguments: Sequence[str]) -> list[str]:
+    """Arguments as Hydra takes them: flags before overrides, wherever they were typed.
+
+    Raises:
+        ConfigError: a flag is unknown or lacks its value, or Hydra would fail over an override.
+    """
+    parser = _Parser(parents=[get_args_parser()], add_help=False)
+    parsed = parser.parse_intermixed_args(list(arguments))
+    if parsed.experimental_rerun is not None:
+        raise ConfigError(
+            "--experimental-rerun: no configuration is pickled here. Type the command again: what is completed is "
+            "skipped. Each run's meta.json has it."
+        )
+    flags = list(arguments)
+    for override in parsed.overrides:
+        flags.remove(override)
+    if parsed.shell_completion:
+        return [*flags, *parsed.overrides]
+    overrides = [as_hydra_takes(override) for override in parsed.overrides]
+    refuse(overrides)
+    return [*flags, *overrides]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}. `bsweep run --help` lists the flags.")
+
+
+def as_hydra_takes(argument: str) -> str:
+    """An argument with what neither a shell nor Hydra takes: the ~ of key=~/path, and letters beyond ASCII unquoted.
+
+    Options become new keys.
+    """
+    argument = re.sub(r"^(\w+\.options(\.[\w.]+)?=)", r"++\1", argument)
+    argument = re.sub(r"^([\w./+]+=)~(?=/|$)", rf"\g<1>{Path.home()}", argument)
+    key, _, value = argument.partition("=")
+    if value.isascii() or _GRAMMAR.search(value):
+        return argument
+    words = (word if word.isascii() else f"'{word}'" for word in re.split(r"([,\[\]])", value))
+    return f"{key}={''.join(words)}"
+
+
+def refuse(overrides: Sequence[str]) -> None:
+    """ConfigError that lists those that Hydra cannot read, or would answer with a traceback."""
+    parser = OverridesParser.create()
+    problems: list[str] = []
+    num_points = 1
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+            problems += _problems(text, override)
+            num_points *= _num_values(override)
+        except (HydraException, ValueError, RecursionError) as error:
+            problems.append(_unreadable(text, error))
+    if num_points > _MOST_POINTS:
+        problems.append(f"{num_points:,} points or more: a sweep has {_MOST_POINTS:,} at most. Sweep over less.")
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _num_values(override: Override) -> int:
+    """How many values a sweep gives to a key, counted up to the most."""
+    return sum(1 for _ in _values(override, _MOST_POINTS + 1)) or 1
+
+
+def _unreadable(text: str, error: Exception) -> str:
+    key, equals, value = text.partition("=")
+    if not equals and not text.startswith("~"):
+        return f"{shortened(text)}: neither a flag nor KEY=VALUE."
+    if not key.strip("+~"):
+        return f"{shortened(text)}: no key before the '='."
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    said = f"{shortened(text)}: Hydra cannot read it ({shortened(reason)})."
+    if re.search(r"[()'\"]", value) or len(value) > 120 or not key.isascii():
+        return said
+    return (
+        f"{said} A value with other characters than letters, digits and . _ - + / : % @ is quoted for it and for the "
+        f"shell: {key}=\"'{value}'\"."
+    )
+
+
+def _problems(text: str, override: Override) -> Iterator[str]:
+    key, text = override.key_or_group, shortened(text)
+    if not key:
+        yield f"{text}: no key before the '='."
+    elif max(map(len, re.split(r"[./]", key))) > _MOST_LETTERS:
+        yield f"{text}: unknown key; none has more than {_MOST_LETTERS} letters."
+    elif key in ("hydra/sweeper", "hydra.mode"):
+        yield f"{text}: bsweep's own sweeper checks and runs all points; leave it out."
+    elif key in (*GROUPS, _EXPERIMENT) or key == "hydra" or "/" in key:
+        yield from _problems_of_group(text, key, override)
+
+
+def _problems_of_group(text: str, key: str, override: Override) -> Iterator[str]:
+    known = sorted(path.stem for path in (conf_dir() / key).glob("*.yaml")) if key in (*GROUPS, _EXPERIMENT) else []
+    remedy = f" Known: {', '.join(known)}." if known else ""
+    if override.is_delete():
+        if key != _EXPERIMENT:
+            yield f"{text}: a run cannot do without. Leave it out, or choose another one, as {key}=NAME.{remedy}"
+        return
+    values = list(_values(override, 100))
+    if values and isinstance(values[0], dict):
+        return  # its keys, not a choice of the group
+    if known and (override.is_add() or override.is_force_add()):
+        yield f"{text}: {key} is there already: leave out the '+', as in {key}=NAME.{remedy}"
+        return
+    for value in values:
+        name = value.text if isinstance(value, QuotedString) else value
+        if name is None and key == _EXPERIMENT:
+            continue
+        if not isinstance(name, str) or not name or len(name) > _MOST_LETTERS:
+            yield f"{text}: {shortened(show(name)) or 'nothing'} is no name: give {key}=NAME.{remedy}"
+
+
+def _values(override: Override, most: int) -> Iterator[object]:
+    """What is given for a key, each value of a sweep; nothing of a glob, which gives what there is."""
+    if override.value_type in (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP):
+        yield from itertools.islice(override.sweep_iterator(), most)
+    elif not override.is_sweep_override() and not override.is_delete():
+        yield override.value()
+
+
+def refuse_folders(point: DictConfig) -> None:
+    """ConfigError where Hydra was told to write, or to start runs, elsewhere than in the study."""
+    study = f"{point.results_dir}/{point.study}"
+    expected = {
+        "hydra.run.dir": study,
+        "hydra.sweep.dir": study,
+        "hydra.sweep.subdir": ".",
+        "hydra.output_subdir": None,
+        "hydra.job.chdir": None,
+    }
+    given = {key: OmegaConf.select(point, key) for key in expected}
+    problems = [
+        f"{key}={show(value)}: runs lie in results_dir/study/, and paths are seen from the folder that bsweep was "
+        "started in. Leave it out, and give results_dir=... or study=... instead."
+        for key, value in given.items()
+        if value != expected[key] and not (key == "hydra.job.chdir" and value is False)
+    ]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def explain(error: Exception) -> str:
+    """What is wrong in one paragraph, with what was perhaps meant."""
+    text = str(error)
+    if not isinstance(error, ValueError | HydraException) and not type(error).__module__.startswith("omegaconf"):
+        text = f"Hydra cannot compose this: {type(error).__name__}: {text}. HYDRA_FULL_ERROR=1 shows where."
+    unknown = re.search(r"Could not override '([^'@]+)'", text)
+    if unknown:
+        return f"{unknown_key(unknown[1])} `bsweep run --help` lists all."
+    group = re.search(r"Could not find '([\w/]+)/([^/']+)'\s+Available options in '[\w/]+':\s+((?:\s*\S+\n)+)", text)
+    if group:
+        options = group[3].split("Config search path")[0].split()
+        package = _PLUGINS.get(group[2]) if group[1] == "hydra/launcher" else None
+        install = f" Install it: pip install {package}." if package else ""
+        near = "" if package else did_you_mean(group[2], options)
+        return f"{group[1]}={group[2]}: unknown {group[1]}.{near}{install} Known: {', '.join(options)}."
+    if text.startswith("Error merging") and error.__cause__:
+        text = f"{text}: {error.__cause__}"
+    text = text.split("\nConfig search path")[0].split("\nSee https://hydra.cc")[0]
+    return "\n".join(shortened(line, 1000) for line in text.strip().splitlines())

@@ -1,0 +1,194 @@
+"""What is known of a grid or a study before, while and after it trains, as a person reads it and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bsweep import commands, states
+from bsweep.commands import Planned
+from bsweep.estimate import Estimate, Timed, duration, timed
+from bsweep.states import NEW, State
+
+_MOST_LISTED = 40
+
+
+@dataclass(frozen=True)
+class Row:
+    """A point; `planned` is None of a run that no kept command leads to, `seconds` where nothing tells them."""
+
+    study: str
+    run_id: str
+    state: State
+    planned: Planned | None
+    seconds: float | None
+
+    @property
+    def worker_hours(self) -> float | None:
+        if self.planned is None or self.seconds is None:
+            return None
+        return self.seconds * self.planned.num_workers / 3600
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the same command would run it."""
+        return self.state.status not in states.RESULTS
+
+    @property
+    def first_line(self) -> str:
+        return (self.state.message.splitlines() or [""])[0]
+
+    def as_json(self) -> dict[str, Any]:
+        state, planned = self.state, self.planned
+        return {
+            "study": self.study,
+            "run_id": self.run_id,
+            "status": state.status,
+            "message": self.first_line,
+            "epochs_done": round(state.epochs_done, 3),
+            "epochs": planned.epochs if planned else state.num_epochs,
+            "num_workers": planned.num_workers if planned else None,
+            "global_batch": planned.examples_per_step if planned else None,
+            "lost_workers": list(state.lost_workers),
+            "seconds_left": self.seconds if self.is_left else 0.0,
+            "worker_hours_left": self.worker_hours if self.is_left else 0.0,
+        }
+
+
+def of_grid(study_dir: Path, points: Sequence[Planned], tried: Sequence[Timed] = ()) -> tuple[list[Row], str]:
+    """The points of a grid that lie in one study, and what their estimate goes by.
+
+    Args:
+        study_dir: The study, which need not be there.
+        points: Without repetitions.
+        tried: What the estimate goes by beside the study's runs.
+    """
+    found = states.read(study_dir)
+    known = {point.run_id: point for command in commands.read(study_dir) for point in command.points}
+    known |= {point.run_id: point for point in points}
+    by = Estimate(timed(known.values(), found), tried)
+    return [_row(study_dir, point.run_id, found, point, by) for point in points], by.source
+
+
+def of_study(study_dir: Path) -> tuple[list[Row], str]:
+    """All points of a study: those of its commands, and runs of others; and what the estimate goes by.
+
+    Raises:
+        ValueError: there is no such study, or nothing in it.
+    """
+    found = states.read(study_dir)
+    known = {point.run_id: point for command in commands.read(study_dir) for point in command.points}
+    if not found and not known:
+        raise ValueError(_no_study(study_dir))
+    by = Estimate(timed(known.values(), found))
+    rows = [_row(study_dir, run_id, found, point, by) for run_id, point in known.items()]
+    return rows + [_row(study_dir, run_id, found, None, by) for run_id in found if run_id not in known], by.source
+
+
+def _row(study_dir: Path, run_id: str, found: dict[str, State], point: Planned | None, by: Estimate) -> Row:
+    state = found.get(run_id, NEW)
+    return Row(study_dir.name, run_id, state, point, by.seconds(point, state) if point else None)
+
+
+def _no_study(study_dir: Path) -> str:
+    if study_dir.is_dir():
+        return f"{study_dir}: no run and no command is in it: give the folder of a study, such as results/NAME."
+    from bsweep.config import did_you_mean
+
+    beside = [study_dir.parent, Path("results")]
+    known = [str(one) for folder in beside if folder.is_dir() for one in folder.iterdir() if one.is_dir()]
+    given = str(study_dir) if study_dir.parent.name else f"results/{study_dir}"
+    return f"{study_dir}: no such study.{did_you_mean(given, known)} It is the folder of its runs, results/NAME."
+
+
+def plan_text(rows: Sequence[Row], source: str) -> str:
+    """The grid as a table."""
+    table = [["point", "state", "time", "worker-hours"]]
+    for row in rows:
+        of = row.planned.epochs if row.planned else None
+        times = [_duration(row.seconds), _hours(row.worker_hours)] if row.is_left else ["", ""]
+        table.append([row.run_id, row.state.says(of), *times])
+    return "\n".join([*_aligned(table), *_failures(rows), totals(rows, source)])
+
+
+def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Sequence[str]) -> str:
+    """Numbers of all points, and those that are of interest one by one."""
+    lines = [f"{study_dir}: {totals(rows, source, len(sweeps))}"]
+    for row in rows:
+        if row.state.status in ("running", "interrupted"):
+            of = row.planned.epochs if row.planned else row.state.num_epochs
+            share = f" ({row.state.epochs_done / of:.0%})" if of else ""
+            left = f", {_duration(row.seconds)} left" if row.seconds is not None else ""
+            lines.append(f"  {row.run_id}: {row.state.says(of)}{share}{left}")
+    lines += _failures(rows)
+    lost = [(row, message) for row in rows for message in row.state.lost_workers]
+    lines += _at_most([f"  {row.run_id}: worker lost: {message}" for row, message in lost])
+    if sweeps:
+        lines.append("sweeps at work: " + ", ".join(name.replace(".", " process ", 1) for name in sweeps))
+    elif any(row.is_left for row in rows):
+        lines.append(f"no sweep is at work; `bsweep resume {study_dir}` goes on")
+    return "\n".join(lines)
+
+
+def as_json(rows: Sequence[Row], source: str, indent: int | None = 1, **more: Any) -> str:
+    left = [row for row in rows if row.is_left]
+    sums = {
+        "seconds_left": _sum([row.seconds for row in left]),
+        "worker_hours_left": _sum([row.worker_hours for row in left]),
+    }
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.state.status] = counts.get(row.state.status, 0) + 1
+    points = [row.as_json() for row in rows]
+    every = {**more, "counts": counts, **sums, "estimated_by": source or None, "points": points}
+    return json.dumps(every, indent=indent)
+
+
+def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:
+    """How many points are in which state, and what all that are left will take."""
+    text = f"{len(rows)} point{'s' * (len(rows) != 1)}: {states.counted(row.state.status for row in rows)}"
+    left = [row for row in rows if row.is_left]
+    if not left:
+        return text
+    known = [row for row in left if row.seconds is not None]
+    if not known:
+        return f"{text}; no estimate: no point like these has finished an epoch"
+    seconds, hours = _sum([row.seconds for row in known]) or 0.0, _sum([row.worker_hours for row in known]) or 0.0
+    of = f" for {len(known)} of {len(left)} points" if len(known) < len(left) else ""
+    at_once = f" with {num_sweeps} sweeps at once" if num_sweeps > 1 else ""
+    time = _duration(seconds / max(1, num_sweeps))
+    return f"{text}; left: about {time}{at_once}, {_hours(hours)} worker-hours{of}, estimated by {source}"
+
+
+def _failures(rows: Sequence[Row]) -> list[str]:
+    told = (*states.FAILURES, "damaged")
+    failed = [row for row in rows if row.state.status in told]
+    return _at_most([f"  {row.run_id}: {row.state.status}: {row.first_line}" for row in failed])
+
+
+def _at_most(lines: list[str]) -> list[str]:
+    more = len(lines) - _MOST_LISTED
+    return [*lines[:_MOST_LISTED], *([f"  ... and {more} more (--json lists all)"] if more > 0 else [])]
+
+
+def _aligned(table: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    first, second, third, last = widths
+    return [f"{a:<{first}}  {b:<{second}}  {c:>{third}}  {d:>{last}}".rstrip() for a, b, c, d in table]
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """Of those that are known; None where there are some, and none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known or not values else None
+
+
+def _hours(hours: float | None) -> str:
+    return "-" if hours is None else f"{hours:.2f}" if hours >= 0.1 else f"{hours:.2g}"
+
+
+def _duration(seconds: float | None) -> str:
+    return "-" if seconds is None else duration(seconds)

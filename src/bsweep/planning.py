@@ -1,0 +1,66 @@
+"""`bsweep plan`: what `bsweep run` would train, how far it is, and how long the rest will take. It writes nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bsweep import commands, overview, study, sweep
+from bsweep.cli import BAD_CONFIG, end_with_reader
+from bsweep.commands import Planned
+from bsweep.config import RunConfig
+from bsweep.estimate import Timed
+from bsweep.overview import Row
+from bsweep.place import inside_horovodrun
+
+_OWN_FLAGS = ("--json", "--probe", "--report")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the plan of what `arguments` give; the exit code."""
+    if inside_horovodrun():
+        print("bsweep: bsweep plan starts no workers: leave horovodrun out, and give num_workers=...", file=sys.stderr)
+        return BAD_CONFIG
+    configs, code = sweep.composed([argument for argument in arguments if argument not in _OWN_FLAGS])
+    by_study: dict[Path, dict[str, RunConfig]] = {}
+    for config in configs:
+        by_study.setdefault(config.study_dir, {}).setdefault(config.run_id, config)
+    plans = {study_dir: _planned(study_dir, points, "--probe" in arguments) for study_dir, points in by_study.items()}
+    end_with_reader()
+    if "--json" not in arguments:
+        for study_dir, (rows, source) in plans.items():
+            print(f"{study_dir}:\n{overview.plan_text(rows, source)}")
+    elif configs:
+        every = [row for rows, _ in plans.values() for row in rows]
+        sources = "; ".join(dict.fromkeys(source for _, source in plans.values() if source))
+        print(overview.as_json(every, sources, studies=[str(one) for one in plans]))
+    return code
+
+
+def _planned(study_dir: Path, points: dict[str, RunConfig], wants_probe: bool) -> tuple[list[Row], str]:
+    facts = {run_id: commands.planned(config) for run_id, config in points.items()}
+    rows, source = overview.of_grid(study_dir, list(facts.values()))
+    unknown = [row.run_id for row in rows if row.is_left and row.seconds is None]
+    if not wants_probe or not unknown:
+        return rows, source
+    tried = _try_out([(facts[run_id], points[run_id]) for run_id in unknown])
+    return overview.of_grid(study_dir, list(facts.values()), tried)
+
+
+def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
+    """A few steps of the smallest and of the largest batch of all points that are alike else."""
+    alike: dict[tuple[str, int], dict[int, tuple[Planned, RunConfig]]] = {}
+    for point, config in points:
+        alike.setdefault((point.kind, point.num_workers), {})[point.examples_per_step] = (point, config)
+    found = []
+    for by_batch in alike.values():
+        for batch in sorted({min(by_batch), max(by_batch)}):
+            point, config = by_batch[batch]
+            print(f"trying {point.run_id} for a few steps", file=sys.stderr)
+            tried = study.try_out(config, lambda line: print(line, file=sys.stderr))
+            if isinstance(tried, str):
+                print(f"bsweep: {point.run_id}: {tried}", file=sys.stderr)
+            else:
+                found.append(Timed(point, *tried))
+    return found

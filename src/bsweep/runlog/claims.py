@@ -1,0 +1,143 @@
+"""Which process may run a point, say: by a lock that ends with it or, where a file system has none, by a lease."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+import psutil
+
+from bsweep.runlog.files import write_json
+from bsweep.runlog.reading import Damaged, read_json
+
+HEARTBEAT_SECONDS = 10.0
+STALE_SECONDS = 120.0
+"""Without a heartbeat for so long the owner on another host is dead; hosts' clocks may differ by less."""
+_SETTLE_SECONDS = 1.0  # in which those who found a lease stale at the same time have all written theirs
+
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+_SAID: set[Path] = set()
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Whether this process alone has the claim of this name; it ends with the process, however that ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            is_ours = _try_lock(lock)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            _say_once(path.parent)
+        else:
+            yield is_ours
+            return
+    with _leased(path.with_name(f"{path.name}.lease")) as is_ours:
+        yield is_ours
+
+
+def is_claimed(path: Path) -> bool:
+    """Whether a process has the claim. Nothing is written; for a moment, nobody else could have it."""
+    try:
+        with path.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        lease = path.with_name(f"{path.name}.lease")
+        return error.errno in _NO_LOCKS and lease.exists() and not _is_stale(lease)
+    return False
+
+
+def _try_lock(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _say_once(folder: Path) -> None:
+    if folder not in _SAID:
+        _SAID.add(folder)
+        print(
+            f"bsweep: {folder}: this file system has no locks (flock): lease files there say who is at work; what a "
+            f"process that died on another host was at is free after {STALE_SECONDS:.0f} s.",
+            file=sys.stderr,
+        )
+
+
+@contextmanager
+def _leased(path: Path) -> Iterator[bool]:
+    lease = {
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "claimed_at": time.time(),
+    }
+    if not _take(path, lease):
+        yield False
+        return
+    is_over = threading.Event()
+    heart = threading.Thread(target=_beat, args=(path, is_over), daemon=True)
+    heart.start()
+    try:
+        yield True
+    finally:
+        is_over.set()
+        heart.join()
+        if _read(path) == lease:  # else this process slept for long, and another one took it over
+            path.unlink(missing_ok=True)
+
+
+def _take(path: Path, lease: dict[str, object]) -> bool:
+    own = path.with_name(f".{path.name}.{lease['host']}.{lease['pid']}")
+    write_json(own, lease)
+    try:
+        os.link(own, path)  # there whole or not at all, and of one process alone
+    except FileExistsError:
+        if not _is_stale(path):
+            return False
+        own.replace(path)
+        time.sleep(_SETTLE_SECONDS)
+        return _read(path) == lease
+    else:
+        return True
+    finally:
+        own.unlink(missing_ok=True)
+
+
+def _is_stale(path: Path) -> bool:
+    """Whether whoever holds a lease is dead: no process of this host any more, or without a heartbeat for long."""
+    lease = _read(path) or {}
+    if (
+        lease.get("host") == platform.node()
+        and isinstance(lease.get("pid"), int)
+        and not psutil.pid_exists(lease["pid"])
+    ):
+        return True
+    try:
+        return time.time() - path.stat().st_mtime > STALE_SECONDS
+    except FileNotFoundError:  # given back since
+        return True
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    with suppress(Damaged):
+        return read_json(path)
+    return None
+
+
+def _beat(path: Path, is_over: threading.Event) -> None:
+    while not is_over.wait(HEARTBEAT_SECONDS):
+        with suppress(OSError):
+            os.utime(path)

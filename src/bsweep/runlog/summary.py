@@ -1,0 +1,87 @@
+"""The end of a run, and whether what it left is whole."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import asdict
+
+from bsweep.config import RunConfig
+from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.reading import (
+    Damaged,
+    lost_workers,
+    numbered,
+    read_meta,
+    read_records,
+    read_run,
+    read_summary,
+    warnings,
+)
+from bsweep.runlog.records import SCHEMA, Status, Summary
+
+
+def write_summary(paths: RunPaths, config: RunConfig, status: Status, message: str, wall_seconds: float) -> None:
+    """End a run: its status and what its records come to, in one file that is the last to be written."""
+    try:
+        records, _ = read_records(paths.metrics)
+    except Damaged as error:
+        records, status, message = (), "failed", f"{message}\n{error}".strip()
+    epochs = numbered(records, "epoch")
+    last = epochs[-1] if epochs else {}
+    train_seconds = sum(epoch["train_seconds"] for epoch in epochs) if epochs else None
+    num_examples = sum(
+        epoch["images_per_second"] * epoch["train_seconds"] for epoch in epochs
+    )  # the last may be a part
+    sent_bytes = [epoch["sent_bytes"] for epoch in epochs]
+    summary = Summary(
+        run_id=paths.folder.name,
+        status=status,
+        message=message,
+        strategy=config.strategy.name,
+        num_workers=config.num_workers,
+        local_batch=config.examples_per_pass,
+        global_batch=config.examples_per_step,
+        seed=config.seed,
+        epochs=len(epochs),
+        num_steps=sum(epoch["num_steps"] for epoch in epochs),
+        train_seconds=train_seconds,
+        wall_seconds=wall_seconds,
+        images_per_second=num_examples / train_seconds if train_seconds else None,
+        train_loss=last.get("train_loss"),
+        train_accuracy=last.get("train_accuracy"),
+        test_loss=last.get("test_loss"),
+        test_accuracy=last.get("test_accuracy"),
+        sent_bytes=None if not epochs or None in sent_bytes else sum(sent_bytes),
+        warnings=tuple(warnings(records)),
+        lost_workers=lost_workers(records),
+        metrics_crc32=_crc32(paths),
+    )
+    if paths.metrics.exists():
+        with paths.metrics.open("rb") as file:
+            os.fsync(file.fileno())  # before what says that it is whole
+    write_json(paths.summary, {"schema": SCHEMA, **asdict(summary)})
+
+
+def ended(paths: RunPaths) -> Status | None:
+    """How a run ended; None where it has not, or where reports cannot read it: one that is damaged is to be repeated.
+
+    Raises:
+        Newer: a newer bsweep wrote it.
+    """
+    try:
+        summary = read_summary(paths)
+        if summary is None:
+            return None
+        if summary.get("metrics_crc32") is None or summary["metrics_crc32"] != _crc32(paths):
+            read_run(paths.folder, with_steps=False)
+        else:
+            read_meta(paths)
+    except Damaged:
+        return None
+    status: Status = summary["status"]
+    return status
+
+
+def _crc32(paths: RunPaths) -> int | None:
+    return zlib.crc32(paths.metrics.read_bytes()) if paths.metrics.exists() else None

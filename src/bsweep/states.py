@@ -1,0 +1,106 @@
+"""How far the runs of a study are, read from their folders; one that cannot be read is such a state, too."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bsweep import claims, runlog
+from bsweep.runlog import RunPaths
+
+RESULTS = ("completed", "diverged", "out_of_memory")
+"""What a point that is run again would most likely come to again: only `bsweep retry` repeats it."""
+
+FAILURES = ("failed", "timeout", "out_of_memory", "diverged")
+STATUSES = ("completed", *FAILURES, "interrupted", "running", "damaged", "new")
+
+
+@dataclass(frozen=True)
+class State:
+    """`epochs_done` has the current epoch's part, `num_epochs` is None where nobody says; times are of whole epochs."""
+
+    status: str = "new"
+    message: str = ""
+    epochs_done: float = 0.0
+    num_epochs: int | None = None
+    whole_epochs: int = 0
+    train_seconds: float | None = None
+    wall_seconds: float | None = None
+    can_resume: bool = False
+    lost_workers: tuple[str, ...] = ()
+
+    def says(self, num_epochs: int | None = None) -> str:
+        """The status, and where the run stopped or is."""
+        of = num_epochs or self.num_epochs
+        if self.status not in ("running", "interrupted"):
+            return self.status
+        epoch = int(self.epochs_done) + (self.status == "running")
+        epoch = min(epoch, of) if of else epoch
+        return f"{self.status} at epoch {epoch}" + (f" of {of}" if of else "")
+
+
+NEW = State()
+
+
+def read(study_dir: Path) -> dict[str, State]:
+    """The states of all runs of a study, by their ids."""
+    try:
+        names = sorted(one.name for one in os.scandir(study_dir) if one.is_dir() and not one.name.startswith("."))
+    except FileNotFoundError:
+        return {}
+    found = ((name, of_run(study_dir / name)) for name in names)
+    return {name: state for name, state in found if state is not NEW}
+
+
+def of_run(folder: Path) -> State:
+    """The state of a run; NEW where there is none in the folder."""
+    paths = RunPaths(folder)
+    try:
+        summary = runlog.read_summary(paths)
+        if summary is not None:
+            return _ended(summary, paths)
+        return _under_way(paths) if paths.config.exists() else NEW
+    except (ValueError, KeyError, TypeError) as error:
+        return State("damaged", str(error))
+
+
+def _ended(summary: dict[str, Any], paths: RunPaths) -> State:
+    return State(
+        summary["status"],
+        summary["message"],
+        epochs_done=summary["epochs"],
+        whole_epochs=summary["epochs"],
+        train_seconds=summary["train_seconds"],
+        wall_seconds=summary["wall_seconds"],
+        can_resume=summary["status"] not in RESULTS and bool(runlog.checkpoints(paths)),
+        lost_workers=tuple(summary.get("lost_workers", ())),
+    )
+
+
+def _under_way(paths: RunPaths) -> State:
+    records, _ = runlog.read_records(paths.metrics)
+    epochs = runlog.numbered(records, "epoch")
+    steps = [record["epochs_done"] for record in records[-50:] if record["type"] == "step"]
+    start = next((record for record in records if record["type"] == "start"), None)
+    is_running = runlog.is_claimed(claims.of_run(paths.folder))
+    done = float(epochs[-1]["epoch"]) if epochs else 0.0
+    return State(
+        "running" if is_running else "interrupted",
+        "" if is_running else "it was killed with the process that ran it, or no space was left for its summary",
+        epochs_done=max([done, *steps[-1:]]),
+        num_epochs=start["config"]["epochs"] if start else None,
+        whole_epochs=len(epochs),
+        train_seconds=sum(epoch["train_seconds"] for epoch in epochs) if epochs else None,
+        can_resume=is_running or bool(runlog.checkpoints(paths)),
+        lost_workers=runlog.lost_workers(records),
+    )
+
+
+def counted(statuses: Iterable[str]) -> str:
+    """`3 completed, 1 failed`, in an order that is always the same."""
+    numbers = Counter(statuses)
+    return ", ".join(f"{numbers[status]} {status}" for status in STATUSES if numbers[status])

@@ -1,0 +1,161 @@
+"""`bsweep status`, `stop`, `resume` and `retry`: what is done with a study as a whole, from whichever terminal."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bsweep import claims, commands, overview, states
+from bsweep.cli import BAD_CONFIG, end_with_reader
+from bsweep.commands import Command
+from bsweep.config import did_you_mean
+from bsweep.place import Place, inside_horovodrun
+
+Sweep = Callable[[], int]
+
+_WATCH_SECONDS = 2.0
+_STOP_POLL_SECONDS = 0.2
+
+
+def run(command: str, arguments: Sequence[str]) -> int:
+    """One of the commands; its exit code."""
+    if command in ("resume", "retry") and inside_horovodrun():
+        from bsweep import sweep
+
+        return sweep.led(lambda: _run(command, arguments))
+    return _run(command, arguments)
+
+
+def _run(command: str, arguments: Sequence[str]) -> int:
+    try:
+        found = _COMMANDS[command](arguments)
+    except (ValueError, OSError) as error:
+        print(f"bsweep: {error}", file=sys.stderr)
+        return BAD_CONFIG
+    return found if isinstance(found, int) else found()  # a sweep, whose errors are its own
+
+
+def status(arguments: Sequence[str]) -> int:
+    parser = _parser("status", "How far the points of a study are, also while it trains.")
+    parser.add_argument("--watch", action="store_true", help="go on as long as a sweep is at work")
+    parser.add_argument("--json", action="store_true", help="all of it, for programs; with --watch a line each time")
+    options = parser.parse_args(arguments)
+    end_with_reader()
+    said = ""
+    while True:
+        sweeps = claims.sweeps(options.study)
+        rows, source = overview.of_study(options.study)
+        if options.json:
+            indent = None if options.watch else 1
+            text = overview.as_json(rows, source, indent, study=str(options.study), sweeps=sweeps)
+        else:
+            text = overview.status_text(options.study, rows, source, sweeps)
+        if text != said:
+            print("\033[H\033[J" * (options.watch and sys.stdout.isatty()) + text, flush=True)
+        said = text
+        if not options.watch or not (sweeps or any(row.state.status == "running" for row in rows)):
+            return 0
+        try:
+            time.sleep(_WATCH_SECONDS)
+        except KeyboardInterrupt:  # of who watches, not of the sweep
+            return 0
+
+
+def stop(arguments: Sequence[str]) -> int:
+    """Ask all sweeps of a study to stop, and wait until they have."""
+    study_dir = _parser("stop", "Have the sweeps of a study save where they are, and end.").parse_args(arguments).study
+    overview.of_study(study_dir)  # for its ValueError
+    asked = claims.sweeps(study_dir)
+    if not asked:
+        raise ValueError(f"{study_dir}: no sweep is at work: nothing to stop.")
+    for sweep in asked:
+        claims.ask_to_stop(study_dir, sweep)
+    print(f"asked {len(asked)} sweep{'s' * (len(asked) > 1)} to stop; waiting for the end of their steps", flush=True)
+    while set(asked) & set(claims.sweeps(study_dir)):
+        time.sleep(_STOP_POLL_SECONDS)
+    rows, source = overview.of_study(study_dir)
+    print(overview.status_text(study_dir, rows, source, claims.sweeps(study_dir)))
+    return 0
+
+
+def resume(arguments: Sequence[str]) -> int | Sweep:
+    """Run the study's commands again, for the points that are left."""
+    study_dir = _parser("resume", "Run what is left of a study's commands.").parse_args(arguments).study
+    rows, _ = overview.of_study(study_dir)
+    left = {row.run_id for row in rows if row.is_left}
+    if not left:
+        print(f"{study_dir}: nothing is left to do: {states.counted(row.state.status for row in rows)}")
+        return 0
+    return _again(study_dir, left, repeats=False)
+
+
+def retry(arguments: Sequence[str]) -> int | Sweep:
+    """Set points aside that ended in certain ways, and run them anew."""
+    parser = _parser("retry", "Repeat points that did not complete.")
+    default = ",".join(states.FAILURES)
+    parser.add_argument("--status", default=default, help=f"how they ended (default: {default})")
+    options = parser.parse_args(arguments)
+    wanted = [status for status in options.status.split(",") if status]
+    known = (*states.FAILURES, "interrupted", "damaged", "completed")
+    for status in wanted:
+        if status not in known:
+            raise ValueError(f"--status {status}: unknown.{did_you_mean(status, known)} Known: {', '.join(known)}.")
+    rows, _ = overview.of_study(options.study)
+    chosen = {row.run_id for row in rows if row.state.status in wanted}
+    if not chosen:
+        here = states.counted(row.state.status for row in rows)
+        raise ValueError(f"{options.study}: nothing to repeat: no point is {' or '.join(wanted)} ({here}).")
+    return _again(options.study, chosen, repeats=True)
+
+
+def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Sweep:
+    """What runs the points of the study's commands that are among these."""
+    leading = [one for one in commands.read(study_dir) if run_ids & {point.run_id for point in one.points}]
+    unknown = run_ids - {point.run_id for command in leading for point in command.points}
+    if unknown:
+        some = ", ".join(sorted(unknown)[:3])
+        print(
+            f"bsweep: the study has no command for {len(unknown)} of its runs ({some}): type theirs again",
+            file=sys.stderr,
+        )
+    if not leading:
+        return BAD_CONFIG
+    for command in leading:
+        _refuse_elsewhere(study_dir, command)
+    from bsweep import sweep
+
+    return functools.partial(sweep.run_again, study_dir, leading, run_ids, repeats)
+
+
+def _refuse_elsewhere(study_dir: Path, command: Command) -> None:
+    """ValueError if a command cannot be typed again here: where it was typed, or in no horovodrun like that one."""
+    typed = f"bsweep run {shlex.join(command.arguments)}"
+    size = Place.from_environment().num_workers if inside_horovodrun() else None
+    if size != command.num_processes:
+        where = f"inside horovodrun -np {command.num_processes}" if command.num_processes else "outside horovodrun"
+        raise ValueError(f"{study_dir}: `{typed}` was started {where}: start this there, too.")
+    if not command.folder.is_dir():
+        raise ValueError(
+            f"{study_dir}: `{typed}` was typed in {command.folder}, which is not there any more. Type it again "
+            "where the files of the study are now."
+        )
+
+
+def _parser(command: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"bsweep {command}", description=description)
+    parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
+    return parser
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], int | Sweep]] = {
+    "status": status,
+    "stop": stop,
+    "resume": resume,
+    "retry": retry,
+}
+NAMES = tuple(_COMMANDS)

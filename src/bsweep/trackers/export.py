@@ -1,0 +1,65 @@
+"""`bsweep export`: the records of a study, passed on to a tracker afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bsweep import runlog
+from bsweep.config import did_you_mean
+from bsweep.runlog import RunPaths
+from bsweep.trackers import NAMES, Sink, check, records, sink
+
+_BAD = 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Pass a study on; the exit code."""
+    parser = argparse.ArgumentParser(prog="bsweep export", description="Pass the records of a study on to a tracker.")
+    parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
+    parser.add_argument("--to", type=_known, required=True, metavar="|".join(NAMES))
+    parser.add_argument("--out", help="a folder, or for mlflow an SQLite file or an address (default: in the study)")
+    options = parser.parse_args(arguments)
+    folders = sorted(p.parent for p in options.study.glob("[!.]*/metrics.jsonl"))
+    if not folders:
+        print(f"bsweep: {options.study}: no runs here. Give the folder of one study.", file=sys.stderr)
+        return _BAD
+    try:
+        check([options.to])
+    except ValueError as error:
+        print(f"bsweep: {error}", file=sys.stderr)
+        return _BAD
+    to, study = sink(options.to), options.study.resolve().name
+    where = options.out or to.place(options.study)
+    failed = 0
+    for folder in folders:
+        try:
+            said = _pass_on(to, where, study, RunPaths(folder))
+        except Exception as error:
+            failed += 1
+            said = f"left out, {type(error).__name__}: {error}"
+        print(f"{folder}: {said}", file=sys.stderr)
+    print(to.view(where))
+    return 1 if failed else 0
+
+
+def _known(name: str) -> str:
+    if name not in NAMES:
+        raise argparse.ArgumentTypeError(f"{name}: unknown.{did_you_mean(name, NAMES)} Known: {', '.join(NAMES)}.")
+    return name
+
+
+def _pass_on(to: Sink, where: str, study: str, paths: RunPaths) -> str:
+    """Pass a run on, unless it is there; what was done."""
+    if to.has(where, study, paths.folder.name, records.fingerprint(paths)):
+        return "there already"
+    found, _ = runlog.read_records(paths.metrics)
+    settled = records.settled(found)
+    times = [record["time"] for record in settled] or [paths.metrics.stat().st_mtime]
+    tracked = to.open(where, study, paths.folder.name, times[0])
+    for record in settled:
+        records.forward(record, tracked)
+    records.finish(paths, tracked, times[-1])
+    return f"{len(settled)} records"

@@ -1,0 +1,183 @@
+"""Trackers while runs go on: one process for each, which follows the records of the runs that it is told.
+
+`python -m bsweep.trackers.live NAME` reads run folders from its standard input, a line each, until that ends. It has
+lowest priority. What it prints is for the person who watches.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, NoReturn, cast
+
+from bsweep.config import RunConfig, TrackerName
+from bsweep.runlog import RunPaths
+from bsweep.trackers import Tracked, records, sink
+
+_POLL_SECONDS = 1.0
+_PATIENCE_SECONDS = 60  # for what is left to be written when all runs have ended
+
+
+class _Follower:
+    """A tracker's process, as the one that started it knows it."""
+
+    def __init__(self, name: TrackerName, study_dir: Path) -> None:
+        self.name = name
+        self._study_dirs = {study_dir}
+        log = study_dir / ".trackers"
+        log.mkdir(exist_ok=True)
+        with (log / f"{name}.log").open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "bsweep.trackers.live", name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                start_new_session=True,  # a Ctrl-C is not for it: it writes how the runs end
+            )
+        os.set_blocking(_fileno(self._process.stdin), False)
+        os.set_blocking(_fileno(self._process.stdout), False)
+
+    def follow(self, paths: RunPaths) -> None:
+        self._study_dirs.add(paths.folder.parent)
+        with suppress(OSError):  # it has ended, and has said why; or it does not read
+            os.write(_fileno(self._process.stdin), f"{paths.folder.resolve()}\n".encode())
+
+    def says(self) -> list[str]:
+        """Lines since the last call."""
+        with suppress(BlockingIOError):
+            return os.read(_fileno(self._process.stdout), 1 << 16).decode(errors="replace").splitlines()
+        return []
+
+    def end(self) -> list[str]:
+        """Let it write what is left; what it has to say of that."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        try:
+            self._process.wait(_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return [failure(self.name, "it took too long", folder) for folder in sorted(self._study_dirs)]
+        return self.says()
+
+
+def _fileno(pipe: IO[bytes] | None) -> int:
+    assert pipe
+    return pipe.fileno()
+
+
+_followers: dict[TrackerName, _Follower] = {}
+
+
+def follow(config: RunConfig, paths: RunPaths) -> None:
+    """Have the trackers of a run that begins be told its records."""
+    for name in config.trackers:
+        if name not in _followers:
+            _followers[name] = _Follower(name, config.study_dir)
+        _followers[name].follow(paths)
+
+
+def news() -> list[str]:
+    """What trackers have to say since the last call: one that fails says so, once."""
+    return [line for follower in _followers.values() for line in follower.says()]
+
+
+def end() -> None:
+    """Wait until all is written; what goes wrong is printed."""
+    while _followers:
+        _, follower = _followers.popitem()
+        for line in follower.end():
+            print(line, file=sys.stderr)
+
+
+atexit.register(end)
+
+
+def failure(name: TrackerName, why: str, study_dir: Path) -> str:
+    """What to say of a tracker that gets no more."""
+    return f"warning: {name}: {why}. The records are whole: bsweep export {study_dir} --to {name}"
+
+
+class _Run:
+    """A run whose records are passed on."""
+
+    def __init__(self, name: TrackerName, paths: RunPaths) -> None:
+        self._paths, self._offset = paths, 0
+        first = self._new_records()
+        to, folder, began_at = sink(name), paths.folder, first[0]["time"] if first else time.time()
+        self._tracked: Tracked = to.open(to.place(folder.parent), folder.parent.name, folder.name, began_at)
+        for record in records.settled(first):
+            records.forward(record, self._tracked)
+
+    def go_on(self, is_last: bool) -> bool:
+        """Pass on what is new; whether the run is to go on."""
+        has_ended = self._paths.summary.exists()  # before the last records are read
+        for record in self._new_records():
+            records.forward(record, self._tracked)
+        if has_ended or is_last:
+            records.finish(self._paths, self._tracked, time.time())
+        return not has_ended
+
+    def _new_records(self) -> list[dict[str, Any]]:
+        whole = b""
+        with suppress(FileNotFoundError), self._paths.metrics.open("rb") as file:  # it may just be set aside
+            file.seek(self._offset)
+            whole = file.read().rpartition(b"\n")[0]
+        if not whole:
+            return []
+        self._offset += len(whole) + 1
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def _folders() -> Iterator[Path | None]:
+    """Folders from standard input as they come, and None each time that none has."""
+    os.set_blocking(0, False)
+    selector, rest = selectors.DefaultSelector(), b""
+    selector.register(0, selectors.EVENT_READ)
+    while True:
+        if selector.select(_POLL_SECONDS):
+            read = os.read(0, 1 << 16)
+            if not read:
+                return
+            *lines, rest = (rest + read).split(b"\n")
+            yield from (Path(os.fsdecode(line)) for line in lines)
+        yield None
+
+
+def main() -> NoReturn:
+    """`python -m bsweep.trackers.live NAME`."""
+    name = cast(TrackerName, sys.argv[1])
+    said = os.dup(1)
+    os.dup2(2, 1)  # whatever a tracker prints goes to the log
+    os.nice(19)
+    folder: Path | None = None
+    going_on: dict[Path, _Run] = {}
+    try:
+        for folder in _folders():
+            if folder:
+                last = folder
+                if folder in going_on:  # it is begun again
+                    going_on[folder].go_on(is_last=True)
+                going_on[folder] = _Run(name, RunPaths(folder))
+            going_on = {folder: run for folder, run in going_on.items() if run.go_on(is_last=False)}
+        signal.alarm(2 * _PATIENCE_SECONDS)  # nobody may be left who would end it
+        for run in going_on.values():
+            run.go_on(is_last=True)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        os.write(said, f"{failure(name, f'{type(error).__name__}: {reason}', last.parent)}\n".encode())
+        raise
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

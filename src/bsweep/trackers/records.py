@@ -1,0 +1,62 @@
+"""From records to what a tracker is told: the same while a run goes on and afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bsweep import runlog
+from bsweep.config import flatten
+from bsweep.runlog import RunPaths
+from bsweep.trackers import Tracked
+
+_AXES = {"step": "step", "epoch": "epoch", "round": "round", "evaluation": "num_steps", "noise_scale": "num_steps"}
+_NO_NUMBERS = {"schema", "time"}
+
+
+def forward(record: Mapping[str, Any], tracked: Tracked) -> None:
+    """Pass a record on."""
+    kind, time = record["type"], record["time"]
+    if kind == "start":
+        tracked.config(dict(flatten(record["config"])) | {name: record[name] for name in ("run_id", "device")})
+    elif kind == "event":
+        tracked.note(f"{record['event']}: {record['message']}", time)
+    elif kind in _AXES:
+        axis = _AXES[kind]
+        numbers = {f"{kind}/{name}": value for name, value in _numbers(record) if name not in (axis, *_NO_NUMBERS)}
+        tracked.metrics(numbers, axis, int(record[axis]), time)
+
+
+def finish(paths: RunPaths, tracked: Tracked, time: float) -> None:
+    """Pass on how a run ended; `unfinished` where nobody has written it down."""
+    summary = runlog.read_summary(paths) or {"status": "unfinished"}
+    tracked.end(str(summary["status"]), dict(_numbers(summary)), fingerprint(paths), time)
+
+
+def fingerprint(paths: RunPaths) -> str:
+    """What tells the state of a run's files from any other."""
+    files = (path.read_bytes() if path.exists() else b"" for path in (paths.metrics, paths.summary))
+    return hashlib.sha256(b"\0".join(files)).hexdigest()
+
+
+def settled(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records without those that were taken back: where a run was taken up again, the later one of a number stands."""
+    kept: list[dict[str, Any]] = []
+    least: dict[str, float] = {}  # number of each kind, of those that came later
+    for record in reversed(records):
+        kind = record["type"]
+        if kind in _AXES:
+            number = record[_AXES[kind]]
+            if number >= least.get(kind, math.inf):
+                continue
+            least[kind] = number
+        kept.append(record)
+    return kept[::-1]
+
+
+def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in record.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            yield name, float(value)

@@ -1,0 +1,100 @@
+"""MLflow: a run of the study's experiment, by default in an SQLite file beside the runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
+
+_MOST_PARAMS = 100  # of a request
+_MOST_LETTERS = 6000  # of a parameter
+_RUN_ID, _FINGERPRINT = "bsweep.run_id", "bsweep.fingerprint"
+
+
+def place(study_dir: Path) -> str:
+    """What MLFLOW_TRACKING_URI says, as for all that writes to MLflow; else a file of the study."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or str(study_dir / "mlflow.db")
+
+
+def has(where: str, study: str, run_id: str, fingerprint: str) -> bool:
+    client = _client(where)
+    return [run.data.tags.get(_FINGERPRINT) for run in _runs(client, _experiment(client, where, study), run_id)] == [
+        fingerprint
+    ]
+
+
+def view(where: str) -> str:
+    return f"mlflow ui --backend-store-uri {_uri(where)}"
+
+
+class Tracked:
+    """See `bsweep.trackers.Tracked`. MLflow keeps what is replaced as deleted, until `mlflow gc`."""
+
+    def __init__(self, where: str, study: str, run_id: str, began_at: float) -> None:
+        self._client = _client(where)
+        experiment = _experiment(self._client, where, study)
+        for earlier in _runs(self._client, experiment, run_id):
+            self._client.delete_run(earlier.info.run_id)
+        self._id = self._client.create_run(
+            experiment, start_time=_milliseconds(began_at), tags={_RUN_ID: run_id}, run_name=run_id
+        ).info.run_id
+
+    def config(self, settings: Mapping[str, Any]) -> None:
+        params = [Param(name, str(value)[:_MOST_LETTERS]) for name, value in settings.items()]
+        for first in range(0, len(params), _MOST_PARAMS):
+            self._client.log_batch(self._id, params=params[first : first + _MOST_PARAMS])
+
+    def metrics(self, numbers: Mapping[str, float], axis: str, step: int, time: float) -> None:
+        at = _milliseconds(time)
+        self._client.log_batch(self._id, metrics=[Metric(name, value, at, step) for name, value in numbers.items()])
+
+    def note(self, text: str, time: float) -> None:
+        self._client.log_batch(self._id, tags=[RunTag(f"event.{_milliseconds(time)}", text[:_MOST_LETTERS])])
+
+    def end(self, status: str, summary: Mapping[str, float], fingerprint: str, time: float) -> None:
+        self.metrics(summary, "run", 0, time)
+        self._client.set_tag(self._id, "status", status)
+        self._client.set_tag(self._id, _FINGERPRINT, fingerprint)
+        theirs = {"completed": "FINISHED", "interrupted": "KILLED", "unfinished": "RUNNING"}.get(status, "FAILED")
+        if theirs != "RUNNING":
+            self._client.set_terminated(self._id, theirs, _milliseconds(time))
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(1000 * seconds)
+
+
+def _uri(where: str) -> str:
+    """The address of an SQLite file that is given as a path."""
+    return where if ":" in where else f"sqlite:///{Path(where).absolute()}"
+
+
+def _client(where: str) -> MlflowClient:
+    return MlflowClient(tracking_uri=_uri(where))
+
+
+def _experiment(client: MlflowClient, where: str, study: str) -> str:
+    found = client.get_experiment_by_name(study)
+    if found:
+        return str(found.experiment_id)
+    artifacts = None if ":" in where else (Path(where).absolute().parent / "mlflow-artifacts").as_uri()
+    try:
+        return str(client.create_experiment(study, artifact_location=artifacts))
+    except MlflowException:  # another process has made it since
+        if made := client.get_experiment_by_name(study):
+            return str(made.experiment_id)
+        raise
+
+
+def _runs(client: MlflowClient, experiment: str, run_id: str) -> list[Run]:
+    return list(client.search_runs([experiment], f"tags.`{_RUN_ID}` = '{run_id}'"))
+
+
+open = Tracked  # noqa: A001

@@ -1,0 +1,115 @@
+"""A grid's points are those that Hydra composes one by one, and it composes few of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+
+from bsweep import grid
+from bsweep.config import ConfigError, conf_dir
+
+TINY_CNN = "model=tiny_cnn"
+GRIDS = {
+    "batches, workers, seeds": (
+        [TINY_CNN],
+        ["local_batch=8", "local_batch=16"],
+        ["seed=0", "seed=7"],
+        ["num_workers=2"],
+    ),
+    "groups and their keys": (
+        ["local_batch=8"],
+        ["strategy=horovod", "strategy=ddp", "strategy=diloco"],
+        ["optimizer=sgd", "optimizer=adamw"],
+        ["optimizer.lr=1e-2", "optimizer.lr=1"],
+        ["data.crop_padding=1", "data.crop_padding=2"],
+    ),
+    "lists, nothing, quotes, truths": (
+        ["num_workers=2"],
+        ["study='x1'", "study=x2"],
+        ["allocation.local_batches=[3,5]", "allocation.local_batches=null"],
+        ["local_batch=4", "++local_batch=6"],
+        ["average_batchnorm=false", "average_batchnorm=true"],
+        ["channels_last=auto", "channels_last=false"],
+    ),
+    "one key that follows another": (
+        ["local_batch=8", "local_batch=16"],
+        ["epochs=${local_batch}", "epochs=3", "model.width=${local_batch}"],
+        [TINY_CNN],
+    ),
+    "given twice, and what shapes the configuration": (
+        ["optimizer.lr=1", "optimizer.lr=2"],
+        ["local_batch=4", "local_batch=2"],
+        ["local_batch=8"],
+        ["~seed", "data=synthetic"],
+        ["seed=1", "+seed=3", "hydra.job.name=n"],
+    ),
+    "an experiment": (["experiment=quickstart"], ["local_batch=8", "local_batch=32"], ["seed=0", "seed=7"]),
+    "options of one's own": (
+        ["local_batch=8", "local_batch=32"],
+        ["model=own"],
+        ["model.target=scripts/examples/small_network.py:build"],
+        ["++model.options.width=4", "++model.options.width=8"],
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _hydra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(conf_dir().parent)
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        yield
+
+
+def composed(overrides: list[str]) -> DictConfig:
+    return compose("config", overrides)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_points_are_as_hydra_composes_each(name: str) -> None:
+    points = [*itertools.product(*GRIDS[name])]
+    possible = []
+    for point in points:  # what Hydra itself refuses, such as a key that is deleted and given, is no point
+        try:
+            possible.append((point, grid.to_config(composed(list(point)))))
+        except (ConfigError, HydraException):
+            continue
+    assert len(possible) >= 4
+    found = grid.configs(composed, [point for point, _ in possible])
+    assert found == [config for _, config in possible]
+    assert [config.run_id for config in found] == [config.run_id for _, config in possible]
+
+
+def test_what_is_wrong_is_said_of_every_value_once() -> None:
+    points = [
+        [f"local_batch={b}", f"seed={s}", "model=resnet18"] for b in ("8", "-4", "oops", "1") for s in ("0", "-1")
+    ]
+    with pytest.raises(ConfigError) as raised:
+        grid.configs(composed, points)
+    every = set()
+    for point in points:
+        try:
+            grid.to_config(composed(point))
+        except ConfigError as error:
+            every |= set(error.problems)
+    assert set(raised.value.problems) == every and len(raised.value.problems) == len(every) == 4
+
+
+def test_hydra_composes_one_point_of_each_family() -> None:
+    calls: list[Sequence[str]] = []
+
+    def counted(overrides: list[str]) -> DictConfig:
+        calls.append(overrides)
+        return composed(overrides)
+
+    axes = [
+        [f"local_batch={b}" for b in range(2, 42)],
+        [f"seed={s}" for s in range(20)],
+        ["strategy=ddp", "strategy=horovod"],
+    ]
+    found = grid.configs(counted, [*itertools.product(*axes)])
+    assert len(calls) == 2 and len({config.run_id for config in found}) == 1600
