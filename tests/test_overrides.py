@@ -214,7 +214,7 @@ def test_of_anything_typed_with_what_cannot_be_nothing_is_composed(
     assert code == 2 and said.startswith("bsweep: ") and "Traceback" not in said
 
 
-@settings(FUZZ, max_examples=20)
+@settings(FUZZ, max_examples=int(os.environ.get("BSWEEP_FUZZ_COMPOSITIONS", "20")))  # a third of a second each
 @given(st.lists(OVERRIDES, min_size=1, max_size=3))
 def test_whatever_is_typed_ends_with_0_or_2_and_no_traceback(type_run: Type, typed: list[str]) -> None:
     with contextlib.suppress(SystemExit):  # --info and --help

@@ -147,7 +147,10 @@ def _concerns(override: str, key: str) -> bool:
 
 @functools.cache
 def _parsed(text: str) -> Override:
-    return OverridesParser.create().parse_override(text)
+    return _parser().parse_override(text)
+
+
+_parser = functools.cache(OverridesParser.create)  # it looks at the signatures of all functions of the grammar
 
 
 def _is_plain_key(key: str) -> bool:

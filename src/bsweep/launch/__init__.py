@@ -27,14 +27,14 @@ def check(config: RunConfig) -> list[str]:
     Raises:
         ValueError: the point cannot run here.
     """
-    started, strategy = Place.from_environment().num_workers, config.strategy
+    strategy = config.strategy
     if inside_horovodrun() and strategy.launchers and not strategy.uses_horovod:
         what = " with another strategy.algorithm than horovod" if "horovodrun" in strategy.launchers else ""
         raise ValueError(
             f"strategy={strategy.name}{what} inside horovodrun: torchrun starts its processes. Leave horovodrun "
             "out, or use strategy=horovod."
         )
-    if inside_horovodrun() and config.num_workers != started:
+    if inside_horovodrun() and config.num_workers != (started := Place.from_environment().num_workers):
         raise ValueError(
             f"num_workers={config.num_workers}, but horovodrun started {started} processes: leave num_workers out, "
             f"or start horovodrun -np {config.num_workers}."

@@ -49,9 +49,10 @@ def check(config: RunConfig) -> list[str]:
 
 def _num_workers_here(config: RunConfig) -> int:
     """How many of the workers this machine runs."""
-    hosts, place = config.launch.named_hosts, Place.from_environment()
+    hosts = config.launch.named_hosts
     if hosts:
         return sum(number for host, number in nodes_of(hosts, config.num_workers) if ssh.is_here(host))
+    place = Place.from_environment()
     return place.local_workers if place.local_workers < place.num_workers else config.num_workers
 
 
