@@ -44,7 +44,9 @@ def case(num_workers: int, *overrides: str, breaks: tuple[tuple[int, int], ...] 
         case(2, "strategy=ddp", breaks=IN_STEP[1:]),
         case(2, "strategy=ddp", "strategy.hook=powersgd"),
         case(3, "strategy=allreduce", "strategy.algorithm=ring", "optimizer=adamw"),
-        case(2, "strategy=allreduce", "optimizer=lamb", breaks=((3, 4), (6, 8)), policy="Doubling"),  # nine steps in all
+        case(
+            2, "strategy=allreduce", "optimizer=lamb", breaks=((3, 4), (6, 8)), policy="Doubling"
+        ),  # nine steps in all
         case(2, "strategy=allreduce", "precision=fp16", "compression=topk", overflow=(1, 3)),
         case(2, "strategy=parameter_server", "optimizer=adamw"),
         case(3, "strategy=parameter_server", "strategy.num_servers=2", "strategy.colocated=true", breaks=IN_STEP),

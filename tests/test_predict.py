@@ -11,12 +11,17 @@ import pandas as pd
 import pytest
 
 import bsweep
+from bsweep.analysis.prediction.cells import cell_runs
+from bsweep.analysis.prediction.critical_batch import branches_of
 from bsweep.analysis.prediction.fitting import fit
 from bsweep.analysis.prediction.objectives import parse_objective, parse_seconds
 from bsweep.analysis.prediction.selection import observed
+from bsweep.analysis.prediction.step_time import Cell
+from bsweep.analysis.prediction.steps import fit_steps
 from bsweep.config import target_of
+from bsweep.runlog import Status
 from tests.running import bsweep as command
-from tests.synthetic_targets import TARGET, Truth, write_target_run
+from tests.synthetic_targets import TARGET, Truth, write_branch, write_target_run
 
 TRUTH = Truth()
 CELLS = [(32, 1), (128, 1), (512, 1), (128, 2), (512, 2)]
@@ -198,9 +203,131 @@ def test_runs_that_never_got_there_count_as_such(tmp_path: Path) -> None:
     row = prediction.cells.set_index("global_batch").loc[1024]
     assert row["num_runs"] == 2 and row["num_reached"] == 0 and np.isnan(row["measured_seconds"])
     assert "0 of 2 reached" in repr(prediction)
+    assert row["is_unreached"] and not row["is_allowed"] and row["probability_best"] == 0
     unreached = bsweep.predict(study, TARGET, batches=[512, 1024])
-    assert "Its 2 own runs did not reach it." in unreached.sentence()
+    assert "Its 2 own runs did not reach it." in unreached.sentence(), "where there is nothing else"
     assert any(warning.startswith("no run of the recommended cell") for warning in unreached.warnings)
+
+
+_BROKEN_OFF: tuple[tuple[int, float, Status], ...] = (
+    (32, np.inf, "completed"), (128, np.inf, "completed"), (256, 9e4, "interrupted")
+)  # fmt: skip
+
+
+def test_a_batch_that_never_got_there_is_not_recommended_however_near_it_was(tmp_path: Path) -> None:
+    truth = Truth(minimum_examples=640_000, scatter=0.02)
+    for batch in (32, 64, 128, 256):
+        for seed in (0, 1):
+            most = 0.95 * batch * truth.steps(batch) if batch == 256 else np.inf
+            write_target_run(tmp_path / "s", truth, batch=batch, workers=2, seed=seed, most_examples=most)
+    prediction = bsweep.predict(tmp_path / "s", TARGET)
+    assert truth.seconds(256, 2) < 0.95 * truth.seconds(128, 2), "it would have been the fastest"
+    cells = prediction.cells.set_index("global_batch")
+    assert cells["seconds"][256] < cells["seconds"][128], "by the law it still is"
+    assert prediction.recommended["global_batch"] == 128
+    broken_off = [
+        write_target_run(tmp_path / "t", truth, batch=b, workers=2, most_examples=m, status=how)
+        for b, m, how in _BROKEN_OFF
+    ]
+    assert len(broken_off) == 3
+    assert bsweep.predict(tmp_path / "t", TARGET).recommended["global_batch"] == 256, "it was not trained to its end"
+
+
+def test_runs_that_fell_short_count_in_what_a_cell_is_measured_at_and_in_the_errors(tmp_path: Path) -> None:
+    """Half of a cell's runs are cut at a time that the slow ones need longer than."""
+    truth = replace(TRUTH, scatter=0.3)
+    for batch in (32, 128, 512):
+        for seed in range(8):
+            most = batch * truth.steps(batch) if batch == 128 else np.inf
+            write_target_run(tmp_path / "s", truth, batch=batch, seed=seed, most_examples=most)
+    for seed in range(2):
+        write_target_run(tmp_path / "s", truth, batch=256, seed=seed, most_examples=2e5)
+    prediction = bsweep.predict(tmp_path / "s", TARGET)
+    cell = prediction.cells.set_index("global_batch").loc[128]
+    assert 2 <= cell["num_reached"] <= 6
+    of = prediction.seen.runs[prediction.seen.runs["global_batch"] == 128]
+    alone = np.exp(np.log(of["seconds_to_target"].astype(float)).mean())
+    assert alone < 0.9 * truth.seconds(128, 1), "those that were fast"
+    scatter = [np.random.default_rng([128, 1, seed, 5]).standard_normal() for seed in range(8)]
+    whole = truth.seconds(128, 1) * np.exp(truth.scatter * np.mean(scatter))  # had they not been cut
+    assert cell["measured_seconds"] == pytest.approx(whole, rel=0.15) and alone < 0.85 * whole
+    left_out = prediction.leave_one_out.set_index("global_batch")
+    assert left_out["measured_seconds"][128] > 1.05 * alone
+    assert left_out["is_bound"].to_dict() == {32: False, 128: False, 256: True, 512: False}
+    assert left_out["error"][256] == 0 and left_out["is_inside"][256], "longer than it was trained"
+    assert "at the least" in repr(prediction)
+
+
+def test_a_run_that_went_on_elsewhere_says_how_long_its_own_steps_took_and_counts_them_from_there(
+    tmp_path: Path,
+) -> None:
+    truth = replace(TRUTH, scatter=0.0, jitter=0.0)
+    sources = {batch: write_target_run(tmp_path / "s", truth, batch=batch) for batch in (64, 128, 256)}
+    plain = bsweep.predict(tmp_path / "s", TARGET, workers=[1, 2])
+    half = int(truth.steps(64) / 2)
+    for batch in (128, 256, 512):
+        write_branch(tmp_path / "s", sources[64], truth, batch=batch, workers=2, after=half, seed=1)
+    prediction = bsweep.predict(tmp_path / "s", TARGET, workers=[1, 2])
+    assert len(prediction.seen.runs) == 3 and len(prediction.seen.continued) == 3
+    timed = {cell: seconds for cell, seconds, kind in prediction.seen.timings() if kind == "step"}
+    assert timed[Cell(128.0, 2)] == pytest.approx(truth.step_seconds(128, 2)), "on its own workers alone"
+    assert (prediction.fitted.steps.minimum_steps == plain.fitted.steps.minimum_steps).all(), "another run's steps"
+    branches = branches_of(prediction.seen).set_index("global_batch")
+    begun = prediction.seen.continued["branch_steps"].iloc[0]
+    left = 1 - begun / truth.steps(64)
+    for batch in (64, 128, 256, 512):
+        expected = truth.steps(batch) * (left if batch == 64 else 1)
+        assert branches["steps_to_target"][batch] == pytest.approx(expected, rel=0.02)
+
+
+def test_the_target_of_branches_is_the_same_however_many_there_are(tmp_path: Path) -> None:
+    source = write_target_run(tmp_path / "s", TRUTH, batch=64)
+    write_target_run(tmp_path / "s", TRUTH, batch=128)
+    found = []
+    for batch, most in ((128, np.inf), (256, np.inf), (512, 4e4)):
+        write_branch(tmp_path / "s", source, TRUTH, batch=batch, after=800, seed=1, most_examples=most)
+        branches = branches_of(observed(bsweep.load(tmp_path / "s"), target_of(accuracy=TARGET)))
+        found.append(branches.set_index("global_batch")["steps_to_target"])
+    assert found[0][128] == found[1][128] == found[2][128], "the last one, worse than all, moves no other"
+    assert np.isnan(found[2][512]), "it is a bound"
+
+
+def test_the_distance_of_evaluations_widens_what_steps_say() -> None:
+    widths = []
+    for spacing in (0.0, 1000.0):
+        runs = {
+            float(batch): cell_runs([TRUTH.steps(batch)] * 2, spacing=spacing * 64 / batch) for batch in (64, 128, 256)
+        }
+        drawn = fit_steps(runs, num_draws=2000).log_steps(128.0)
+        widths.append(float(np.std(drawn)))
+    assert widths[1] > 1.5 * widths[0]
+
+
+def test_evaluations_far_apart_are_put_into_the_fit(tmp_path: Path) -> None:
+    for batch in (32, 128):
+        write_target_run(tmp_path / "s", TRUTH, batch=batch, every_examples=40_000)
+    of = observed(bsweep.load(tmp_path / "s"), target_of(accuracy=TARGET)).steps()
+    assert of[128.0].resolution == pytest.approx((312 / np.exp(of[128.0].exact[0])) ** 2 / 12)
+
+
+def test_of_several_learning_rates_each_batch_goes_by_its_best(tmp_path: Path) -> None:
+    best = {32: 0.1, 128: 0.2, 512: 0.4}
+    for batch, rate in best.items():
+        for tried in (0.1, 0.2, 0.4):
+            settings, slower = {"optimizer.lr": tried, "optimizer.lr_rule": "fixed"}, 1 + abs(np.log2(tried / rate))
+            for seed in (0, 1):
+                most = np.inf if slower < 3 else 0.9 * batch * TRUTH.steps(batch)
+                write_target_run(
+                    tmp_path / "s", TRUTH, batch=batch, seed=seed, settings=settings, needed=slower, most_examples=most
+                )
+    prediction = bsweep.predict(tmp_path / "s", TARGET)
+    assert prediction.seen.rates == best and prediction.cells["num_runs"].sum() == 6
+    assert prediction.rate_rule == "fixed, optimizer.lr the best tried at each batch: 0.1 at 32, 0.2 at 128, 0.4 at 512"
+    assert any("several learning rates were tried" in warning for warning in prediction.warnings)
+    truth = np.array([TRUTH.seconds(int(batch), 1) for batch in prediction.cells["global_batch"]])
+    assert (np.abs(prediction.cells["seconds"] / truth - 1)).median() < 0.1
+    one = bsweep.predict(tmp_path / "s", TARGET, where={"lr": "0.2"})
+    assert not one.seen.rates and one.cells["num_runs"].sum() == 6
 
 
 def test_one_batch_and_its_noise_scale_give_a_wide_prediction(tmp_path: Path) -> None:

@@ -231,7 +231,10 @@ def test_neighbouring_records_that_are_alike_widen_the_interval() -> None:
 def test_branches_give_the_critical_batch_by_the_same_law() -> None:
     truth = Truth(minimum_steps=40, minimum_examples=8_000)
     branches = pd.DataFrame([
-        {"global_batch": batch, "steps": truth.steps(batch) * (1 + 0.02 * seed), "reached": True}
+        {
+            "global_batch": batch, "steps_to_target": truth.steps(batch) * (1 + 0.02 * seed), "reached": True,
+            "is_bound": False, "trained_steps": truth.steps(batch) + 9, "steps_between": 1.0,
+        }
         for batch in (64, 128, 256, 512) for seed in (0, 1)
     ])  # fmt: skip
     found = critical_batch.from_branches(branches)

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from bsweep.analysis import load
 from bsweep.runlog import RunPaths, checkpoints, read_records, request_stop
 from tests.running import TINY, Fork, bsweep, forks, popen, struck, summaries, tool
 from tests.test_checkpoint import untimed
@@ -143,11 +144,18 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
     assert [epoch["epoch"] for epoch in ours] == [epoch["epoch"] for epoch in theirs]
     for key in ("train_loss", "test_loss", "train_accuracy"):
         assert [epoch[key] for epoch in ours] == pytest.approx([epoch[key] for epoch in theirs], rel=1e-3)
+    branch = (*point, "global_batch=6", "strategy=ddp", f"resume_from={source.folder}", "study=branch")
+    assert bsweep("run", *branch, cwd=tmp_path).returncode == 0
+    (other,) = load(tmp_path / "results/branch").runs.to_dict("records")
+    assert other["branch_of"] == source.folder.name and other["branch_steps"] == 4 * 8
+    assert 0 < other["branch_seconds"] < other["train_seconds"]
+    (branched,) = runs(tmp_path, "branch")
+    assert [step["global_batch"] for step in records_of(branched)["step"]][-1] == 6, "and not 12, as before"
     assert bsweep("run", *point, "strategy=ddp", "study=s", cwd=tmp_path).returncode == 0 and not checkpoints(source)
     again = bsweep("run", *on_three, "study=three", cwd=tmp_path)
     assert again.returncode == 0 and "completed already" in again.stderr, "what it went on from is over, too"
     for wrong, said in (
-        ("global_batch=6", "give local_batch=null global_batch=12"),
+        ("optimizer.momentum=0.5", "its optimizer.momentum=0.9 is 0.5 here"),
         ("seed=1", "its seed=0 is 1 here"),
     ):
         refused = bsweep("run", *on_three, wrong, "study=three", cwd=tmp_path)

@@ -183,6 +183,7 @@ def _facts(job: Job, cursor: Cursor) -> dict[str, Any]:
         "epoch": cursor.epoch,
         "position": cursor.position,
         "num_steps": cursor.num_steps,
+        "train_seconds": cursor.train_seconds + sum(cursor.step_seconds),
         "members": list(job.strategy.members),
         "num_workers": job.place.num_workers,
         "metrics_bytes": job.paths.metrics.stat().st_size,

@@ -1,4 +1,4 @@
-"""A run that goes on where another one stands, on other workers: `resume_from`."""
+"""A run that goes on where another one stands, on other workers or with another batch: `resume_from`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bsweep.config import ConfigError, RunConfig, flatten, read, show
-from bsweep.runlog import Checkpoint, Event, RunLog, RunPaths, checkpoints, cut_records
+from bsweep.runlog import Checkpoint, Continued, RunLog, RunPaths, checkpoints, cut_records
 
 _MAY_DIFFER = (
     "study", "results_dir", "local_batch", "global_batch", "num_workers", "accumulation_steps", "log_every_steps",
@@ -40,7 +40,14 @@ def begin(config: RunConfig, paths: RunPaths) -> None:
     cut_records(paths, facts["metrics_bytes"])
     before = f"until step {facts['num_steps']}, in epoch {facts['epoch']}, it was {source.folder.name}"
     with RunLog(paths.metrics) as log:
-        log.write(Event(event="continued", message=f"{before}: times until then are of its workers"))
+        log.write(
+            Continued(
+                message=f"{before}: times until then are of its workers",
+                branch_of=source.folder.name,
+                num_steps=facts["num_steps"],
+                train_seconds=facts.get("train_seconds"),
+            )
+        )
     copied.complete({**facts, "metrics_bytes": paths.metrics.stat().st_size})
 
 
@@ -48,11 +55,6 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
     other = read(source.config)
     if not checkpoints(source):
         yield "it has no checkpoint, as a completed run has none."
-    if config.examples_per_step != other.examples_per_step:
-        yield (
-            f"its global batch is {other.examples_per_step}, this one's is {config.examples_per_step}: give "
-            f"local_batch=null global_batch={other.examples_per_step}."
-        )
     for run, whose in ((config, "this run's"), (other, "its")):
         if not run.strategy.replicates or run.compression.builds:
             yield (

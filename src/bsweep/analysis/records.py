@@ -78,6 +78,7 @@ def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:
         **settings,
         **_place(config),
         **found_out,
+        **_branch(run.records),
         **{key: summary.get(key) for key in _PROMISED},
         "run_id": run.run_id,
         "message": summary.get("message") or "",
@@ -109,6 +110,15 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
         "num_test": start["num_test"] * (start.get("tokens_per_example") or 1) if start else None,
         "is_cifar10": set(classes) == CIFAR10_CLASSES,
     }
+
+
+def _branch(records: Rows) -> dict[str, Any]:
+    """Of a run that went on from another one's checkpoint: which, and after how many steps and seconds."""
+    begun = next((one for one in reversed(records) if one["type"] == "event" and "branch_of" in one), None)
+    if begun is None:
+        return {}
+    told = {"branch_steps": begun["num_steps"], "branch_seconds": begun["train_seconds"]}
+    return {"branch_of": begun["branch_of"], **told}
 
 
 def _place(config: Mapping[str, Any]) -> dict[str, Any]:

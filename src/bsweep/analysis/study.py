@@ -29,7 +29,9 @@ class Study:
     where not all took `local_batch`, such as `8/8/32/16`; `num_test` counts the answers that a test accuracy is a mean
     over (of a text its tokens), each one of `num_classes`. Where runs name a target (`target_accuracy`, `target_loss`),
     `reached`, `is_bound`, `seconds_to_target`, `steps_to_target`, `epochs_to_target` and `examples_to_target` are
-    there, by the rule of `bsweep.analysis.targets`: NaN where it was not reached. `epochs` has a row a run and epoch.
+    there, by the rule of `bsweep.analysis.targets`: NaN where it was not reached. A run that
+    began at another one's checkpoint has that run's id as `branch_of`, and `branch_steps` and `branch_seconds` until
+    there; its records before are the other run's. `epochs` has a row a run and epoch.
     `evaluations` has a row a run and evaluation, with the steps, examples and seconds trained until then; where a run
     does not say them, its epochs' ends are its evaluations. `noise_scales` has the parts of the gradient noise scale,
     `variance` over `gradient_square`, each a mean over `num_examples`. `provenance` has a row a run: `run_id` and what

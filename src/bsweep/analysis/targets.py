@@ -34,6 +34,7 @@ AMOUNTS = {  # what it takes to a target, and the column of an evaluation that h
     "epochs": "epochs_done",
     "examples": "num_examples",
 }
+_STEPS = list(AMOUNTS).index("steps")
 _TO_TARGET = [f"{name}_to_target" for name in AMOUNTS]
 _OF_RUNS = ["reached", "is_bound", *_TO_TARGET]
 _TARGETS = {"target_accuracy": "test_accuracy", "target_loss": "test_loss"}
@@ -44,11 +45,12 @@ def to_target(study: Study, target: Target) -> pd.DataFrame:
     """What each run needs to a target, a row a run that was evaluated, indexed by `run_id`.
 
     Columns: `reached`; `is_bound`; `seconds_to_target`, `steps_to_target`, `epochs_to_target` and
-    `examples_to_target`, NaN where it was not reached; `trained_seconds` and so on, what it trained until the last
+    `examples_to_target`, NaN where it was not reached; `steps_between` the two evaluations that it was interpolated
+    between; `trained_seconds` and so on, what it trained until the last
     evaluation, or of a censored run until the last that certainly did not reach it; `best`, of the smoothed curve. The
     rule is this module's first lines.
     """
-    return _crossings(study.evaluations, target)
+    return crossings(study.evaluations, target)
 
 
 def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
@@ -61,12 +63,13 @@ def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFr
         for value in values.dropna().unique():
             run_ids = runs.loc[values == value, "run_id"]
             of = evaluations[evaluations["run_id"].isin(run_ids)]
-            found = _crossings(of, Target(_TARGETS[key], float(value)))[_OF_RUNS].reindex(run_ids)
+            found = crossings(of, Target(_TARGETS[key], float(value)))[_OF_RUNS].reindex(run_ids)
             parts.append(found.assign(**{name: found[name].eq(True) for name in ("reached", "is_bound")}))
     return runs.join(pd.concat(parts), on="run_id")
 
 
-def _crossings(evaluations: pd.DataFrame, target: Target) -> pd.DataFrame:
+def crossings(evaluations: pd.DataFrame, target: Target) -> pd.DataFrame:
+    """The table of `to_target`, of evaluations such as `Study.evaluations`."""
     known = evaluations[["run_id", *AMOUNTS.values(), target.metric]].dropna(subset=target.metric)
     rows = {
         run_id: dict(
@@ -74,7 +77,7 @@ def _crossings(evaluations: pd.DataFrame, target: Target) -> pd.DataFrame:
         )
         for run_id, curve in known.groupby("run_id", sort=False)
     }
-    names = [*_OF_RUNS, *(f"trained_{name}" for name in AMOUNTS), "best"]
+    names = [*_OF_RUNS, "steps_between", *(f"trained_{name}" for name in AMOUNTS), "best"]
     table = pd.DataFrame.from_dict(rows, orient="index", columns=names)
     return table.rename_axis("run_id").astype({"reached": bool, "is_bound": bool})
 
@@ -95,6 +98,8 @@ def _of_run(
     first = int((curve >= wanted).argmax())
     yield from (("reached", reached), ("is_bound", reached and first == 0))
     yield "best", float(target.sign * curve.max() if len(curve) > 1 else values[0])
+    interpolated = reached and first > 0
+    yield "steps_between", float(amounts[first, _STEPS] - amounts[first - 1, _STEPS]) if interpolated else np.nan
     is_open = not reached and bool((target.sign * values[-2:] >= wanted).any())  # the next may be as good
     for name, column in zip(AMOUNTS, amounts.T, strict=True):
         around = slice(max(0, first - 1), first + 1)

@@ -27,6 +27,7 @@ from bsweep.runlog.reading import (
 )
 from bsweep.runlog.records import (
     SCHEMA,
+    Continued,
     End,
     Epoch,
     Evaluation,
@@ -45,6 +46,7 @@ __all__ = [
     "REMEDY",
     "SCHEMA",
     "Checkpoint",
+    "Continued",
     "Damaged",
     "End",
     "Epoch",

@@ -309,6 +309,19 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Continued(Event):
+    """The records before are those of another run, `branch_of`, of which this one goes on after `num_steps`.
+
+    `train_seconds` until there are its, and None where its checkpoint does not say them.
+    """
+
+    event: str = "continued"
+    branch_of: str
+    num_steps: int
+    train_seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class End:
     status: Status
     message: str
@@ -357,6 +370,7 @@ class Saved:
     num_workers: Count
     metrics_bytes: Natural
     time: Finite
+    train_seconds: Amount | None = None  # which checkpoints of earlier versions do not say
 
 
 @dataclass(frozen=True, kw_only=True)

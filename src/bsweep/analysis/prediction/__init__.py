@@ -79,7 +79,7 @@ def predict_from(
         objective=objective,
         choice=choice,
         cells=with_probabilities(predicted, objective),
-        rate_rule=rate_rule(seen.runs),
+        rate_rule=rate_rule(seen),
         warnings=tuple(dict.fromkeys(_warnings(seen, fits, predicted, choice.place))),
         seen=seen,
         timings=timings,

@@ -4,6 +4,9 @@ The effect, normal with deviation tau, is what the model misses at a cell; every
 with deviation sigma, is between runs. So what is predicted of a cell that was measured goes by the model *and* by its
 own runs, and a model that fits badly makes intervals wide. A censored run says that log y is above (or below) a
 bound, no more: it enters by that probability (Tobin, 1958), given the effect, over which is integrated.
+
+What was interpolated between two evaluations is known to within their distance d: a variance of d^2 / 12 more, that of
+a uniform error, in the noise of such a run.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
 from scipy.special import log_ndtr, logsumexp
 
 from bsweep.analysis.prediction.sampler import Array
@@ -25,11 +29,15 @@ _CANDIDATES = 64  # for the effect of a cell with censored runs, of which one is
 
 @dataclass(frozen=True)
 class CellRuns:
-    """The runs of one cell, as logarithms: `exact` ones and, of others, bounds that they are `above` or `below`."""
+    """The runs of one cell, as logarithms: `exact` ones and, of others, bounds that they are `above` or `below`.
+
+    `resolution` is the variance of an exact one by the distance of its evaluations, the mean over the cell's runs.
+    """
 
     exact: Array
     above: Array
     below: Array
+    resolution: float = 0.0
 
     @property
     def is_censored(self) -> bool:
@@ -38,12 +46,13 @@ class CellRuns:
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells in order, and of their exact runs the `count`, the `mean` and the sum of squares `within`."""
+    """Cells in order, and of their exact runs the `count`, `mean`, sum of squares `within` and `resolution`."""
 
     runs: tuple[CellRuns, ...]
     count: Array
     mean: Array
     within: Array
+    resolution: Array
 
 
 def cells_of(runs: Iterable[CellRuns]) -> Cells:
@@ -51,11 +60,37 @@ def cells_of(runs: Iterable[CellRuns]) -> Cells:
     count = np.array([len(cell.exact) for cell in known], float)
     mean = np.array([cell.exact.mean() if len(cell.exact) else 0.0 for cell in known])
     within = np.array([np.sum((cell.exact - center) ** 2) for cell, center in zip(known, mean, strict=True)])
-    return Cells(known, count, mean, within)
+    return Cells(known, count, mean, within, np.array([cell.resolution for cell in known]))
 
 
-def cell_runs(exact: ArrayLike = (), above: ArrayLike = (), below: ArrayLike = ()) -> CellRuns:
-    return CellRuns(*(np.log(np.asarray(values, float)) for values in (exact, above, below)))
+def cell_runs(
+    exact: ArrayLike = (), above: ArrayLike = (), below: ArrayLike = (), spacing: ArrayLike = 0.0
+) -> CellRuns:
+    """From amounts; `spacing` is the distance of the evaluations around each exact one, NaN where it is not known."""
+    known, most, least = (np.log(np.asarray(values, float)) for values in (exact, above, below))
+    apart = np.nan_to_num(np.broadcast_to(np.asarray(spacing, float), known.shape) / np.exp(known))
+    return CellRuns(known, most, least, float(np.mean(apart**2)) / 12 if len(apart) else 0.0)
+
+
+def mean_log(runs: CellRuns, sigma: float) -> float:
+    """The likeliest mean of a cell's logarithms, of deviation `sigma`: censored runs count, by their bounds.
+
+    NaN where bounds alone are known.
+    """
+    if not len(runs.exact):
+        return float("nan")
+
+    def slope(mean: float) -> float:
+        """Of the log likelihood, times sigma."""
+        total = float(np.sum(runs.exact - mean)) / sigma
+        for bounds, sign in ((runs.above, 1), (runs.below, -1)):
+            away = sign * (mean - bounds) / sigma
+            total += sign * float(np.sum(np.exp(-0.5 * (away**2 + _LOG_2PI) - log_ndtr(away))))
+        return total
+
+    every = np.concatenate([runs.exact, runs.above, runs.below])
+    reach = sigma * (1 + len(every))
+    return float(brentq(slope, every.min() - reach, every.max() + reach))
 
 
 def log_likelihood(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
@@ -85,19 +120,23 @@ def draw_effects(cells: Cells, model: Array, sigma: Array, tau: Array, rng: np.r
 
 
 def _of_exact(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
-    """Normal with variance sigma^2 each and covariance tau^2 between any two of a cell; (draws, cells)."""
-    n, own = cells.count, sigma**2
+    """Normal with variance sigma^2, and that of their resolution, each, and covariance tau^2 between any two of a cell.
+
+    Of shape (draws, cells).
+    """
+    n, own = cells.count, sigma**2 + cells.resolution
     of_mean = own + n * tau**2
     misses = n * (cells.mean - model) ** 2 / of_mean + cells.within / own
-    return np.where(n > 0, (1 - n) * np.log(sigma) - 0.5 * (np.log(of_mean) + misses + n * _LOG_2PI), 0.0)
+    return np.where(n > 0, -0.5 * ((n - 1) * np.log(own) + np.log(of_mean) + misses + n * _LOG_2PI), 0.0)
 
 
 def _effect(cell: CellRuns, model: Array, sigma: Array, tau: Array) -> tuple[Array, Array]:
     """Mean and deviation of the effect given the exact runs."""
     n = len(cell.exact)
     total = float(cell.exact.sum())
-    of_mean = sigma**2 + n * tau**2
-    return tau**2 * (total - n * model) / of_mean, tau * sigma / np.sqrt(of_mean)
+    own = sigma**2 + cell.resolution
+    of_mean = own + n * tau**2
+    return tau**2 * (total - n * model) / of_mean, tau * np.sqrt(own / of_mean)
 
 
 def _of_censored(cell: CellRuns, model: Array, effects: Array, sigma: Array) -> Array:

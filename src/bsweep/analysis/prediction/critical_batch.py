@@ -15,12 +15,10 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.numbers import number
-from bsweep.analysis.prediction.cells import cell_runs
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
-from bsweep.analysis.prediction.selection import Observed
+from bsweep.analysis.prediction.selection import Observed, to_target_of
 from bsweep.analysis.prediction.steps import Known, StepsFit, fit_steps
-from bsweep.analysis.targets import to_target
-from bsweep.config import Target
+from bsweep.analysis.targets import crossings
 
 INTERVAL = (0.05, 0.95)  # quantiles: of all that is said to lie in 90 % intervals
 _NOISE_FACTOR = 3.0  # by which a noise scale may miss the critical batch of steps to a target, as one deviation
@@ -102,18 +100,19 @@ def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> Critica
     """From runs that go on from one checkpoint at several batch sizes, each to the same loss.
 
     Args:
-        branches: a row a run, with `global_batch`, `steps` since the checkpoint, and whether the loss was `reached`.
+        branches: a row a run, with `global_batch`, and of the evaluations since the checkpoint the columns of
+            `to_target`, steps counted from there.
         num_draws: of the posterior.
     """
-    source, reached = "branched runs", branches[branches["reached"].astype(bool)]
+    source = "branched runs"
     if branches.empty:
         return CriticalBatch(source, np.nan, np.nan, np.nan, "not measured")
+    reached = branches[branches["reached"].astype(bool)]
     if (number_of := reached["global_batch"].nunique()) < 2:
         verdict = f"not identifiable: {2 - number_of} branch{'es are' if number_of == 0 else ' is'} missing"
         return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
-    lost = branches[~branches["reached"].astype(bool)]
     cells = {
-        float(batch): cell_runs(*(of.loc[of["global_batch"] == batch, "steps"] for of in (reached, lost)))
+        float(batch): to_target_of(branches[branches["global_batch"] == batch], "steps")
         for batch in branches["global_batch"].unique()
     }
     found = from_steps(fit_steps(cells, num_draws=num_draws))
@@ -121,22 +120,21 @@ def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> Critica
 
 
 def branches_of(seen: Observed) -> pd.DataFrame:
-    """The table of `from_branches`, of runs that say in `branch_of` whose checkpoint they went on from.
+    """The table of `from_branches`: runs that went on from one checkpoint, and the run whose checkpoint it was.
 
-    Their steps count from there. The loss is the one that all branches of a checkpoint reach: the least good of their
-    best test losses. Branches of several checkpoints would be fitted apart; the latest one's are taken.
+    The target is the one of the prediction: given beforehand, it is the same for any number of branches, whereas a
+    loss that they reached by chance would favour the branch that it is taken from. Branches that did not get there
+    count as bounds. Those of several checkpoints would be fitted apart; the latest one's are taken.
     """
-    runs = seen.study.runs
-    if "branch_of" not in runs or runs["branch_of"].isna().all():
-        return pd.DataFrame({"global_batch": [], "steps": [], "reached": []})
-    branches = runs[runs["branch_of"].notna() & (runs["branch_of"] != "")]
-    of_last = branches[branches["branch_of"] == branches["branch_of"].iloc[-1]].set_index("run_id")
-    best = to_target(seen.study, Target("test_loss", 0.0))["best"].reindex(of_last.index)
-    target = Target("test_loss", float(best.max()))
-    reached = to_target(seen.study, target).reindex(of_last.index)
-    steps = reached["steps_to_target"].fillna(reached["trained_steps"])
-    table = pd.DataFrame({"global_batch": of_last["global_batch"], "steps": steps, "reached": reached["reached"]})
-    return table.dropna().astype({"reached": bool})
+    found = seen.continued
+    if found.empty:
+        return pd.DataFrame({"global_batch": []})
+    source, begun = found["branch_of"].iloc[-1], float(found["branch_steps"].iloc[-1])
+    own = found[(found["branch_of"] == source) & (found["branch_steps"] == begun)]
+    batches = pd.concat([own, seen.runs[seen.runs["run_id"] == source]]).set_index("run_id")["global_batch"]
+    since = seen.study.evaluations
+    since = since[since["run_id"].isin(batches.index) & (since["num_steps"].astype(float) > begun)]
+    return crossings(since.assign(num_steps=since["num_steps"].astype(float) - begun), seen.target).join(batches)
 
 
 def records_until_target(seen: Observed) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pandas as pd
 from bsweep.analysis.prediction import critical_batch
 from bsweep.analysis.prediction.cells import CellRuns
 from bsweep.analysis.prediction.critical_batch import CriticalBatch
-from bsweep.analysis.prediction.forecast import forecast
+from bsweep.analysis.prediction.forecast import forecast, measured_log
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import CELL, Observed, missing
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
@@ -66,25 +66,31 @@ def _with_help(runs: Mapping[float, CellRuns], alone: StepsFit | None, help_: Kn
 def leave_one_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
     """Each measured cell as predicted from all others.
 
-    Columns: `CELL`; `measured_seconds`, the geometric mean of its runs that reached the target; `predicted_seconds`,
-    the median, `low` and `high`, the 90 % prediction interval of such a mean; `error`, predicted over measured less 1;
-    `is_inside`. Cells without which there is nothing to predict from are left out; of many cells, some.
+    Columns: `CELL`; `measured_seconds`, see `measured_log`; `is_bound`, whether no run of it reached the target, so
+    that it is the mean of what they trained, a lower bound; `predicted_seconds`, the median, `low` and `high`, the 90 %
+    prediction interval of such a mean; `error`, predicted over measured less 1, and 0 above a bound; `is_inside`,
+    which of a bound says that the interval does not end below it. Cells without which there is nothing to predict from
+    are left out; of many cells, some.
     """
-    of_cells = seen.runs.assign(log=np.log(seen.runs["seconds_to_target"].astype(float))).dropna(subset="log")
-    groups = list(of_cells.groupby(CELL)["log"])
+    was_trained = seen.runs["reached"].eq(True) | (seen.runs["trained_seconds"] > 0)
+    groups = list(seen.runs[was_trained].groupby(CELL))
     chosen = np.unique(np.linspace(0, len(groups) - 1, min(len(groups), _MOST_LEFT_OUT)).round().astype(int))
     rows = []
     for number in chosen:
-        key, logs = groups[number]
+        key, of_cell = groups[number]
         others = seen.without(key)
         try:
             fits = fit(others, timings, _LEFT_OUT_DRAWS)
         except ValueError:
             continue
         made = forecast(others, fits.steps, fits.step_time, [tuple(map(int, key))])  # type: ignore[list-item]
-        scatter = (made.log_run_seconds - made.log_seconds)[:, 0] / np.sqrt(len(logs))
+        scatter = (made.log_run_seconds - made.log_seconds)[:, 0] / np.sqrt(len(of_cell))
         low, high = np.exp(np.quantile(made.log_seconds[:, 0] + scatter, critical_batch.INTERVAL))
-        measured, predicted = float(np.exp(logs.mean())), float(np.exp(np.median(made.log_seconds)))
-        rows.append((*key, measured, predicted, low, high, predicted / measured - 1, low <= measured <= high))
-    names = ["measured_seconds", "predicted_seconds", "low", "high", "error", "is_inside"]
+        log, is_bound = measured_log(of_cell, fits.steps, fits.step_time), not of_cell["reached"].eq(True).any()
+        measured = float(np.exp(np.log(of_cell["trained_seconds"].astype(float)).mean() if is_bound else log))
+        predicted = float(np.exp(np.median(made.log_seconds)))
+        error = min(0.0, predicted / measured - 1) if is_bound else predicted / measured - 1
+        is_inside = measured <= high and (is_bound or low <= measured)
+        rows.append((*key, measured, is_bound, predicted, low, high, error, is_inside))
+    names = ["measured_seconds", "is_bound", "predicted_seconds", "low", "high", "error", "is_inside"]
     return pd.DataFrame(rows, columns=[*CELL, *names])

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from bsweep.analysis.prediction.cells import mean_log
 from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.sampler import Array
-from bsweep.analysis.prediction.selection import CELL, Observed
+from bsweep.analysis.prediction.selection import CELL, Observed, to_target_of
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 from bsweep.analysis.prediction.steps import StepsFit
 
@@ -66,8 +67,9 @@ def forecast(
     `energy_joules`); of `PARTS`, such as `fixed_seconds`, what of `seconds` they are: the fixed cost of passes,
     computing on as many examples as the smallest batches need, computing on the further ones that a larger batch
     needs, exchange, and waiting for slower workers (NaN where no run says it: it is in the exchange then); `num_runs`,
-    `num_reached` and `measured_seconds`, the geometric mean of the runs that reached the target; `is_extrapolated`,
-    beyond the batches or workers of the runs; `problem`, why a cell cannot be trained, or empty.
+    `num_reached` and `measured_seconds`, see `measured_log`; `is_unreached`, where runs of its batch trained to their
+    end without reaching the target, and none reached it; `is_extrapolated`, beyond the batches or workers of the runs;
+    `problem`, why a cell cannot be trained, or empty.
     """
     keys = [Cell(batch / workers / passes, workers, passes) for batch, workers, passes in of]
     log_steps = np.stack([steps.log_steps(float(batch)) for batch, _, _ in of], axis=1)
@@ -85,8 +87,9 @@ def forecast(
     )
     table["joules"] = table["worker_seconds"] * _watts_per_worker(seen.runs)
     table = table.join(_parts(seen, steps, step_time, keys).mul(table["seconds"], axis="index"))
-    table = table.merge(_measured(seen), on=CELL, how="left")
+    table = table.merge(_measured(seen, steps, step_time), on=CELL, how="left")
     table[["num_runs", "num_reached"]] = table[["num_runs", "num_reached"]].fillna(0).astype(int)
+    table["is_unreached"] = table["global_batch"].isin(_unreached(seen.runs))
     table["is_extrapolated"] = _is_beyond(table, seen.runs, "global_batch") | _is_beyond(
         table, seen.runs, "num_workers"
     )
@@ -125,13 +128,28 @@ def _watts_per_worker(runs: pd.DataFrame) -> float:
     return float(watts.mean())
 
 
-def _measured(seen: Observed) -> pd.DataFrame:
-    logs = seen.runs.assign(log=np.log(seen.runs["seconds_to_target"].astype(float)))
-    of = logs.groupby(CELL)
-    table = pd.DataFrame(
-        {"num_runs": of.size(), "num_reached": of["log"].count(), "measured_seconds": of["log"].mean()}
-    )
-    return table.assign(measured_seconds=np.exp(table["measured_seconds"])).reset_index()
+def _measured(seen: Observed, steps: StepsFit, step_time: StepTimeFit) -> pd.DataFrame:
+    rows = [
+        (*key, len(of), int(of["reached"].eq(True).sum()), np.exp(measured_log(of, steps, step_time)))
+        for key, of in seen.runs.groupby(CELL)
+    ]
+    return pd.DataFrame(rows, columns=[*CELL, "num_runs", "num_reached", "measured_seconds"])
+
+
+def measured_log(runs: pd.DataFrame, steps: StepsFit, step_time: StepTimeFit) -> float:
+    """Mean log seconds to the target of a cell's runs, with the scatter between runs that the fits found.
+
+    Runs that did not reach it count as longer than they trained: the mean of the others alone would be of those that
+    were fast. NaN where none reached it.
+    """
+    return mean_log(to_target_of(runs, "seconds"), float(np.median(np.hypot(steps.sigma, step_time.sigma))))
+
+
+def _unreached(runs: pd.DataFrame) -> set[int]:
+    """Batch sizes of runs that trained to their end, none of which reached the target."""
+    has_ended = runs["status"].isin(["completed", "diverged"]) & runs["reached"].eq(False)
+    reached = set(runs.loc[runs["reached"].eq(True), "global_batch"])
+    return {int(batch) for batch in set(runs.loc[has_ended, "global_batch"]) - reached}
 
 
 def _is_beyond(table: pd.DataFrame, runs: pd.DataFrame, name: str) -> pd.Series[bool]:

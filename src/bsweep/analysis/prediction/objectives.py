@@ -102,6 +102,8 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
     """
     cells = forecast.cells
     allowed = (cells["problem"] == "") & (cells["num_workers"] <= (objective.max_workers or np.inf))
+    reachable = allowed & ~cells["is_unreached"]
+    allowed = reachable if reachable.any() else allowed  # that no run got there is said then
     in_time = pd.Series(np.nan, cells.index)
     if objective.deadline_seconds is not None:
         in_time = pd.Series((forecast.log_run_seconds <= np.log(objective.deadline_seconds)).mean(axis=0), cells.index)

@@ -36,7 +36,12 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
             f"the learning rate follows a schedule ({how}) over the epochs that a run was to train: steps to a target "
             "depend on that length, and a run that ends at its target does not see the end of the schedule."
         )
-    yield from contradictions(seen.steps(), sigma, rate_rule(runs))
+    if seen.rates:
+        yield (
+            f"several learning rates were tried: each batch goes by its best ({rate_rule(seen)}), chosen by the same "
+            "runs, so that its steps are a little fewer than those of a further run. --where lr=... holds one fixed."
+        )
+    yield from contradictions(seen.steps(), sigma, rate_rule(seen))
     yield from _by_workers(runs)
 
 

@@ -168,6 +168,8 @@ class Prediction:
             f"Leave-one-cell-out: each of {len(table)} measured cells is predicted from the others with a median error "
             f"of {100 * table['error'].abs().median():.0f} % (worst {100 * table['error'].abs().max():.0f} %); "
             f"{int(table['is_inside'].sum())} lie in their 90 % interval."
+            + " Cells that did not reach the target count by the time that they trained at the least."
+            * bool(table["is_bound"].any())
         )
 
     def _shown_cells(self) -> pd.DataFrame:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pandas as pd
 
 from bsweep.analysis import columns
@@ -17,6 +18,7 @@ from bsweep.analysis.targets import to_target
 from bsweep.config import Target, did_you_mean
 
 CELL = ["global_batch", "num_workers", "passes"]
+_TIMED = ["local_batch", "num_workers", "passes", "step_seconds", "exposed_seconds"]
 
 # How long a run was to train and when it was asked how good it is, which change neither its steps nor their time.
 _NO_DIFFERENCE = ("target_accuracy", "target_loss", "stop_at_target", "evaluate_every_examples")
@@ -29,28 +31,28 @@ class Observed:
     """The runs behind a prediction, a row each, with the columns of `to_target` and
 
     `passes` (forward passes of a step), `step_seconds` (mean over all steps of a run) and `exposed_seconds` (of a step:
-    exchange that no computing hid, and waiting); NaN where not measured.
+    exchange that no computing hid, and waiting); NaN where not measured. Runs that went on from another one's
+    checkpoint are in `continued`: they say how long their own steps took, and no more, for the first of their steps
+    are another run's. `rates` is the learning rate of each global batch where several were tried.
     """
 
     study: Study
     target: Target
     runs: pd.DataFrame
+    continued: pd.DataFrame
+    rates: Mapping[int, float] = field(default_factory=dict)
 
     def steps(self) -> dict[float, CellRuns]:
         """Steps to the target by global batch, those of runs that did not reach it as bounds."""
         known = self.runs.dropna(subset="reached")
         return {
-            float(batch): cell_runs(
-                exact=of.loc[of["reached"].eq(True) & ~of["is_bound"].eq(True), "steps_to_target"],
-                below=of.loc[of["reached"].eq(True) & of["is_bound"].eq(True), "steps_to_target"],
-                above=of.loc[of["reached"].eq(False) & (of["trained_steps"] > 0), "trained_steps"],
-            )
+            float(batch): to_target_of(of, "steps")
             for batch, of in ((one, known[known["global_batch"] == one]) for one in known["global_batch"].unique())
         }
 
     def timings(self) -> list[Timing]:
         """Seconds of steps by run and, of several workers, of what their exchange held up."""
-        rows = self.runs[["local_batch", "num_workers", "passes", "step_seconds", "exposed_seconds"]]
+        rows = pd.concat([table[_TIMED] for table in (self.runs, self.continued)])
         found = []
         for local_batch, workers, passes, seconds, exposed in rows.itertuples(index=False):
             cell = Cell(float(local_batch), int(workers), int(passes))
@@ -60,8 +62,23 @@ class Observed:
 
     def without(self, cell: tuple[float, ...]) -> Observed:
         """All runs but those of a cell."""
-        is_of = (self.runs[CELL] == list(cell)).all(axis="columns")
-        return replace(self, runs=self.runs[~is_of])
+        runs, continued = (
+            table[~(table[CELL] == list(cell)).all(axis="columns")] for table in (self.runs, self.continued)
+        )
+        return replace(self, runs=runs, continued=continued)
+
+
+def to_target_of(runs: pd.DataFrame, amount: str) -> CellRuns:
+    """What runs of one cell need to the target, in `steps` or `seconds`; those that did not reach it as bounds."""
+    reached, is_bound = runs["reached"].eq(True), runs["is_bound"].eq(True)
+    needed, trained = runs[f"{amount}_to_target"].astype(float), runs[f"trained_{amount}"].astype(float)
+    is_exact = reached & ~is_bound
+    return cell_runs(
+        exact=needed[is_exact],
+        below=needed[reached & is_bound],
+        above=trained[runs["reached"].eq(False) & (trained > 0)],
+        spacing=runs.loc[is_exact, "steps_between"] if amount == "steps" else 0.0,
+    )
 
 
 def observed(study: Study, target: Target, where: Mapping[str, str] | None = None) -> Observed:
@@ -73,14 +90,30 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
     """
     runs = _chosen(study.runs, where or {})
     _refuse_unsynchronised(study, runs)
-    _refuse_mixed(runs)
+    has_rates = _refuse_mixed(runs)
     reached = to_target(study, target)
     passes = pd.to_numeric(runs["accumulation_steps"], errors="coerce").fillna(1).astype(int)
     others = runs.drop(columns=runs.columns.intersection(reached.columns))  # by the target that a run names itself
     joined = others.assign(passes=passes).join(reached, on="run_id").join(_step_seconds(study), on="run_id")
-    joined["step_seconds"] = joined["step_seconds"].fillna(runs["train_seconds"] / runs["num_steps"].astype(float))
-    local_batch = joined["global_batch"] / joined["num_workers"] / joined["passes"]
-    return Observed(study, target, joined.assign(local_batch=local_batch))
+    joined = joined.assign(local_batch=joined["global_batch"] / joined["num_workers"] / joined["passes"])
+    is_continued = continues(joined)
+    if is_continued.all():
+        raise ValueError(
+            "all runs of the study went on from a checkpoint of another one: there is nothing to predict from. Train "
+            "some from their beginning."
+        )
+    known = joined[~is_continued]
+    whole = known["train_seconds"] / known["num_steps"].astype(float)
+    known = known.assign(step_seconds=known["step_seconds"].fillna(whole))
+    chosen = best_rates(known, target) if has_rates else {}
+    if chosen:
+        known = known[known["lr"] == known["global_batch"].map(chosen)]
+    return Observed(study, target, known, joined[is_continued], chosen)
+
+
+def continues(runs: pd.DataFrame) -> pd.Series[bool]:
+    """Whether each run went on from a checkpoint of another one."""
+    return runs["branch_of"].notna() & (runs["branch_of"] != "") if "branch_of" in runs else runs["run_id"].isna()
 
 
 def _chosen(runs: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
@@ -96,8 +129,6 @@ def _chosen(runs: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
         kept = kept[texts == value]
     if "batching" in kept:
         kept = kept[kept["batching"].isna() | kept["batching"].isin(["", "fixed"])]
-    for name in ("branch_of",):
-        kept = kept[kept[name].isna() | (kept[name] == "")] if name in kept else kept
     if kept.empty:
         raise ValueError("no run of the study has one batch size from its beginning: there is nothing to predict from.")
     return kept
@@ -114,8 +145,12 @@ def _refuse_unsynchronised(study: Study, runs: pd.DataFrame) -> None:
         )
 
 
-def _refuse_mixed(runs: pd.DataFrame) -> None:
-    """ValueError if runs differ in what decides steps or seconds, other than batch size and workers."""
+def _refuse_mixed(runs: pd.DataFrame) -> bool:
+    """ValueError if runs differ in what decides steps or seconds, other than batch size, workers and learning rate.
+
+    Returns:
+        Whether batch sizes were run with several rates.
+    """
     compared = runs.drop(columns=[name for name in runs if _makes_no_difference(runs, str(name))])
     known = keyed(compared)
     mixed = [name for name in cell_keys(compared) if name not in ("num_workers", "local_batch")]
@@ -126,10 +161,12 @@ def _refuse_mixed(runs: pd.DataFrame) -> None:
             f"the runs are of different hardware, whose times do not compare: {'; '.join(found['hardware'])}. Choose "
             f"one: --where {_quoted('hardware', found['hardware'][0])}"
         )
+    has_rates = found.pop("lr", None) is not None
     if found:
         told = "; ".join(f"{columns.heading(name)}: {', '.join(values)}" for name, values in found.items())
         remedy = " ".join(f"--where {_quoted(name, values[0])}" for name, values in found.items())
         raise ValueError(f"the runs differ in more than batch size, workers and seed ({told}). Choose: {remedy}")
+    return has_rates
 
 
 def _quoted(name: str, value: str) -> str:
@@ -149,10 +186,15 @@ def schedule(runs: pd.DataFrame) -> str:
 
 
 def _step_seconds(study: Study) -> pd.DataFrame:
-    """Means over all steps of a run, by `run_id`."""
+    """Means over all steps of a run, by `run_id`; of one that went on from another's checkpoint, over its own."""
     last = study.evaluations.groupby("run_id")[["train_seconds", "num_steps"]].last().astype(float)
+    begun = study.runs.loc[continues(study.runs)].set_index("run_id")
+    if len(begun):
+        before = begun[["branch_seconds", "branch_steps"]].astype(float).set_axis(last.columns, axis="columns")
+        last.loc[before.index.intersection(last.index)] -= before
     spent = study.epochs[["exposed_exchange_seconds", "wait_seconds", "num_steps"]].astype(float)
     sums = spent.groupby(study.epochs["run_id"]).sum(min_count=1)
+    sums = sums.drop(begun.index, errors="ignore")  # an epoch may be of both
     return pd.DataFrame({
         "step_seconds": last["train_seconds"] / last["num_steps"].where(last["num_steps"] > 0),
         "exposed_seconds": (sums["exposed_exchange_seconds"] + sums["wait_seconds"].fillna(0)) / sums["num_steps"],
@@ -189,7 +231,26 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
     return ""
 
 
-def rate_rule(runs: pd.DataFrame) -> str:
-    """The rule by which the learning rate follows the batch, as it is called in the configuration."""
-    rules: Sequence[str] = [str(rule) for rule in runs["lr_rule"].dropna().unique() if rule != ""]
-    return " or ".join(rules) or "not known"
+def rate_rule(seen: Observed) -> str:
+    """The rule by which the learning rate follows the batch, as it is called in the configuration.
+
+    Where several rates were tried for a batch, those that are taken follow.
+    """
+    rules: Sequence[str] = [str(rule) for rule in seen.runs["lr_rule"].dropna().unique() if rule != ""]
+    rule = " or ".join(rules) or "not known"
+    tried = ", ".join(f"{rate:g} at {batch}" for batch, rate in sorted(seen.rates.items()))
+    return f"{rule}, optimizer.lr the best tried at each batch: {tried}" if tried else rule
+
+
+def best_rates(runs: pd.DataFrame, target: Target) -> dict[int, float]:
+    """The learning rate of each global batch with which most runs reach the target, of equals the one in fewest steps.
+
+    Runs that did not reach it count as the steps that they trained, their least. Where none of a batch did, the rate
+    whose best accuracy or loss is best.
+    """
+    logs = np.log(runs["steps_to_target"].fillna(runs["trained_steps"]).astype(float).clip(lower=1))
+    scores = runs.assign(steps=-logs, share=runs["reached"].eq(True), best=target.sign * runs["best"].astype(float))
+    means = scores.groupby(["global_batch", "lr"])[["share", "steps", "best"]].mean()
+    by = means["steps"].where(means["share"] > 0, means["best"])
+    order = means.assign(by=by).sort_values(["share", "by"], ascending=False)
+    return {int(batch): float(rate) for batch, rate in order.groupby(level="global_batch").head(1).index}
