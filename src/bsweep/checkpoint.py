@@ -192,8 +192,13 @@ def _facts(job: Job, cursor: Cursor) -> dict[str, Any]:
 
 
 def _shared_state(job: Job, cursor: Cursor) -> dict[str, Any]:
-    state = {"cursor": cursor.shared(), "strategy": job.strategy.state(), "policy": job.policy.state()}
-    return {**state, "model": _model_state(job) if job.strategy.replicates else None}
+    return {
+        "cursor": cursor.shared(),
+        "strategy": job.strategy.state(),
+        "policy": job.policy.state(),
+        "noise": job.noise.state() if job.noise else None,
+        "model": _model_state(job) if job.strategy.replicates else None,
+    }
 
 
 def _own_state(job: Job, cursor: Cursor) -> dict[str, Any]:
@@ -207,6 +212,7 @@ def _own_state(job: Job, cursor: Cursor) -> dict[str, Any]:
         "random": {"cpu": torch.get_rng_state(), **on_gpu},
         "totals": cursor.totals,
         "recent": cursor.recent,
+        "noise": job.noise.own_state() if job.noise else None,
     }
 
 
@@ -285,6 +291,8 @@ def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any] | None) -> C
         setattr(cursor, key, value)
     job.strategy.load_state(shared["strategy"])
     job.policy.load_state(shared["policy"])
+    if job.noise and shared.get("noise"):
+        job.noise.load_state(shared["noise"], (own or {}).get("noise"))
     if shared["model"]:
         _put_model_back(job, shared["model"])
     if own:

@@ -19,6 +19,7 @@ from bsweep.config import ImageConfig, RunConfig
 from bsweep.data import augment
 from bsweep.data.dataset import Dataset
 from bsweep.graphs import Graph
+from bsweep.noise import NoiseMeter
 from bsweep.objective import Objective
 from bsweep.place import Place
 from bsweep.precision import AUTOCAST
@@ -51,6 +52,7 @@ class Job:
     log: RunLog
     on_step: Callable[[], None]
     graph: Graph | None = None  # of the passes of full steps
+    noise: NoiseMeter | None = None  # of the gradient, where it is measured
     phase: Phase = untimed  # around what a step does, by name; see `bsweep.profile`
 
     @property

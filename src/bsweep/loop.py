@@ -15,6 +15,7 @@ from bsweep.clock import StepClock
 from bsweep.data import plan
 from bsweep.errors import Diverged
 from bsweep.job import Job
+from bsweep.noise import GradientNoise, NoiseMeter
 from bsweep.strategies import Rounds
 
 Shares = tuple[plan.Share, ...]
@@ -115,6 +116,8 @@ def _train_steps(job: Job, cursor: Cursor, shares: Shares, batch: Tensor, coming
     for number, part in enumerate(parts, 1):
         ends_round = number == len(parts)
         job.dataset.train.expect(coming_parts[number - 1 : number + 1])
+        if job.noise:
+            job.noise.begin_step(shares, len(batch), cursor.num_steps, job.graph is not None)
         with clock.step():
             trained = (number - 0.5) / len(parts) * len(batch)
             rate = job.learning_rate(_epochs_done(job, cursor, trained), strategy.rate_batch(shares))
@@ -140,8 +143,29 @@ def _look_at_round(job: Job, cursor: Cursor, sums: Tensor) -> None:
     """Put a round on record, and let the policy see it."""
     records = _record_rounds(job)
     rounds = tuple(record for record in records if isinstance(record, runlog.Round))
-    seen = Seen(_epochs_done(job, cursor), rounds, sums, job.strategy.gather)
+    noise = _record_noise(job, cursor, job.noise) if job.noise else None
+    seen = Seen(_epochs_done(job, cursor), rounds, sums, job.strategy.gather, noise)
     job.record(*job.policy.observe(seen))
+
+
+def _record_noise(job: Job, cursor: Cursor, noise: NoiseMeter) -> GradientNoise | None:
+    """Put the gradient noise scale on record where it is due; the running estimate."""
+    if measured := noise.record(job.strategy.gather):
+        epochs_done = _epochs_done(job, cursor)
+        job.record(
+            runlog.NoiseScale(
+                epoch=cursor.epoch,
+                num_steps=cursor.num_steps,
+                num_examples=round(epochs_done * len(job.dataset.train_labels)),
+                epochs_done=epochs_done,
+                gradient_square=measured.squared_norm,
+                variance=measured.trace,
+                num_gradients=measured.num_gradients,
+                gradient_batch=measured.gradient_batch,
+                layers=measured.layers or None,
+            )
+        )
+    return noise.average.estimate()
 
 
 def _record_rounds(job: Job) -> list[runlog.Event | runlog.Round]:

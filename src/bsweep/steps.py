@@ -15,6 +15,7 @@ from bsweep.clock import Slowdown
 from bsweep.data import augment, plan
 from bsweep.graphs import Graph
 from bsweep.job import Job
+from bsweep.noise import NoiseMeter
 from bsweep.runlog import Event
 from bsweep.strategies import InBackward
 
@@ -154,15 +155,37 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: in
     Returns:
         Sum of losses, correct answers and labels of its part, float64 (3,) on the device.
     """
-    crops = augment.crop_stream(job.config.seed, epoch)
-    if job.graph and job.graph.fits(part, len(batch), num_passes):
+    crops, noise = augment.crop_stream(job.config.seed, epoch), job.noise
+    if noise and noise.needs_halves:
+        _halves(job, noise, part, crops)
+    if job.graph and job.graph.fits(part, len(batch), num_passes) and not (noise and noise.needs_passes):
         with job.phase("graph"):
             totals = job.graph.passes(part, crops)
     else:
         totals = passes(job, batch, part, crops, num_passes)
+    if noise:
+        noise.see_own()
     with job.phase("exchange"):
         job.strategy.step()
+    if noise:
+        noise.end_step()
     return totals
+
+
+def _halves(job: Job, noise: NoiseMeter, part: Tensor, crops: int) -> None:
+    """Passes on the two halves of a lone worker's examples, for the noise of their gradients; nothing remembers them.
+
+    The batch's own gradient is not used beside them: BatchNorm makes it another function than theirs.
+    """
+    job.vector.drop_gradients()
+    with forgotten(job), job.phase("noise"), job.slowdown.step(len(part)):
+        for half in (plan.worker_part(part, i, 2) for i in range(2)):
+            inputs, targets = job.training_examples(half, crops)
+            with job.autocast(), _batchnorm_fit_for(job.model, len(half)):
+                outputs = job.model(inputs)
+            num_labels = len(part) * job.labels_per_example
+            job.scaled(job.objective.loss(outputs, targets) / num_labels).backward()
+            noise.see_pass(len(half))
 
 
 def passes(
@@ -193,6 +216,8 @@ def passes(
                     loss = job.objective.loss(outputs, targets)
                 num_labels = strategy.loss_divisor(len(part), len(batch)) * job.labels_per_example
                 job.scaled(loss * (bool(filled) / num_labels)).backward()
+            if job.noise:
+                job.noise.see_pass(len(indices))
             if filled:
                 totals += job.objective.score(loss, outputs, targets)
         job.vector.collect_gradients()

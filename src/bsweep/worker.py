@@ -25,6 +25,7 @@ from bsweep import (
     loop,
     memory,
     models,
+    noise,
     objective,
     optim,
     peers,
@@ -142,6 +143,7 @@ def _job(
         vector.scale = LossScale(vector.gradients)
         vector.scale.guard(optimizer)
     strategy.prepare(vector, optimizer)
+    meter = noise.meter_of(config, vector, optimizer, strategy) if config.measures_noise else None
     return Job(
         config=config,
         paths=paths,
@@ -162,6 +164,7 @@ def _job(
         alive=SignOfLife(paths.alive(place.rank)),
         log=RunLog(paths.metrics),
         on_step=on_step,
+        noise=meter,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bsweep.batching.base import Policy, Seen
 from bsweep.config import OwnBatchingConfig, RunConfig, own, resolve
+from bsweep.noise import GradientNoise
 
-__all__ = ["Policy", "Seen", "build"]
+__all__ = ["GradientNoise", "Policy", "Seen", "build"]
 
 
 def build(config: RunConfig) -> Policy:

@@ -12,6 +12,7 @@ from torch import Tensor
 from bsweep import allocation
 from bsweep.config import RunConfig
 from bsweep.data.plan import Share
+from bsweep.noise import GradientNoise
 from bsweep.runlog import Event, Round
 
 
@@ -30,6 +31,9 @@ class Seen:
 
     gather: Callable[[Tensor], Tensor]
     """See `Strategy.gather`: for what all workers must know alike. It waits for all of them."""
+
+    noise: GradientNoise | None = None
+    """The running estimate, the same on all workers; None where nothing is measured, or before the first record."""
 
 
 class Policy(ABC):

@@ -48,6 +48,7 @@ from bsweep.config.groups import (
     StrategyConfig,
 )
 from bsweep.config.launch import AnyLaunch, HorovodrunConfig, InlineConfig, ProcessesConfig, TorchrunConfig
+from bsweep.config.measure import MeasureConfig
 from bsweep.config.models import (
     AnyModel,
     LibraryConfig,
@@ -145,6 +146,7 @@ __all__ = [
     "LlamaConfig",
     "LocalSGDConfig",
     "LrRule",
+    "MeasureConfig",
     "ModelConfig",
     "NetworkAwareConfig",
     "NoCompressionConfig",

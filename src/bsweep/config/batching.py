@@ -17,6 +17,9 @@ from bsweep.config.point import Point
 class BatchingConfig(Card):
     """`builds` a callable `(config)` of the run that gives a `bsweep.batching.Policy`."""
 
+    measures_noise: ClassVar[bool] = False
+    """Whether it goes by the gradient noise scale, which is then measured without `measure.noise_scale=true`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FixedConfig(BatchingConfig):

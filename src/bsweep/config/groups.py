@@ -143,6 +143,16 @@ class StrategyConfig(Card):
         return ""
 
     @property
+    def why_no_noise(self) -> str:
+        """Why the gradient noise scale cannot be measured, with the remedy; empty where it can."""
+        if self.in_step:
+            return ""
+        return (
+            "its workers do not step together, so that there is no gradient of all of them at one model. Use "
+            "strategy=horovod, allreduce or ddp, or leave the noise scale out."
+        )
+
+    @property
     def uses_horovod(self) -> bool:
         """Whether it exchanges over Horovod, whose processes are started by horovodrun."""
         return False

@@ -38,6 +38,15 @@ class ParameterServerConfig(StrategyConfig):
         )
 
     @property
+    def why_no_noise(self) -> str:
+        if not self.in_step:
+            return super().why_no_noise
+        return (
+            "its servers alone have the sum of all gradients, each a part of it. Use strategy=horovod, allreduce or "
+            "ddp, or leave the noise scale out."
+        )
+
+    @property
     def refuses_fp16(self) -> str:
         return (
             "servers step where they hold a part of the gradient alone, and one that overflowed would be left out by "

@@ -27,6 +27,7 @@ from bsweep.config.compression import AnyCompression
 from bsweep.config.data import AnyData
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.launch import AnyLaunch, hosts_of_ranks
+from bsweep.config.measure import NO_MEASURES, MeasureConfig, measure_problems
 from bsweep.config.models import AnyModel
 from bsweep.config.optimizers import AnyOptimizer
 from bsweep.config.strategies import AnyStrategy
@@ -84,6 +85,7 @@ class RunConfig(Schema):
     target_loss: Finite | None = None
     stop_at_target: bool = True
     trackers: Trackers = ()  # nor this
+    measure: MeasureConfig = NO_MEASURES
 
     @property
     def local_batches(self) -> tuple[int, ...]:
@@ -124,6 +126,11 @@ class RunConfig(Schema):
             return None
         return target_of(self.target_accuracy, self.target_loss)
 
+    @property
+    def measures_noise(self) -> bool:
+        """Whether the gradient noise scale is measured: asked for, or what a batching policy goes by."""
+        return self.measure.noise_scale or self.batching.measures_noise
+
     def rate_batch(self, rank: int) -> float:
         """Examples behind an optimizer step of a worker, by which its learning rate goes."""
         return self.strategy.rate_batch(self, rank)
@@ -144,6 +151,7 @@ class RunConfig(Schema):
         if self.channels_last == "auto":
             numbers["channels_last"] = True  # as it was before it could be left to a measurement
         numbers |= {"examples_per_step": self.examples_per_step, **self.strategy.hashed(self)}
+        numbers |= {f"measure.{key}": value for key, value in asdict(self.measure).items()}
         texts = [pair for group in GROUPS for pair in _texts_of_card(group, getattr(self, group))]
         texts += [(key, _text_of_top(key, value)) for key, value in numbers.items() if not is_left_out(key, value)]
         digest = hashlib.sha256(f"{{{', '.join([text for _, text in sorted(texts)])}}}".encode()).hexdigest()[:8]
@@ -170,12 +178,14 @@ _ADDED_LATER: Mapping[str, object] = {
     "target_accuracy": None,
     "target_loss": None,
     "stop_at_target": True,
+    "measure.noise_scale": False,
+    "measure.noise_scale_per_layer": False,
 }
 # Where a run writes. The batch sizes are hashed as the global batch they lead to.
 _CHANGES_NO_NUMBER = {
     "study", "results_dir", "local_batch", "global_batch", "log_every_steps", "checkpoint_every", "trackers"
 }  # fmt: skip
-_TOP_KEYS = tuple(one.name for one in fields(RunConfig) if one.name not in GROUPS)
+_TOP_KEYS = tuple(one.name for one in fields(RunConfig) if one.name not in (*GROUPS, "measure"))
 
 
 @functools.cache  # a grid has few cards, and as many points as they can be combined
@@ -310,6 +320,7 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     if c.graph is True:
         yield from _graph_contradictions(c)
     yield from target_problems(c)
+    yield from measure_problems(c)
     yield from c.model.problems(c)
     yield from c.launch.problems(c)
     yield from c.strategy.problems(c)

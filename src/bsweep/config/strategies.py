@@ -70,6 +70,11 @@ class HorovodConfig(StrategyConfig):
     def needs_mpi(self) -> bool:
         return self.op == "adasum"
 
+    @property
+    def why_no_noise(self) -> str:
+        no_sum = "strategy.op=adasum is no sum of gradients. Use strategy.op=average, or leave the noise scale out."
+        return no_sum if self.op == "adasum" else ""
+
     def variables(self) -> dict[str, str]:
         """Those of the knobs that are not at their default; Horovod 0.28.1 cannot restart where any is set."""
         values = ((getattr(self, key), getattr(PLAIN_HOROVOD, key), *knob) for key, knob in self.knobs.items())
@@ -132,6 +137,15 @@ class DDPConfig(StrategyConfig):
     @property
     def exchanges_in_passes(self) -> bool:
         return True
+
+    @property
+    def why_no_noise(self) -> str:
+        if self.hook == "none":
+            return ""
+        return (
+            f"what strategy.hook={self.hook} lets through is not the gradient. Use strategy.hook=none, or leave the "
+            "noise scale out."
+        )
 
     @property
     def needs_gpus(self) -> str:

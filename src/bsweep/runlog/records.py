@@ -284,7 +284,12 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseScale:
-    """Parts of the gradient noise scale, `variance` over `gradient_square`, each a mean over `num_examples`."""
+    """Parts of the gradient noise scale, `variance` over `gradient_square`: means over the steps since the last record.
+
+    They are of one example's gradient and of the true one's squared norm, see `bsweep.noise`; either may come out as
+    zero or less. `num_examples` were trained since the run began. Of `num_gradients`, each the mean over
+    `gradient_batch` examples, they are estimated. `layers` has both, the square first, of each tensor by its name.
+    """
 
     epoch: Natural
     num_steps: Natural
@@ -294,6 +299,7 @@ class NoiseScale:
     variance: Finite | None = None
     num_gradients: Natural | None = None
     gradient_batch: Finite | None = None
+    layers: Mapping[str, tuple[Finite, Finite]] | None = None
 
     type: str = "noise_scale"
 
@@ -329,7 +335,7 @@ class End:
     type: str = "end"
 
 
-Record = Start | Step | Round | Epoch | Evaluation | Event | End
+Record = Start | Step | Round | Epoch | Evaluation | NoiseScale | Event | End
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -202,6 +202,9 @@ class Strategy(ABC):
 
 class InBackward(Strategy):
     """Exchanges within the backward pass, so that it hides there."""
+
+    see_part: Callable[[Tensor], None] | None = None
+    """Who is to see each part of this worker's gradient, flat, before it is summed; set before `wrap`."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The module to train through, after `prepare`."""

@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -108,7 +109,7 @@ class DDP(TorchStrategy, InBackward):
                 return self.workers, default_hooks.bf16_compress_hook
             case "powersgd":
                 return self, lambda strategy, bucket: powerSGD_hook.powerSGD_hook(strategy._powersgd, bucket)
-        return None, None
+        return (self, _mean_of_seen) if self.see_part else (None, None)
 
     def _new_powersgd(self) -> powerSGD_hook.PowerSGDState:
         """One plain step first, in which DDP settles its buckets; PowerSGD keeps memory for each of them."""
@@ -120,6 +121,17 @@ class DDP(TorchStrategy, InBackward):
         size = self._vector.gradients.numel() * element_bytes
         self._wire.count(2 * (self.num_workers - 1) * size // self.num_workers, 0)
         self._count()
+
+
+def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:
+    """What DDP does without a hook, bit for bit: it multiplies by the reciprocal, where torch's own hook divides."""
+    assert strategy.see_part
+    strategy.see_part(bucket.buffer())
+    scaled = bucket.buffer().mul_(1 / strategy.num_workers)
+    work = dist.all_reduce(scaled, group=strategy.workers, async_op=True)
+    assert work is not None
+    summed: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return summed
 
 
 @contextmanager

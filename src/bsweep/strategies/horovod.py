@@ -110,6 +110,8 @@ class Horovod(Summing, InBackward):
     def _send(self, bucket: _Bucket) -> None:
         if bucket.handle is None:
             part = self._vector.gradients[bucket.start : bucket.stop]
+            if self.see_part:
+                self.see_part(part)
             bucket.handle, bucket.wire = self._start(part, f"gradient.{bucket.index}")
 
     def _receive(self, bucket: _Bucket) -> None:
