@@ -25,6 +25,7 @@ POINT = (*TINY, "data.num_train=91", *NETWORK, "precision=fp32", "epochs=2", "op
 CODECS = sorted(path.stem for path in (conf_dir() / "compression").glob("*.yaml") if path.stem not in ("none", "own"))
 ROUNDS = ("strategy.sync_every=2", "allocation.local_batches=[5,9]", "allocation.local_steps=[4,2]")  # three an epoch
 EVALUATIONS = ("evaluate_every_examples=37", "target_loss=2.5", "stop_at_target=false", "epochs=3")
+STAGES = ("optimizer.schedule=multistep", "optimizer.milestones=[0.3,1.3]", "optimizer.gamma=0.5")
 IN_STEP, IN_ROUNDS = ((2, 4), (6, 8), (8, 11)), ((1, 3), (3, 5))  # in an epoch, at the end of one, in the next
 
 
@@ -47,6 +48,7 @@ def case(num_workers: int, *overrides: str, breaks: tuple[tuple[int, int], ...] 
         case(
             2, "strategy=allreduce", "optimizer=lamb", breaks=((3, 4), (6, 8)), policy="Doubling"
         ),  # nine steps in all
+        case(2, "strategy=horovod", "batching=raise_instead_of_decay", *STAGES, breaks=((2, 4), (5, 6))),
         case(2, "strategy=allreduce", "precision=fp16", "compression=topk", overflow=(1, 3)),
         case(2, "strategy=parameter_server", "optimizer=adamw"),
         case(3, "strategy=parameter_server", "strategy.num_servers=2", "strategy.colocated=true", breaks=IN_STEP),

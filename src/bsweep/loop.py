@@ -119,9 +119,9 @@ def _train_steps(job: Job, cursor: Cursor, shares: Shares, batch: Tensor, coming
         if job.noise:
             job.noise.begin_step(shares, len(batch), cursor.num_steps, job.graph is not None)
         with clock.step():
-            trained = (number - 0.5) / len(parts) * len(batch)
-            rate = job.learning_rate(_epochs_done(job, cursor, trained), strategy.rate_batch(shares))
-            optim.set_learning_rate(job.optimizer, rate * job.policy.rate_factor)
+            middle = _epochs_done(job, cursor, (number - 0.5) / len(parts) * len(batch))
+            rate = job.learning_rate(middle, strategy.rate_batch(shares))
+            optim.set_learning_rate(job.optimizer, rate * job.policy.rate_factor(middle))
             sums_of_step = steps.train_step(job, batch, part, cursor.epoch, own.num_passes)
             sums += sums_of_step
             cursor.recent += sums_of_step
@@ -144,7 +144,8 @@ def _look_at_round(job: Job, cursor: Cursor, sums: Tensor) -> None:
     records = _record_rounds(job)
     rounds = tuple(record for record in records if isinstance(record, runlog.Round))
     noise = _record_noise(job, cursor, job.noise) if job.noise else None
-    seen = Seen(_epochs_done(job, cursor), rounds, sums, job.strategy.gather, noise)
+    num_train = len(job.dataset.train_labels)
+    seen = Seen(_epochs_done(job, cursor), rounds, sums, job.strategy.gather, noise, num_train)
     job.record(*job.policy.observe(seen))
 
 

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from bsweep import calibration
-from bsweep.config import RunConfig
+from bsweep.config import FIXED, RunConfig
 from bsweep.estimate import duration
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog import RunPaths
@@ -137,6 +137,7 @@ class Progress:
         batches = f"es {_listed(given.local_batches)}" if given.local_batches else f" {c.examples_per_pass}"
         steps = f", local steps {_listed(given.local_steps)}" if given.local_steps else ""
         allocated = f", {given.name}" if given.name != "uniform" else ""
+        allocated += f", batching {c.batching.name}" if c.batching != FIXED else ""
         workers = f"{c.num_workers} worker{'s' * (c.num_workers > 1)}"
         ends = ((self._max_rounds, "rounds"), (self._max_seconds, "s"))
         most = " or ".join(f"{end:g} {unit}" for end, unit in ends if end) or f"{c.epochs} epochs"

@@ -72,6 +72,8 @@ def check(config: RunConfig) -> list[str]:
                 f"a round of {per_round} examples is longer than an epoch of {info.num_train}, at whose end workers "
                 f"synchronise in any case: local steps {list(config.local_steps)} are never reached"
             )
+    if problems := list(config.batching.problems_with_data(config, info.num_train)):
+        raise ConfigError(*problems)
     refuse_vain_evaluations(config, info.num_train)
     return [*warnings, *allocation.doubts(config)]
 

@@ -87,6 +87,7 @@ RUNS = (
     Column("graph", "any", "CUDA graph", role="setting", source="start", is_always=False),
     Column("compression", "any", role="setting", source="compression.name"),
     Column("allocation", "any", role="setting", source="allocation.name"),
+    Column("batching", "any", "batching", role="setting", source="batching.name", is_always=False),
     Column("placement", "any", role="placement", said="{}"),
     Column("network_interface", "any", role="placement"),
     Column("memory_limit", "any", role="placement"),

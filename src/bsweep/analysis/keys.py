@@ -19,10 +19,10 @@ _FOUND_OUT = [
     if column.source in ("start", "meta") and column.role in ("context", "setting")
 ]
 # Columns, or the beginnings of their names, in a variant's order.
-_EXCHANGE = ("strategy", "compression", "allocation", "slowdown")
+_EXCHANGE = ("strategy", "compression", "allocation", "batching", "slowdown")
 ALLOCATION_LISTS = ("allocation.local_batches", "allocation.local_steps")
 # Go without saying where a strategy was run with no other.
-_UNSAID = ("average", "native", "network", "synchronous", "examples", "fail", "uniform")
+_UNSAID = ("average", "native", "network", "synchronous", "examples", "fail", "uniform", "by_rule")
 
 
 @once
@@ -50,8 +50,9 @@ def entangled(runs: pd.DataFrame) -> list[str]:
 def keyed(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs with settings to group by, no nulls in any that is set somewhere, and their `variant`.
 
-    That is the strategy with those of its settings, of its codec's and of the allocation's, that differ within the
-    study, such as `parameter_server layer` or `horovod topk 0.01`; without the strategy where all runs share it.
+    That is the strategy with those of its settings, of its codec's, the allocation's and the batching's, that differ
+    within the study, such as `parameter_server layer` or `horovod topk 0.01`; without the strategy where all runs share
+    it.
     """
     asked, filled = chosen(runs), _filled(runs)
     kept, mixed = _told_apart(filled)
@@ -73,8 +74,13 @@ def keyed(runs: pd.DataFrame) -> pd.DataFrame:
 def chosen(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs as they were asked for: an allocation's lists only where the user gave them.
 
-    What a policy fills in may differ from probe to probe, and its name says all that was chosen.
+    What a policy fills in may differ from probe to probe, and its name says all that was chosen. Runs that name no
+    batching have a fixed batch.
     """
+    if "batching" in runs:
+        runs = runs.assign(
+            batching=runs["batching"].where(runs["batching"].notna() & (runs["batching"] != ""), "fixed")
+        )
     if "allocation" not in runs or runs["allocation"].isna().all():
         return runs
     allocation = runs["allocation"].where(runs["allocation"].notna() & (runs["allocation"] != ""), "uniform")

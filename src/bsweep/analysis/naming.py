@@ -70,6 +70,14 @@ _OF_VARIANTS = {
     "steps_by_speed": ", steps by speed",
     "hybrid": ", hybrid",
     "network_aware": ", network-aware",
+    "fixed": ", fixed batch",
+    "schedule": ", batch by schedule",
+    "factor": ", factor",
+    "every_epochs": ", epochs between changes",
+    "seesaw": ", Seesaw's rate",
+    "raise_instead_of_decay": ", batch raised instead of decay",
+    "min_global_batch": ", global batch at least",
+    "max_global_batch": ", global batch at most",
 }
 _KNOWN = re.compile(rf"(?<!\S)(?:{'|'.join(sorted(_OF_VARIANTS, key=len, reverse=True))})(?!\S)")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ class Seen:
     noise: GradientNoise | None = None
     """The running estimate, the same on all workers; None where nothing is measured, or before the first record."""
 
+    num_train: int = sys.maxsize
+    """Examples of an epoch."""
+
 
 class Policy(ABC):
     """Decides how much each worker takes of the coming round.
@@ -43,15 +47,19 @@ class Policy(ABC):
     what is the same on all workers, or gathered. The batch may change at any round, up and down.
     """
 
-    rate_factor = 1.0
-    """What to multiply the learning rate by, beside what `optimizer.lr_rule` makes of the batch."""
-
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
     @abstractmethod
     def shares(self, epochs_done: float) -> tuple[Share, ...]:
         """What each worker takes of the coming round, by rank; nothing of it is given to workers that were lost."""
+
+    def rate_factor(self, epochs_done: float) -> float:
+        """What to multiply the learning rate of a step by, beside what `optimizer.lr_rule` makes of its batch.
+
+        `epochs_done` is what the rate's schedule goes by there: the middle of the step.
+        """
+        return 1.0
 
     def observe(self, seen: Seen) -> Sequence[Event]:
         """A round is over: what to put on record of what follows from it. All workers call it together."""

@@ -11,7 +11,16 @@ from bsweep.config.allocation import (
     StepsByFlopsConfig,
     UniformConfig,
 )
-from bsweep.config.batching import AnyBatching, BatchingConfig, FixedConfig, OwnBatchingConfig
+from bsweep.config.batching import (
+    FIXED,
+    AnyBatching,
+    BatchingConfig,
+    ChangingConfig,
+    FixedConfig,
+    OwnBatchingConfig,
+    RaiseInsteadOfDecayConfig,
+    ScheduleConfig,
+)
 from bsweep.config.card import Card, resolve
 from bsweep.config.compression import (
     AnyCompression,
@@ -103,6 +112,7 @@ from bsweep.config.target import Target, refuse_vain_evaluations, target_of
 from bsweep.config.values import ConfigError, TrackerName, did_you_mean, flatten, plain_file, shortened, show
 
 __all__ = [
+    "FIXED",
     "GROUPS",
     "PLAIN_HOROVOD",
     "AdamWConfig",
@@ -123,6 +133,7 @@ __all__ = [
     "BatchingConfig",
     "BySpeedConfig",
     "Card",
+    "ChangingConfig",
     "Cifar10Config",
     "CodecConfig",
     "ConfigError",
@@ -162,9 +173,11 @@ __all__ = [
     "PowerSGDConfig",
     "ProcessesConfig",
     "QSGDConfig",
+    "RaiseInsteadOfDecayConfig",
     "ResNet18Config",
     "RunConfig",
     "SGDConfig",
+    "ScheduleConfig",
     "SignSGDConfig",
     "SingleConfig",
     "SparseConfig",

@@ -11,6 +11,9 @@ from pydantic import Field
 from bsweep.config.card import Card
 from bsweep.config.own import Own
 from bsweep.config.point import Point
+from bsweep.config.values import Count, Positive
+
+_MOST_FACTOR = 16  # by which a batch leaves the configured one where no bound is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +22,10 @@ class BatchingConfig(Card):
 
     measures_noise: ClassVar[bool] = False
     """Whether it goes by the gradient noise scale, which is then measured without `measure.noise_scale=true`."""
+
+    def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
+        """What contradicts so many training examples, each with the remedy."""
+        yield from ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +37,8 @@ class FixedConfig(BatchingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnBatchingConfig(Own, BatchingConfig):
-    name: Literal["own"]
-
-    builds: ClassVar[str] = "bsweep.batching:from_target"
-    takes: ClassVar[tuple[str, ...]] = ("config",)
+class DecidingConfig(BatchingConfig):
+    """What decides by itself how much a round takes."""
 
     def problems(self, point: Point) -> Iterator[str]:
         if point.allocation.adapts:
@@ -44,6 +48,105 @@ class OwnBatchingConfig(Own, BatchingConfig):
             )
 
 
-AnyBatching = Annotated[FixedConfig | OwnBatchingConfig, Field(discriminator="name")]
+@dataclass(frozen=True, kw_only=True)
+class ChangingConfig(DecidingConfig):
+    """One global batch for all workers that begins as configured, and stays within bounds."""
+
+    min_global_batch: Count | None
+    max_global_batch: Count | None
+
+    fits_batch_to_rate: ClassVar[str] = ""
+    """Why the learning rate may not follow the batch by itself, as a clause; empty where it may."""
+
+    def bounds(self, point: Point) -> tuple[int, int]:
+        """The least and the largest batch, as given or within a factor of the configured one."""
+        configured = point.examples_per_step
+        least = min(configured, max(_least_batch(point), -(-configured // _MOST_FACTOR)))
+        return self.min_global_batch or least, self.max_global_batch or configured * _MOST_FACTOR
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        configured, (least, most) = point.examples_per_step, self.bounds(point)
+        if not least <= configured <= most:
+            key, bound = ("min", least) if configured < least else ("max", most)
+            yield (
+                f"batching.{key}_global_batch={bound} excludes the configured global batch of {configured}, with which "
+                f"a run begins: use batching.{key}_global_batch={configured}, or another batch."
+            )
+        if self.min_global_batch is not None and self.min_global_batch < _least_batch(point):
+            yield (
+                f"batching.min_global_batch={self.min_global_batch} is too small for num_workers={point.num_workers}: "
+                f"each needs an example, or two for the statistics of BatchNorm. Use {_least_batch(point)} or more."
+            )
+        if self.fits_batch_to_rate and point.optimizer.rate_follows_batch:
+            yield (
+                f"optimizer.lr_rule={point.optimizer.lr_rule} with batching={self.name}: {self.fits_batch_to_rate}. "
+                "Use optimizer.lr_rule=fixed."
+            )
+
+    def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
+        if self.max_global_batch is not None and self.max_global_batch > num_train:
+            yield (
+                f"batching.max_global_batch={self.max_global_batch} is larger than the training set of {num_train} "
+                f"examples: use {num_train} or less."
+            )
+
+
+def _least_batch(point: Point) -> int:
+    """Of all workers: an example for each, or two where BatchNorm may want statistics."""
+    return point.num_workers * (1 if point.model.has_batchnorm is False else 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig(ChangingConfig):
+    """AdaBatch (Devarakonda et al., arXiv 1712.02029); the rate of Seesaw (arXiv 2510.14717)."""
+
+    name: Literal["schedule"]
+    factor: Positive
+    every_epochs: Positive
+    rate: Literal["by_rule", "seesaw"]
+
+    builds: ClassVar[str] = "bsweep.batching.schedule:Schedule"
+
+    @property
+    def fits_batch_to_rate(self) -> str:  # type: ignore[override]
+        return "batching.rate=seesaw says what the rate does with the batch" if self.rate == "seesaw" else ""
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        if self.factor == 1:
+            yield "batching.factor=1 changes nothing: use batching.factor=2, or batching=fixed."
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaiseInsteadOfDecayConfig(ChangingConfig):
+    """Smith et al. (arXiv 1711.00489)."""
+
+    name: Literal["raise_instead_of_decay"]
+
+    builds: ClassVar[str] = "bsweep.batching.raise_instead_of_decay:RaiseInsteadOfDecay"
+    fits_batch_to_rate: ClassVar[str] = "the batch grows so that the rate need not fall, and would raise it"
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        if point.optimizer.schedule != "multistep":
+            yield (
+                f"batching={self.name} with optimizer.schedule={point.optimizer.schedule}: the batch grows where a "
+                "multistep schedule would lower the rate. Use optimizer.schedule=multistep "
+                "'optimizer.milestones=[30,40]', in epochs."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnBatchingConfig(Own, DecidingConfig):
+    name: Literal["own"]
+
+    builds: ClassVar[str] = "bsweep.batching:from_target"
+    takes: ClassVar[tuple[str, ...]] = ("config",)
+
+
+AnyBatching = Annotated[
+    FixedConfig | ScheduleConfig | RaiseInsteadOfDecayConfig | OwnBatchingConfig, Field(discriminator="name")
+]
 
 FIXED = FixedConfig(name="fixed")

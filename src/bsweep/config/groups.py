@@ -105,6 +105,11 @@ class OptimizerConfig(Card):
         """Whether a step asks for whole layers."""
         return False
 
+    @property
+    def rate_follows_batch(self) -> bool:
+        """Whether its rule gives a larger batch a larger rate."""
+        return self.lr_rule in ("linear", "sqrt")
+
     def problems(self, point: Point) -> Iterator[str]:
         if self.schedule == "multistep" and not self.milestones:
             yield "optimizer.schedule=multistep needs optimizer.milestones, in epochs, such as [30,40]."

@@ -27,6 +27,7 @@ from bsweep.runlog.reading import (
 )
 from bsweep.runlog.records import (
     SCHEMA,
+    BatchChanged,
     Continued,
     End,
     Epoch,
@@ -46,6 +47,7 @@ from bsweep.runlog.summary import ended, write_summary
 __all__ = [
     "REMEDY",
     "SCHEMA",
+    "BatchChanged",
     "Checkpoint",
     "Continued",
     "Damaged",

@@ -237,7 +237,7 @@ def numbered(
     return kept
 
 
-_NO_WARNINGS = ("reallocated", "target_reached")
+_NO_WARNINGS = ("reallocated", "target_reached", "batch_changed")
 
 
 def warnings(records: Iterable[dict[str, Any]]) -> list[str]:

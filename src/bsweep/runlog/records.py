@@ -328,6 +328,17 @@ class Continued(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchChanged(Event):
+    """What a batching policy decided, and by what: from here on a step takes `global_batch` examples of all workers."""
+
+    event: str = "batch_changed"
+    epochs_done: Amount
+    before: Natural  # the global batch until here
+    global_batch: Natural
+    inputs: Mapping[str, Finite | None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class End:
     status: Status
     message: str

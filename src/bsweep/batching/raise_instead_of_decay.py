@@ -1,0 +1,39 @@
+"""Where a multistep schedule would lower the learning rate, the batch grows instead (Smith et al., arXiv 1711.00489).
+
+A rate times gamma and a batch divided by gamma have the same noise, about lr / B. Past a bound of the batch the rate
+falls by what is left, so that after n milestones lr / B is lr0 gamma^n / B0 in any case.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bsweep.batching.base import Seen
+from bsweep.batching.changing import Changing, Decision
+from bsweep.config import RaiseInsteadOfDecayConfig, RunConfig
+
+
+class RaiseInsteadOfDecay(Changing[RaiseInsteadOfDecayConfig]):
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self._milestones = 0  # that the batch of the coming steps accounts for
+
+    def rate_factor(self, epochs_done: float) -> float:
+        # A step that began before a milestone and ends behind it has the rate and the batch of before.
+        still_counted = self._passed(epochs_done) - self._milestones
+        return self.global_batch / self.configured / self.config.optimizer.gamma**still_counted
+
+    def decide(self, seen: Seen) -> Decision:
+        self._milestones = self._passed(seen.epochs_done)
+        wanted = self.configured / self.config.optimizer.gamma**self._milestones
+        return Decision(wanted, {"milestones": self._milestones}, f"{self._milestones} milestones are passed")
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "milestones": self._milestones}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._milestones = state["milestones"]
+
+    def _passed(self, epochs_done: float) -> int:
+        return sum(epochs_done >= milestone for milestone in self.config.optimizer.milestones)
