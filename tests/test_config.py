@@ -109,6 +109,14 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         (("local_batch=8", "num_workers=3", "launch.hosts='a:1,b:1'"), ["num_workers=3", "2 slots"]),
         (("local_batch=8", "launch.hosts='a:1,b:1,a:1'"), ["launch.hosts=a:1,b:1,a:1 names a host twice"]),
         (("local_batch=8", "launch.hosts=a"), ["launch.hosts=a", "h1:4,h2:4"]),
+        (("local_batch=8", "launch.hosts='h[1-2:4'"), ["launch.hosts=h[1-2:4: not of the form"]),
+        (("local_batch=8", "launch.hosts='h[1-a]:4'"), ["launch.hosts=h[1-a]:4: not of the form"]),
+        (("local_batch=8", "launch.hosts='h[4-1]:4'"), ["launch.hosts=h[4-1]:4: [4-1] counts down"]),
+        (("local_batch=8", "launch.hosts='h[1-999999999]:4'"), ["more than 10,000 hosts: name fewer"]),
+        (("local_batch=8", "launch.hosts='h[1-999]x[1-999]:4'"), ["more than 10,000 hosts: name fewer"]),
+        (("local_batch=8", "launch.hosts='h[1-3]:1,h2:1'"), ["names a host twice"]),
+        (("local_batch=8", "launch.hosts=@no/such"), ["launch.hosts=@no/such", "cannot be read (No such file"]),
+        (("local_batch=8", "launch.hosts=@/dev/zero"), ["launch.hosts=@/dev/zero", "it is no plain file"]),
         (
             ("local_batch=8", "strategy=allreduce", "strategy.transport=shared_memory", "strategy.algorithm=ring"),
             ["strategy.transport=shared_memory", "strategy.algorithm=native"],
@@ -273,3 +281,39 @@ def test_the_schema_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.epochs = 5  # type: ignore[misc]
     assert isinstance(config, RunConfig) and isinstance(config.strategy, HorovodConfig)
+
+
+@pytest.mark.parametrize(
+    ("given", "hosts"),
+    [
+        ("h1:4,h2:4", "h1:4,h2:4"),
+        ("a[1-3,7]:2,b:1", "a1:2,a2:2,a3:2,a7:2,b:1"),
+        ("n[008-010,2]-ib:1", "n008-ib:1,n009-ib:1,n010-ib:1,n2-ib:1"),
+        ("r[1-2]n[1-2]:4", "r1n1:4,r1n2:4,r2n1:4,r2n2:4"),
+    ],
+)
+def test_lists_of_hosts_are_spelled_out(given: str, hosts: str) -> None:
+    config = compose("local_batch=8", f"launch.hosts='{given}'")
+    assert config.launch.named_hosts == hosts
+    assert config.run_id == compose("local_batch=8", f"launch.hosts='{hosts}'").run_id
+
+
+@pytest.mark.parametrize(
+    ("lines", "hosts"),
+    [
+        ("# ours\n\na slots=2  # fast\nb:3\n", "a:2,b:3"),
+        ("a slots = 2 max_slots=4\nb[1-2]:1", "a:2,b1:1,b2:1"),
+        ("\n# none\n", "the file names no host"),
+        ("a:1\n-V slots=2\n", "line 2, '-V slots=2', is neither h1 slots=4 nor h1:4"),
+        ("a\n", "line 1, 'a', is neither"),
+    ],
+)
+def test_a_file_of_hosts_is_read_as_horovod_and_mpi_have_it(tmp_path: Path, lines: str, hosts: str) -> None:
+    (tmp_path / "hosts.txt").write_text(lines)
+    given = ("local_batch=8", f"launch.hosts=@{tmp_path}/hosts.txt")
+    if ":" in hosts and "line" not in hosts:
+        assert compose(*given).launch.named_hosts == hosts
+    else:
+        with pytest.raises(ConfigError) as raised:
+            compose(*given)
+        assert hosts in str(raised.value) and len(raised.value.problems) == 1

@@ -169,7 +169,7 @@ def doctor(arguments: Sequence[str]) -> int:
     import argparse
 
     parser = argparse.ArgumentParser(prog="bsweep doctor", description="What machines are, and what to mend on them.")
-    parser.add_argument("--hosts", metavar="HOSTS", help="as launch.hosts: host:slots, such as h1:4,h2:4")
+    parser.add_argument("--hosts", metavar="HOSTS", help="as launch.hosts: h1:4,h2:4, h[1-2]:4 or @FILE")
     parser.add_argument("--json", action="store_true", help="all that was found, for programs")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for bsweep run, of a point to look at")
     options = parser.parse_intermixed_args(arguments)

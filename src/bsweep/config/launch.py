@@ -10,8 +10,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bsweep.config.groups import LaunchConfig
+from bsweep.config.hosts import Hosts
 from bsweep.config.point import Point
-from bsweep.config.values import Count, Hosts, Interface, Natural, PathName, Port, Variable
+from bsweep.config.values import Count, Interface, Natural, PathName, Port, Variable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -353,7 +353,6 @@ def _codec_contradictions(c: RunConfig) -> Iterator[str]:
 
 _NAME_FORM = "letters, digits, '.', '_', '+' or '-'"
 _FORMS = {
-    "launch.hosts": "h1:4,h2:4 (host:slots; names of letters, digits, '.', '_' or '-', the first a letter or digit)",
     "launch.network_interface": "eth0",
 }
 

@@ -34,8 +34,6 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Slowdown = Annotated[float, Field(ge=1, le=1e6)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
-_HOST = r"[A-Za-z0-9][A-Za-z0-9._-]*:[1-9]\d{0,3}"  # no option of ssh, and nothing that a shell would take for more
-Hosts = Annotated[str, Field(pattern=rf"^{_HOST}(,{_HOST})*$", max_length=10_000)]
 Interface = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
 

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, TypeAdapter
 from pydantic_core import to_json
 
-from bsweep.config.values import Count, Hosts, Positive
+from bsweep.config.hosts import SpelledOut
+from bsweep.config.values import Count, Positive
 from bsweep.runlog.values import Amount, Finite, Natural, Rate, Seed, plain
 
 SCHEMA = 1
@@ -65,7 +66,7 @@ class _ToldData(_Variant):
 
 @dataclass(frozen=True, kw_only=True)
 class _ToldLaunch:
-    hosts: Hosts | None = None
+    hosts: SpelledOut | None = None
     memory_limit_mb: tuple[Positive, ...] | None = None
     threads_per_worker: Count | None = None
 

@@ -1,0 +1,127 @@
+"""Hosts as they are named: in lists with SLURM's brackets, or in a file; kept spelled out, as `h1:4,h2:4`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from bsweep.config.values import plain_file, shortened
+
+SLURM = "slurm"
+"""The hosts are those of the SLURM allocation in which a sweep is started."""
+
+_MOST_HOSTS = 10_000
+_MOST_FILE_BYTES = 1 << 20
+
+# No option of ssh, and nothing that a shell would take for more.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_SLOTS = re.compile(r"[1-9]\d{0,3}")
+_HOST = f"{_NAME.pattern}:{_SLOTS.pattern}"
+_FORM = (
+    "not of the form h1:4,h2:4 (host:slots; names of letters, digits, '.', '_' or '-', the first a letter or digit; "
+    "h[1-4,7]:2 for h1:2,h2:2,h3:2,h4:2,h7:2; @FILE for a file of such lines; slurm for the hosts of an allocation)"
+)
+
+
+def spelled_out(given: str) -> str:
+    """Hosts and slots one by one, of a list such as `h[1-4,7]:2` or of `@FILE`; `slurm` as it is.
+
+    Raises:
+        ValueError: it names no hosts so, or the file cannot be read.
+    """
+    if given == SLURM:
+        return given
+    entries = _of_file(Path(given[1:])) if given.startswith("@") else _of_list(given)
+    hosts: list[str] = []
+    for names, slots in entries:
+        hosts += [f"{name}:{slots}" for name in names]
+        if len(hosts) > _MOST_HOSTS:
+            raise ValueError(f"more than {_MOST_HOSTS:,} hosts: name fewer")
+    return ",".join(hosts)
+
+
+Hosts = Annotated[str, AfterValidator(spelled_out)]
+SpelledOut = Annotated[str, Field(pattern=rf"^{_HOST}(,{_HOST})*$")]
+
+
+def names_in(text: str) -> list[str]:
+    """The hosts of a list as SLURM writes it: `a[1-2,07],b` are a1, a2, a07 and b.
+
+    Raises:
+        ValueError: it is no such list, or one of too many hosts.
+    """
+    return [name for entry in _parts(text) for name in _names(entry)]
+
+
+def _of_list(text: str) -> Iterator[tuple[list[str], str]]:
+    for entry in _parts(text):
+        names, _, slots = entry.partition(":")
+        if not _SLOTS.fullmatch(slots):
+            raise ValueError(_FORM)
+        yield _names(names), slots
+
+
+def _of_file(path: Path) -> Iterator[tuple[list[str], str]]:
+    """The hosts of a file with lines `h1:4` or, as Horovod and MPI have them, `h1 slots=4`; `#` begins a comment."""
+    try:
+        if plain_file(path.expanduser()).stat().st_size > _MOST_FILE_BYTES:
+            raise ValueError(f"a file of more than {_MOST_FILE_BYTES:,} bytes names no hosts: give another one")
+        lines = path.expanduser().read_text(errors="replace").splitlines()
+    except (OSError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ValueError(f"the file of hosts cannot be read ({why}): name one that can") from None
+    entries = [(number, line.partition("#")[0].strip()) for number, line in enumerate(lines, 1)]
+    if not any(entry for _, entry in entries):
+        raise ValueError("the file names no host: give it a line such as h1 slots=4 for each")
+    for number, entry in entries:
+        if entry:
+            found = _LINE.fullmatch(entry)
+            try:
+                yield from _of_list(f"{found[1]}:{found[2]}" if found else entry)
+            except ValueError:
+                what = f"line {number}, {shortened(entry)!r}"
+                raise ValueError(f"{what}, is neither h1 slots=4 nor h1:4 (a host and its slots)") from None
+
+
+_LINE = re.compile(r"([^\s:]+)\s+slots\s*=\s*(\d+)(?:\s+max[-_]slots\s*=\s*\d+)?")
+
+
+def _parts(text: str) -> list[str]:
+    """A list parted at its commas, but for those within brackets."""
+    return re.split(r",(?![^\[\]]*\])", text)
+
+
+def _names(entry: str) -> list[str]:
+    """The hosts of an entry of a list, such as `a[1-4,7]-ib`."""
+    pieces = re.split(r"\[([^\[\]]*)\]", entry)  # fixed and numbered in turn
+    numbered = [_numbers(piece) if place % 2 else [piece] for place, piece in enumerate(pieces)]
+    total = 1
+    for choices in numbered:
+        total *= len(choices)
+    if total > _MOST_HOSTS:
+        raise ValueError(f"more than {_MOST_HOSTS:,} hosts: name fewer")
+    names = ["".join(chosen) for chosen in product(*numbered)]
+    if not all(_NAME.fullmatch(name) for name in names):
+        raise ValueError(_FORM)
+    return names
+
+
+def _numbers(ranges: str) -> list[str]:
+    """`1-3,07` as 1, 2, 3 and 07: what begins with zeros keeps its width."""
+    numbers: list[str] = []
+    for part in ranges.split(","):
+        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
+        if not found:
+            raise ValueError(_FORM)
+        first, last = int(found[1]), int(found[2] or found[1])
+        if first > last:
+            raise ValueError(f"[{part}] counts down: give the smaller number first")
+        if last - first >= _MOST_HOSTS:
+            raise ValueError(f"more than {_MOST_HOSTS:,} hosts: name fewer")
+        numbers += [f"{number:0{len(found[1])}d}" for number in range(first, last + 1)]
+    return numbers
