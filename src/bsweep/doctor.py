@@ -39,7 +39,7 @@ def examine(config: RunConfig) -> dict[str, Any]:
     """What `bsweep doctor` found: `machines` by name, `links`, and what `to_mend`."""
     launch = config.launch
     assert isinstance(launch, ProcessesConfig), launch
-    slots = slots_by_host(launch.hosts)
+    slots = slots_by_host(launch.named_hosts)
     answers = preflight.ask_all(config, list(slots), is_thorough=True)
     reached = [answer for answer in answers[1:] if answer.facts]
     links = [_link(launch, sender, receiver) for sender, receiver in _pairs(reached)]

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from bsweep import allocation, anatomy, claims, commands, launch, overrides, study
 from bsweep.cli import BAD_CONFIG, report
 from bsweep.commands import Command
-from bsweep.config import ConfigError, ProcessesConfig, RunConfig, conf_dir, own, parse
+from bsweep.config import ConfigError, ProcessesConfig, RunConfig, conf_dir, own, parse, slurm
 from bsweep.config.whole import is_full
 from bsweep.grid import to_config, values_of
 from bsweep.launch import preflight, team
@@ -93,6 +93,9 @@ def composed(arguments: Sequence[str]) -> tuple[list[RunConfig], int]:
 def led(lead: Callable[[], int]) -> int:
     """What `lead` gives, which one process runs; inside horovodrun the others follow it."""
     if not inside_horovodrun():
+        if problem := slurm.started_often(os.environ):
+            print(f"bsweep: {problem}", file=sys.stderr)
+            return BAD_CONFIG
         return lead()
     from bsweep.launch import warm  # imports Horovod and torch
 
@@ -171,6 +174,8 @@ def _run_hydra(
 
 def job(composed: DictConfig) -> str:
     """Hydra's task function: run one point of a sweep that was checked; its status."""
+    if slurm.number_of_task(os.environ):  # submitit starts a job once on each of its nodes
+        return "led by the first task"
     config, progress = to_config(composed), PROGRESS or Progress(1)
     unready = unready_hosts([config])
     if unready:  # a point before failed on them
@@ -324,7 +329,8 @@ def one_point(arguments: Sequence[str]) -> RunConfig | int:
         config = own.resolve(parse(values_of(composed)))
         if not isinstance(config.launch, ProcessesConfig):
             raise ConfigError(f"launch={config.launch.name} starts no processes: leave it out.")
-    except _BAD as error:
+        launch.check_hosts(config)
+    except (*_BAD, ValueError) as error:
         print(f"bsweep: {overrides.explain(error)}", file=sys.stderr)
         return BAD_CONFIG
     return config

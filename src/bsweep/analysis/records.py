@@ -17,6 +17,7 @@ from bsweep import runlog
 from bsweep.analysis import columns
 from bsweep.analysis.derived import placement
 from bsweep.analysis.numbers import setting_text
+from bsweep.config.hosts import SLURM
 from bsweep.runlog import REMEDY, Damaged, Run, RunPaths, numbered
 
 Rows = Sequence[Mapping[str, Any]]
@@ -76,7 +77,7 @@ def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:
     warnings = [*run.warnings, *runlog.warnings(run.records)]
     return {
         **settings,
-        **_place(config),
+        **_place(config, run.meta),
         **found_out,
         **_branch(run.records),
         **{key: summary.get(key) for key in _PROMISED},
@@ -121,12 +122,13 @@ def _branch(records: Rows) -> dict[str, Any]:
     return {"branch_of": begun["branch_of"], **told}
 
 
-def _place(config: Mapping[str, Any]) -> dict[str, Any]:
+def _place(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
     """`PLACEMENT_COLUMNS` as far as they were asked for."""
     launch, strategy, num_workers = config.get("launch", {}), config.get("strategy", {}), config.get("num_workers", 1)
     has_servers = strategy.get("name") == "parameter_server" and not strategy.get("colocated")
     num_servers = (strategy.get("num_servers") or max(1, num_workers // 2)) if has_servers else 0
-    nodes = placement(launch.get("hosts"), num_workers, num_servers)
+    hosts = launch.get("hosts")
+    nodes = placement(meta.get("hosts") if hosts in (None, SLURM) else hosts, num_workers, num_servers)
     limits = [setting_text(limit) for limit in launch.get("memory_limit_mb") or ()]
     return {
         "placement": nodes,

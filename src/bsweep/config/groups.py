@@ -374,8 +374,13 @@ class LaunchConfig(Card):
         return 0
 
     @property
+    def uses_allocation(self) -> bool:
+        """Whether its hosts are those of the SLURM allocation in which it is used."""
+        return False
+
+    @property
     def named_hosts(self) -> str | None:
-        """Hosts and slots, `h1:4,h2:4`, where it was given any."""
+        """Hosts and slots, `h1:4,h2:4`, where it was given any, or has an allocation's; none outside one."""
         return None
 
     def problems(self, point: Point) -> Iterator[str]:

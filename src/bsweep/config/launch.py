@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, cycle, groupby, islice
@@ -9,8 +10,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from bsweep.config import slurm
 from bsweep.config.groups import LaunchConfig
-from bsweep.config.hosts import Hosts
+from bsweep.config.hosts import SLURM, Hosts
 from bsweep.config.point import Point
 from bsweep.config.values import Count, Interface, Natural, PathName, Port, Variable
 
@@ -60,11 +62,15 @@ class ProcessesConfig(LaunchConfig):
         return self.retries
 
     @property
+    def uses_allocation(self) -> bool:
+        return self.hosts == SLURM
+
+    @property
     def named_hosts(self) -> str | None:
-        return self.hosts
+        return slurm.hosts(os.environ) if self.uses_allocation else self.hosts
 
     def problems(self, point: Point) -> Iterator[str]:
-        if self.hosts:
+        if self.hosts and not self.uses_allocation:  # of an allocation is known only where the point is to run
             slots, named = slots_of(self.hosts), [host for host, _ in _entries(self.hosts)]
             if len(slots) < point.num_workers:
                 yield (

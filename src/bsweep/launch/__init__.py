@@ -11,6 +11,7 @@ import psutil
 
 from bsweep import memory
 from bsweep.config import ProcessesConfig, RunConfig, resolve, show
+from bsweep.config.launch import slots_of
 from bsweep.gpus import num_gpus
 from bsweep.launch import environment, preflight, processes
 from bsweep.launch.outcome import Outcome
@@ -18,7 +19,7 @@ from bsweep.launch.team import Entry
 from bsweep.place import Place, inside_horovodrun
 from bsweep.runlog import RunPaths
 
-__all__ = ["Outcome", "check", "launch"]
+__all__ = ["Outcome", "check", "check_hosts", "launch"]
 
 
 def check(config: RunConfig) -> list[str]:
@@ -27,6 +28,7 @@ def check(config: RunConfig) -> list[str]:
     Raises:
         ValueError: the point cannot run here.
     """
+    check_hosts(config)
     strategy = config.strategy
     if inside_horovodrun() and strategy.launchers and not strategy.uses_horovod:
         what = " with another strategy.algorithm than horovod" if "horovodrun" in strategy.launchers else ""
@@ -65,6 +67,23 @@ def check(config: RunConfig) -> list[str]:
     return [*processes.check(config), *config.compression.warnings(config), *strategy.warnings(config)]
 
 
+def check_hosts(config: RunConfig) -> None:
+    """ValueError if a point is to have the hosts of an allocation, and there is none, or it is too small."""
+    launch = config.launch
+    if not launch.uses_allocation:
+        return
+    if launch.named_hosts is None:
+        raise ValueError(
+            f"launch={launch.name} on the hosts of an allocation, but this is none (there is no SLURM_JOB_NODELIST): "
+            "start it by sbatch or within salloc, or use launch=torchrun or horovodrun and name launch.hosts."
+        )
+    if (slots := len(slots_of(launch.named_hosts))) < config.num_workers:
+        raise ValueError(
+            f"num_workers={config.num_workers}, but the allocation offers {slots} slots ({launch.named_hosts}): ask "
+            "SLURM for more nodes, tasks or GPUs, or use fewer workers."
+        )
+
+
 def _check_variables(launch: ProcessesConfig) -> None:
     missing = environment.missing(launch)
     if missing:
@@ -73,7 +92,7 @@ def _check_variables(launch: ProcessesConfig) -> None:
             f"{'them' if len(missing) > 1 else 'it'}, or leave {'them' if len(missing) > 1 else 'it'} out."
         )
     interface = launch.network_interface
-    if interface and not launch.hosts and interface not in (there := psutil.net_if_addrs()):
+    if interface and not launch.named_hosts and interface not in (there := psutil.net_if_addrs()):
         raise ValueError(
             f"launch.network_interface={interface}: this machine has no such interface. It has {', '.join(there)}."
         )

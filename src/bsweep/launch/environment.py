@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bsweep.config import ProcessesConfig
+from bsweep.config import ProcessesConfig, slurm
 from bsweep.runlog import RunPaths
 
 _OPEN = re.compile(
@@ -48,6 +48,8 @@ def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str
         for name, value in parent.items()
         if name in launch.environment or (_KNOWN.fullmatch(name) and name not in shown)
     }
+    if launch.named_hosts:
+        hidden[slurm.HOSTS] = launch.named_hosts
     if launch.network_interface:
         hidden["GLOO_SOCKET_IFNAME"] = hidden["NCCL_SOCKET_IFNAME"] = launch.network_interface
     return hidden

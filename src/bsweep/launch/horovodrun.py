@@ -34,7 +34,7 @@ def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths, words:
     Its `--output-filename` is not used: it fails for a lone worker, of which 0.28.1 takes log10(0).
     """
     # Horovod 0.28.1 starts a process on every slot of -H, whatever -np says.
-    nodes = nodes_of(launch.hosts, config.num_workers) if launch.hosts else []
+    nodes = nodes_of(launch.named_hosts, config.num_workers) if launch.named_hosts else []
     key = shlex.quote(str(ssh.identity(launch.ssh_identity_file))) if launch.ssh_identity_file else None
     options = {
         "-H": ",".join(f"{host}:{slots}" for host, slots in nodes) or None,

@@ -221,7 +221,7 @@ def _of_files(config: RunConfig, there: Mapping[str, Any], here: Mapping[str, An
 def silent_hosts(config: RunConfig) -> dict[str, str]:
     """The hosts of a point that do not answer now, and why, by ssh's word."""
     launch = config.launch
-    if not isinstance(launch, ProcessesConfig) or not launch.hosts:
+    if not isinstance(launch, ProcessesConfig) or not launch.named_hosts:
         return {}
     others = [host for host in _workers(config) if not ssh.is_here(host)]
 

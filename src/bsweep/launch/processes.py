@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from bsweep import lifeline
 from bsweep.config import ProcessesConfig, RunConfig
-from bsweep.config.launch import nodes_of, slots_of
+from bsweep.config.launch import nodes_of, slots_by_host, slots_of
 from bsweep.gpus import num_gpus
 from bsweep.launch import environment, failure, preflight, ssh, team
 from bsweep.launch.outcome import Outcome, first_error, recorded
@@ -36,7 +36,7 @@ def check(config: RunConfig) -> list[str]:
             "workers, or set device=cpu."
         )
     if hosts:
-        return _servers_beside_workers(config, hosts)
+        return [*_servers_beside_workers(config, hosts), *_idle_nodes(config, hosts)]
     if here < workers:
         return []  # the other hosts' cores are not seen from here
     processes = workers + config.num_server_processes
@@ -64,6 +64,16 @@ def _servers_beside_workers(config: RunConfig, hosts: str) -> list[str]:
     return [
         f"{beside} of {config.num_server_processes} servers run beside workers: launch.hosts={hosts} has no more slots"
     ]
+
+
+def _idle_nodes(config: RunConfig, hosts: str) -> list[str]:
+    """A warning where an allocation has nodes that nothing runs on, but that are paid for."""
+    used = dict(nodes_of(hosts, config.num_workers, config.num_server_processes))
+    idle = [host for host in slots_by_host(hosts) if host not in used]
+    if not idle or not config.launch.uses_allocation:
+        return []
+    some = ", ".join(idle[:3]) + ", ..." * (len(idle) > 3)
+    return [f"{len(idle)} of the allocation's {len(idle) + len(used)} nodes are not used ({some}): ask for fewer"]
 
 
 def too_many_threads(config: RunConfig) -> list[str]:

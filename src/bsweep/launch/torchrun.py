@@ -31,10 +31,10 @@ def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths, words: 
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     # Workers' output goes to the run's folder; torchrun would leave an empty one of its own behind each time.
     worker = ["--log-dir=/dev/null", "--no-python", *processes.worker_command(config, paths, "RANK", words)]
-    if not launch.hosts:
+    if not launch.named_hosts:
         num_processes = config.num_workers + config.num_server_processes
         return [[torchrun, "--standalone", f"--nproc-per-node={num_processes}", *worker]]
-    nodes = nodes_of(launch.hosts, config.num_workers, config.num_server_processes)
+    nodes = nodes_of(launch.named_hosts, config.num_workers, config.num_server_processes)
     port = random.SystemRandom().randrange(20_000, 30_000)  # below the range that systems give to clients
     return [
         _on_host(
