@@ -26,6 +26,7 @@ CODECS = sorted(path.stem for path in (conf_dir() / "compression").glob("*.yaml"
 ROUNDS = ("strategy.sync_every=2", "allocation.local_batches=[5,9]", "allocation.local_steps=[4,2]")  # three an epoch
 EVALUATIONS = ("evaluate_every_examples=37", "target_loss=2.5", "stop_at_target=false", "epochs=3")
 STAGES = ("optimizer.schedule=multistep", "optimizer.milestones=[0.3,1.3]", "optimizer.gamma=0.5")
+OF_THREE = ((2, 4), (5, 7))  # workers, whose epochs have four steps instead of six
 IN_STEP, IN_ROUNDS = ((2, 4), (6, 8), (8, 11)), ((1, 3), (3, 5))  # in an epoch, at the end of one, in the next
 
 
@@ -44,14 +45,14 @@ def case(num_workers: int, *overrides: str, breaks: tuple[tuple[int, int], ...] 
         case(2, "strategy=diloco", *ROUNDS, *EVALUATIONS, breaks=IN_ROUNDS),
         case(2, "strategy=ddp", breaks=IN_STEP[1:]),
         case(2, "strategy=ddp", "strategy.hook=powersgd"),
-        case(3, "strategy=allreduce", "strategy.algorithm=ring", "optimizer=adamw"),
+        case(3, "strategy=allreduce", "strategy.algorithm=ring", "optimizer=adamw", breaks=OF_THREE[1:]),
         case(
             2, "strategy=allreduce", "optimizer=lamb", breaks=((3, 4), (6, 8)), policy="Doubling"
         ),  # nine steps in all
         case(2, "strategy=horovod", "batching=raise_instead_of_decay", *STAGES, breaks=((2, 4), (5, 6))),
         case(2, "strategy=allreduce", "precision=fp16", "compression=topk", overflow=(1, 3)),
         case(2, "strategy=parameter_server", "optimizer=adamw"),
-        case(3, "strategy=parameter_server", "strategy.num_servers=2", "strategy.colocated=true", breaks=IN_STEP),
+        case(3, "strategy=parameter_server", "strategy.num_servers=2", "strategy.colocated=true", breaks=OF_THREE),
         case(1, "strategy=parameter_server", "strategy.consistency=asynchronous"),
         case(2, "strategy=local_sgd", "strategy.sync_every=4", breaks=IN_STEP),
         case(2, "strategy=diloco", *ROUNDS, "strategy.algorithm=horovod", "launch=horovodrun", breaks=IN_ROUNDS),

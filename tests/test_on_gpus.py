@@ -139,12 +139,12 @@ if os.environ.get("RANK") == "0":
     from torch.profiler import ProfilerActivity, profile
     plain = loop.train
 
-    def profiled(job):
+    def profiled(job, *a):
         kind = job.device.type.upper()
         of_all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         activities = {{ProfilerActivity.CPU, getattr(ProfilerActivity, kind)}}
         with profile(activities=activities, experimental_config=of_all_threads) as found:
-            plain(job)
+            plain(job, *a)
         events = [(e.name, e.time_range.start, e.time_range.end) for e in found.events() if e.device_type.name == kind]
         with open({events!r}, "w") as file:
             json.dump(events, file)

@@ -49,14 +49,14 @@ if os.environ.get("HOROVOD_RANK") == "1":
     import bsweep.loop as loop
     plain = loop.train_epoch
 
-    def failing(job, cursor):
+    def failing(job, *a):
         if job.config.local_batch == 8:
             if job.device.type == "cuda":
                 job.vector.parameters.new_empty(1 << 44)
             raise torch.OutOfMemoryError("no room on the GPU")
         if job.config.local_batch == 12:
             raise MemoryError("no room")
-        return plain(job, cursor)
+        return plain(job, *a)
 
     loop.train_epoch = failing
 """
