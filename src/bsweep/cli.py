@@ -22,6 +22,7 @@ usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m 
        bsweep probe [key=value ...]                 measure each worker of a point, for allocation=...
        bsweep profile [key=value ...]               what a point's steps consist of, a trace, and what holds them up
        bsweep predict STUDY --target-accuracy 0.9   the best batch size and worker count, from some cells of a grid
+       bsweep recommend key=v1,v2,... --target-accuracy 0.9 [--budget 30m]   the same, running what it needs itself
        bsweep doctor [--hosts H:2,...] [--json]     what this machine and its hosts are, and what to mend on them
        bsweep report STUDY [--out DIR] [--mix]      figures, tables and one HTML page of a study
        bsweep export STUDY --to TRACKER [--out X]   its records to tensorboard, mlflow or wandb
@@ -84,6 +85,10 @@ def _run(command: str, arguments: Sequence[str]) -> int:
         from bsweep import sweep
 
         return sweep.probe(arguments) if command == "probe" else sweep.profile(arguments)
+    if command == "recommend":
+        from bsweep import recommend
+
+        return recommend.run(arguments)
     if command == "doctor":
         return doctor(arguments)
     if command == "export":

@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Callable, Sequence
 
-TAKE_OVERRIDES = ("run", "plan", "probe", "profile", "doctor")
+TAKE_OVERRIDES = ("run", "plan", "probe", "profile", "recommend", "doctor")
 
 
 def complete(arguments: Sequence[str], commands: Sequence[str], hydra: Callable[[Sequence[str]], int]) -> int:

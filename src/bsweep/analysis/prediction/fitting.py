@@ -31,11 +31,14 @@ class Fits:
     critical_batches: tuple[CriticalBatch, ...]
 
 
-def fit(seen: Observed, timings: Sequence[Timing] = (), num_draws: int = NUM_DRAWS) -> Fits:
+def fit(
+    seen: Observed, timings: Sequence[Timing] = (), num_draws: int = NUM_DRAWS, *, from_one_batch: bool = False
+) -> Fits:
     """Fit steps to the target and step time.
 
     Where fewer than three batch sizes reached the target, what branches or else the noise scale say of the critical
-    batch counts too, with a factor of three for the difference of definitions.
+    batch counts too, with a factor of three for the difference of definitions. `from_one_batch` accepts a single batch
+    size with nothing of the kind, and so the prior of the critical batch, which is as wide as any.
 
     Raises:
         ValueError: too few points; the message says how many are missing.
@@ -43,7 +46,7 @@ def fit(seen: Observed, timings: Sequence[Timing] = (), num_draws: int = NUM_DRA
     noise = critical_batch.from_noise_scale(critical_batch.records_until_target(seen))
     branched = critical_batch.from_branches(critical_batch.branches_of(seen), num_draws)
     elsewhere = next((one.as_known() for one in (branched, noise) if one.is_known), None)
-    if problem := missing(seen, has_estimate=elsewhere is not None, has_timings=bool(timings)):
+    if problem := missing(seen, has_estimate=from_one_batch or elsewhere is not None, has_timings=bool(timings)):
         raise ValueError(problem)
     runs = seen.steps()
     num_reached = sum(len(of.exact) + len(of.below) > 0 for of in runs.values())

@@ -1,0 +1,161 @@
+"""What to run next, to know which cell of a grid is best: by expected gain per worker-second, within a budget.
+
+The gain of a run is its knowledge gradient, see `objectives.gains`: the fraction of the time (or cost) that choosing
+afterwards is expected to save over choosing now. Until a run has reached the target nothing is known of the level of
+steps: then the run goes first that is the cheapest to end at the target, were the critical batch in the middle of the
+grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from bsweep.analysis.prediction.fitting import Fits
+from bsweep.analysis.prediction.objectives import SURE, Choice, Objective, gains
+from bsweep.analysis.prediction.result import Prediction
+from bsweep.analysis.prediction.selection import CELL
+from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
+
+SHARE = 0.05  # of the grid's predicted cost, that finding the best cell may take
+_LEAST_GAIN = 0.005  # for which no further run is worth while
+
+Key = tuple[int, int, int]
+"""`CELL`: global batch, workers, passes."""
+
+End = Literal["sure", "budget", "gain", "runs", ""]
+"""Why there is no next run: the choice is sure, no run fits the budget, none brings much, none is left."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A run that could be made in a cell: `done_steps` of it are trained, `most_steps` it has at the most."""
+
+    cell: Key
+    most_steps: float
+    done_steps: float = 0.0
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`points` is the number of runs of each cell that the whole grid has, each of `most_steps` at the most.
+
+    `other_seconds` are those of a run beside its steps, by workers: to start, and to evaluate.
+    """
+
+    points: Mapping[Key, int]
+    most_steps: Mapping[Key, float]
+    other_seconds: Mapping[int, float]
+
+    @property
+    def cells(self) -> list[Key]:
+        return list(self.points)
+
+    def worker_seconds(self, step_time: StepTimeFit, prediction: Prediction | None) -> float:
+        """What the whole grid is predicted to take; without a prediction with all steps that its runs may have."""
+        needed = dict.fromkeys(self.cells, np.inf)
+        if prediction is not None:
+            rows = prediction.cells[[*CELL, "steps"]].itertuples(index=False, name=None)
+            needed |= {(int(b), int(n), int(p)): float(steps) for b, n, p, steps in rows}
+        return sum(
+            number * self.run_worker_seconds(Offer(cell, self.most_steps[cell]), needed[cell], step_time)
+            for cell, number in self.points.items()
+        )
+
+    def run_worker_seconds(self, offer: Offer, steps: float, step_time: StepTimeFit) -> float:
+        """What is left of a run that needs so many steps, what it takes to start included."""
+        workers = offer.cell[1]
+        left = max(0.0, min(steps, offer.most_steps) - offer.done_steps)
+        seconds = left * median_step(step_time, offer.cell) + self.other_seconds.get(workers, 0.0)
+        return seconds * workers
+
+
+@dataclass(frozen=True)
+class Next:
+    """The run to make, or why there is none (`ends`), with the run that would come next if the budget were larger.
+
+    `gain` is the fraction that it is expected to save, NaN before any run reached the target.
+    """
+
+    offer: Offer | None
+    worker_seconds: float
+    gain: float
+    ends: End = ""
+
+
+def median_step(step_time: StepTimeFit, cell: Key) -> float:
+    batch, workers, passes = cell
+    return float(np.exp(np.median(step_time.log_seconds(Cell(batch / workers / passes, workers, passes)))))
+
+
+def first_run(grid: Grid, offers: Sequence[Offer], step_time: StepTimeFit, left: Mapping[int, float]) -> Next:
+    """The run to begin with while none has reached the target; one that is under way goes on.
+
+    Args:
+        grid: all cells.
+        offers: what can be run, one of a cell at the most.
+        step_time: seconds of steps.
+        left: worker-seconds of the budget that are left for a run, by workers.
+    """
+    if not offers:
+        return Next(None, 0.0, np.nan, "runs")
+    middle = float(np.exp(np.mean([np.log(batch) for batch, _, _ in grid.cells])))
+    costs = {}
+    for offer in offers:
+        batch, workers, _ = offer.cell
+        relative = (1 + middle / batch) * median_step(step_time, offer.cell) * workers
+        costs[offer] = (not offer.done_steps, relative)
+    offer = min(offers, key=lambda one: costs[one])
+    cost = grid.run_worker_seconds(offer, offer.most_steps, step_time)
+    if left[offer.cell[1]] < grid.other_seconds.get(offer.cell[1], 0.0) * offer.cell[1] or left[offer.cell[1]] <= 0:
+        return Next(offer, cost, np.nan, "budget")
+    return Next(offer, cost, np.nan)
+
+
+def next_run(grid: Grid, offers: Sequence[Offer], prediction: Prediction, left: Mapping[int, float]) -> Next:
+    """The run that brings most for its cost, of those that the budget pays for; see `first_run`."""
+    table = _gains(grid, offers, prediction)
+    if is_sure(prediction.choice):
+        return _best(table, "sure")
+    if table.empty:
+        return Next(None, 0.0, 0.0, "runs")
+    worth = table[table["gain"] >= _LEAST_GAIN]
+    if worth.empty:
+        return _best(table, "gain")
+    paid = worth[worth["cost"] <= worth["workers"].map(left)]
+    return _best(worth, "budget") if paid.empty else _best(paid, "")
+
+
+def is_sure(choice: Choice) -> bool:
+    """Whether the recommended cell is known well enough: within `CLOSE` of the best with probability `SURE`."""
+    return choice.probability_close >= SURE
+
+
+def _gains(grid: Grid, offers: Sequence[Offer], prediction: Prediction) -> pd.DataFrame:
+    """Of each offer: `gain`, `cost` in worker-seconds and `workers`."""
+    fits: Fits = prediction.fitted
+    objective: Objective = prediction.objective
+    known = gains(prediction.forecast, objective, fits.steps.sigma, fits.step_time.sigma)
+    runs = known[known["kind"] == "run"].set_index(CELL)["gain"]
+    steps = prediction.cells.set_index(CELL)["steps"]
+    rows = [
+        (
+            offer,
+            float(runs[offer.cell]),
+            grid.run_worker_seconds(offer, float(steps[offer.cell]), fits.step_time),
+            offer.cell[1],
+        )
+        for offer in offers
+    ]
+    return pd.DataFrame(rows, columns=["offer", "gain", "cost", "workers"])
+
+
+def _best(table: pd.DataFrame, ends: End) -> Next:
+    if table.empty:
+        return Next(None, 0.0, 0.0, ends)
+    row = table.iloc[int((table["gain"] / table["cost"].clip(lower=1e-9)).to_numpy(float).argmax())]
+    return Next(row["offer"], float(row["cost"]), float(row["gain"]), ends)

@@ -1,0 +1,158 @@
+"""`bsweep recommend`: find the best batch size and worker count of a grid by running a small part of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from bsweep import claims, study, sweep
+from bsweep.analysis.prediction import Prediction
+from bsweep.analysis.prediction.next_run import Key, Next
+from bsweep.analysis.prediction.objectives import CLOSE, parse_objective, parse_seconds
+from bsweep.analysis.prediction.sampler import NUM_DRAWS
+from bsweep.analysis.prediction.selection import missing
+from bsweep.cli import BAD_CONFIG
+from bsweep.config import ConfigError, RunConfig, flatten, target_of
+from bsweep.estimate import duration
+from bsweep.launch import team
+from bsweep.place import inside_horovodrun
+from bsweep.search import AXES, Search, named, say
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Search, and print the recommendation; the exit code: 0, or 1 where no run reached the target."""
+    options = _parser().parse_intermixed_args(list(arguments))
+    try:
+        if inside_horovodrun():
+            raise ValueError("bsweep recommend starts workers of several numbers: leave horovodrun out")
+        target = target_of(options.target_accuracy, options.target_loss)
+        objective = parse_objective(options.objective)
+        budget = None if options.budget is None else parse_seconds(options.budget)
+        metric = "target_accuracy" if options.target_loss is None else "target_loss"
+        given = [*options.overrides, f"{metric}={target.value!r}"]
+        configs, code = sweep.composed(given)
+        if not configs:
+            return code
+        sys.argv = ["bsweep recommend", *arguments]  # the command that the records of its runs have
+        search = Search(_cells(configs), given, target, objective, budget, options.price_per_worker_hour)
+        return _led(search, options.json)
+    except (ValueError, OSError) as error:
+        say(str(error))
+        return BAD_CONFIG
+
+
+def _parser() -> argparse.ArgumentParser:
+    about = "Run what it takes to recommend a batch size and a worker count of a grid. Started again, it goes on."
+    parser = argparse.ArgumentParser(prog="bsweep recommend", description=about)
+    add = parser.add_argument
+    add("overrides", nargs="+", metavar="key=value", help="the grid, as for bsweep run -m: local_batch=8,16,32 ...")
+    add("--target-accuracy", type=float, help="test accuracy to reach, such as 0.9")
+    add("--target-loss", type=float, help="test loss to reach instead")
+    add("--budget", metavar="TIME", help="such as 30m, in all (default: 5 %% of what the grid is predicted to cost)")
+    add("--objective", default="fastest", help="fastest | cheapest | deadline=2h | workers<=4, joined by commas")
+    add("--price-per-worker-hour", type=float, help="for the cost in money")
+    add("--json", action="store_true", help="the answer for programs")
+    return parser
+
+
+def _cells(configs: Sequence[RunConfig]) -> dict[Key, list[RunConfig]]:
+    """The points of a grid by cell; ConfigError where this is no grid to choose from."""
+    cells: dict[Key, list[RunConfig]] = {}
+    for config in {config.run_id: config for config in configs}.values():
+        cells.setdefault(_key(config), []).append(config)
+    problems = dict.fromkeys(text for config in configs for text in _problems(config))
+    settings = [dict(flatten(asdict(config))) for config in configs]
+    differ = {key for one in settings for key in one if one[key] != settings[0].get(key)} - set(AXES)
+    if differ := {key for key in differ if not key.startswith("allocation.")}:
+        problems[
+            f"the points differ in {', '.join(sorted(differ))}: batch size, workers and seed may have several values. "
+            "Give one of each other key; optimizer.lr_rule=linear has the rate follow the batch."
+        ] = None
+    if len(cells) < 2:
+        problems["a grid of one cell: give several batch sizes or worker counts, as local_batch=8,16,32."] = None
+    if problems:
+        raise ConfigError(*problems)
+    return cells
+
+
+def _problems(config: RunConfig) -> list[str]:
+    found = []
+    if not config.strategy.in_step:
+        found.append(
+            f"strategy={config.strategy.name}: its workers do not take every step together, and S_min + E_min / B says "
+            "nothing of such steps. Use horovod, ddp, allreduce, or parameter servers in step."
+        )
+    if config.batching.name != "fixed" or config.allocation.name != "uniform":
+        found.append("recommend chooses one batch size for workers that are alike: leave batching and allocation out.")
+    if config.checkpoint_every is None:
+        found.append("checkpoint_every=null: runs are broken off where the budget ends. Leave it out.")
+    if not config.stop_at_target:
+        found.append("stop_at_target=false: a run would go on beyond what it is run for. Leave it out.")
+    if config.resume_from:
+        found.append("resume_from: recommend begins runs anew. Leave it out.")
+    return found
+
+
+def _key(config: RunConfig) -> Key:
+    return config.examples_per_step, config.num_workers, config.accumulation_steps
+
+
+def _led(search: Search, as_json: bool) -> int:
+    attendance = claims.Attendance()
+    search.study_dir.mkdir(parents=True, exist_ok=True)
+    study.refuse_newer(search.study_dir)
+    attendance.join(search.study_dir)
+    try:
+        study.ask_for_calibration([config for points in search.cells.values() for config in points])
+        choice = search.lead()
+    finally:
+        team.end()
+        attendance.leave()
+    return _tell(search, choice, as_json)
+
+
+def _tell(search: Search, end: Next, as_json: bool) -> int:
+    """Print the answer; the exit code."""
+    prediction = search.prediction(NUM_DRAWS, search.objective)
+    lines = [_ENDS[end.ends], f"Budget: {search.budget_text()}.", _more(search, end, prediction)]
+    if prediction is None:
+        seen = search.observed()
+        why = missing(seen, has_estimate=True) if seen else "no run was begun."
+        lines.insert(0, f"No recommendation: {why}")
+    if as_json:
+        spent = {"seconds": search.spent(is_wall=True), "worker_seconds": search.spent(is_wall=False)}
+        told = {
+            "ended": end.ends or "runs", "budget_seconds": search.budget, "spent": spent, "said": lines,
+            "runs": search.run_ids, "prediction": prediction.as_json() if prediction else None,
+        }  # fmt: skip
+        print(json.dumps(told, indent=2, allow_nan=False))
+    else:
+        if prediction is not None:
+            print(prediction, end="\n\n")
+        print("\n".join(line for line in lines if line))
+    return 0 if prediction is not None else 1
+
+
+def _more(search: Search, end: Next, prediction: Prediction | None) -> str:
+    """What more budget would buy."""
+    if end.offer is None:
+        return ""
+    cell, seconds = end.offer.cell, end.worker_seconds / end.offer.cell[1]
+    again = f"the same command with --budget {round(search.spent(is_wall=True) + 1.5 * seconds) + 1}s goes on."
+    if prediction is None:
+        return f"More would run {named(cell)} on to the target, for {duration(seconds)} at the most: {again}"
+    return (
+        f"More would buy a run of {named(cell)}, about {duration(seconds)}, expected to save {end.gain:.1%} of "
+        f"the time to target: {again}"
+    )
+
+
+_ENDS = {
+    "sure": f"Ended: the recommended cell is within {100 * CLOSE:.0f} % of the best with a probability of 0.9 or more.",
+    "budget": "Ended: what is left of the budget pays for no run that would bring something.",
+    "gain": "Ended: no further run is expected to save 0.5 % of the time to target.",
+    "runs": "Ended: no point of the grid is left to run.",
+}

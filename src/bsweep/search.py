@@ -1,0 +1,291 @@
+"""A search for the best cell of a grid, which runs a small part of it: see `bsweep.recommend`.
+
+Steps of a few cells are timed, then points are run to the target one after another, each the one that is expected to
+bring most for its worker-seconds, until the choice is sure or the budget spent. What is run is an ordinary study. What
+is not on record there, the timed steps and which runs were made for the search, is in its `recommend.json`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bsweep import commands, launch, runlog, states, study
+from bsweep.analysis import load
+from bsweep.analysis.prediction import Prediction, fit, predict_from
+from bsweep.analysis.prediction.next_run import SHARE, Grid, Key, Next, Offer, first_run, next_run
+from bsweep.analysis.prediction.objectives import CLOSE, Objective
+from bsweep.analysis.prediction.result import cell_name
+from bsweep.analysis.prediction.selection import CELL, Observed, observed
+from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_step_time
+from bsweep.config import RunConfig, Target
+from bsweep.estimate import duration
+from bsweep.launch import Outcome
+from bsweep.progress import Progress
+from bsweep.runlog import RunPaths, is_stop_requested, request_stop
+
+AXES = ("local_batch", "global_batch", "num_workers", "accumulation_steps", "seed")
+
+_SCHEMA = 1
+_DRAWS = 1500  # of the fits that only choose the next run
+_OVERTIME = 2.0  # times the upper end of what a run was to take, after which it is looked at anew
+_LEFT = ("new", "interrupted")  # of points: what can be run
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Steps of a cell that were timed; `problem` says why there are none."""
+
+    kind: str
+    cell: list[int]
+    step_seconds: float
+    wall_seconds: float
+    problem: str = ""
+
+
+@dataclass
+class Search:
+    """A search in a study: its grid, what it is for, and, read anew from the study each time, what is known."""
+
+    cells: dict[Key, list[RunConfig]]
+    overrides: list[str]
+    target: Target
+    objective: Objective
+    budget: float | None
+    price: float | None
+
+    def __post_init__(self) -> None:
+        first = next(iter(self.cells.values()))[0]
+        self.study_dir, self.kind = first.study_dir, commands.planned(first).kind
+        kept: dict[str, Any] = runlog.read_json(self._path) or {}
+        known = [_Probe(**probe) for probe in kept.get("probes", [])]
+        self.probes = {tuple(one.cell): one for one in known if one.kind == self.kind}
+        self.others = [one for one in known if one.kind != self.kind]
+        self.share = 0.0  # of the grid's predicted cost, in worker-seconds
+        self.run_ids: list[str] = kept.get("runs", [])
+
+    @property
+    def _path(self) -> Path:
+        return self.study_dir / "recommend.json"
+
+    @cached_property
+    def planned(self) -> dict[str, commands.Planned]:
+        return {c.run_id: commands.planned(c) for points in self.cells.values() for c in points}
+
+    def lead(self) -> Next:
+        """Probe and run until there is no next run; why, with the run that more budget would pay for."""
+        self._probe()
+        while True:
+            # Of a deadline nothing is sure at first: the search is for the cell that is best without it.
+            prediction = self.prediction(_DRAWS, replace(self.objective, deadline_seconds=None))
+            if prediction is not None:
+                say(f"now: {_in_short(prediction)}")
+            coming = self._next(prediction)
+            if coming.ends or coming.offer is None:
+                return coming
+            self._run(coming, prediction)
+
+    def _probe(self) -> None:
+        """Time a few steps of the smallest and the largest batch on each number of workers."""
+        for workers in sorted({count for _, count, _ in self.cells}):
+            while own := [cell for cell in sorted(self.cells) if cell[1] == workers]:
+                left = [cell for cell in dict.fromkeys((own[0], own[-1])) if cell not in self.probes]
+                if not left:
+                    break
+                self._time_steps(left[0])
+        if not self.cells:
+            raise ValueError(f"no cell of the grid could be run: {next(iter(self.probes.values())).problem}")
+
+    def _time_steps(self, cell: Key) -> None:
+        spent = self.spent(is_wall=True)
+        if self.budget is not None and spent >= self.budget:
+            raise ValueError(
+                f"a budget of {duration(self.budget)} is shorter than timing the steps of the grid's smallest and "
+                f"largest batches, which took {duration(spent)} so far: give --budget {round(10 * spent)}s or more."
+            )
+        say(f"timing a few steps of {named(cell)}")
+        began = time.time()
+        found = study.try_out(self.cells[cell][0], lambda line: print(line, file=sys.stderr))
+        took = time.time() - began
+        if isinstance(found, str):
+            say(f"{named(cell)}: {found.splitlines()[0]}; it and larger batches of as many workers are left out")
+            self.probes[cell] = _Probe(self.kind, list(cell), 0.0, took, found)
+            for other in [one for one in self.cells if one[1] == cell[1] and one[0] >= cell[0]]:
+                del self.cells[other]
+        else:
+            self.probes[cell] = _Probe(self.kind, list(cell), found[0], took)
+        self._keep()
+
+    def _keep(self) -> None:
+        probes = [asdict(one) for one in [*self.others, *self.probes.values()]]
+        runlog.write_json(self._path, {"schema": _SCHEMA, "probes": probes, "runs": self.run_ids})
+
+    @property
+    def timings(self) -> list[Timing]:
+        return [
+            Timing(Cell(batch / workers / passes, workers, passes), probe.step_seconds)
+            for (batch, workers, passes), probe in self.probes.items()
+            if not probe.problem
+        ]
+
+    def observed(self) -> Observed | None:
+        """The runs of the grid's points; None where none was begun."""
+        begun = [run_id for run_id in self.planned if RunPaths(self.study_dir / run_id).metrics.exists()]
+        if not begun:
+            return None
+        known = load(self.study_dir, mix=True)
+        runs = known.runs[known.runs["run_id"].isin(begun)]
+        return None if runs.empty else observed(replace(known, runs=runs), self.target)
+
+    def prediction(self, num_draws: int, objective: Objective) -> Prediction | None:
+        """What is known of all cells; None before any run has reached the target. ValueError where none is allowed."""
+        seen = self.observed()
+        if seen is None or not seen.runs["reached"].eq(True).any():
+            return None
+        fits = fit(seen, self.timings, num_draws, from_one_batch=True)
+        return predict_from(seen, fits, objective, sorted(self.cells), self.price, tuple(self.timings))
+
+    def _next(self, prediction: Prediction | None) -> Next:
+        grid, offers = self.grid, self._offers()
+        step_time = prediction.fitted.step_time if prediction else fit_step_time(self._all_timings(), _DRAWS)
+        left = self._left(grid, step_time, prediction)
+        if prediction is None:
+            return first_run(grid, offers, step_time, left)
+        return next_run(grid, offers, prediction, left)
+
+    def _all_timings(self) -> list[Timing]:
+        seen = self.observed()
+        return [*(seen.timings() if seen else []), *self.timings]
+
+    @cached_property
+    def grid(self) -> Grid:
+        points = {cell: len(configs) for cell, configs in self.cells.items()}
+        most = {cell: _most_steps(self.planned[configs[0].run_id]) for cell, configs in self.cells.items()}
+        others: dict[int, list[float]] = {}
+        for (_, workers, _), probe in self.probes.items():
+            others.setdefault(workers, []).append(probe.wall_seconds)  # nearly all of it to start, and to evaluate
+        return Grid(points, most, {workers: median(seconds) for workers, seconds in others.items()})
+
+    def _left(self, grid: Grid, step_time: StepTimeFit, prediction: Prediction | None) -> dict[int, float]:
+        """Worker-seconds that are left for a run, by workers: of the wall time given, or of the grid's share."""
+        workers = {count for _, count, _ in self.cells}
+        if self.budget is not None:
+            return {count: (self.budget - self.spent(is_wall=True)) * count for count in workers}
+        self.share = SHARE * grid.worker_seconds(step_time, prediction)
+        return dict.fromkeys(workers, self.share - self.spent(is_wall=False))
+
+    def spent(self, *, is_wall: bool) -> float:
+        """Wall seconds, or worker-seconds, of all that was run for this search."""
+        spent = sum(probe.wall_seconds * (1 if is_wall else cell[1]) for cell, probe in self.probes.items())
+        for run_id in set(self.run_ids) & self.planned.keys():
+            seconds = states.of_run(self.study_dir / run_id).wall_seconds or 0.0
+            spent += seconds * (1 if is_wall else self.planned[run_id].num_workers)
+        return spent
+
+    def _offers(self) -> list[Offer]:
+        return [
+            Offer(cell, self.grid.most_steps[cell], done) for cell in self.cells for _, done in self._points(cell)[:1]
+        ]
+
+    def _points(self, cell: Key) -> list[tuple[RunConfig, float]]:
+        """The points of a cell that can be run, and the steps that are done of each; those under way first."""
+        found = []
+        for config in self.cells[cell]:
+            paths = study.paths_of(config)
+            if states.of_run(paths.folder).status in _LEFT:
+                facts = next((one.facts() for one in runlog.checkpoints(paths)), None)
+                found.append((config, float(facts["num_steps"]) if facts else 0.0))
+        return sorted(found, key=lambda one: -one[1])
+
+    def _run(self, coming: Next, prediction: Prediction | None) -> None:
+        """Run a point to the target, or until the budget or twice the time that it was to take is over."""
+        assert coming.offer is not None
+        cell = coming.offer.cell
+        config, done = self._points(cell)[0]
+        seconds = self._left(self.grid, fit_step_time(self._all_timings(), _DRAWS), prediction)[cell[1]] / cell[1]
+        takes = f"about {duration(coming.worker_seconds / cell[1])}"
+        if prediction is None:
+            why = f"the cheapest to begin with, at most {takes[6:]}"
+        else:
+            most = prediction.cells.set_index(CELL)["seconds_high"].to_dict()[cell]
+            seconds = min(seconds, _OVERTIME * float(most) + self.grid.other_seconds.get(cell[1], 0.0))
+            why = f"{takes}, expected to save {coming.gain:.1%} of the time to target"
+        goes_on = f" (it goes on after step {done:.0f})" if done else ""
+        say(f"next: {named(cell)}, seed {config.seed}{goes_on}: {why}; {self.budget_text()}")
+        commands.keep(self.study_dir, _typed(self.overrides, config), [config])
+        if config.run_id not in self.run_ids:
+            self.run_ids.append(config.run_id)
+            self._keep()
+        _train(config, max(1.0, seconds))
+
+    def budget_text(self) -> str:
+        if self.budget is not None:
+            return f"{duration(self.spent(is_wall=True))} of {duration(self.budget)} are spent"
+        share = f"{self.share:.3g} worker-seconds, 5 % of what the grid is predicted to cost at the most"
+        return f"{self.spent(is_wall=False):.3g} of {share}, are spent"
+
+
+def _in_short(prediction: Prediction) -> str:
+    choice = prediction.choice
+    interval = f"{choice.value:.3g} (90 % interval {choice.low:.3g} to {choice.high:.3g})"
+    close = f"within {100 * CLOSE:.0f} % of the best with probability {choice.probability_close:.2f}"
+    return f"{cell_name(prediction.recommended)}, {interval}, {close}"
+
+
+def named(cell: Key) -> str:
+    batch, workers, passes = cell
+    return f"global batch {batch} on {workers} worker{'s' * (workers > 1)}" + f" in {passes} passes" * (passes > 1)
+
+
+def _most_steps(point: commands.Planned) -> float:
+    return point.num_examples / point.examples_per_step
+
+
+def _typed(overrides: Sequence[str], config: RunConfig) -> list[str]:
+    """What is typed after `bsweep run` for one point of the grid."""
+    others = [text for text in overrides if text.lstrip("+").partition("=")[0] not in AXES]
+    own = {key: getattr(config, key) for key in AXES}
+    return [*others, *(f"{key}={'null' if value is None else value}" for key, value in own.items())]
+
+
+def _train(config: RunConfig, seconds: float) -> None:
+    """Run a point, and have it stop where it is after so many seconds; KeyboardInterrupt if somebody else asked."""
+    progress = _Watched(1)
+    began, asked = time.monotonic(), False
+
+    def within(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
+        def poll() -> None:
+            nonlocal asked
+            on_poll()
+            if not asked and time.monotonic() - began > seconds and not is_stop_requested(paths):
+                asked = True
+                request_stop(paths)
+
+        return launch.launch(config, paths, poll)
+
+    try:
+        study.run_point(config, progress, within)
+    except KeyboardInterrupt:
+        if not asked or progress.was_interrupted:
+            raise
+        say("the run is broken off here, at a checkpoint from which it can go on")
+
+
+class _Watched(Progress):
+    """Knows whether a signal came while a run was to stop anyway."""
+
+    was_interrupted = False
+
+    def note(self, line: str) -> None:
+        self.was_interrupted = True
+        super().note(line)
+
+
+def say(line: str) -> None:
+    print(f"bsweep: {line}", file=sys.stderr, flush=True)
