@@ -117,11 +117,16 @@ def _led(search: Search, as_json: bool) -> int:
 def _tell(search: Search, end: Next, as_json: bool) -> int:
     """Print the answer; the exit code."""
     prediction = search.prediction(NUM_DRAWS, search.objective)
-    lines = [_ENDS[end.ends], f"Budget: {search.budget_text()}.", _more(search, end, prediction)]
+    lines = [
+        _ENDS[end.ends].format(least=search.least),
+        f"Budget: {search.budget_text()}.",
+        _more(search, end, prediction),
+    ]
     if prediction is None:
         seen = search.observed()
         why = missing(seen, has_estimate=True) if seen else "no run was begun."
         lines.insert(0, f"No recommendation: {why}")
+    lines = [line for line in lines if line]
     if as_json:
         spent = {"seconds": search.spent(is_wall=True), "worker_seconds": search.spent(is_wall=False)}
         told = {
@@ -132,7 +137,7 @@ def _tell(search: Search, end: Next, as_json: bool) -> int:
     else:
         if prediction is not None:
             print(prediction, end="\n\n")
-        print("\n".join(line for line in lines if line))
+        print("\n".join(lines))
     return 0 if prediction is not None else 1
 
 
@@ -146,13 +151,13 @@ def _more(search: Search, end: Next, prediction: Prediction | None) -> str:
         return f"More would run {named(cell)} on to the target, for {duration(seconds)} at the most: {again}"
     return (
         f"More would buy a run of {named(cell)}, about {duration(seconds)}, expected to save {end.gain:.1%} of "
-        f"the time to target: {again}"
+        f"the {search.least}: {again}"
     )
 
 
 _ENDS = {
     "sure": f"Ended: the recommended cell is within {100 * CLOSE:.0f} % of the best with a probability of 0.9 or more.",
     "budget": "Ended: what is left of the budget pays for no run that would bring something.",
-    "gain": "Ended: no further run is expected to save 0.5 % of the time to target.",
+    "gain": "Ended: no further run is expected to save 0.5 % of the {least}.",
     "runs": "Ended: no point of the grid is left to run.",
 }

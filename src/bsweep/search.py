@@ -7,6 +7,7 @@ is not on record there, the timed steps and which runs were made for the search,
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 from bsweep import commands, launch, runlog, states, study
 from bsweep.analysis import load
 from bsweep.analysis.prediction import Prediction, fit, predict_from
+from bsweep.analysis.prediction.forecast import unreached
 from bsweep.analysis.prediction.next_run import SHARE, Grid, Key, Next, Offer, first_run, next_run
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.result import cell_name
@@ -71,6 +73,11 @@ class Search:
         self.run_ids: list[str] = kept.get("runs", [])
 
     @property
+    def least(self) -> str:
+        """What the objective minimizes, in words."""
+        return "time to target" if self.objective.minimize == "seconds" else "cost to target"
+
+    @property
     def _path(self) -> Path:
         return self.study_dir / "recommend.json"
 
@@ -92,7 +99,9 @@ class Search:
             self._run(coming, prediction)
 
     def _probe(self) -> None:
-        """Time a few steps of the smallest and the largest batch on each number of workers."""
+        """Time a few steps of the smallest and the largest batch that fits, on each number of workers."""
+        for probe in self.probes.values():
+            self._leave_out_what_does_not_fit(probe)
         for workers in sorted({count for _, count, _ in self.cells}):
             while own := [cell for cell in sorted(self.cells) if cell[1] == workers]:
                 left = [cell for cell in dict.fromkeys((own[0], own[-1])) if cell not in self.probes]
@@ -113,14 +122,20 @@ class Search:
         began = time.time()
         found = study.try_out(self.cells[cell][0], lambda line: print(line, file=sys.stderr))
         took = time.time() - began
-        if isinstance(found, str):
+        if not isinstance(found, str):
+            self.probes[cell] = _Probe(self.kind, list(cell), found[0], took)
+        elif found.startswith("out_of_memory"):
             say(f"{named(cell)}: {found.splitlines()[0]}; it and larger batches of as many workers are left out")
             self.probes[cell] = _Probe(self.kind, list(cell), 0.0, took, found)
-            for other in [one for one in self.cells if one[1] == cell[1] and one[0] >= cell[0]]:
-                del self.cells[other]
+            self._leave_out_what_does_not_fit(self.probes[cell])
         else:
-            self.probes[cell] = _Probe(self.kind, list(cell), found[0], took)
+            raise ValueError(f"{named(cell)}: {found}")
         self._keep()
+
+    def _leave_out_what_does_not_fit(self, probe: _Probe) -> None:
+        batch, workers, _ = probe.cell
+        if probe.problem:
+            self.cells = {key: of for key, of in self.cells.items() if key[1] != workers or key[0] < batch}
 
     def _keep(self) -> None:
         probes = [asdict(one) for one in [*self.others, *self.probes.values()]]
@@ -156,7 +171,7 @@ class Search:
         step_time = prediction.fitted.step_time if prediction else fit_step_time(self._all_timings(), _DRAWS)
         left = self._left(grid, step_time, prediction)
         if prediction is None:
-            return first_run(grid, offers, step_time, left)
+            return first_run(grid, self._still_open(offers), step_time, left)
         return next_run(grid, offers, prediction, left)
 
     def _all_timings(self) -> list[Timing]:
@@ -193,6 +208,15 @@ class Search:
             Offer(cell, self.grid.most_steps[cell], done) for cell in self.cells for _, done in self._points(cell)[:1]
         ]
 
+    def _still_open(self, offers: Sequence[Offer]) -> list[Offer]:
+        """Those that may reach the target where runs that trained to their end did not.
+
+        All runs train as many examples, and E_min + S_min B, the examples to a target, grow with the batch.
+        """
+        seen = self.observed()
+        least = min(unreached(seen.runs), default=math.inf) if seen else math.inf
+        return [offer for offer in offers if offer.cell[0] < least]
+
     def _points(self, cell: Key) -> list[tuple[RunConfig, float]]:
         """The points of a cell that can be run, and the steps that are done of each; those under way first."""
         found = []
@@ -215,14 +239,17 @@ class Search:
         else:
             most = prediction.cells.set_index(CELL)["seconds_high"].to_dict()[cell]
             seconds = min(seconds, _OVERTIME * float(most) + self.grid.other_seconds.get(cell[1], 0.0))
-            why = f"{takes}, expected to save {coming.gain:.1%} of the time to target"
+            why = f"{takes}, expected to save {coming.gain:.1%} of the {self.least}"
         goes_on = f" (it goes on after step {done:.0f})" if done else ""
         say(f"next: {named(cell)}, seed {config.seed}{goes_on}: {why}; {self.budget_text()}")
         commands.keep(self.study_dir, _typed(self.overrides, config), [config])
         if config.run_id not in self.run_ids:
             self.run_ids.append(config.run_id)
             self._keep()
-        _train(config, max(1.0, seconds))
+        status = _train(config, max(1.0, seconds))
+        if status in ("failed", "timeout"):
+            message = states.of_run(study.paths_of(config).folder).message.splitlines()[0]
+            raise ValueError(f"{config.run_id}: {status}: {message}; mend it, then `bsweep retry {self.study_dir}`.")
 
     def budget_text(self) -> str:
         if self.budget is not None:
@@ -254,8 +281,11 @@ def _typed(overrides: Sequence[str], config: RunConfig) -> list[str]:
     return [*others, *(f"{key}={'null' if value is None else value}" for key, value in own.items())]
 
 
-def _train(config: RunConfig, seconds: float) -> None:
-    """Run a point, and have it stop where it is after so many seconds; KeyboardInterrupt if somebody else asked."""
+def _train(config: RunConfig, seconds: float) -> str:
+    """Run a point, and have it stop where it is after so many seconds; its status.
+
+    KeyboardInterrupt if somebody else asked it to stop.
+    """
     progress = _Watched(1)
     began, asked = time.monotonic(), False
 
@@ -270,11 +300,12 @@ def _train(config: RunConfig, seconds: float) -> None:
         return launch.launch(config, paths, poll)
 
     try:
-        study.run_point(config, progress, within)
+        return study.run_point(config, progress, within)
     except KeyboardInterrupt:
         if not asked or progress.was_interrupted:
             raise
         say("the run is broken off here, at a checkpoint from which it can go on")
+        return "interrupted"
 
 
 class _Watched(Progress):

@@ -89,7 +89,7 @@ def forecast(
     table = table.join(_parts(seen, steps, step_time, keys).mul(table["seconds"], axis="index"))
     table = table.merge(_measured(seen, steps, step_time), on=CELL, how="left")
     table[["num_runs", "num_reached"]] = table[["num_runs", "num_reached"]].fillna(0).astype(int)
-    table["is_unreached"] = table["global_batch"].isin(_unreached(seen.runs))
+    table["is_unreached"] = table["global_batch"].isin(unreached(seen.runs))
     table["is_extrapolated"] = _is_beyond(table, seen.runs, "global_batch") | _is_beyond(
         table, seen.runs, "num_workers"
     )
@@ -145,7 +145,7 @@ def measured_log(runs: pd.DataFrame, steps: StepsFit, step_time: StepTimeFit) ->
     return mean_log(to_target_of(runs, "seconds"), float(np.median(np.hypot(steps.sigma, step_time.sigma))))
 
 
-def _unreached(runs: pd.DataFrame) -> set[int]:
+def unreached(runs: pd.DataFrame) -> set[int]:
     """Batch sizes of runs that trained to their end, none of which reached the target."""
     has_ended = runs["status"].isin(["completed", "diverged"]) & runs["reached"].eq(False)
     reached = set(runs.loc[runs["reached"].eq(True), "global_batch"])
