@@ -1,6 +1,7 @@
 """From the records of a study to tables: DataFrame in, DataFrame out, no torch."""
 
 from bsweep.analysis.advice import against_published, headlines
+from bsweep.analysis.answering import MOST_ANSWERS, answers, doubts, recommendations, what_is_missing
 from bsweep.analysis.geo_distributed import CONTRADICTIONS, IdleModel, idle_model, modelled_idle, published_idle
 from bsweep.analysis.growth import GROWS_WITH, epoch_growth, fit_power, overhead_growth
 from bsweep.analysis.idle import (
@@ -23,6 +24,7 @@ from bsweep.analysis.learning import (
 )
 from bsweep.analysis.loading import load
 from bsweep.analysis.numbers import setting_text
+from bsweep.analysis.predicted import NO_DIFFERENCE, more_workers, surface
 from bsweep.analysis.prediction import Prediction, predict
 from bsweep.analysis.published import comparable, differences, published, relative_seconds
 from bsweep.analysis.sharding import (
@@ -63,7 +65,9 @@ __all__ = [
     "GROWS_WITH",
     "METRICS",
     "MIN_SEEDS_FOR_INTERVAL",
+    "MOST_ANSWERS",
     "NODE",
+    "NO_DIFFERENCE",
     "TARGET_SHARE",
     "IdleModel",
     "Line",
@@ -72,6 +76,7 @@ __all__ = [
     "Target",
     "accuracy_by_time",
     "against_published",
+    "answers",
     "batch_ratios",
     "by_cell",
     "caveats",
@@ -81,6 +86,7 @@ __all__ = [
     "compares_allocations",
     "computing_seconds",
     "differences",
+    "doubts",
     "ends_in_rounds",
     "entangled",
     "epoch_curves",
@@ -98,6 +104,7 @@ __all__ = [
     "load",
     "loss_by_time",
     "modelled_idle",
+    "more_workers",
     "node_columns",
     "overhead_growth",
     "predict",
@@ -105,6 +112,7 @@ __all__ = [
     "published",
     "published_gains",
     "published_idle",
+    "recommendations",
     "relative_seconds",
     "round_times",
     "rounds_timeline",
@@ -118,10 +126,12 @@ __all__ = [
     "sharding_gains",
     "step_times",
     "step_unit",
+    "surface",
     "target_of",
     "time_to_target",
     "to_target",
     "unequal_threads",
     "variant_order",
     "varying",
+    "what_is_missing",
 ]

@@ -110,6 +110,8 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     metric = next((name for name in ("test_accuracy", "train_accuracy") if learned[name].notna().any()), None)
     part = {"test_accuracy": "test accuracy", "train_accuracy": "training accuracy"}.get(metric or "", "")
     candidates = fastest_accurate(learned)
+    if candidates.empty:  # of runs that ended before their first epoch did
+        return
     best, trained = candidates.iloc[0], length_of(study)
     result = f"{_shown(best, 'train_seconds')} s of training{f' for {trained}' if trained else ''}"
     result += f" and {part} {_shown(best, metric)}" if metric else ""

@@ -22,7 +22,13 @@ Table = TypeVar("Table", bound=_Copied)
 
 @contextmanager
 def computing_once() -> Iterator[None]:
-    """Within, whoever asks for a table again gets a copy of the first: no study may change before the end."""
+    """Within, whoever asks for a table again gets a copy of the first: no study may change before the end.
+
+    Within another, it is that one.
+    """
+    if _known.get() is not None:
+        yield
+        return
     token = _known.set({})
     try:
         yield

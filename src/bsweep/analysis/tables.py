@@ -93,7 +93,7 @@ def scaling(cells: pd.DataFrame) -> pd.DataFrame:
     )
     table["efficiency"] = table["speedup"] * table["base_workers"] / table["num_workers"]
     partnered = grouped["num_workers"].transform("size") > 1
-    return table[partnered].set_index("num_workers", append=True).reorder_levels(levels(cells))
+    return table[partnered].dropna(subset="speedup").set_index("num_workers", append=True).reorder_levels(levels(cells))
 
 
 def unequal_threads(cells: pd.DataFrame) -> str:

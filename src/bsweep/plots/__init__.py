@@ -17,14 +17,20 @@ from matplotlib.figure import Figure
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.naming import counted, length_of, words
-from bsweep.plots import epochs, exchange, rounds, scores, speed, target, times
+from bsweep.analysis.once import computing_once
+from bsweep.plots import cost, epochs, exchange, rounds, scores, speed, surface, target, times
 from bsweep.plots.along import measured_cells
 from bsweep.plots.curves import COLORS, LINES, MARKERS, in_order
 from bsweep.plots.drawing import BATCH_LABEL, StudyFigure, caption, save
 from bsweep.plots.rounds import scaled_rounds
+from bsweep.plots.surface import PARTS, targets_in_words
 
 # In the order of a report: what was asked comes first. Each is its name, its table and its drawing.
 _FIGURES = (
+    StudyFigure("time_surface", analysis.surface, surface.time_surface),
+    StudyFigure("pareto_front", analysis.surface, cost.pareto_front),
+    StudyFigure("one_more_worker", analysis.more_workers, cost.one_more_worker),
+    StudyFigure("bottlenecks", analysis.surface, surface.bottlenecks),
     StudyFigure("accuracy_by_time", epochs.accuracies_by_time, epochs.accuracy_by_time),
     StudyFigure("time_to_target", target.times_to_target, target.time_to_target),
     StudyFigure("time_by_batch", measured_cells, times.time_by_batch),
@@ -48,6 +54,7 @@ __all__ = [
     "FIGURES",
     "LINES",
     "MARKERS",
+    "PARTS",
     "caption",
     "counted",
     "figures",
@@ -55,13 +62,15 @@ __all__ = [
     "length_of",
     "save",
     "scaled_rounds",
+    "targets_in_words",
     "words",
 ]
 
 
 def figures(study: Study) -> dict[str, Callable[[Study], Figure]]:
     """Those of `FIGURES` whose table has a row in this study."""
-    return {name: figure for name, figure in FIGURES.items() if len(figure.table(study))}
+    with computing_once():
+        return {name: figure for name, figure in FIGURES.items() if len(figure.table(study))}
 
 
 def __getattr__(name: str) -> StudyFigure:

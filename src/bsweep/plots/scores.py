@@ -19,9 +19,12 @@ from bsweep.plots.epochs import PARTS
 
 
 def final_scores(study: Study) -> pd.DataFrame:
-    """The cells, unless none has learned."""
+    """The cells, unless none has learned, or none has ended an epoch."""
     cells = measured_cells(study)
-    return cells if drawing.has_learned(study) else cells[:0]
+    is_known = (
+        cells[[f"{part}_{quantity}" for part in PARTS for quantity in ("accuracy", "loss")]].notna().any(axis=None)
+    )
+    return cells if is_known and drawing.has_learned(study) else cells[:0]
 
 
 def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:

@@ -100,8 +100,8 @@ def _page(
     statuses = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in Counter(study.runs["status"]).items())
     failures = analysis.failures(study.runs)
     sections = [
-        *(f"<p class=headline>{html.escape(line)}</p>" for line in headlines(study)),
-        _list("Warnings", [*analysis.caveats(study), *study.warnings], "warnings"),
+        *(f"<p class=headline>{html.escape(line)}</p>" for line in _opening(study)),
+        _list("Warnings", [*analysis.doubts(study), *analysis.caveats(study), *study.warnings], "warnings"),
         "<h2>Figures</h2>",
         *(_figure(study, name, caption, folder) for name, caption in captions.items()),
         "<h2>Tables</h2>",
@@ -117,6 +117,11 @@ def _page(
     summary = f"{plots.counted(len(study.runs), 'run')}: {statuses}.{left_out}"
     body = "\n".join(section for section in sections if section)
     return _PAGE.substitute(title=html.escape(study.name), summary=summary, body=body)
+
+
+def _opening(study: Study) -> list[str]:
+    """What the page says first: the recommendation, or what is missing for one after all else that can be said."""
+    return [*analysis.recommendations(study), *headlines(study), *analysis.what_is_missing(study)]
 
 
 def _figure(study: Study, name: str, caption: str, folder: Path) -> str:

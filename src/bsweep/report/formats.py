@@ -88,7 +88,7 @@ def _rows(table: Table, escape: Callable[[str], str]) -> Iterator[list[str]]:
 def _are_numbers(table: Table) -> list[bool]:
     """For each column, whether it holds numbers, which line up on the right."""
     return [
-        all(re.fullmatch(r"-|[\d.,/e+-]+( ± .*|, [\d.,e+-]+| to [\d+-]+)?", text) for text in values)
+        all(re.fullmatch(r"-|[\d.,/e+-]+( ± .*|, [\d.,e+-]+| to [\d.,e+-]+)?", text) for text in values)
         for _, values in table.cells.items()
     ]
 

@@ -13,6 +13,7 @@ from bsweep.analysis import Study
 from bsweep.analysis.columns import heading, number_text
 from bsweep.analysis.numbers import fixed, spread
 from bsweep.report.formats import Table
+from bsweep.report.recommended import recommended
 
 _MAX_NODES = 8  # that have a column each
 
@@ -21,6 +22,7 @@ def tables(study: Study) -> Iterator[Table]:
     """All tables for which a study has the numbers."""
     cells = analysis.cells(study.runs)
     yield _means(study, cells)
+    yield from recommended(study)
     no_speedup = analysis.unequal_threads(cells)
     others = {
         "Ratio to the next smaller local batch, everything else being equal.": _ratios(cells),

@@ -127,21 +127,38 @@ def _chosen(runs: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
         if not (texts == value).any():
             raise ValueError(f"--where {name}={value}: no run has it. There is: {', '.join(sorted(set(texts)))}.")
         kept = kept[texts == value]
-    if "batching" in kept:
-        kept = kept[kept["batching"].isna() | kept["batching"].isin(["", "fixed"])]
+    kept = of_one_batch(kept)
     if kept.empty:
         raise ValueError("no run of the study has one batch size from its beginning: there is nothing to predict from.")
     return kept
 
 
-def _refuse_unsynchronised(study: Study, runs: pd.DataFrame) -> None:
+def of_one_batch(runs: pd.DataFrame) -> pd.DataFrame:
+    """Those runs whose batch size no policy changes."""
+    return runs[runs["batching"].isna() | runs["batching"].isin(["", "fixed"])] if "batching" in runs else runs
+
+
+def told_apart(runs: pd.DataFrame) -> list[str]:
+    """The settings, other than batch size and workers, that tell runs apart which do not compare; see `keyed`."""
+    return [name for name in cell_keys(_compared(runs)) if name not in ("num_workers", "local_batch")]
+
+
+def _compared(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs.drop(columns=[name for name in runs if _makes_no_difference(runs, str(name))])
+
+
+def unsynchronised(study: Study, runs: pd.DataFrame) -> list[str]:
+    """The strategies of those runs whose workers do not take every step together, of which no steps are counted."""
     in_rounds = runs["run_id"].isin(study.rounds["run_id"])
     consistency = runs.get("strategy.consistency", pd.Series(None, index=runs.index, dtype=object))
-    if in_rounds.any() or consistency.isin(_UNSYNCHRONISED).any():
-        names = ", ".join(sorted(set(runs.loc[in_rounds | consistency.isin(_UNSYNCHRONISED), "strategy"])))
+    return sorted(set(runs.loc[in_rounds | consistency.isin(_UNSYNCHRONISED), "strategy"]))
+
+
+def _refuse_unsynchronised(study: Study, runs: pd.DataFrame) -> None:
+    if names := unsynchronised(study, runs):
         raise ValueError(
-            f"the runs with {names} do not take every step together: S_min + E_min / B says nothing of steps that are "
-            "not one gradient of the global batch. Choose others, as in --where strategy=horovod."
+            f"the runs with {', '.join(names)} do not take every step together: S_min + E_min / B says nothing of "
+            "steps that are not one gradient of the global batch. Choose others, as in --where strategy=horovod."
         )
 
 
@@ -151,10 +168,8 @@ def _refuse_mixed(runs: pd.DataFrame) -> bool:
     Returns:
         Whether batch sizes were run with several rates.
     """
-    compared = runs.drop(columns=[name for name in runs if _makes_no_difference(runs, str(name))])
-    known = keyed(compared)
-    mixed = [name for name in cell_keys(compared) if name not in ("num_workers", "local_batch")]
-    found = {name: sorted({setting_text(value) for value in known[name]}) for name in mixed}
+    known = keyed(_compared(runs))
+    found = {name: sorted({setting_text(value) for value in known[name]}) for name in told_apart(runs)}
     found = {name: values for name, values in found.items() if len(values) > 1}
     if "hardware" in found:
         raise ValueError(

@@ -1,0 +1,196 @@
+"""What a report opens with: for each part of a study that compares, the recommended cell, or what is missing for one.
+
+Runs that differ in more than batch size, workers and seed do not compare, and have an answer each. Where several
+learning rates were run, each cell is taken at the best of them, see `bsweep.analysis.tuning`. Where runs name no target
+that can be predicted, it is the one of `bsweep.analysis.supported`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+
+from bsweep.analysis.keys import keyed
+from bsweep.analysis.naming import counted, words
+from bsweep.analysis.once import once
+from bsweep.analysis.prediction import Prediction, predict
+from bsweep.analysis.prediction.selection import of_one_batch, told_apart, unsynchronised
+from bsweep.analysis.study import Study
+from bsweep.analysis.supported import part_of, supported_target
+from bsweep.analysis.tuning import TUNED, rate_settings, tuned
+from bsweep.config import Target
+
+MOST_ANSWERS = 4  # of a study, those of its largest parts: each takes about a second
+_TARGETS = {"target_accuracy": "test_accuracy", "target_loss": "test_loss"}
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What one part of a study says: `where` has in words what sets its runs apart, empty where nothing does.
+
+    `sentences` say what is recommended and for which target; or, where `prediction` is None, what is missing.
+    """
+
+    where: str
+    prediction: Prediction | None
+    sentences: tuple[str, ...]
+
+
+@once
+def answers(study: Study) -> list[Answer]:
+    """The answers of a study, of its largest parts first, `MOST_ANSWERS` at most; none where no run has completed."""
+    if not (study.runs["status"] == "completed").any():
+        return []
+    return [_answer(where, part) for where, part in _parts(study)[:MOST_ANSWERS]]
+
+
+def recommendations(study: Study) -> list[str]:
+    """The recommended cells in sentences with their intervals; nothing where something is missing for all of them."""
+    found = [answer for answer in answers(study) if answer.prediction is not None]
+    lines = [f"{answer.where}: {line}" if answer.where else line for answer in found for line in answer.sentences]
+    more = len(_parts(study)) - MOST_ANSWERS
+    if found and more > 0:
+        lines.append(
+            f"{counted(more, 'further part')} of the study would have an answer too: bsweep predict {study.folder} "
+            "says how to choose one."
+        )
+    return lines
+
+
+def doubts(study: Study) -> list[str]:
+    """What the predictions warn of, for what they hold, once each."""
+    found: dict[str, list[str]] = {}
+    for answer in answers(study):
+        for text in answer.prediction.warnings if answer.prediction is not None else ():
+            found.setdefault(text, []).append(answer.where)
+    return [f"{_for_what(where)}: {text}" for text, where in found.items()]
+
+
+def _for_what(where: list[str]) -> str:
+    return f"prediction ({'; '.join(where)})" if any(where) else "prediction"
+
+
+def what_is_missing(study: Study) -> list[str]:
+    """Why there is no recommendation for parts of the study, and what to run; the same thing once."""
+    places: dict[str, list[str]] = {}
+    for answer in answers(study):
+        if answer.prediction is None:
+            places.setdefault(" ".join(answer.sentences), []).append(answer.where)
+    is_all = len(places) == 1 and all(answer.prediction is None for answer in answers(study))
+    return [line if is_all else f"{'; '.join(filter(None, where))}: {line}" for line, where in places.items()]
+
+
+@once
+def _parts(study: Study) -> list[tuple[str, Study]]:
+    """Runs that compare, the most first, after what sets them apart in words."""
+    fixed = part_of(study, study.runs["run_id"].isin(of_one_batch(study.runs)["run_id"]))
+    if fixed.runs.empty:
+        return [("", study)]
+    best = tuned(fixed) if rate_settings(fixed.runs) != ["lr"] else fixed  # of base rates `predict` takes the best
+    keys, known = told_apart(best.runs), keyed(best.runs)
+    differing = [name for name in keys if known[name].nunique() > 1 and name != "lr"]
+    if not differing:
+        return [("", best)]
+    groups = known.groupby(differing, sort=False)
+    parts = [
+        (", ".join(words(name, value) for name, value in zip(differing, key, strict=True)), group.index)
+        for key, group in groups
+    ]
+    parts.sort(key=lambda part: -len(part[1]))
+    return [(where, part_of(best, best.runs["run_id"].isin(best.runs.loc[index, "run_id"]))) for where, index in parts]
+
+
+def _answer(where: str, study: Study) -> Answer:
+    problems: list[str] = []
+    for target, told in _targets(study):
+        given = {name: target.value for name, metric in _TARGETS.items() if metric == target.metric}
+        try:
+            found = predict(study, **given)  # type: ignore[arg-type]
+        except ValueError as error:
+            problems.append(_sentence(str(error)))
+            continue
+        basis = " ".join(filter(None, (*problems[:1], told, _of_rates(study))))
+        return Answer(where, found, tuple(filter(None, (found.sentence(), basis))))
+    return Answer(where, None, (_missing(study, problems),))
+
+
+def _targets(study: Study) -> Iterator[tuple[Target, str]]:
+    """The target that all runs name, then the one that they support, with what to say of it."""
+    named = [
+        Target(metric, float(value))
+        for name, metric in _TARGETS.items()
+        if name in study.runs
+        for value in pd.to_numeric(study.runs[name]).dropna().unique()
+    ]
+    if len(named) == 1:
+        yield named[0], ""
+    supported = supported_target(study)
+    if supported is None or supported[0] in named[:1]:
+        return
+    target, why = supported
+    several = (
+        f"The runs name {len(named)} targets. " if len(named) > 1 else "The runs name no target: " if not named else ""
+    )
+    yield target, f"{several}{why}" if several.endswith(": ") else f"{several}{_sentence(why)}"
+
+
+def _of_rates(study: Study) -> str:
+    if not study.runs["lr_rule"].eq(TUNED).any():
+        return ""
+    return (
+        "Each cell is taken at the best of its learning rates, found by the same runs: that flatters its time a little."
+    )
+
+
+def _missing(study: Study, problems: list[str]) -> str:
+    """Why there is no recommendation, how much is missing, and the command that gets it."""
+    runs = study.runs
+    batches = sorted(runs["global_batch"].unique())
+    command = f"bsweep run -m local_batch={_around(int(runs['local_batch'].iloc[0]))} study={study.name}"
+    if names := unsynchronised(study, runs):
+        shown = " or ".join(words("variant", name) for name in names)
+        return (
+            f"No recommendation of a batch size: workers with {shown} do not take every step together, and the law of "
+            "steps over batch sizes is for those that do, as with strategy=horovod."
+        )
+    if runs.groupby(["global_batch", "num_workers"]).ngroups == 1:
+        batch, workers = batches[0], words("num_workers", runs["num_workers"].iloc[0])
+        return (
+            f"No recommendation of a batch size or a worker count: there is one cell alone (global batch {batch} on "
+            f"{workers}). One more batch size is missing for a curve, two for a test of it: {command}, with the other "
+            "settings as they were."
+        )
+    if len(batches) == 1:
+        return (
+            f"No recommendation of a batch size: all runs have a global batch of {batches[0]}. One more batch size is "
+            f"missing for a curve, two for a test of it: {command}, with the other settings as they were."
+        )
+    if not problems:
+        return _no_target(study)
+    return f"No recommendation of a batch size: {problems[-1][0].lower()}{problems[-1][1:]}"
+
+
+def _no_target(study: Study) -> str:
+    """Why the runs support no target at all."""
+    evaluated = study.evaluations.groupby("run_id").size().reindex(study.runs["run_id"]).fillna(0)
+    few = int((evaluated < 2).sum())
+    if few > len(evaluated) / 2:
+        return (
+            f"No recommendation of a batch size: a time to an accuracy takes two evaluations of a run, and {few} of "
+            f"{counted(len(evaluated), 'run')} have fewer. Evaluate within epochs (evaluate_every_examples=...) or "
+            f"train for two: bsweep run -m ... epochs=2 study={study.name}."
+        )
+    return (
+        "No recommendation of a batch size: not half of the cells reach an accuracy above chance. Train for longer, or "
+        "at learning rates that suit each batch (optimizer.lr_rule=linear)."
+    )
+
+
+def _around(local_batch: int) -> str:
+    return ",".join(str(batch) for batch in dict.fromkeys((max(1, local_batch // 2), local_batch, 2 * local_batch)))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"

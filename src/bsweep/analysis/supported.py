@@ -1,0 +1,73 @@
+"""Parts of a study, and the target that one supports where its runs name none that they reach.
+
+That target is the highest test accuracy, in whole percents, that three quarters of the cells reach in all their runs,
+on three batch sizes at least where there are as many: as far along training as most cells can tell, with few runs that
+are known by a bound alone. Where so many do not get above chance, half of the cells are enough. Where no accuracy was
+measured it is the lowest test loss, in hundredths. A run reaches what the median of three evaluations does, so that one
+evaluation reaches nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES
+from bsweep.analysis.study import Study
+from bsweep.analysis.targets import to_target
+from bsweep.config import Target
+
+_STEP = 0.01
+_SHARES = (0.75, 0.5)  # of the cells, which are most of them
+_IN_WORDS = {
+    "test_accuracy": "highest test accuracy, in whole percents,",
+    "test_loss": "lowest test loss, in hundredths,",
+}
+
+
+def part_of(study: Study, kept: pd.Series[bool]) -> Study:
+    """The study with some of its runs alone, in all that a prediction reads."""
+    runs = study.runs[kept]
+    tables = {name: getattr(study, name) for name in ("epochs", "evaluations", "noise_scales", "rounds", "provenance")}
+    return replace(
+        study, runs=runs, **{name: table[table["run_id"].isin(runs["run_id"])] for name, table in tables.items()}
+    )
+
+
+def supported_target(study: Study) -> tuple[Target, str] | None:
+    """The target of the module's first lines, with a sentence that says so; None where the runs support none."""
+    metric = "test_accuracy" if study.evaluations["test_accuracy"].notna().any() else "test_loss"
+    cells = _scores(study, Target(metric, 1.0)).sort_values(ascending=False)
+    chance = 1 / study.runs["num_classes"].max()
+    least = (chance if math.isfinite(chance) else 0.0) if metric == "test_accuracy" else -math.inf
+    score = next((level for share in _SHARES if (level := _level(cells, share)) > least), -math.inf)
+    if not math.isfinite(score):
+        return None
+    target = Target(metric, round(abs(score), 2))
+    return target, (
+        f"{target} was taken, for it is the {_IN_WORDS[metric]} that most cells "
+        f"({int((cells >= score - 1e-9).sum())} of {len(cells)}) reach in all their runs."
+    )
+
+
+def _level(cells: pd.Series[float], share: float) -> float:
+    """The level that so many cells reach, of scores that descend, and three batch sizes among them; -inf if none."""
+    batches = cells.index.get_level_values("global_batch")
+    enough = min(ENOUGH_BATCHES, batches.nunique())
+    places = range(max(1, math.ceil(share * len(cells))) - 1, len(cells))
+    place = next((place for place in places if batches[: place + 1].nunique() >= enough), None)
+    if place is None or not math.isfinite(cells.iloc[place]):
+        return -math.inf
+    return math.floor(float(cells.iloc[place]) / _STEP + 1e-9) * _STEP
+
+
+def _scores(study: Study, any_target: Target) -> pd.Series[float]:
+    """The best that all runs of a cell reach, by global batch and workers; more is better, -inf for nothing."""
+    runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
+    num_evaluations = study.evaluations.dropna(subset=any_target.metric).groupby("run_id").size()
+    best = to_target(study, any_target)["best"].astype(float).where(num_evaluations > 1)
+    scores = (any_target.sign * runs["run_id"].map(best)).fillna(-np.inf)
+    return scores.groupby([runs["global_batch"], runs["num_workers"]]).min()

@@ -1,0 +1,89 @@
+"""The best learning rate of each cell where a study ran several, and whether a batch effect survives it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from bsweep.analysis.keys import cell_keys, keyed
+from bsweep.analysis.once import once
+from bsweep.analysis.statistics import over_seeds, seed_points
+from bsweep.analysis.study import Study
+from bsweep.analysis.supported import part_of
+
+RATES = ("lr", "lr_rule", "optimizer.reference_batch")  # what decides the learning rate of a batch size
+TUNED = "best of each cell"  # stands for a rule where each cell has the best of its rates
+
+
+def rate_settings(runs: pd.DataFrame) -> list[str]:
+    """Those of `RATES` by which some cell was run at several learning rates; none where no cell was."""
+    keys = cell_keys(runs)
+    rates = [name for name in keys if name in RATES]
+    others = [name for name in keys if name not in RATES]
+    if not rates or runs.groupby([keyed(runs)[name] for name in others])["learning_rate"].nunique().max() < 2:
+        return []
+    return rates
+
+
+@once
+def rates(study: Study) -> pd.DataFrame:
+    """What each learning rate of each cell came to, indexed by `cell_keys`; empty where no cell was run at several.
+
+    Columns: `learning_rate`; `score`, the mean over seeds of `metric`, with `score_ci95` and `score_points`: the
+    `seconds_to_target` where runs name a target, else the final `test_accuracy`; `n`, the seeds that have one;
+    `missed`, those that diverged or did not reach the target; `num_rates` of the cell; `is_best`: fewest seeds missed,
+    then the best mean; `at_edge`, `lowest` or `highest` where the best of several rates is the last one tried.
+    """
+    runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
+    settings = rate_settings(runs) if len(runs) else []
+    if not settings:
+        return pd.DataFrame()
+    keys, known = cell_keys(study.runs), keyed(study.runs).loc[runs.index]
+    metric = "seconds_to_target" if _has_target(runs) else "test_accuracy"
+    score = runs[metric].astype(float)
+    if metric == "test_accuracy":
+        score = score.mask(runs["status"] == "diverged")
+    known = known.assign(score=score)
+    table = known.groupby(keys)[["learning_rate"]].first()
+    per_seed = known.groupby([*keys, "seed"])["score"].agg(lambda of: of.mean(skipna=False))
+    table["missed"] = per_seed.isna().groupby(level=keys).sum()
+    reached = known[known["score"].notna()]
+    table = table.join(over_seeds(reached, keys, ["score"])).join(seed_points(reached, keys, ["score"]))
+    table["n"] = table["n"].fillna(0).astype(int)
+    return _with_best(table.assign(metric=metric))
+
+
+def _has_target(runs: pd.DataFrame) -> bool:
+    return "seconds_to_target" in runs and bool(runs["seconds_to_target"].notna().any())
+
+
+def _with_best(table: pd.DataFrame) -> pd.DataFrame:
+    others = [name for name in table.index.names if name not in RATES]
+    sign = 1 if table["metric"].iloc[0] == "seconds_to_target" else -1
+    share = table["missed"] / (table["missed"] + table["n"])
+    order = table.assign(share=share, cost=sign * table["score"]).sort_values(["share", "cost"], kind="stable")
+    best = ~order.groupby(level=others).cumcount().astype(bool)
+    of_cell = table.groupby(level=others)["learning_rate"]
+    table = table.assign(num_rates=of_cell.transform("nunique"), is_best=best.reindex(table.index) & (table["n"] > 0))
+    is_end = {"lowest": of_cell.transform("min"), "highest": of_cell.transform("max")}
+    table["at_edge"] = ""
+    for name, end in is_end.items():
+        is_last = table["is_best"] & (table["num_rates"] > 1) & np.isclose(table["learning_rate"], end)
+        table["at_edge"] = table["at_edge"].mask(is_last, name)
+    return table
+
+
+def tuned(study: Study) -> Study:
+    """The study with the runs at the best rate of each cell alone, as one rule; all where cells have one rate each."""
+    table = rates(study)
+    if table.empty:
+        return study
+    best = table.index[table["is_best"]]
+    own = pd.MultiIndex.from_frame(keyed(study.runs)[list(table.index.names)])
+    part = part_of(study, pd.Series(own.isin(best), study.runs.index))
+    same = {
+        name: value for name, value in (("lr_rule", TUNED), ("optimizer.reference_batch", np.nan)) if name in part.runs
+    }
+    return replace(part, runs=part.runs.assign(**same))

@@ -1,0 +1,111 @@
+"""What the time to a target costs: worker-seconds against seconds, and what one more worker buys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bsweep import analysis
+from bsweep.analysis import Study
+from bsweep.plots import drawing
+from bsweep.plots.curves import COLORS, MARKERS, handle
+from bsweep.plots.surface import targets_in_words
+
+_MOST_TICKS = 8
+_STEP_INCHES = 0.3
+
+
+def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
+    """Worker-seconds against seconds to the target, a point a cell; those on the front are named with their interval.
+
+    No cell takes less time than one on the front for as few worker-seconds.
+    """
+    cells = cells[cells["is_allowed"]]
+    parts = [(str(where), rows) for where, rows in cells.groupby("where", sort=False)]
+    figure, grid = drawing.grid(len(parts), 1, 3.0)
+    counts = sorted(set(cells["num_workers"]))
+    for (axes,), (where, rows) in zip(grid, parts, strict=True):
+        _draw_front(axes, rows, counts)
+        axes.set_title(drawing.broken(where, 60), loc="left")
+        axes.set(xlabel=f"Time to {targets_in_words(rows)} (s)", ylabel="Worker-seconds")
+    handles = [handle(_look(counts, count), _workers(count)) for count in counts]
+    front = handle({"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.0}, "front")
+    drawing.legends(figure, ([*handles, front], ""))
+    return drawing.captioned(
+        figure,
+        f"Worker-seconds against seconds to {targets_in_words(cells)}, a point for each cell of the grid; pale ones "
+        "take longer than another for as many worker-seconds. Those on the front are named by their global batch, with "
+        "90 % intervals of a typical run.",
+    )
+
+
+def _draw_front(axes: Axes, rows: pd.DataFrame, counts: list[int]) -> None:
+    for count in counts:
+        of = rows[rows["num_workers"] == count]
+        axes.plot(of["seconds"], of["worker_seconds"], **{**_look(counts, count), "linestyle": ""}, alpha=0.35)
+    front = rows[rows["is_on_front"]].sort_values("seconds")
+    axes.step(front["seconds"], front["worker_seconds"], "k", where="post", linestyle=(0, (4, 2)), linewidth=1.0)
+    for cell in front.to_dict("records"):
+        color, workers = _look(counts, cell["num_workers"])["color"], cell["num_workers"]
+        off = np.abs([[cell["seconds"] - cell["typical_low"]], [cell["typical_high"] - cell["seconds"]]])
+        place = ([cell["seconds"]], [cell["worker_seconds"]])
+        axes.errorbar(*place, xerr=off, yerr=workers * off, fmt="none", ecolor=color, elinewidth=1.0)
+        axes.plot(*place, **{**_look(counts, workers), "linestyle": "", "markersize": 7}, markeredgecolor="black")
+        below: dict[str, Any] = {"textcoords": "offset points", "xytext": (-4, -12), "fontsize": 8, "ha": "right"}
+        axes.annotate(f"{cell['global_batch']}", (cell["seconds"], cell["worker_seconds"]), **below)
+    for axis, scale, name in (
+        (axes.xaxis, axes.set_xscale, "seconds"),
+        (axes.yaxis, axes.set_yscale, "worker_seconds"),
+    ):
+        scale("log")
+        drawing.plain_log_ticks(axis, *drawing.extent(rows[name]))
+
+
+def _look(counts: list[int], count: int) -> dict[str, Any]:
+    place = counts.index(count)
+    return {"color": COLORS[place % len(COLORS)], "marker": MARKERS[place % len(MARKERS)], "linestyle": ""}
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' * (count != 1)}"
+
+
+def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
+    """Seconds that going to the next worker count saves, and worker-seconds that it adds, at the best batch of each."""
+    figure = Figure(figsize=(drawing.WIDTH, 0.8 + _STEP_INCHES * (len(steps) + 0.5)), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    places = range(len(steps))
+    names = {"saved_seconds": "Seconds saved", "added_worker_seconds": "Worker-seconds added"}
+    for axes, (name, label) in zip(panels, names.items(), strict=True):
+        off = [steps[name] - steps[f"{name}_low"], steps[f"{name}_high"] - steps[name]]
+        is_open = (steps[f"{name}_low"] <= 0) & (steps[f"{name}_high"] >= 0)
+        colors = ["white" if none else COLORS[0] for none in is_open]
+        axes.barh(places, steps[name], 0.6, color=colors, edgecolor=COLORS[0], alpha=0.8)
+        axes.errorbar(steps[name], places, xerr=np.abs(off), fmt="none", ecolor="black", elinewidth=1.0)
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set_xlabel(label)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+    panels[0].set_yticks(places, [_step_name(step) for step in steps.to_dict("records")])
+    panels[0].set_ylim(len(steps) - 0.4, -0.6)
+    has_open = (steps["verdict"] == analysis.NO_DIFFERENCE).any()
+    drawing.legends(figure, ([], ""))
+    return drawing.captioned(
+        figure,
+        f"What going to the next worker count buys on the way to {targets_in_words(steps)}, each at its best global "
+        "batch: medians with 90 % intervals of a typical run.",
+        "Open bars have an interval that contains zero: no difference." if has_open else "",
+    )
+
+
+def _step_name(step: dict[Any, Any]) -> str:
+    name = f"{step['num_workers']} to {step['more_workers']} workers"
+    batches = f"batch {step['global_batch']} to {step['more_global_batch']}"
+    if step["global_batch"] == step["more_global_batch"]:
+        batches = f"batch {step['global_batch']}"
+    where = f"{step['where']}: " if step["where"] else ""
+    return drawing.broken(f"{where}{name}, {batches}", 36)

@@ -1,0 +1,183 @@
+"""Maps over batch sizes and workers: the predicted time to a target, and where that time goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from bsweep.analysis import Study
+from bsweep.plots import drawing
+from bsweep.plots.curves import handle
+
+GLOBAL_BATCH = "Global batch (examples)"
+_UNITS = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86400.0))
+_MOST_COLUMNS = 14  # of a map, in which intervals can be read
+_DARK = 0.45  # of a colour's luminance, below which text on it is white
+_DARKEST, _LIGHTEST = 0.2, 0.97  # of the colours of times
+_FRAME: dict[str, Any] = {"fill": False, "edgecolor": "black", "linewidth": 1.0}
+PARTS = {  # of a time: colour (after Okabe and Ito, light enough to be written on), in words, and in a cell
+    "fixed": ("#E69F00", "of a step, whatever its batch", "fixed cost"),
+    "computing": ("#E3E3E3", "on examples that the smallest batch needs too", "computing"),
+    "large_batch": ("#56B4E9", "computing on further examples, which a batch this large needs", "large batch"),
+    "exchange": ("#CC79A7", "of gradients, as far as computing does not hide it", "exchange"),
+    "waiting": ("#009E73", "for slower workers", "waiting"),
+}
+
+
+def time_surface(study: Study, cells: pd.DataFrame) -> Figure:
+    """Predicted time to the target by global batch and workers, with 90 % intervals; measured cells are framed."""
+    unit, seconds = _unit(cells["seconds"])
+    norm, colors = LogNorm(*_ends(cells["seconds"] / seconds)), colormaps["Blues_r"]
+    figure, panels = _maps(cells, f"Time to {targets_in_words(cells)} ({unit}), with its 90 % interval")
+    for axes, rows in panels:
+        for x, y, cell in _placed(rows):
+            value = cell["seconds"] / seconds
+            _draw_cell(
+                axes,
+                x,
+                y,
+                colors(_LIGHTEST + (_DARKEST - _LIGHTEST) * (1 - norm(value))),
+                _time_text(cell, seconds),
+                cell,
+            )
+    legend = [
+        *_marks(cells),
+        Patch(
+            facecolor="white",
+            edgecolor="#888888",
+            linestyle=":",
+            label="cannot be trained, or was and did not get there",
+        ),
+    ]
+    has_problem = (cells["problem"] != "").any()
+    drawing.legends(figure, (legend if has_problem else legend[:-1], ""))
+    return drawing.captioned(
+        figure,
+        f"Predicted time ({unit}) to {targets_in_words(cells)} by global batch and workers, above the 90 % interval of "
+        f"one further run; darker is sooner. {_marked(cells)}",
+    )
+
+
+def bottlenecks(study: Study, cells: pd.DataFrame) -> Figure:
+    """What takes most of the time to the target in each cell of the grid, and how much of it."""
+    figure, panels = _maps(cells, f"What takes most of the time to {targets_in_words(cells)}, and its share")
+    for axes, rows in panels:
+        for x, y, cell in _placed(rows):
+            color, _, short = PARTS[cell["bottleneck"]]
+            _draw_cell(axes, x, y, color, f"{short}\n{100 * cell['bottleneck_share']:.0f} %", cell)
+    found = [name for name in PARTS if (cells["bottleneck"] == name).any()]
+    entries = [Patch(facecolor=PARTS[name][0], label=f"{PARTS[name][2]}: {PARTS[name][1]}") for name in found]
+    drawing.legends(figure, ([*entries, *_marks(cells)], ""))
+    unmeasured = "" if cells["waiting_seconds"].notna().any() else "Waiting was not measured, and is in the exchange. "
+    return drawing.captioned(
+        figure,
+        f"What takes most of the time to {targets_in_words(cells)}, and its share of it, by the fitted step time and "
+        f"the critical batch size. {unmeasured}{_marked(cells)}",
+    )
+
+
+def _maps(cells: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
+    """A map for each part of the study, its cells on a grid of equal rectangles: batches across, workers upwards."""
+    parts = [(str(where), rows) for where, rows in cells.groupby("where", sort=False)]
+    heights = [0.42 * rows["num_workers"].nunique() + 0.1 for _, rows in parts]
+    height = sum(heights) + 0.75 + 0.25 * sum(where != "" for where, _ in parts)
+    figure = Figure(figsize=(drawing.WIDTH, height + 0.2), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=9)
+    grid = figure.subplots(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (where, rows) in zip(grid, parts, strict=True):
+        batches, workers = _sizes(rows, "global_batch"), _sizes(rows, "num_workers")
+        every = math.ceil(len(batches) / _MOST_COLUMNS)
+        axes.set_xticks(range(0, len(batches), every), [str(batch) for batch in batches[::every]])
+        axes.set_yticks(range(len(workers)), [str(count) for count in workers])
+        axes.set(xlim=(-0.5, len(batches) - 0.5), ylim=(-0.5, len(workers) - 0.5), ylabel="Workers")
+        axes.set_title(drawing.broken(where, 80), loc="left")
+        axes.grid(visible=False)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    grid[-1].set_xlabel(GLOBAL_BATCH)
+    return figure, list(zip(grid, (rows for _, rows in parts), strict=True))
+
+
+def _sizes(rows: pd.DataFrame, name: str) -> list[int]:
+    return sorted({int(value) for value in rows[name]})
+
+
+def _placed(rows: pd.DataFrame) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Each cell with its column and its row."""
+    columns = {batch: place for place, batch in enumerate(_sizes(rows, "global_batch"))}
+    lines = {count: place for place, count in enumerate(_sizes(rows, "num_workers"))}
+    for cell in rows.to_dict("records"):
+        yield columns[int(cell["global_batch"])], lines[int(cell["num_workers"])], {str(k): v for k, v in cell.items()}
+
+
+def _draw_cell(axes: Axes, x: int, y: int, color: Any, text: str, cell: dict[str, Any]) -> None:
+    """A rectangle with its text, framed if it was measured, with a star if it is recommended or as good."""
+    corner, is_lost = (x - 0.48, y - 0.46), cell["problem"] != ""
+    look: dict[str, Any] = {"facecolor": color, "edgecolor": "none"}
+    if is_lost:
+        look, text = {"facecolor": "white", "edgecolor": "#888888", "linestyle": ":"}, _broken_words(cell["problem"])
+    axes.add_patch(Rectangle(corner, 0.96, 0.92, **look))
+    if cell["num_runs"]:
+        axes.add_patch(Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, **_FRAME))
+    ink = "black" if is_lost or _luminance(color) > _DARK else "white"
+    columns = axes.get_xlim()[1] + 0.5
+    if columns <= _MOST_COLUMNS:
+        axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=7 if columns <= 9 else 5.5, linespacing=1.1)
+    if cell["is_recommended"] or cell["is_alternative"]:
+        face = ink if cell["is_recommended"] else "none"
+        axes.plot([x + 0.37], [y + 0.25], "*", markersize=7, color=ink, markerfacecolor=face, markeredgewidth=0.8)
+
+
+def _broken_words(text: str) -> str:
+    return text.replace("out of memory", "out of\nmemory").replace("not reached", "not\nreached")
+
+
+def _luminance(color: Any) -> float:
+    return float(np.dot(to_rgb(color), (0.299, 0.587, 0.114)))
+
+
+def _time_text(cell: dict[str, Any], unit: float) -> str:
+    """`12` above `9-16`: as many digits as the interval leaves known."""
+    low, high = cell["seconds_low"] / unit, cell["seconds_high"] / unit
+    decimals = max(0, 1 - math.floor(math.log10(max(high - low, 1e-9) / 2)) - 1)
+    return f"{cell['seconds'] / unit:.{decimals}f}\n{low:.{decimals}f}\N{EN DASH}{high:.{decimals}f}"
+
+
+def _unit(seconds: pd.Series[float]) -> tuple[str, float]:
+    """The largest unit of which most cells take three at least."""
+    return [one for one in _UNITS if seconds.median() >= 3 * one[1] or one[1] == 1][-1]
+
+
+def _ends(values: pd.Series[float]) -> tuple[float, float]:
+    low, high = drawing.extent(values)
+    return low, max(high, 1.01 * low)
+
+
+def _marks(cells: pd.DataFrame) -> list[Patch | Line2D]:
+    """The legend's entries for frames and stars."""
+    star: dict[str, Any] = {"linestyle": "", "marker": "*", "markersize": 8, "color": "black"}
+    entries: list[Patch | Line2D] = [Patch(**_FRAME, label="measured")] if cells["num_runs"].any() else []
+    entries.append(handle(star, "recommended"))
+    if cells["is_alternative"].any():
+        entries.append(handle({**star, "markerfacecolor": "none"}, "no difference from it"))
+    return entries
+
+
+def _marked(cells: pd.DataFrame) -> str:
+    framed = "Cells that were measured are framed; the others are predicted from them."
+    return framed if (cells["num_runs"] == 0).any() else "All cells were measured."
+
+
+def targets_in_words(cells: pd.DataFrame) -> str:
+    found: Sequence[str] = list(dict.fromkeys(cells["target"]))
+    return found[0] if len(found) == 1 else "each part's target"

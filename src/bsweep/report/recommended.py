@@ -1,0 +1,71 @@
+"""The tables of a report's predictions: every cell of the grid, and what one more worker buys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from bsweep import analysis, plots
+from bsweep.analysis import Study
+from bsweep.analysis.numbers import number
+from bsweep.report.formats import Table
+
+_CELLS = (
+    "Every cell of the grid: predicted time to {}, with the 90 % prediction interval of one further run. Bottleneck is "
+    "what takes most of the time. On the front: the probability that no cell takes less time for as few "
+    "worker-seconds. Best: the probability that no cell is faster."
+)
+_STEPS = (
+    "What one more worker buys on the way to {}, each worker count at its best global batch: medians with 90 % "
+    "intervals of a typical run; where the interval of the seconds contains zero there is no difference."
+)
+
+
+def recommended(study: Study) -> Iterator[Table]:
+    """The tables of all predictions of a study; none without one."""
+    if len(cells := analysis.surface(study)):
+        yield Table(_CELLS.format(plots.targets_in_words(cells)), _table(cells, _cell))
+    if len(steps := analysis.more_workers(study)):
+        yield Table(_STEPS.format(plots.targets_in_words(steps)), _table(steps, _step))
+
+
+def _table(rows: pd.DataFrame, row: Any) -> pd.DataFrame:
+    shown = pd.DataFrame([row({str(name): value for name, value in one.items()}) for one in rows.to_dict("records")])
+    if (rows["where"] != "").any():
+        shown.insert(0, "part", rows["where"].to_numpy())
+    return shown
+
+
+def _cell(cell: dict[str, Any]) -> dict[str, str]:
+    runs = f"{cell['num_reached']} of {cell['num_runs']} reached" if cell["num_runs"] else "not measured"
+    notes = ["extrapolated"] * bool(cell["is_extrapolated"]) + [cell["problem"]] * bool(cell["problem"])
+    return {
+        "global batch": str(cell["global_batch"]),
+        "workers": str(cell["num_workers"]),
+        "time (s)": number(cell["seconds"]),
+        "90 % interval (s)": f"{number(cell['seconds_low'])} to {number(cell['seconds_high'])}",
+        "worker-seconds": number(cell["worker_seconds"]),
+        "steps": f"{cell['steps']:.0f}",
+        "step (s)": number(cell["step_seconds"]),
+        "bottleneck": f"{plots.PARTS[cell['bottleneck']][2]}, {100 * cell['bottleneck_share']:.0f} %",
+        "on the front": f"{cell['probability_on_front']:.2f}",
+        "best": f"{cell['probability_best']:.2f}",
+        "runs": "; ".join([runs, *notes]),
+    }
+
+
+def _step(step: dict[str, Any]) -> dict[str, str]:
+    return {
+        "workers": f"{step['num_workers']} to {step['more_workers']}",
+        "global batch": f"{step['global_batch']} to {step['more_global_batch']}",
+        **_with_interval("time saved (s)", step, "saved_seconds"),
+        **_with_interval("worker-seconds added", step, "added_worker_seconds"),
+        "in time": step["verdict"] + "; extrapolated" * step["is_extrapolated"],
+    }
+
+
+def _with_interval(heading: str, row: dict[str, Any], name: str) -> dict[str, str]:
+    interval = f"{number(row[f'{name}_low'])} to {number(row[f'{name}_high'])}"
+    return {heading: number(row[name]), f"90 % interval of {heading}": interval}
