@@ -25,8 +25,8 @@ def surface(study: Study) -> pd.DataFrame:
     Columns more: `where`, the part of the study in words (empty where there is one), and `target`; `is_recommended`;
     `is_alternative`, not told from the recommended cell by its interval; `is_on_front`, if no cell that can be trained
     takes less time for as few worker-seconds, by medians, and `probability_on_front` by draws; `bottleneck`, which of
-    `PARTS` takes most of the time, and `bottleneck_share`. `problem` is also `NOT_REACHED`, where runs of the batch size
-    trained to their end and none reached the target.
+    `PARTS` takes most of the time, and `bottleneck_share`. `problem` is also `NOT_REACHED`, where runs of the batch
+    size trained to their end and none reached the target.
     """
     parts = [_cells(answer.where, answer.prediction) for answer in answers(study) if answer.prediction is not None]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
