@@ -2,6 +2,7 @@
 
 from bsweep.analysis.advice import against_published, headlines
 from bsweep.analysis.answering import MOST_ANSWERS, answers, doubts, recommendations, what_is_missing
+from bsweep.analysis.fairness import fairness_words
 from bsweep.analysis.geo_distributed import CONTRADICTIONS, IdleModel, idle_model, modelled_idle, published_idle
 from bsweep.analysis.growth import GROWS_WITH, epoch_growth, fit_power, overhead_growth
 from bsweep.analysis.idle import (
@@ -93,6 +94,7 @@ __all__ = [
     "epoch_growth",
     "equal_time_losses",
     "failures",
+    "fairness_words",
     "fastest_accurate",
     "fit_line",
     "fit_power",

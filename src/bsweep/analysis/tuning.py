@@ -14,6 +14,7 @@ from bsweep.analysis.study import Study
 from bsweep.analysis.supported import part_of
 
 RATES = ("lr", "lr_rule", "optimizer.reference_batch")  # what decides the learning rate of a batch size
+_MISSED = -1.0  # no accuracy and no time
 TUNED = "best of each cell"  # stands for a rule where each cell has the best of its rates
 
 
@@ -40,19 +41,33 @@ def rates(study: Study) -> pd.DataFrame:
     settings = rate_settings(runs) if len(runs) else []
     if not settings:
         return pd.DataFrame()
-    keys, known = cell_keys(study.runs), keyed(study.runs).loc[runs.index]
-    metric = "seconds_to_target" if _has_target(runs) else "test_accuracy"
-    score = runs[metric].astype(float)
-    if metric == "test_accuracy":
-        score = score.mask(runs["status"] == "diverged")
-    known = known.assign(score=score)
+    keys = cell_keys(study.runs)
+    known, per_seed = _scored(study), scores_by_seed(study)
     table = known.groupby(keys)[["learning_rate"]].first()
-    per_seed = known.groupby([*keys, "seed"])["score"].agg(lambda of: of.mean(skipna=False))
-    table["missed"] = per_seed.isna().groupby(level=keys).sum()
+    table["missed"] = per_seed.isna().sum(axis="columns")
     reached = known[known["score"].notna()]
     table = table.join(over_seeds(reached, keys, ["score"])).join(seed_points(reached, keys, ["score"]))
     table["n"] = table["n"].fillna(0).astype(int)
-    return _with_best(table.assign(metric=metric))
+    return _with_best(table.assign(metric=_metric(runs)))
+
+
+def scores_by_seed(study: Study) -> pd.DataFrame:
+    """The score of each seed (columns) of each row of `rates`; NaN for a seed that missed, inf for one not run."""
+    scores = _scored(study).groupby([*cell_keys(study.runs), "seed"])["score"].agg(lambda of: of.mean(skipna=False))
+    return scores.fillna(_MISSED).unstack("seed").fillna(np.inf).replace(_MISSED, np.nan)
+
+
+def _scored(study: Study) -> pd.DataFrame:
+    """The runs that ended by themselves as `keyed`, with their `score`, NaN of those that missed."""
+    runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
+    score = runs[_metric(runs)].astype(float)
+    if _metric(runs) == "test_accuracy":
+        score = score.mask(runs["status"] == "diverged")
+    return keyed(study.runs).loc[runs.index].assign(score=score)
+
+
+def _metric(runs: pd.DataFrame) -> str:
+    return "seconds_to_target" if _has_target(runs) else "test_accuracy"
 
 
 def _has_target(runs: pd.DataFrame) -> bool:

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from matplotlib.figure import Figure
 
 from bsweep import analysis
-from bsweep.analysis import Study
+from bsweep.analysis import Study, tuning
 from bsweep.analysis.naming import counted, length_of, words
 from bsweep.analysis.once import computing_once
-from bsweep.plots import cost, epochs, exchange, rounds, scores, speed, surface, target, times
+from bsweep.plots import cost, epochs, exchange, rates, rounds, scores, speed, surface, target, times
 from bsweep.plots.along import measured_cells
 from bsweep.plots.curves import COLORS, LINES, MARKERS, in_order
 from bsweep.plots.drawing import BATCH_LABEL, StudyFigure, caption, save
@@ -31,6 +31,7 @@ _FIGURES = (
     StudyFigure("pareto_front", analysis.surface, cost.pareto_front),
     StudyFigure("one_more_worker", analysis.more_workers, cost.one_more_worker),
     StudyFigure("bottlenecks", analysis.surface, surface.bottlenecks),
+    StudyFigure("rate_by_batch", tuning.rates, rates.rate_by_batch),
     StudyFigure("accuracy_by_time", epochs.accuracies_by_time, epochs.accuracy_by_time),
     StudyFigure("time_to_target", target.times_to_target, target.time_to_target),
     StudyFigure("time_by_batch", measured_cells, times.time_by_batch),

@@ -121,7 +121,8 @@ def _page(
 
 def _opening(study: Study) -> list[str]:
     """What the page says first: the recommendation, or what is missing for one after all else that can be said."""
-    return [*analysis.recommendations(study), *headlines(study), *analysis.what_is_missing(study)]
+    rates = analysis.fairness_words(study)
+    return [*analysis.recommendations(study), *rates, *headlines(study), *analysis.what_is_missing(study)]
 
 
 def _figure(study: Study, name: str, caption: str, folder: Path) -> str:

@@ -8,14 +8,20 @@ from typing import Any
 import pandas as pd
 
 from bsweep import analysis, plots
-from bsweep.analysis import Study
-from bsweep.analysis.numbers import number
+from bsweep.analysis import Study, tuning
+from bsweep.analysis.columns import heading
+from bsweep.analysis.numbers import number, setting_text, spread
 from bsweep.report.formats import Table
 
 _CELLS = (
     "Every cell of the grid: predicted time to {}, with the 90 % prediction interval of one further run. Bottleneck is "
     "what takes most of the time. On the front: the probability that no cell takes less time for as few "
     "worker-seconds. Best: the probability that no cell is faster."
+)
+_RATES = (
+    "The best learning rate of each cell that was run at several: the one with which the fewest seeds diverge or miss "
+    "the target, of equals the one with the best mean. Where it is the lowest or the highest that was run, a better "
+    "one may lie beyond."
 )
 _STEPS = (
     "What one more worker buys on the way to {}, each worker count at its best global batch: medians with 90 % "
@@ -29,6 +35,32 @@ def recommended(study: Study) -> Iterator[Table]:
         yield Table(_CELLS.format(plots.targets_in_words(cells)), _table(cells, _cell))
     if len(steps := analysis.more_workers(study)):
         yield Table(_STEPS.format(plots.targets_in_words(steps)), _table(steps, _step))
+    if len(rows := tuning.rates(study)):
+        yield _rates(rows)
+
+
+def _rates(table: pd.DataFrame) -> Table:
+    """The best rate of each cell that was run at several."""
+    apart = [name for name in analysis.levels(table) if name not in tuning.RATES]
+    shown = [name for name in apart if table.index.get_level_values(name).nunique() > 1 or name == "local_batch"]
+    name = {"test_accuracy": "test accuracy", "seconds_to_target": "time to target (s)"}[table["metric"].iloc[0]]
+    rows = []
+    for key, of in table.groupby(level=apart):
+        if (best := of[of["is_best"]]).empty:
+            continue
+        one, where = best.iloc[0], dict(zip(apart, key, strict=True))
+        rates = ", ".join(f"{rate:.3g}" for rate in sorted(of["learning_rate"].unique()))
+        scores = (spread(*row) for row in of[["score", "score_ci95", "score_points"]].itertuples(index=False))
+        rows.append({
+            **{heading(level): setting_text(where[level]).replace("_", " ") for level in shown},
+            "seeds": str(one["n"]),
+            "best learning rate": f"{one['learning_rate']:.3g}",
+            name: spread(one["score"], one["score_ci95"], one["score_points"]),
+            "rates that were run": rates,
+            "the best is the last": one["at_edge"] or "no",
+            f"{name} at each": "; ".join(scores),
+        })  # fmt: skip
+    return Table(_RATES, pd.DataFrame(rows))
 
 
 def _table(rows: pd.DataFrame, row: Any) -> pd.DataFrame:

@@ -1,0 +1,270 @@
+"""Whether an effect of the batch size survives the best learning rate of each batch size, or was one of the rate.
+
+A study that ran several rates says two things: what the batch sizes come to with one rate for all (the setting that
+was run with the most batch sizes, and of these the best on average), and what they come to with the best rate of each.
+Each seed is scored at the rate that the other seeds find best, so that a batch size gains nothing by the number of its
+rates. Of both all pairs of batch sizes are compared: differences of means over seeds, of seconds of their logarithms,
+with Welch's t-interval at 95 % for all pairs together (Bonferroni). A difference whose interval contains zero is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+from scipy.special import stdtrit
+
+from bsweep.analysis.keys import levels
+from bsweep.analysis.naming import counted, words
+from bsweep.analysis.numbers import number, setting_text
+from bsweep.analysis.once import once
+from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
+from bsweep.analysis.study import Study
+from bsweep.analysis.tuning import RATES, rates, scores_by_seed
+
+ENOUGH_RATES = 3  # of a batch size, for the best to lie between two others
+_MOST_GROUPS = 4  # that have sentences
+_ALPHA = 0.05
+Scores = Mapping[int, Sequence[float]]  # of each seed by batch size, NaN for a seed that diverged or fell short
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest difference between two batch sizes, of those told from zero if any is: `worse` less `better`.
+
+    Of test accuracies it is how far `worse` is below, of seconds the logarithm of how many times as long it takes;
+    `low` and `high` are the ends of its interval, NaN where seeds are too few for one.
+    """
+
+    better: int
+    worse: int
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_told(self) -> bool:
+        return self.low > 0
+
+
+@dataclass(frozen=True)
+class Fairness:
+    """One group of cells that differ in batch size and rate: what sets it `apart`, and both comparisons.
+
+    `one_rate` and `best_rates` are None where fewer than two batch sizes have a score; `missed` are batch sizes of
+    which a seed diverged or fell short of the target even at its best rate; `lacking_seeds` and `lacking_rates` are
+    what an interval and a best rate between others take more; `edges`, see `at_edge` of `rates`.
+    """
+
+    apart: str
+    metric: str
+    rate: str
+    one_rate: Difference | None
+    best_rates: Difference | None
+    missed: tuple[int, ...]
+    lacking_seeds: Mapping[int, int]
+    lacking_rates: Mapping[int, int]
+    edges: Mapping[int, str]
+
+
+@once
+def fairness(study: Study) -> list[Fairness]:
+    """Both comparisons for each group of cells that differ in batch size and rate; none where one rate was run."""
+    table = rates(study)
+    if table.empty:
+        return []
+    apart = [name for name in levels(table) if name not in (*RATES, "local_batch")]
+    known = scores_by_seed(study)
+    groups = [
+        (key, of) for key, of in table.groupby(level=apart) if of.index.get_level_values("local_batch").nunique() > 1
+    ]
+    groups.sort(key=lambda group: -len(group[1]))
+    varying = [name for name in apart if table.index.get_level_values(name).nunique() > 1]
+    return [
+        _of_group(", ".join(words(n, v) for n, v in zip(apart, key, strict=True) if n in varying), of, known)
+        for key, of in groups[:_MOST_GROUPS]
+    ]
+
+
+def _of_group(apart: str, table: pd.DataFrame, known: pd.DataFrame) -> Fairness:
+    sign = -1 if table["metric"].iloc[0] == "seconds_to_target" else 1
+    best, one = _tuned_scores(table, known, sign), one_rate_for_all(table)
+    of_one = {batch: [score for score in known.loc[key] if not np.isinf(score)] for batch, key in _by_batch(one)}
+    ends = table[table["at_edge"] != ""]
+    whole = {batch: scores for batch, scores in best.items() if not np.isnan(scores).any()}
+    counts = table.groupby(level="local_batch")["learning_rate"].nunique()
+    return Fairness(
+        apart=apart,
+        metric=str(table["metric"].iloc[0]),
+        rate=rate_words(one),
+        one_rate=_largest({batch: scores for batch, scores in of_one.items() if not np.isnan(scores).any()}, sign),
+        best_rates=_largest(whole, sign),
+        missed=tuple(batch for batch in best if batch not in whole),
+        lacking_seeds=_lacking({batch: len(scores) for batch, scores in best.items()}, MIN_SEEDS_FOR_INTERVAL),
+        lacking_rates=_lacking({int(str(batch)): int(count) for batch, count in counts.items()}, ENOUGH_RATES),
+        edges={batch: str(ends.loc[[key], "at_edge"].iloc[0]) for batch, key in _by_batch(ends)},
+    )
+
+
+def one_rate_for_all(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `rates` of the one setting that most batch sizes were run with, of several the best on average."""
+    settings = [name for name in levels(table) if name in RATES]
+    sign = -1 if table["metric"].iloc[0] == "seconds_to_target" else 1
+    value = np.log(table["score"]) if sign < 0 else table["score"]
+    by = table.assign(value=sign * value).groupby(level=settings)
+    order = pd.DataFrame({"size": by.size(), "missed": -by["missed"].sum(), "value": by["value"].mean()})
+    chosen = order.sort_values(["size", "missed", "value"]).index[-1]
+    return table[[_settings(key, table, settings) == _key(chosen) for key in table.index]]
+
+
+def _settings(key: tuple[Hashable, ...], table: pd.DataFrame, names: Sequence[str]) -> tuple[Hashable, ...]:
+    return tuple(value for name, value in zip(levels(table), key, strict=True) if name in names)
+
+
+def _key(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def rate_words(table: pd.DataFrame) -> str:
+    """What a rate setting is called: by the one rate that it is, or the base rate and the rule of several."""
+    if table["learning_rate"].nunique() == 1:
+        return f"{table['learning_rate'].iloc[0]:g}"
+    said = {"lr": "base rate {}", "lr_rule": "rule {}", "optimizer.reference_batch": "at batch {}"}
+    values = {name: setting_text(table.index.get_level_values(name)[0]) for name in RATES if name in levels(table)}
+    return ", ".join(said[name].format(value.replace("_", " ")) for name, value in values.items())
+
+
+def _by_batch(table: pd.DataFrame) -> list[tuple[int, tuple[Hashable, ...]]]:
+    place = levels(table).index("local_batch") if len(table) else 0
+    return sorted((int(key[place]), key) for key in table.index)
+
+
+def _tuned_scores(table: pd.DataFrame, known: pd.DataFrame, sign: int) -> dict[int, list[float]]:
+    """For each batch size the score of each seed, at the rate that the other seeds find best."""
+    found = {}
+    for batch, of in table.groupby(level="local_batch"):
+        found[int(str(batch))] = list(seeds_left_out(known.loc[of.index].to_numpy(float), sign))
+    return found
+
+
+def seeds_left_out(values: np.ndarray, sign: int) -> Iterator[float]:
+    """The scores of seeds, from those of rates by seeds: inf for a seed that was not run, NaN for one that missed."""
+    for seed in range(values.shape[1]):
+        candidates = np.flatnonzero(~np.isinf(values[:, seed]))
+        if len(candidates):
+            others = np.delete(values, seed, axis=1) if values.shape[1] > 1 else values
+            yield float(values[min(candidates, key=lambda rate: _rank(others[rate], sign)), seed])
+
+
+def _rank(scores: np.ndarray, sign: int) -> tuple[float, float]:
+    """What is least of the best rate: the share of seeds that missed, then the mean, of which more is better."""
+    run = scores[~np.isinf(scores)]
+    reached = run[~np.isnan(run)]
+    return (1 - len(reached) / len(run), -sign * float(reached.mean())) if len(reached) else (1.0, np.inf)
+
+
+def _largest(scores: Scores, sign: int) -> Difference | None:
+    """The largest difference that is told from zero, or else the largest; None of fewer than two batch sizes."""
+    values = {batch: np.log(of) if sign < 0 else np.asarray(of, float) for batch, of in scores.items() if len(of)}
+    if len(values) < 2:
+        return None
+    num_pairs = len(values) * (len(values) - 1) / 2
+    found = [_difference(*pair, values, sign, num_pairs) for pair in combinations(values, 2)]
+    return max(found, key=lambda one: (one.is_told, one.value))
+
+
+def _difference(one: int, other: int, values: Mapping[int, np.ndarray], sign: int, num_pairs: float) -> Difference:
+    better, worse = sorted((one, other), key=lambda batch: -sign * float(values[batch].mean()))
+    off = sign * float(values[better].mean() - values[worse].mean())
+    counts = [len(values[batch]) for batch in (better, worse)]
+    if min(counts) < MIN_SEEDS_FOR_INTERVAL:
+        return Difference(better, worse, off, np.nan, np.nan)
+    parts = [float(np.var(values[batch], ddof=1)) / len(values[batch]) for batch in (better, worse)]
+    total = sum(parts)
+    freedom = total**2 / sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True)) if total else np.inf
+    half = float(stdtrit(min(freedom, 1e6), 1 - _ALPHA / 2 / num_pairs)) * total**0.5
+    return Difference(better, worse, off, off - half, off + half)
+
+
+def _lacking(counts: Mapping[int, int], enough: int) -> dict[int, int]:
+    return {batch: enough - count for batch, count in counts.items() if count < enough}
+
+
+def fairness_words(study: Study) -> list[str]:
+    """What the comparisons say, a line for each group of cells; nothing where each cell was run at one rate."""
+    return [" ".join(_sentences(one)) for one in fairness(study)]
+
+
+def _sentences(one: Fairness) -> Iterator[str]:
+    where = f"{one.apart}: " if one.apart else ""
+    if one.best_rates is None or one.lacking_seeds:
+        missing = _batches(one.lacking_seeds, "more seed") or "two batch sizes with a score"
+        yield (
+            f"{where}Whether a batch effect survives the best learning rate of each batch size cannot be told: an "
+            f"interval takes {MIN_SEEDS_FOR_INTERVAL} seeds at each rate, and there are missing {missing} (seed=0,1,2)."
+        )
+    else:
+        before, after = one.one_rate, one.best_rates
+        if before is not None and not np.isnan(before.low):
+            yield f"{where}With one rate for all ({one.rate}) {_said(before, one.metric)}."
+            where = ""
+        yield f"{where}With the best of its rates at each batch size {_said(after, one.metric)}{_so(before, after)}."
+    yield from _caveats(one)
+
+
+def _said(of: Difference, metric: str) -> str:
+    if metric == "seconds_to_target":
+        low, value, high = (number(float(np.exp(part))) for part in (of.low, of.value, of.high))
+        what = f"local batch {of.worse} takes {value} times as long to the target as {of.better}"
+    else:
+        low, value, high = (number(part) for part in (of.low, of.value, of.high))
+        what = f"the test accuracy of local batch {of.worse} is {value} below that of {of.better}"
+    interval = f"95 % interval {low} to {high}, for all pairs together"
+    if of.is_told:
+        return f"{what} ({interval})"
+    return f"there is no difference between batch sizes: at the most {what} ({interval})"
+
+
+def _so(before: Difference | None, after: Difference) -> str:
+    if after.is_told:
+        return ": a batch effect survives"
+    if before is not None and before.is_told:
+        return ". So what the batch sizes differ in under one rate is not told from an effect of the learning rate"
+    return ""
+
+
+def _caveats(one: Fairness) -> Iterator[str]:
+    """What the comparison does not know."""
+    if one.missed:
+        how = "reached the target" if one.metric == "seconds_to_target" else "stayed finite"
+        yield (
+            f"Not compared: local batch {_listed(one.missed)}, of which not all seeds {how} even at the best rate. "
+            "That is an effect of the batch size, unless a rate that was not tried mends it."
+        )
+    if one.lacking_rates:
+        yield (
+            f"A best rate lies between two others, and there are missing {_batches(one.lacking_rates, 'more rate')} "
+            "(optimizer.lr=...)."
+        )
+    for end in ("lowest", "highest"):
+        at = [batch for batch in one.edges if one.edges[batch] == end and batch not in one.lacking_rates]
+        if at:
+            yield f"The best rate of local batch {_listed(at)} is the {end} tried: a better one may lie beyond."
+
+
+def _batches(lacking: Mapping[int, int], noun: str) -> str:
+    """`2 more seeds of local batch 8 and 16; 1 more seed of 32`."""
+    counts = sorted(set(lacking.values()), reverse=True)
+    parts = [
+        f"{counted(count, noun)} of local batch {_listed([batch for batch in lacking if lacking[batch] == count])}"
+        for count in counts
+    ]
+    return "; ".join(parts)
+
+
+def _listed(batches: Sequence[int]) -> str:
+    *first, last = map(str, batches)
+    return " and ".join(filter(None, (", ".join(first), last)))

@@ -1,0 +1,82 @@
+"""What batch sizes come to with the best learning rate of each, beside one rate for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bsweep.analysis import Study
+from bsweep.analysis.fairness import one_rate_for_all, rate_words
+from bsweep.analysis.keys import levels
+from bsweep.analysis.tuning import RATES
+from bsweep.plots import drawing
+from bsweep.plots.curves import COLORS, handle, said
+
+_MOST_PANELS = 4
+_BEST: dict[str, Any] = {"color": COLORS[0], "marker": "o", "linestyle": "-"}
+_ONE: dict[str, Any] = {"color": COLORS[1], "marker": "s", "linestyle": "--"}
+_NAMES = {"test_accuracy": "Test accuracy", "seconds_to_target": "Time to target (s)"}
+
+
+def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
+    """Accuracy or time to the target by batch size, with the best rate of each and one rate for all; and that rate."""
+    apart = [name for name in levels(table) if name not in (*RATES, "local_batch")]
+    groups = sorted(table.groupby(level=apart, sort=False), key=lambda group: -len(group[1]))[:_MOST_PANELS]
+    varying = [name for name in apart if table.index.get_level_values(name).nunique() > 1]
+    figure, grid = drawing.grid(len(groups), 2, 2.4)
+    rules = []
+    for (score, rate), (_, rows) in zip(grid, groups, strict=True):
+        one = one_rate_for_all(rows)
+        rules.append(rate_words(one))
+        _draw_scores(score, rows, one)
+        _draw_rates(rate, rows, one)
+    titles = [
+        ", ".join(said(name, value) for name, value in zip(apart, key, strict=True) if name in varying)
+        for key, _ in groups
+    ]
+    metric = str(table["metric"].iloc[0])
+    drawing.name_panels(titles, grid, drawing.BATCH_LABEL, [_NAMES[metric], "Learning rate"])
+    words = " or ".join(dict.fromkeys(rules))
+    entries = [
+        handle(_BEST, "best rate of each batch size"),
+        handle(_ONE, f"one rate for all: {words}"),
+        handle({**drawing.BEHIND, "marker": "."}, "the other rates"),
+    ]
+    drawing.legends(figure, (entries, ""))
+    return drawing.captioned(
+        figure,
+        f"Left: {_NAMES[metric].lower()} with the best learning rate of each batch size, found by the same runs, "
+        "beside that with one rate for all. Right: these rates, and all that were tried.",
+        drawing.repeats(table["n"]),
+    )
+
+
+def _draw_scores(axes: Axes, rows: pd.DataFrame, one: pd.DataFrame) -> None:
+    settings = [name for name in levels(rows) if name in RATES]
+    for _, of in rows.groupby(level=settings):
+        axes.plot(_along_batch(of)["score"].dropna(), marker=".", **drawing.BEHIND)
+    drawing.draw_line(axes, _ONE, _along_batch(one), "score")
+    drawing.draw_line(axes, _BEST, _along_batch(rows[rows["is_best"]]), "score")
+    drawing.log_axis(axes, rows, "local_batch")
+    if rows["metric"].iloc[0] == "seconds_to_target":
+        axes.set_ylim(bottom=0)
+
+
+def _draw_rates(axes: Axes, rows: pd.DataFrame, one: pd.DataFrame) -> None:
+    every, best = _along_batch(rows), _along_batch(rows[rows["is_best"]])
+    axes.plot(every.index, every["learning_rate"], ".", color="#BBBBBB", zorder=1)
+    axes.plot(_along_batch(one)["learning_rate"], **_ONE)
+    axes.plot(best["learning_rate"], **_BEST)
+    drawing.log_axis(axes, rows, "local_batch")
+    axes.set_yscale("log")
+    low, high = drawing.extent(np.asarray(every["learning_rate"]))
+    drawing.plain_log_ticks(axes.yaxis, low, high)
+    axes.set_ylim(low / 1.3, high * 1.3)
+
+
+def _along_batch(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.reset_index([name for name in levels(rows) if name != "local_batch"], drop=True).sort_index()
