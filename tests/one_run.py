@@ -106,6 +106,7 @@ def run(
         "epochs": [record for record in records if record["type"] == "epoch"],
         "steps": [record for record in records if record["type"] == "step"],
         "rounds": [record for record in records if record["type"] == "round"],
+        "noise_scales": [record for record in records if record["type"] == "noise_scale"],
         "evaluations": [record for record in records if record["type"] == "evaluation"],
         "events": [record for record in records if record["type"] == "event"],
         "scale": float(job.vector.scale.factor) if job.vector.scale else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,3 +36,15 @@ class ByRound(Policy):
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.rounds_seen = state["rounds_seen"]
+
+
+class Listening(Policy):
+    """The configured batch, and what it sees of the gradient's noise on record."""
+
+    def shares(self, epochs_done: float) -> tuple[Share, ...]:
+        return self.of_batches(self.config.local_batches)
+
+    def observe(self, seen: Seen) -> Sequence[Event]:
+        noise = seen.noise
+        known = [noise.squared_norm, noise.trace, noise.num_samples] if noise else None
+        return [Event(event="noise", message=json.dumps(known))]

@@ -5,6 +5,7 @@ bsweep.analysis.cells(study.runs)            # tables: means over seeds, ratios,
 bsweep.plots.accuracy_by_epoch(study)        # a matplotlib Figure
 bsweep.report.write("results/quickstart")    # all of them, and one HTML page
 bsweep.predict(study, target_accuracy=0.9)   # the best batch size and worker count, from some cells of a grid
+bsweep.NoiseScale(model)                     # the gradient noise scale of your own training loop
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bsweep import analysis, plots, report
     from bsweep.analysis import load, predict
+    from bsweep.monitor import NoiseScale
 
     __version__: str
 
-__all__ = ["__version__", "analysis", "load", "plots", "predict", "report"]
+__all__ = ["NoiseScale", "__version__", "analysis", "load", "plots", "predict", "report"]
+
+_MODULES = {"load": "bsweep.analysis", "predict": "bsweep.analysis", "NoiseScale": "bsweep.monitor"}
 
 
 def __getattr__(name: str) -> Any:
     # On first use: the worker processes import this package too, and need neither pandas nor matplotlib.
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("bsweep")
-    if name in ("load", "predict"):
-        return getattr(importlib.import_module("bsweep.analysis"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     if name in __all__:
         return importlib.import_module(f"bsweep.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

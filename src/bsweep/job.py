@@ -19,7 +19,7 @@ from bsweep.config import ImageConfig, RunConfig
 from bsweep.data import augment
 from bsweep.data.dataset import Dataset
 from bsweep.graphs import Graph
-from bsweep.noise import NoiseMeter
+from bsweep.noise_meter import NoiseMeter
 from bsweep.objective import Objective
 from bsweep.place import Place
 from bsweep.precision import AUTOCAST

@@ -15,7 +15,8 @@ from bsweep.clock import StepClock
 from bsweep.data import plan
 from bsweep.errors import Diverged
 from bsweep.job import Job
-from bsweep.noise import GradientNoise, NoiseMeter
+from bsweep.noise import GradientNoise
+from bsweep.noise_meter import NoiseMeter
 from bsweep.strategies import Rounds
 
 Shares = tuple[plan.Share, ...]

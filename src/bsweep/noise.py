@@ -1,45 +1,32 @@
-"""The gradient noise scale, tr(Sigma) / |G|^2, from gradients that a step computes in any case.
+"""The gradient noise scale, tr(Sigma) / |G|^2, from gradients of parts of a step's examples.
 
 Of a step's B examples, each of n gradients g_i is the mean over b_i of them, and G_B is the mean over all. With Sigma
 the covariance of one example's gradient and G the true gradient, E|g_i|^2 = |G|^2 + tr(Sigma) / b_i, so that with
 S = sum_i (b_i / B) |g_i|^2
 
-    tr(Sigma) = B (S - |G_B|^2) / (n - 1)        |G|^2 = (n |G_B|^2 - S) / (n - 1)
+    |G|^2 = (n |G_B|^2 - S) / (n - 1)        tr(Sigma) = B (S - |G_B|^2) / (n - 1)
 
 are unbiased, for uneven b_i too (McCandlish et al., arXiv 1812.06162, appendix A, is the case of even ones). Their
 ratio is not: each is averaged over steps before they are divided.
-
-A step's g_i are those of its workers; of a lone worker, those of its accumulation passes; of a lone pass, those of the
-batch's two halves, which are computed beside the step. With several workers there is no need to part them further: more
-gradients a step would lower the deviation of |G|^2 by a factor of sqrt(2) at most.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-
-from bsweep.config import RunConfig
-from bsweep.data.plan import Share, round_size
-from bsweep.strategies import InBackward, Strategy
-from bsweep.vector import Vector
+from torch import Tensor
 
 DECAY = 0.9
-"""What an average over the past keeps of its weights where another record joins it."""
+"""By what the weights of all records so far are multiplied where another one joins a running estimate."""
 
-RECORD_STEPS = 10
-"""Measured steps of several workers, or steps of a lone one's passes, behind a record."""
+_FEWEST_RECORDS = 3  # whose scatter says anything
+_LIKELY = 1.645  # standard deviations: 95 % of a normal distribution are above the mean less so many
+_BLOCK = 1024  # elements that are summed in their own precision: torch 2.13 loses 1e-3 of fp32 over ten million
 
-APART_STEPS = 50
-"""Steps of a lone worker to one that is measured, where that takes passes of its own."""
-
-_BLOCK = 1024  # elements that are summed in the gradients' own precision: torch 2.13 loses 1e-3 over ten million
+Number = TypeVar("Number", float, Tensor)
 
 
 @dataclass(frozen=True)
@@ -52,240 +39,72 @@ class GradientNoise:
     squared_norm: float  # |G|^2, of the gradient over all examples there could be
     trace: float  # tr(Sigma), of one example
     num_samples: int  # steps that were measured since the run began
+    squared_norm_error: float = 0.0  # its standard deviation, by the scatter of records; infinite of too few
 
     @property
     def noise_scale(self) -> float | None:
-        """In examples; None where it is not identifiable."""
-        if self.squared_norm <= 0 or self.trace <= 0:
+        """In examples; None where it is not identifiable: the true gradient may well be zero."""
+        if self.squared_norm <= _LIKELY * self.squared_norm_error or self.trace <= 0:
             return None
-        return self.trace / self.squared_norm
-
-
-def squared_norm(part: Tensor) -> Tensor:
-    """Of a flat tensor, float64, on its device."""
-    whole = len(part) - len(part) % _BLOCK
-    norms = torch.linalg.vector_norm(part[:whole].view(-1, _BLOCK), dim=1).double()
-    total: Tensor = norms.square().sum() + torch.linalg.vector_norm(part[whole:]).double().square()
-    return total
+        return self.trace / self.squared_norm if self.squared_norm else None
 
 
 @dataclass(frozen=True)
 class Average:
-    """What is known after some records; a mean whose weights fall by `DECAY` with each that came later."""
+    """What is known after some records: means whose weights fall by `DECAY` with each that came later."""
 
     weight: float = 0.0
+    squared_weight: float = 0.0  # the sum of their squares
+    num_records: int = 0
+    num_samples: int = 0
     squared_norm: float = 0.0
     trace: float = 0.0
-    num_samples: int = 0
+    scatter: float = 0.0  # weighted sum of the squared deviations of `squared_norm` from its mean
 
-    def joined(self, record: Measured) -> Average:
+    def joined(self, squared_norm: float, trace: float, num_samples: int) -> Average:
         weight = DECAY * self.weight + 1
+        deviation = squared_norm - self.squared_norm
+        mean = self.squared_norm + deviation / weight
         return Average(
             weight,
-            self.squared_norm + (record.squared_norm - self.squared_norm) / weight,
-            self.trace + (record.trace - self.trace) / weight,
-            self.num_samples + record.num_steps,
+            DECAY**2 * self.squared_weight + 1,
+            self.num_records + 1,
+            self.num_samples + num_samples,
+            mean,
+            self.trace + (trace - self.trace) / weight,
+            DECAY * self.scatter + deviation * (squared_norm - mean),
         )
 
     def estimate(self) -> GradientNoise | None:
-        return GradientNoise(self.squared_norm, self.trace, self.num_samples) if self.num_samples else None
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Means over the measured steps since the last record, the same on all workers."""
-
-    squared_norm: float
-    trace: float
-    num_steps: int
-    num_gradients: int  # the g_i of all these steps
-    gradient_batch: float  # examples of one of them
-    layers: Mapping[str, tuple[float, float]]  # the first two, of each tensor by its name; empty where nobody asked
-
-
-class NoiseMeter:
-    """Measures one worker's part of what all know once it is gathered; no step waits for a GPU, or for others.
-
-    All that is summed is linear in the workers' own norms, so that their sums can be added up much later.
-    """
-
-    def __init__(
-        self, vector: Vector, optimizer: Optimizer, *, rank: int, loss_scale: float, in_passes: bool, per_layer: bool
-    ) -> None:
-        """`in_passes`: gradients travel within the backward pass, and are shown by the strategy before they do."""
-        self.average = Average()
-        self._vector, self._rank, self._loss_scale, self._in_passes = vector, rank, loss_scale, in_passes
-        self._slices = vector.slices if per_layer else ()
-        self._step: _Step | None = None
-        self._num_measured = 0  # steps since the last record
-        size = len(_COUNTS) + 2 * max(1, len(self._slices))
-        self._sums = torch.zeros(size, dtype=torch.float64, device=vector.gradients.device)
-        # An optimizer's own hook sees what it takes: summed over workers, and without the scale of fp16.
-        optimizer.register_step_pre_hook(lambda *_: self._see_sum())
-
-    def begin_step(self, shares: Sequence[Share], num_examples: int, num_steps: int, has_graph: bool) -> None:
-        """A step of so many examples begins, after `num_steps` of the run. Tails, whose noise is large, are left out.
-
-        `has_graph`: one computes all passes of a full step at once, which cannot be looked at one by one.
-        """
-        self._step = None
-        own, num_workers = shares[self._rank], sum(share.num_steps > 0 for share in shares)
-        if num_examples != round_size(shares):
-            return
-        if num_workers > 1:
-            self._step = _Step(num_examples, own.worker_batch, num_workers, num_workers)
-            return
-        num_passes = min(own.num_passes, own.worker_batch)
-        interval = APART_STEPS if has_graph or num_passes == 1 else RECORD_STEPS
-        if own.worker_batch > 1 and num_steps % interval == 0:
-            self._step = _Step(num_examples, own.worker_batch, max(2, num_passes), 1, needs_halves=num_passes == 1)
-
-    @property
-    def needs_passes(self) -> bool:
-        """This step's passes are to be shown one by one."""
-        return self._step is not None and self._step.num_workers == 1
-
-    @property
-    def needs_halves(self) -> bool:
-        """Passes on the two halves of this step's examples are to be computed, and shown."""
-        return self._step is not None and self._step.needs_halves
-
-    def see_pass(self, num_examples: int) -> None:
-        """A backward pass of a lone worker has added its gradient to those of the passes before, at the tensors."""
-        step = self._step
-        if step is None or step.num_workers > 1 or step.num_seen == step.num_gradients:
-            return
-        flat = torch.cat([_flat(tensor) for tensor in self._vector.tensors])
-        own = flat if step.before is None else flat - step.before
-        step.add(self._norms(own) / self._scale() ** 2 * (step.num_examples / num_examples))
-        step.before = flat
-        step.num_seen += 1
-        if step.num_seen == step.num_gradients:
-            step.sum, step.before = self._norms(flat) / self._scale() ** 2, None
-
-    def see_own(self, part: Tensor | None = None) -> None:
-        """What this worker computed is about to be summed over workers: all of the vector, or a part of it."""
-        step = self._step
-        if step is None or step.num_workers == 1 or (part is None and self._in_passes):
-            return
-        norms = self._norms(self._vector.gradients if part is None else part)
-        step.add(norms / self._scale() ** 2 * (step.num_examples / step.own_examples))
-
-    def end_step(self) -> None:
-        """Take the step into the sums, unless its gradients overflowed."""
-        step, self._step = self._step, None
-        if step is None or step.sum is None or step.own is None:
-            return
-        n, size = step.num_gradients, step.num_examples
-        total = step.sum / step.num_workers  # each worker adds its part of what all have alike
-        parts = [(n * total - step.own) / (n - 1), size * (step.own - total) / (n - 1)]
-        counted = torch.ones_like(self._sums[:1])
-        is_finite = step.sum.isfinite().all()
-        self._sums += torch.where(is_finite, torch.cat([counted, counted * n, counted * size, *parts]), 0.0)
-        self._num_measured += 1 if step.num_workers > 1 else RECORD_STEPS
-
-    def record(self, gather: Callable[[Tensor], Tensor]) -> Measured | None:
-        """What is due to go on record, if anything; all workers call it together after each step."""
-        if self._num_measured < RECORD_STEPS:
+        """None before the first record."""
+        if not self.num_records:
             return None
-        every = gather(self._sums.to("cpu", copy=True))
-        self._sums.zero_()
-        self._num_measured = 0
-        num_steps, num_gradients, num_examples = every[0, : len(_COUNTS)].tolist()
-        if not num_steps:
-            return None
-        squares, traces = (every[:, len(_COUNTS) :].sum(dim=0) / num_steps).view(2, -1).tolist()
-        names = [part.name for part in self._slices]
-        measured = Measured(
-            math.fsum(squares),
-            math.fsum(traces),
-            int(num_steps),
-            int(num_gradients),
-            num_examples / num_gradients,
-            dict(zip(names, zip(squares, traces, strict=True), strict=True)) if names else {},
-        )
-        self.average = self.average.joined(measured)
-        return measured
+        return GradientNoise(self.squared_norm, self.trace, self.num_samples, self._error())
 
-    def state(self) -> dict[str, Any]:
-        """What all workers know alike, to go on from."""
-        return asdict(self.average)
-
-    def own_state(self) -> dict[str, Any]:
-        """What this worker has measured since the last record."""
-        return {"sums": self._sums, "num_measured": self._num_measured}
-
-    def load_state(self, state: dict[str, Any], own: dict[str, Any] | None) -> None:
-        """Take up what `state` and `own_state` gave; without the latter among another number of workers."""
-        self.average = Average(**state)
-        if own:
-            self._sums.copy_(own["sums"])
-            self._num_measured = own["num_measured"]
-
-    def _see_sum(self) -> None:
-        if self._step is not None and self._step.num_workers > 1:
-            self._step.sum = self._norms(self._vector.gradients)
-
-    def _norms(self, flat: Tensor) -> Tensor:
-        """Squared norms (1,) of a flat tensor, or (slices,) of the slices of one that is as long as the vector."""
-        parts = [flat[part.start : part.stop] for part in self._slices] or [flat]
-        return torch.stack([squared_norm(part) for part in parts])
-
-    def _scale(self) -> Tensor | float:
-        """What a worker's gradients are times before they are summed."""
-        scale = self._vector.scale
-        return self._loss_scale * scale.factor.double() if scale else self._loss_scale
+    def _error(self) -> float:
+        """Of a weighted mean of independent values (Kish, Survey Sampling, 1965)."""
+        if self.num_records < _FEWEST_RECORDS:
+            return math.inf
+        share = self.squared_weight / self.weight**2
+        return math.sqrt(max(0.0, self.scatter / self.weight) * share / (1 - share))
 
 
-def meter_of(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Strategy) -> NoiseMeter:
-    """The meter of a worker, after `Strategy.prepare` and before a model is wrapped.
+def of_parts(whole: Number, parts: Number, num_parts: int, num_examples: int) -> tuple[Number, Number]:
+    """Estimates of |G|^2 and tr(Sigma) from a step of B = `num_examples`.
 
-    Raises:
-        ValueError: a strategy of the user's own hides its gradients.
+    Args:
+        whole: |G_B|^2.
+        parts: S, of `num_parts` gradients.
+        num_parts: Two or more.
+        num_examples: B.
     """
-    is_own = config.strategy.exchanges_in_passes is None
-    if is_own and (isinstance(strategy, InBackward) or not strategy.in_step):
-        raise ValueError(
-            "the gradient noise scale with a strategy of your own that synchronises in rounds or exchanges within the "
-            "backward pass: nobody sees a worker's own gradient before it travels. Leave measure.noise_scale out."
-        )
-    in_passes = isinstance(strategy, InBackward) and config.strategy.exchanges_in_passes is True
-    meter = NoiseMeter(
-        vector,
-        optimizer,
-        rank=strategy.rank,
-        loss_scale=strategy.loss_scale,
-        in_passes=in_passes,
-        per_layer=config.measure.noise_scale_per_layer,
-    )
-    if in_passes:
-        assert isinstance(strategy, InBackward)
-        strategy.see_part = meter.see_own
-    return meter
+    n = num_parts
+    return (n * whole - parts) / (n - 1), num_examples * (parts - whole) / (n - 1)
 
 
-_COUNTS = ("steps", "gradients", "examples")
-
-
-@dataclass
-class _Step:
-    """What is seen of a step that is measured."""
-
-    num_examples: int  # of all workers
-    own_examples: int
-    num_gradients: int  # of all workers
-    num_workers: int
-    needs_halves: bool = False
-    own: Tensor | None = None  # this worker's part of S, (slices,)
-    sum: Tensor | None = None  # |G_B|^2, (slices,)
-    before: Tensor | None = None  # the sum of the gradients of the passes so far
-    num_seen: int = 0
-
-    def add(self, norms: Tensor) -> None:
-        self.own = norms if self.own is None else self.own + norms
-
-
-def _flat(tensor: nn.Parameter) -> Tensor:
-    """Its gradient; in what order is all the same to a norm."""
-    gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-    return gradient.detach().reshape(-1)
+def squared_norm(flat: Tensor) -> Tensor:
+    """Of a flat tensor, float64, on its device."""
+    whole = len(flat) - len(flat) % _BLOCK
+    norms = torch.linalg.vector_norm(flat[:whole].view(-1, _BLOCK), dim=1).double()
+    total: Tensor = norms.square().sum() + torch.linalg.vector_norm(flat[whole:]).double().square()
+    return total

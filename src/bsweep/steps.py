@@ -15,7 +15,7 @@ from bsweep.clock import Slowdown
 from bsweep.data import augment, plan
 from bsweep.graphs import Graph
 from bsweep.job import Job
-from bsweep.noise import NoiseMeter
+from bsweep.noise_meter import NoiseMeter
 from bsweep.runlog import Event
 from bsweep.strategies import InBackward
 

@@ -25,7 +25,7 @@ from bsweep import (
     loop,
     memory,
     models,
-    noise,
+    noise_meter,
     objective,
     optim,
     peers,
@@ -143,7 +143,7 @@ def _job(
         vector.scale = LossScale(vector.gradients)
         vector.scale.guard(optimizer)
     strategy.prepare(vector, optimizer)
-    meter = noise.meter_of(config, vector, optimizer, strategy) if config.measures_noise else None
+    meter = noise_meter.meter_of(config, vector, optimizer, strategy) if config.measures_noise else None
     return Job(
         config=config,
         paths=paths,

@@ -33,7 +33,7 @@ _OF_START = [column.name for column in columns.RUNS if column.source == "start"]
 _NO_SETTINGS = (
     "study", "results_dir", "local_batch", "global_batch", "device", "precision", "graph", "log_every_steps",
     "checkpoint_every", "resume_from", "launch.retries", "trackers", "data.download", "allocation.probe",
-    "allocation.devices",
+    "allocation.devices", "measure.noise_scale", "measure.noise_scale_per_layer",
 )  # fmt: skip
 _PATHS = ("data.root", "data.path", "data.tokenizer")
 

@@ -109,7 +109,9 @@ class DDP(TorchStrategy, InBackward):
                 return self.workers, default_hooks.bf16_compress_hook
             case "powersgd":
                 return self, lambda strategy, bucket: powerSGD_hook.powerSGD_hook(strategy._powersgd, bucket)
-        return (self, _mean_of_seen) if self.see_part else (None, None)
+        if self.see_part:
+            return self, lambda strategy, bucket: _mean_of_seen(strategy, bucket)  # torch would look at annotations
+        return None, None
 
     def _new_powersgd(self) -> powerSGD_hook.PowerSGDState:
         """One plain step first, in which DDP settles its buckets; PowerSGD keeps memory for each of them."""

@@ -1,0 +1,141 @@
+"""The gradient noise scale of anybody's own training loop: plain, over Horovod, or in DistributedDataParallel."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from bsweep.noise import Average, GradientNoise, of_parts, squared_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Loss = Callable[[Any, Tensor], Tensor]
+
+
+class NoiseScale:
+    """Measures it from the halves of each process's own batch, once in `every` steps, which costs 1 / `every` of them.
+
+        monitor = bsweep.NoiseScale(model)
+        for batch in loader:
+            monitor.step(batch)     # before the optimizer's step on it; all processes call it
+            ...                     # as ever
+        monitor.noise_scale         # examples; None where it is not identifiable
+
+    It computes gradients beside the loop's own, which it does not look at: how those are accumulated, summed over
+    workers, compressed, scaled or clipped is all the same to it. Nothing of the model changes: no gradient, no
+    statistic of BatchNorm, no random number. Processes of one initialised torch.distributed or Horovod are averaged, so
+    that each of them has the same estimate.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss = F.cross_entropy, every: int = 50) -> None:
+        """`loss(model(inputs), targets)`: the mean over a batch of `(inputs, targets)`.
+
+        Raises:
+            ValueError: `every` is no number of steps.
+        """
+        if every < 1:
+            raise ValueError(f"every={every}: measure once in 50 steps, say, or in 1 for each.")
+        # Whoever wraps a model for an exchange wants to be told of each pass.
+        self._model: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+        self._loss, self._every = loss, every
+        self._num_steps = 0
+        self._average = Average()
+
+    @property
+    def noise(self) -> GradientNoise | None:
+        """The running estimate; None before the first."""
+        return self._average.estimate()
+
+    @property
+    def noise_scale(self) -> float | None:
+        """In examples; None where it is not identifiable."""
+        return self.noise.noise_scale if self.noise else None
+
+    def __str__(self) -> str:
+        steps = f"{self.noise.num_samples if self.noise else 0} steps measured"
+        if self.noise_scale is None:
+            return f"noise scale not identifiable ({steps})"
+        return f"noise scale {self.noise_scale:.3g} examples ({steps})"
+
+    def step(self, batch: Sequence[Tensor]) -> None:
+        """A step on this process's `batch` of inputs and targets is about to be made.
+
+        Raises:
+            ValueError: it is no such batch, or has less than two examples.
+        """
+        self._num_steps += 1
+        if (self._num_steps - 1) % self._every:
+            return
+        inputs, targets = _checked(batch)
+        with _undisturbed(self._model, inputs.device):
+            estimates = self._of_halves(inputs, targets)
+        square, trace = _mean_over_processes(estimates).tolist()
+        if math.isfinite(square + trace):
+            self._average = self._average.joined(square, trace, 1)
+
+    def _of_halves(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """|G|^2 and tr(Sigma), float64 (2,)."""
+        parameters = [tensor for tensor in self._model.parameters() if tensor.requires_grad]
+        num_examples = len(inputs)
+        shares, gradients = [], []
+        for some, wanted in zip(inputs.tensor_split(2), targets.tensor_split(2), strict=True):
+            loss = self._loss(self._model(some), wanted)
+            # No hook of Horovod's or DDP's hears of gradients that are not accumulated.
+            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+            gradients.append(torch.cat([_flat(one, of) for one, of in zip(found, parameters, strict=True)]))
+            shares.append(len(some) / num_examples)
+        (first, second), (a, b) = gradients, shares
+        parts = a * squared_norm(first) + b * squared_norm(second)
+        return torch.stack(of_parts(squared_norm(a * first + b * second), parts, 2, num_examples))
+
+
+def _flat(gradient: Tensor | None, parameter: Tensor) -> Tensor:
+    flat = (torch.zeros_like(parameter) if gradient is None else gradient).reshape(-1)
+    return flat if flat.dtype == torch.float64 else flat.float()
+
+
+def _checked(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(one, Tensor) for one in batch):
+        raise ValueError("step(batch) takes a batch as (inputs, targets), two tensors: give monitor.step((x, y)).")
+    inputs, targets = batch
+    if len(inputs) != len(targets) or len(inputs) < 2:
+        raise ValueError(
+            f"a batch of {len(inputs)} inputs and {len(targets)} targets has no halves: give two examples or more."
+        )
+    return inputs, targets
+
+
+@contextmanager
+def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Compute gradients, and have the model's statistics and the random numbers as they were."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = [device] if device.type == "cuda" else []
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(devices):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+def _mean_over_processes(values: Tensor) -> Tensor:
+    """Of a small tensor of each; all of them call it together."""
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(values)
+        return values / dist.get_world_size()
+    hvd = sys.modules.get("horovod.torch")
+    if hvd and hvd.is_initialized():
+        mean: Tensor = hvd.allreduce(values.cpu(), name="bsweep.NoiseScale")
+        return mean
+    return values
