@@ -5,19 +5,23 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh
 export PATH="$PWD/.venv/bin:$PATH"
 
-# What keeps hosts.sh from emulating hosts; nothing where it can.
-obstacle() { scripts/hosts.sh check 2>&1 || true; }
+# What keeps a script from emulating hosts, or SLURM on them; nothing where it can.
+obstacle() { "scripts/$1.sh" check 2>&1 || true; }
 
-hosts=$(obstacle)
-packages=$(sed -n 's/.*apt-get install //p' <<<"$hosts")
-if [[ $packages ]] && ((EUID == 0)) && command -v apt-get >/dev/null; then
-    echo "Installing $packages, for the tests of several hosts ..." >&2
-    # shellcheck disable=SC2086 # words
-    (apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $packages) >/dev/null 2>&1 ||
-        echo "apt-get could not install them." >&2
-    hosts=$(obstacle)
-fi
-if [[ $hosts ]]; then trap 'echo "Not tested: runs over several hosts (tests/test_hosts.py)." $hosts >&2' EXIT; fi
+skipped=
+for what in hosts slurm; do # slurm.sh looks for programs of its own when hosts.sh has all of its
+    lacks=$(obstacle $what)
+    packages=$(sed -n 's/.*apt-get install //p' <<<"$lacks")
+    if [[ $packages ]] && ((EUID == 0)) && command -v apt-get >/dev/null; then
+        echo "Installing $packages, for the tests of several hosts ..." >&2
+        # shellcheck disable=SC2086 # words
+        (apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $packages) >/dev/null 2>&1 ||
+            echo "apt-get could not install them." >&2
+        lacks=$(obstacle $what)
+    fi
+    if [[ $lacks ]]; then skipped+="Not tested: runs over several hosts (tests/test_$what.py). $lacks "; fi
+done
+if [[ $skipped ]]; then trap 'echo $skipped >&2' EXIT; fi
 
 ruff check .
 ruff format --check .

@@ -36,6 +36,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         "llama_150m": language,
         "llama_tiny": language,
         "torchrun": ["strategy=ddp"],
+        "srun": ["strategy=ddp"],
         "timm": ["model.architecture=resnet18"],
         "raise_instead_of_decay": ["optimizer.schedule=multistep", "optimizer.milestones=[2]"],
         "torchvision": [{"data": "data.dataset=MNIST"}.get(group, "model.architecture=resnet18")],

@@ -262,3 +262,19 @@ def test_states_of_what_cannot_be_read_are_states(tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
     found = states.read(tmp_path)
     assert [state.status for state in found.values()] == ["damaged"] * 3 + ["completed"]
+
+
+def test_what_a_killed_sweep_left_is_removed_unless_another_is_at_work(tmp_path: Path) -> None:
+    team, hosts = tmp_path / ".team.x", tmp_path / ".preflight.x"
+    for folder in (team, hosts):
+        folder.mkdir()
+        (folder / "points").touch()
+    first, second = claims.Attendance(), claims.Attendance()
+    with runlog.claimed(tmp_path / ".sweeps/elsewhere.7"):
+        first.join(tmp_path)
+        assert team.exists(), "it may be the other one's"
+        first.leave()
+    os.utime(hosts, (0, 0))
+    second.join(tmp_path)
+    second.leave()
+    assert not team.exists() and not hosts.exists()

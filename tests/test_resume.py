@@ -186,7 +186,7 @@ def test_asynchronous_workers_stop_together_where_an_epoch_ends(tmp_path: Path) 
     point = (*POINT, *LONG, *STRATEGIES["servers"], "strategy.consistency=asynchronous", "study=s")
     with begun(*point, cwd=tmp_path) as process:
         wait_until(has(tmp_path, 1), process)
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, signal.SIGHUP)
         assert process.wait(60) == 130
     (paths,) = runs(tmp_path)
     assert summary(paths)["status"] == "interrupted"

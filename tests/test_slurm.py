@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bsweep import launch
-from bsweep.config import slurm
-from tests.running import bsweep, compose
+from bsweep.config import ConfigError, slurm
+from bsweep.launch import failure, srun
+from bsweep.runlog import RunPaths, read_records
+from tests.running import ROOT, TINY, bsweep, compose, popen, summaries, tool
+
+SLURM = str(ROOT / "scripts/slurm.sh")
+CLUSTERS = ROOT / "docs/clusters.md"
 
 ALLOCATION = {"SLURM_JOB_NODELIST": "n[01-02],gpu7", "SLURM_JOB_ID": "5", "SLURM_TASKS_PER_NODE": "2(x2),1"}
 POINT = ("local_batch=8", "num_workers=2", "launch.hosts=slurm")
@@ -60,3 +73,128 @@ def test_a_sweep_that_srun_starts_several_times_is_refused(tmp_path: Path) -> No
     assert result.returncode == 2
     assert "srun has started it 2 times, and one leads all workers: leave srun out" in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_ranks_that_failed_are_read_from_what_srun_prints() -> None:
+    printed = (
+        "srun: error: h2: task 3: Exited with exit code 3\n"
+        "srun: launch/slurm: _step_signal: Terminating StepId=2.2\n"
+        "slurmstepd-h1: error: *** STEP 2.2 ON h1 CANCELLED AT 2026-11-22T17:37:22 ***\n"
+        "srun: error: h1: tasks 0-1,3: Terminated\n"
+        "srun: error: h3: task 4: Segmentation fault (core dumped)\n"
+    )
+    assert srun.failures(printed) == [(3, 3), (0, -signal.SIGTERM), (1, -signal.SIGTERM), (4, -signal.SIGSEGV)]
+
+
+def test_a_node_that_slurm_lost_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in ALLOCATION.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "log").write_text("srun: error: Node failure on n02\nsrun: Job step aborted\n")
+    config = compose("local_batch=8", "num_workers=4", "strategy=ddp", "launch=srun")
+    outcome = failure.of(config, RunPaths(tmp_path), [], tmp_path / "log", [1])
+    assert outcome.message.startswith("host n02 is lost: the connection ended, or SLURM lost the node")
+    assert outcome.may_pass
+
+
+@pytest.mark.parametrize("more", [("strategy=horovod",), ("strategy=diloco", "strategy.on_loss=continue")])
+def test_what_srun_cannot_start_is_refused_with_a_remedy(more: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"launch=srun with strategy=.* launch\.hosts=slurm"):
+        compose("local_batch=8", "optimizer=adamw_diloco", "num_workers=2", *more, "launch=srun")
+
+
+# From here on with a real one.
+
+GRID = (*TINY, "model=tiny_cnn", "precision=fp32", "channels_last=true", "num_workers=2", "launch.threads_per_worker=1")
+LONG = ("local_batch=4", "epochs=40", "checkpoint_every=1", "log_every_steps=1000")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder on a SLURM of two nodes, with the batch script that the docs show."""
+    variables = pytest.MonkeyPatch()
+    variables.setenv("BSWEEP_HOSTS_PREFIX", f"slurm{os.getpid()}")
+    variables.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    started = subprocess.run([SLURM, "up", "2"], capture_output=True, text=True, check=False)
+    if started.returncode == 77:
+        variables.undo()
+        pytest.skip(started.stderr.strip())
+    assert started.returncode == 0, started.stderr
+    folder = tmp_path_factory.mktemp("cluster")
+    (script,) = re.findall(r"```bash\n(#!/bin/sh\n# sweep.sh\n.*?)```", CLUSTERS.read_text(), re.DOTALL)
+    (folder / "sweep.sh").write_text(script)
+    yield folder
+    subprocess.run([SLURM, "down"], check=True, capture_output=True)
+    variables.undo()
+
+
+def typed(folder: Path, *words: str) -> str:
+    """What a command prints on the first node."""
+    result = subprocess.run(
+        [SLURM, "run", *words], cwd=folder, capture_output=True, text=True, timeout=200, check=False
+    )
+    said = [path.read_text() for path in folder.glob("slurm-*.out")]
+    assert result.returncode == 0, "\n".join([result.stdout, result.stderr, *said])
+    return result.stdout
+
+
+def losses(folder: Path, study: str) -> list[tuple[str, list[float]]]:
+    """By run, the losses of its epochs."""
+    found = sorted((folder / "results" / study).glob("b*"))
+    assert {summary["status"] for summary in summaries(folder, study).values()} == {"completed"}, study
+    every = ((run.name, read_records(RunPaths(run).metrics)[0]) for run in found)
+    return [(name, [record["test_loss"] for record in records if record["type"] == "epoch"]) for name, records in every]
+
+
+def events(folder: Path, study: str) -> list[str]:
+    found = (read_records(RunPaths(run).metrics)[0] for run in (folder / "results" / study).glob("b*"))
+    return [record["event"] for records in found for record in records if record["type"] == "event"]
+
+
+def until(folder: Path, pattern: str) -> None:
+    ends = time.monotonic() + 120
+    while not list(folder.glob(pattern)):
+        assert time.monotonic() < ends, [path.read_text() for path in folder.glob("slurm-*.out")]
+        time.sleep(0.2)
+
+
+def test_srun_trains_on_two_nodes_what_torchrun_does_on_one(cluster: Path) -> None:
+    points = (*GRID, "local_batch=8,16", "epochs=2")
+    typed(cluster, "sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", "sweep.sh", "-m", *points, "study=srun")
+    (meta, _) = (json.loads(path.read_text()) for path in cluster.glob("results/srun/b*/meta.json"))
+    assert meta["hosts"] == "h1:1,h2:1"
+    assert len(list(cluster.glob("results/srun/b*/logs/launcher.log"))) == 1, "one step has trained both points"
+    there = bsweep("run", "-m", *points, "strategy=allreduce", "study=torchrun", cwd=cluster)
+    assert there.returncode == 0, there.stderr
+    ours, theirs = losses(cluster, "srun"), losses(cluster, "torchrun")
+    assert [values for _, values in ours] == [values for _, values in theirs]
+
+
+def test_a_job_whose_time_is_over_is_queued_again_and_goes_on_within_the_point(cluster: Path) -> None:
+    shape = ("--parsable", "--nodes=2", "--ntasks-per-node=1")
+    job = typed(cluster, "sbatch", *shape, "sweep.sh", *GRID, *LONG, "study=queued").strip()
+    until(cluster, "results/queued/b*/checkpoint/*/complete.json")
+    typed(cluster, "scancel", "--signal=USR1", "--batch", job)  # as --signal does before the time limit
+    whole = bsweep("run", *GRID, *LONG, "strategy=allreduce", "study=whole", cwd=cluster)
+    assert whole.returncode == 0, whole.stderr
+    ends = time.monotonic() + 120
+    while summaries(cluster, "queued").get(4, {}).get("status") != "completed":
+        assert time.monotonic() < ends, typed(cluster, "squeue")
+        time.sleep(0.5)
+    assert "resumed" in events(cluster, "queued")
+    assert losses(cluster, "queued")[0][1] == losses(cluster, "whole")[0][1]
+
+
+def test_submitit_runs_each_point_in_a_job_and_queues_it_again(cluster: Path) -> None:
+    plugin = pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    assert plugin
+    jobs = ("hydra/launcher=submitit_slurm", "hydra.launcher.cpus_per_task=2", "hydra.launcher.timeout_min=60")
+    points = (*GRID, *LONG[1:], "local_batch=4,8", "strategy=allreduce", "study=jobs")
+    command = [SLURM, "run", tool("bsweep"), "run", "-m", *points, *jobs]
+    with (cluster / "said").open("w+") as said:
+        sweep = popen(command, cluster, output=said)
+        until(cluster, "results/jobs/b4*/checkpoint/*/complete.json")
+        (job,) = (path.name for path in (cluster / "results/jobs/.submitit").glob("*_0"))
+        typed(cluster, "scancel", "--signal=USR2", job)
+        assert sweep.wait(200) == 0, (cluster / "said").read_text()
+    assert len(losses(cluster, "jobs")) == 2
+    assert "resumed" in events(cluster, "jobs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from bsweep.runlog import RunPaths, claimed, is_claimed
 
 _POLL_SECONDS = 0.5
 _STOP = ".stop"
+_PREFLIGHT_SECONDS = 3600.0  # in which hosts have answered
 _NEW_SECONDS = 60.0  # in which a sweep that has come claims its name
 
 
@@ -82,6 +84,13 @@ def _forget_killed(study_dir: Path) -> None:
             if is_old and not is_claimed(path):
                 path.unlink()
                 _request(path).unlink()
+    if not sweeps(study_dir):
+        for folder in study_dir.glob(".team.*"):
+            shutil.rmtree(folder, ignore_errors=True)
+    for folder in study_dir.glob(".preflight.*"):  # of who is not yet known as a sweep, or never will be
+        with suppress(FileNotFoundError):
+            if time.time() - folder.stat().st_mtime > _PREFLIGHT_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
     for left in study_dir.glob(f"[!.]*/{RunPaths(study_dir).environment.name}"):  # may hold secrets
         if not is_claimed(of_run(left.parent)):
             left.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bsweep import __version__
+from bsweep import __version__, terminal
 
 USAGE = """\
 usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m every point of a grid
@@ -38,6 +38,8 @@ BAD_CONFIG, INTERRUPTED = 2, 130
 def main() -> NoReturn:
     """The `bsweep` command; exits with 0, 1 (points failed), 2 (nothing was started) or 130 (interrupted)."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the workers in order, as Ctrl-C does
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, terminal.interrupt)
     sys.unraisablehook = interrupt_again
     try:
         sys.exit(_run(sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]))

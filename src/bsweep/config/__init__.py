@@ -56,7 +56,15 @@ from bsweep.config.groups import (
     OptimizerConfig,
     StrategyConfig,
 )
-from bsweep.config.launch import AnyLaunch, HorovodrunConfig, InlineConfig, ProcessesConfig, TorchrunConfig
+from bsweep.config.launch import (
+    AnyLaunch,
+    HorovodrunConfig,
+    InlineConfig,
+    ProcessesConfig,
+    SrunConfig,
+    SshConfig,
+    TorchrunConfig,
+)
 from bsweep.config.measure import MeasureConfig
 from bsweep.config.models import (
     AnyModel,
@@ -181,6 +189,8 @@ __all__ = [
     "SignSGDConfig",
     "SingleConfig",
     "SparseConfig",
+    "SrunConfig",
+    "SshConfig",
     "StepsByFlopsConfig",
     "StrategyConfig",
     "SyntheticConfig",

@@ -251,9 +251,8 @@ class StrategyConfig(Card):
         """ValueError if processes that were started with these variables cannot do what the card says any more."""
 
     def problems(self, point: Point) -> Iterator[str]:
-        if self.launchers and point.launch.name not in self.launchers:
-            starters = " or ".join(self.launchers)
-            yield f"strategy={self.name} is started by {starters}, not by launch={point.launch.name}."
+        if why_not := point.launch.why_not(self):
+            yield why_not
         if point.evaluate_every_examples and self.why_apart:
             yield (
                 f"evaluate_every_examples={point.evaluate_every_examples} with strategy={self.name}: {self.why_apart}, "
@@ -374,14 +373,15 @@ class LaunchConfig(Card):
         return 0
 
     @property
-    def uses_allocation(self) -> bool:
-        """Whether its hosts are those of the SLURM allocation in which it is used."""
-        return False
-
-    @property
     def named_hosts(self) -> str | None:
         """Hosts and slots, `h1:4,h2:4`, where it was given any, or has an allocation's; none outside one."""
         return None
+
+    def why_not(self, strategy: StrategyConfig) -> str:
+        """Why it cannot start the processes of a strategy, with the remedy; empty where it can."""
+        if not strategy.launchers or self.name in strategy.launchers:
+            return ""
+        return f"strategy={strategy.name} is started by {' or '.join(strategy.launchers)}, not by launch={self.name}."
 
     def problems(self, point: Point) -> Iterator[str]:
         if self.slowdown is not None and len(self.slowdown) != point.num_workers:

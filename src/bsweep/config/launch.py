@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bsweep.config import slurm
-from bsweep.config.groups import LaunchConfig
+from bsweep.config.groups import LaunchConfig, StrategyConfig
 from bsweep.config.hosts import SLURM, Hosts
 from bsweep.config.point import Point
 from bsweep.config.values import Count, Interface, Natural, PathName, Port, Variable
@@ -37,9 +37,6 @@ class InlineConfig(LaunchConfig):
 class ProcessesConfig(LaunchConfig):
     """What the launchers share that start processes."""
 
-    hosts: Hosts | None
-    ssh_port: Port | None
-    ssh_identity_file: PathName | None
     network_interface: Interface | None
     start_timeout_seconds: Count
     stall_timeout_seconds: Count
@@ -48,8 +45,6 @@ class ProcessesConfig(LaunchConfig):
     environment: tuple[Variable, ...] = ()
 
     changes_no_number: ClassVar[tuple[str, ...]] = (
-        "ssh_port",
-        "ssh_identity_file",
         "start_timeout_seconds",
         "stall_timeout_seconds",
         "reuse",
@@ -60,6 +55,26 @@ class ProcessesConfig(LaunchConfig):
     @property
     def num_retries(self) -> int:
         return self.retries
+
+    @property
+    def uses_allocation(self) -> bool:
+        """Whether its hosts are those of the SLURM allocation in which it is used."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshConfig(ProcessesConfig):
+    """What the launchers share that reach other hosts by ssh."""
+
+    hosts: Hosts | None
+    ssh_port: Port | None
+    ssh_identity_file: PathName | None
+
+    changes_no_number: ClassVar[tuple[str, ...]] = (
+        *ProcessesConfig.changes_no_number,
+        "ssh_port",
+        "ssh_identity_file",
+    )
 
     @property
     def uses_allocation(self) -> bool:
@@ -83,7 +98,7 @@ class ProcessesConfig(LaunchConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HorovodrunConfig(ProcessesConfig):
+class HorovodrunConfig(SshConfig):
     name: Literal["horovodrun"]
 
     builds: ClassVar[str] = "bsweep.launch.horovodrun"
@@ -91,10 +106,39 @@ class HorovodrunConfig(ProcessesConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchrunConfig(ProcessesConfig):
+class TorchrunConfig(SshConfig):
     name: Literal["torchrun"]
 
     builds: ClassVar[str] = "bsweep.launch.torchrun"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SrunConfig(ProcessesConfig):
+    name: Literal["srun"]
+
+    builds: ClassVar[str] = "bsweep.launch.srun"
+
+    @property
+    def uses_allocation(self) -> bool:
+        return True
+
+    @property
+    def named_hosts(self) -> str | None:
+        return slurm.hosts(os.environ)
+
+    def why_not(self, strategy: StrategyConfig) -> str:
+        named = f"launch=srun with strategy={strategy.name}"
+        if strategy.uses_horovod or (strategy.launchers and "torchrun" not in strategy.launchers):
+            return (
+                f"{named}: Horovod's workers find each other through horovodrun. Use launch=horovodrun "
+                "launch.hosts=slurm, or another strategy such as strategy=allreduce."
+            )
+        if strategy.outlives_workers:
+            return (
+                f"{named}, which is to go on without lost workers: SLURM ends all with the first that is lost. Use "
+                "launch=torchrun launch.hosts=slurm."
+            )
+        return ""
 
 
 def hosts_of_ranks(hosts: str, num_workers: int, num_servers: int = 0) -> list[str]:
@@ -127,4 +171,4 @@ def _entries(hosts: str) -> list[tuple[str, int]]:
     return [(host, int(number)) for host, _, number in (entry.partition(":") for entry in hosts.split(","))]
 
 
-AnyLaunch = Annotated[InlineConfig | HorovodrunConfig | TorchrunConfig, Field(discriminator="name")]
+AnyLaunch = Annotated[InlineConfig | HorovodrunConfig | TorchrunConfig | SrunConfig, Field(discriminator="name")]

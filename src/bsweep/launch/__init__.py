@@ -70,7 +70,7 @@ def check(config: RunConfig) -> list[str]:
 def check_hosts(config: RunConfig) -> None:
     """ValueError if a point is to have the hosts of an allocation, and there is none, or it is too small."""
     launch = config.launch
-    if not launch.uses_allocation:
+    if not isinstance(launch, ProcessesConfig) or not launch.uses_allocation:
         return
     if launch.named_hosts is None:
         raise ValueError(

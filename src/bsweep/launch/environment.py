@@ -18,6 +18,7 @@ from bsweep.runlog import RunPaths
 _OPEN = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TZ|TMPDIR|SSH_AUTH_SOCK|VIRTUAL_ENV|LD_LIBRARY_PATH|LD_PRELOAD"
     r"|DYLD_\w+|PYTHON(PATH|HOME|USERBASE|NOUSERSITE|DONTWRITEBYTECODE)|HOROVOD_\w+"
+    r"|SLURM_CONF|SLURM_JOB_ID"
 )
 """What launchers need themselves: horovodrun writes all of its own environment on workers' command lines."""
 

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bsweep.config import RunConfig
+from bsweep.config import RunConfig, SshConfig
 from bsweep.config.launch import hosts_of_ranks, nodes_of
 from bsweep.launch import ssh
 from bsweep.launch.outcome import Outcome, first_error
@@ -45,7 +45,7 @@ def of(
         return Outcome(outcome.status, message.strip())
     lost = _lost_hosts(config, silent, console, codes)
     if lost and not killed:
-        why = ssh.reason(_read(console)) or "the connection ended"
+        why = ssh.reason(_read(console)) or "the connection ended, or SLURM lost the node"
         return Outcome("failed", loss(dict.fromkeys(lost, why), f"see {console}"), may_pass=True)
     if not failures:
         return Outcome("failed", _of_command(paths, console, codes), may_pass=True)
@@ -72,6 +72,8 @@ def _lost_hosts(
     hosts = config.launch.named_hosts
     if hosts is None:
         return []
+    if not isinstance(config.launch, SshConfig):
+        return re.findall(_LOST_BY_SLURM, _read(console), re.MULTILINE)
     nodes = [host for host, _ in nodes_of(hosts, config.num_workers, config.num_server_processes)]
     if not config.launch.uses_horovod:  # a command for each
         ended = [host for host, code in zip(nodes, codes, strict=False) if code == ssh.EXIT_CODE]
@@ -81,6 +83,9 @@ def _lost_hosts(
         said = re.findall(r"^ssh not successful for host (\S+):$", _read(console), re.MULTILINE)  # horovodrun's words
         ended += [host for host in said if host in nodes]
     return list(dict.fromkeys(host for host in ended if not ssh.is_here(host)))
+
+
+_LOST_BY_SLURM = r"^srun: error: (?:Node failure on|.* failed on node) ([\w.-]*\w)"
 
 
 def loss(hosts: Mapping[str, str], more: str) -> str:

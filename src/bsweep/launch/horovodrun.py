@@ -15,8 +15,11 @@ from bsweep.config import HorovodrunConfig, RunConfig
 from bsweep.config.launch import nodes_of
 from bsweep.launch import processes, ssh
 from bsweep.launch.outcome import Outcome
+from bsweep.launch.ssh import on_host
 from bsweep.launch.team import Entry
 from bsweep.runlog import RunPaths
+
+__all__ = ["command", "failures", "launch", "on_host"]
 
 
 def launch(

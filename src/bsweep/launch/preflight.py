@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from bsweep import machine
-from bsweep.config import ProcessesConfig, RunConfig, own, save
+from bsweep.config import ProcessesConfig, RunConfig, SshConfig, own, resolve, save
 from bsweep.config.launch import nodes_of
-from bsweep.launch import environment, ssh
+from bsweep.launch import ssh
 from bsweep.runlog import RunPaths
 
 _MOST_AT_ONCE = 64
@@ -111,7 +111,7 @@ def ask(host: str, launch: ProcessesConfig, request: machine.Request) -> Answer:
     except subprocess.TimeoutExpired:
         return Answer(host, None, f"it did not answer within {launch.start_timeout_seconds} s: see what keeps it busy")
     except FileNotFoundError:
-        return Answer(host, None, "there is no ssh on this machine to reach it: install an OpenSSH client")
+        return Answer(host, None, "there is no ssh (or srun) on this machine to reach it: install an OpenSSH client")
     if asked.returncode == 0:
         line = next(line for line in reversed(asked.stdout.splitlines()) if line.startswith("{"))
         return Answer(host, json.loads(line))
@@ -121,9 +121,12 @@ def ask(host: str, launch: ProcessesConfig, request: machine.Request) -> Answer:
 def command(host: str, launch: ProcessesConfig, *words: str) -> list[str]:
     """What runs `python -m` with such words on a host."""
     module = [sys.executable, "-m", *words]
-    if ssh.is_here(host):
-        return module
-    return ssh.command(host, launch, ssh.script(environment.in_the_open(os.environ, launch), module))
+    return module if ssh.is_here(host) else _on_host(host, launch, module)
+
+
+def _on_host(host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
+    command: list[str] = resolve(launch.builds).on_host(host, launch, words)
+    return command
 
 
 def _explain(code: int, said: str) -> str:
@@ -132,6 +135,10 @@ def _explain(code: int, said: str) -> str:
     if code == ssh.EXIT_CODE:
         why = ssh.reason(said) or last
         return f"no way in by ssh: {why}: {ssh.remedy(why)}"
+    if last.startswith("srun: error: Unable"):
+        return (
+            f"no way in by srun: {last.removeprefix('srun: error: ')}: see what SLURM says of it (scontrol show node)"
+        )
     if "cd:" in last:
         return f"{Path.cwd()} is not there: every host needs this folder, as on a file system that all share"
     if code in (126, 127) or "No such file" in last:
@@ -168,7 +175,7 @@ def of(config: RunConfig, workers: Mapping[str, int], answers: Sequence[Answer])
 
 def _of_key(launch: ProcessesConfig) -> list[str]:
     """What is wrong with the key that opens the hosts."""
-    given = launch.ssh_identity_file
+    given = launch.ssh_identity_file if isinstance(launch, SshConfig) else None
     if not given:
         return []
     path = ssh.identity(given)
@@ -228,7 +235,7 @@ def silent_hosts(config: RunConfig) -> dict[str, str]:
     def knock(host: str) -> str | None:
         try:
             said = subprocess.run(
-                ssh.command(host, launch, "true"),
+                _on_host(host, launch, ["true"]),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

@@ -70,6 +70,7 @@ def _idle_nodes(config: RunConfig, hosts: str) -> list[str]:
     """A warning where an allocation has nodes that nothing runs on, but that are paid for."""
     used = dict(nodes_of(hosts, config.num_workers, config.num_server_processes))
     idle = [host for host in slots_by_host(hosts) if host not in used]
+    assert isinstance(config.launch, ProcessesConfig), config.launch
     if not idle or not config.launch.uses_allocation:
         return []
     some = ", ".join(idle[:3]) + ", ..." * (len(idle) > 3)
@@ -105,7 +106,7 @@ def launch(
     started, timeout = _run(config, paths, on_poll, entry, commands)
     ended = recorded(paths)
     failed = not started.is_through and any(command.returncode for command in started.commands)
-    if ended and (ended.status == "diverged" or config.strategy.outlives_workers or not failed):
+    if ended and (ended.status in ("diverged", "interrupted") or config.strategy.outlives_workers or not failed):
         return ended
     if timeout and not first_error(paths, config.num_workers + config.num_server_processes):
         if silent := preflight.silent_hosts(config):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bsweep.config import ProcessesConfig
+from bsweep.config import ProcessesConfig, SshConfig
+from bsweep.launch import environment
 
 CONNECT_SECONDS = 10
 _SIGNS = 3  # that may be missing before a host counts as gone
@@ -19,7 +21,7 @@ EXIT_CODE = 255
 
 
 def is_here(host: str) -> bool:
-    return host in ("localhost", "127.0.0.1", socket.gethostname())
+    return host in ("localhost", "127.0.0.1", socket.gethostname(), os.environ.get("SLURMD_NODENAME"))
 
 
 def as_others_say(host: str) -> str:
@@ -39,7 +41,7 @@ def options(launch: ProcessesConfig) -> list[str]:
     ]
 
 
-def command(host: str, launch: ProcessesConfig, script: str) -> list[str]:
+def command(host: str, launch: SshConfig, script: str) -> list[str]:
     """What runs a line of sh on a host, whatever shell its user has there."""
     where = ["-p", str(launch.ssh_port)] if launch.ssh_port else []
     if launch.ssh_identity_file:
@@ -47,10 +49,15 @@ def command(host: str, launch: ProcessesConfig, script: str) -> list[str]:
     return ["ssh", "-T", *options(launch), *where, "--", host, f"exec sh -c {shlex.quote(script)}"]
 
 
-def script(env: Mapping[str, str], words: Sequence[str], before: str = "") -> str:
+def on_host(host: str, launch: SshConfig, words: Sequence[str]) -> list[str]:
+    """What runs words on a host, in the folder where this process is."""
+    return command(host, launch, script(environment.in_the_open(os.environ, launch), words))
+
+
+def script(env: Mapping[str, str], words: Sequence[str]) -> str:
     """A line of sh that runs words in the folder where this process is, with variables that anybody may read."""
     variables = [f"{name}={value}" for name, value in env.items()]
-    return f"cd {shlex.quote(str(Path.cwd()))} && {before}exec {shlex.join(['env', *variables, *words])}"
+    return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(['env', *variables, *words])}"
 
 
 def identity(path: str) -> Path:

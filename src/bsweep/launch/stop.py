@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a point trains: its workers save where they are and leave, and are ended if they do not."""
+"""Signals while a point trains: its workers save where they are and leave, and are ended if they do not."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+from bsweep import terminal
 from bsweep.config import RunConfig
 from bsweep.runlog import RunPaths, is_stop_requested, request_stop
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PASSED_ON = signal.SIGUSR2
+"""With which SLURM tells submitit, which queues the job again, that its time is over: but first the workers save."""
 _GRACE_SECONDS = 30.0
 
 
@@ -27,11 +30,12 @@ class Stopping:
         self._paths, self._say = paths, say
         self._asked_at: float | None = None
         self._polled_at = float("-inf")
+        self._passes_on = False
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Stopping:
         if threading.current_thread() is threading.main_thread():  # signals come to no other
-            self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+            self._handlers = {number: signal.getsignal(number) for number in (*_SIGNALS, _PASSED_ON)}
             for number, handler in self._handlers.items():
                 if callable(handler):  # not where it is ignored
                     signal.signal(number, self._ask)
@@ -42,6 +46,8 @@ class Stopping:
     ) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        if self._passes_on:
+            signal.raise_signal(_PASSED_ON)
 
     def polled_with(self, poll: Callable[[], None]) -> Callable[[], None]:
         """What is to be called a few times a second.
@@ -66,6 +72,9 @@ class Stopping:
             raise KeyboardInterrupt
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            terminal.leave()
+        self._passes_on = self._passes_on or number == _PASSED_ON
         if self._asked_at is not None or not self._can_save or not self._paths.alive(0).exists():
             raise KeyboardInterrupt
         self._asked_at = time.monotonic()
@@ -81,4 +90,5 @@ def leave_it_to_first_worker() -> None:
             signal.signal(each, signal.default_int_handler)
 
     for each in _SIGNALS:
-        signal.signal(each, ignore_once)
+        if signal.getsignal(each) != signal.SIG_IGN:
+            signal.signal(each, ignore_once)

@@ -208,7 +208,7 @@ def _interrupts_held() -> Iterator[None]:
     Python drops what is raised within a fork's callbacks, and nobody would end a process whose start was broken off.
     """
     held: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}  # not where it is ignored
     for number in handlers:
         signal.signal(number, lambda got, _: held.append(got))
@@ -229,5 +229,10 @@ def _start(command: Sequence[str], env: Mapping[str, str], output: BinaryIO) -> 
         stderr=subprocess.STDOUT,
         env=env,
         start_new_session=True,  # a Ctrl-C is for the parent, which then ends the workers in order
-        preexec_fn=end_with_parent,
+        preexec_fn=_before_exec,
     )
+
+
+def _before_exec() -> None:
+    end_with_parent()
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # SLURM sends it to all processes of a step, see `bsweep.launch.stop`

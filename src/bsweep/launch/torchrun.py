@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import sys
@@ -11,10 +10,13 @@ from pathlib import Path
 
 from bsweep.config import RunConfig, TorchrunConfig
 from bsweep.config.launch import nodes_of
-from bsweep.launch import environment, processes, ssh
+from bsweep.launch import processes, ssh
 from bsweep.launch.outcome import Outcome
+from bsweep.launch.ssh import on_host
 from bsweep.launch.team import Entry
 from bsweep.runlog import RunPaths
+
+__all__ = ["commands", "failures", "launch", "on_host"]
 
 
 def launch(
@@ -59,8 +61,7 @@ def _on_host(host: str, launch: TorchrunConfig, paths: RunPaths, command: list[s
     """The command itself on this host, else over ssh."""
     if ssh.is_here(host):
         return command
-    shown = environment.in_the_open(os.environ, launch)
-    return ssh.command(host, launch, ssh.script(shown, processes.watched(launch, paths, command)))
+    return on_host(host, launch, processes.watched(launch, paths, command))
 
 
 def failures(console: str) -> list[tuple[int, int]]:

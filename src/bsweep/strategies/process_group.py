@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 
@@ -67,22 +69,34 @@ class TorchStrategy(Strategy):
         dist.destroy_process_group()
 
 
+# The launcher ends a run that shows no sign of life; a worker out of step may be waited for as long as it lives.
+_TIMEOUT = timedelta(days=1000)
+
+
+@functools.cache
+def _meeting_point() -> tuple[Store, int, int]:
+    """The store in which processes meet, for all runs of this process; its rank; how many there are.
+
+    torchrun keeps the store, or else the first process does, which must not close it while others still look at it.
+    """
+    store, rank, num_processes = next(rendezvous("env://", timeout=_TIMEOUT))
+    store.set_timeout(_TIMEOUT)
+    return store, rank, num_processes
+
+
 def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     """The group of the workers, in which they have their ranks; parameter servers join the world around it only."""
     assert isinstance(config.launch, ProcessesConfig), config.launch
-    # The launcher ends a run that shows no sign of life; a worker out of step may be waited for as long as it lives.
-    timeout = timedelta(days=1000)
     if config.strategy.outlives_workers:
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # else its watchdog ends those who wait for a lost worker
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    store, rank, num_processes = next(rendezvous("env://", timeout=timeout))
-    store.set_timeout(timeout)
-    # torchrun's own store outlives a run: the next one of the same processes must not find what this one left there.
+    store, rank, num_processes = _meeting_point()
+    # The store outlives a run: the next one of the same processes must not find what this one left there.
     # Where the run lies is told as it was given: the home of ~ may be another on each host.
     store = dist.distributed_c10d.PrefixStore(f"{config.results_dir}/{config.study}/{config.run_id}", store)
-    dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=num_processes)
+    dist.init_process_group(backend, timeout=_TIMEOUT, store=store, rank=rank, world_size=num_processes)
     world: dist.ProcessGroup | None = dist.group.WORLD
     if config.num_server_processes:
-        world = dist.new_group(list(range(place.num_workers)), timeout=timeout)
+        world = dist.new_group(list(range(place.num_workers)), timeout=_TIMEOUT)
     assert world is not None
     return world

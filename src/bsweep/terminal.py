@@ -1,0 +1,26 @@
+"""The terminal in which a command was typed, which may be closed while it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+
+def leave() -> None:
+    """Have what is said from now on go nowhere, unless it goes to a file: a closed terminal refuses it."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """What SIGHUP does where it is not ignored, as nohup has it: the terminal is gone, and the command is to end."""
+    leave()
+    signal.default_int_handler(number, frame)
