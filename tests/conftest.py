@@ -21,6 +21,11 @@ def pytest_configure() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "nightly" not in config.option.markexpr:
+        items[:] = [item for item in items if "nightly" not in item.keywords]
+
+
 @pytest.fixture
 def up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, str]]]:
     """A function that brings hosts up, and returns the overrides that it tells its user to type."""

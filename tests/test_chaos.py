@@ -1,0 +1,132 @@
+"""A small sweep whose processes, disk and clock fail at random ends with the records of one that was left in peace."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.running import TINY, Fork, bsweep
+from tests.test_resume import records_of
+from tests.test_run import runs, summary
+
+GRID = (
+    *("-m", "strategy=allreduce,parameter_server", "local_batch=4", "epochs=120", "checkpoint_every=1s"),
+    *(*TINY, "model=tiny_cnn", "precision=fp32", "channels_last=true", "num_workers=2", "optimizer.lr=0.02"),
+    *("log_every_steps=5", "launch.stall_timeout_seconds=20"),
+)
+DISK_BYTES = 32 << 20
+FULL_SECONDS = 1.5
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose results lie on a small disk of their own, where that can be had."""
+    results = tmp_path / "results"
+    results.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(results)]
+    has_disk = os.geteuid() == 0 and subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    yield tmp_path
+    if has_disk:
+        subprocess.run(["umount", "--lazy", str(results)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_strikes", [4, pytest.param(50, marks=pytest.mark.nightly)])
+def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(desk: Path, num_strikes: int) -> None:
+    draw, struck, number = random.Random(num_strikes), Counter[str](), 0
+    while struck.total() < num_strikes:
+        sweep = Fork("bsweep", "run", *GRID, f"study=s{number}", cwd=desk, has_forks=True)
+        while struck.total() < num_strikes and not has_ended(sweep, draw.uniform(0.5, 4)):
+            struck[strike(sweep, desk, draw)] += 1
+        end(sweep, desk)
+        number += sweep.returncode == 0  # what is left is struck in a sweep of its own
+    for study in (*(f"s{each}" for each in range(number + 1)), "whole"):
+        assert finish(desk, study) == 0, struck
+    whole = [records_of(paths) for paths in runs(desk, "whole")]
+    for each in range(number + 1):
+        ours = runs(desk, f"s{each}")
+        assert [records_of(paths) for paths in ours] == whole, struck
+        assert all(summary(paths)["status"] == "completed" for paths in ours)
+        assert not list((desk / f"results/s{each}").glob(".team.*"))
+    print(f"{struck.total()} strikes in {number + 1} sweeps: {dict(struck)}")
+
+
+def has_ended(sweep: Fork, seconds: float) -> bool:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        sweep.wait(seconds)
+    return sweep.returncode is not None
+
+
+def strike(sweep: Fork, desk: Path, draw: random.Random) -> str:
+    """Have something go wrong; what it was."""
+    started = {kind: [p for p in below(desk) if is_so(p)] for kind, is_so in KINDS.items()}
+    has_disk = os.path.ismount(desk / "results")
+    kind = draw.choice(
+        ["sweep", *(["disk"] if has_disk else []), "clock", *(kind for kind in started if started[kind])]
+    )
+    if kind == "disk":
+        fill(desk / "results/filler")
+    elif kind == "clock":  # as it is seen from here: files that were written on another day
+        seconds = draw.choice([-86_400, 86_400])
+        for path in [path for path in (desk / "results").rglob("*") if path.is_file()]:
+            with contextlib.suppress(OSError):
+                os.utime(path, (time.time() + seconds,) * 2)
+    else:
+        victim = psutil.Process(sweep.pid) if kind == "sweep" else draw.choice(started[kind])
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.send_signal(signal.SIGKILL)
+    return kind
+
+
+def fill(filler: Path) -> None:
+    """Leave no space for a moment."""
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 14))
+    time.sleep(FULL_SECONDS)
+    filler.unlink()
+
+
+def below(desk: Path) -> list[psutil.Process]:
+    """What a sweep has started: its launchers and their processes are told by the paths on their command lines."""
+    found = psutil.process_iter(["cmdline", "environ"])
+    return [one for one in found if any(str(desk) in word for word in one.info["cmdline"] or ())]
+
+
+KINDS: dict[str, Callable[[psutil.Process], bool]] = {
+    "launcher": lambda one: "RANK" not in (one.info["environ"] or ()),
+    "worker": lambda one: (one.info["environ"] or {}).get("RANK") in ("0", "1"),
+    "server": lambda one: (one.info["environ"] or {}).get("RANK") == "2",
+}
+
+
+def end(sweep: Fork, desk: Path) -> None:
+    """Wait for a sweep, and for all that it started: what a kill leaves behind has to end by itself."""
+    try:
+        sweep.wait(240)
+        ends = time.monotonic() + 60
+        while left := below(desk):
+            assert time.monotonic() < ends, left
+            time.sleep(0.1)
+    finally:
+        sweep.kill()
+
+
+def finish(desk: Path, study: str) -> int:
+    """Type the command until nothing is left to do, as an operator would; what failed by a strike is repeated once."""
+    for _ in range(2):
+        result = bsweep("run", *GRID, f"study={study}", cwd=desk)
+        if result.returncode == 0:
+            break
+    assert result.returncode == 0, result.stderr
+    return result.returncode
