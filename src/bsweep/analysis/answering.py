@@ -126,7 +126,7 @@ def _targets(study: Study) -> Iterator[tuple[Target, str]]:
     ]
     if len(named) == 1:
         yield named[0], ""
-    supported = supported_target(study)
+    supported = supported_target(tuned(study))  # rates that do not suit a batch say nothing of what it reaches
     if supported is None or supported[0] in named[:1]:
         return
     target, why = supported

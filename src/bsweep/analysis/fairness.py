@@ -1,10 +1,11 @@
 """Whether an effect of the batch size survives the best learning rate of each batch size, or was one of the rate.
 
-A study that ran several rates says two things: what the batch sizes come to with one rate for all (the setting that
-was run with the most batch sizes, and of these the best on average), and what they come to with the best rate of each.
-Each seed is scored at the rate that the other seeds find best, so that a batch size gains nothing by the number of its
-rates. Of both all pairs of batch sizes are compared: differences of means over seeds, of seconds of their logarithms,
-with Welch's t-interval at 95 % for all pairs together (Bonferroni). A difference whose interval contains zero is none.
+A study that ran several rates says two things: what the batch sizes come to with one rate for all (the setting that was
+run with the most batch sizes, of these one that gives all the same rate, of these the best on average), and what they
+come to with the best rate of each. Each seed is scored at the rate that the other seeds find best, so that a batch size
+gains nothing by the number of its rates. Of both all pairs of batch sizes are compared: differences of means over
+seeds, of seconds of their logarithms, with Welch's t-interval at 95 % for all pairs together (Bonferroni). A difference
+whose interval contains zero is none.
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ def fairness(study: Study) -> list[Fairness]:
 def _of_group(apart: str, table: pd.DataFrame, known: pd.DataFrame) -> Fairness:
     sign = -1 if table["metric"].iloc[0] == "seconds_to_target" else 1
     best, one = _tuned_scores(table, known, sign), one_rate_for_all(table)
-    of_one = {batch: [score for score in known.loc[key] if not np.isinf(score)] for batch, key in _by_batch(one)}
-    ends = table[table["at_edge"] != ""]
+    by_key = dict(zip(known.index, known.to_numpy(float), strict=True))
+    of_one = {batch: list(by_key[key][~np.isinf(by_key[key])]) for batch, key in _by_batch(one)}
+    ends = dict(zip(table.index, table["at_edge"], strict=True))
     whole = {batch: scores for batch, scores in best.items() if not np.isnan(scores).any()}
     counts = table.groupby(level="local_batch")["learning_rate"].nunique()
     return Fairness(
@@ -105,18 +107,24 @@ def _of_group(apart: str, table: pd.DataFrame, known: pd.DataFrame) -> Fairness:
         missed=tuple(batch for batch in best if batch not in whole),
         lacking_seeds=_lacking({batch: len(scores) for batch, scores in best.items()}, MIN_SEEDS_FOR_INTERVAL),
         lacking_rates=_lacking({int(str(batch)): int(count) for batch, count in counts.items()}, ENOUGH_RATES),
-        edges={batch: str(ends.loc[[key], "at_edge"].iloc[0]) for batch, key in _by_batch(ends)},
+        edges={batch: ends[key] for batch, key in _by_batch(table) if ends[key]},
     )
 
 
 def one_rate_for_all(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `rates` of the one setting that most batch sizes were run with, of several the best on average."""
+    """The rows of `rates` of the one setting that most batch sizes were run with.
+
+    Of several it is one whose learning rate is the same for all batch sizes, of these the best on average.
+    """
     settings = [name for name in levels(table) if name in RATES]
     sign = -1 if table["metric"].iloc[0] == "seconds_to_target" else 1
     value = np.log(table["score"]) if sign < 0 else table["score"]
     by = table.assign(value=sign * value).groupby(level=settings)
-    order = pd.DataFrame({"size": by.size(), "missed": -by["missed"].sum(), "value": by["value"].mean()})
-    chosen = order.sort_values(["size", "missed", "value"]).index[-1]
+    order = pd.DataFrame({
+        "size": by.size(), "is_one": by["learning_rate"].nunique() == 1, "missed": -by["missed"].sum(),
+        "value": by["value"].mean(),
+    })  # fmt: skip
+    chosen = order.sort_values(["size", "is_one", "missed", "value"]).index[-1]
     return table[[_settings(key, table, settings) == _key(chosen) for key in table.index]]
 
 
@@ -129,12 +137,13 @@ def _key(value: object) -> tuple[object, ...]:
 
 
 def rate_words(table: pd.DataFrame) -> str:
-    """What a rate setting is called: by the one rate that it is, or the base rate and the rule of several."""
+    """What a rate setting is called: one rate for all batch sizes, or one rule."""
     if table["learning_rate"].nunique() == 1:
-        return f"{table['learning_rate'].iloc[0]:g}"
-    said = {"lr": "base rate {}", "lr_rule": "rule {}", "optimizer.reference_batch": "at batch {}"}
+        return f"one rate for all ({table['learning_rate'].iloc[0]:g})"
+    said = {"lr": "base rate {}", "lr_rule": "{}", "optimizer.reference_batch": "at batch {}"}
     values = {name: setting_text(table.index.get_level_values(name)[0]) for name in RATES if name in levels(table)}
-    return ", ".join(said[name].format(value.replace("_", " ")) for name, value in values.items())
+    rule = ", ".join(said[name].format(value.replace("_", " ")) for name, value in values.items())
+    return f"one rule for all ({rule})"
 
 
 def _by_batch(table: pd.DataFrame) -> list[tuple[int, tuple[Hashable, ...]]]:
@@ -209,7 +218,7 @@ def _sentences(one: Fairness) -> Iterator[str]:
     else:
         before, after = one.one_rate, one.best_rates
         if before is not None and not np.isnan(before.low):
-            yield f"{where}With one rate for all ({one.rate}) {_said(before, one.metric)}."
+            yield f"{where}With {one.rate} {_said(before, one.metric)}."
             where = ""
         yield f"{where}With the best of its rates at each batch size {_said(after, one.metric)}{_so(before, after)}."
     yield from _caveats(one)
@@ -232,7 +241,7 @@ def _so(before: Difference | None, after: Difference) -> str:
     if after.is_told:
         return ": a batch effect survives"
     if before is not None and before.is_told:
-        return ". So what the batch sizes differ in under one rate is not told from an effect of the learning rate"
+        return ". So what they differ in by one rate or rule for all is not told from an effect of the learning rate"
     return ""
 
 

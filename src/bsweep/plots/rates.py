@@ -43,14 +43,14 @@ def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
     words = " or ".join(dict.fromkeys(rules))
     entries = [
         handle(_BEST, "best rate of each batch size"),
-        handle(_ONE, f"one rate for all: {words}"),
+        handle(_ONE, words),
         handle({**drawing.BEHIND, "marker": "."}, "the other rates"),
     ]
     drawing.legends(figure, (entries, ""))
     return drawing.captioned(
         figure,
         f"Left: {_NAMES[metric].lower()} with the best learning rate of each batch size, found by the same runs, "
-        "beside that with one rate for all. Right: these rates, and all that were tried.",
+        "beside that with one rate or rule for all. Right: these rates, and all that were tried.",
         drawing.repeats(table["n"]),
     )
 
