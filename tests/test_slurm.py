@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from bsweep import launch
+from bsweep import launch, load
 from bsweep.config import ConfigError, slurm
 from bsweep.launch import failure, srun
 from bsweep.runlog import RunPaths, read_records
 from tests.running import ROOT, TINY, bsweep, compose, popen, summaries, tool
+from tests.synthetic_study import META, write_run
 
 SLURM = str(ROOT / "scripts/slurm.sh")
 CLUSTERS = ROOT / "docs/clusters.md"
@@ -50,6 +51,13 @@ def test_a_point_in_an_allocation_keeps_its_id_on_other_nodes(monkeypatch: pytes
         ids.add(compose(*POINT).run_id)
     assert len(ids) == 1, "a job that is queued again goes on with its run"
     assert compose(*POINT).launch.named_hosts == "m4:2,m5:2,m6:1"
+
+
+def test_a_run_in_an_allocation_is_read_with_the_nodes_that_it_had(tmp_path: Path) -> None:
+    for seed, settings in enumerate(({"launch.hosts": "slurm"}, {"launch.name": "srun"})):
+        meta = {**META, "hosts": "n01:1,n02:1"}
+        write_run(tmp_path, local_batch=8, num_workers=2, seed=seed, settings=settings, meta=meta)
+    assert load(tmp_path).runs["placement"].tolist() == ["2 nodes", "2 nodes"]
 
 
 def test_what_an_allocation_has_too_little_or_too_much_of_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

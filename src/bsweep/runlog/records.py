@@ -66,7 +66,7 @@ class _ToldData(_Variant):
 
 @dataclass(frozen=True, kw_only=True)
 class _ToldLaunch:
-    hosts: SpelledOut | None = None
+    hosts: SpelledOut | Literal["slurm"] | None = None
     memory_limit_mb: tuple[Positive, ...] | None = None
     threads_per_worker: Count | None = None
 
@@ -398,6 +398,7 @@ class Meta:
     launched_at: Finite | None = None
     wall_seconds_before: Finite | None = None  # of earlier attempts that the run goes on from
     command: str | None = None
+    hosts: SpelledOut | None = None
     cpu: str | None = None
     cores: Natural | None = None
     gpus: tuple[str, ...] | None = None
