@@ -231,6 +231,7 @@ def silent_hosts(config: RunConfig) -> dict[str, str]:
     if not isinstance(launch, ProcessesConfig) or not launch.named_hosts:
         return {}
     others = [host for host in _workers(config) if not ssh.is_here(host)]
+    silence = "no answer" if isinstance(launch, SshConfig) else "no answer to srun"
 
     def knock(host: str) -> str | None:
         try:
@@ -244,8 +245,8 @@ def silent_hosts(config: RunConfig) -> dict[str, str]:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return "no answer"
-        return (ssh.reason(said.stderr) or "no answer") if said.returncode else None
+            return silence
+        return (ssh.reason(said.stderr) or silence) if said.returncode else None
 
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
         return {host: why for host, why in zip(others, pool.map(knock, others), strict=True) if why}

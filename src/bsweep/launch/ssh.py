@@ -89,6 +89,7 @@ _REMEDIES = {
         "let this key in there (ssh-copy-id), or name one that opens it: launch.ssh_identity_file"
     ),
     "Connection refused": "start an sshd there, or give its port: launch.ssh_port",
+    "SLURM|srun": "see what SLURM says of it, scontrol show node HOST",
     "resolve": "give its address, or a name that this machine knows",
     "timed out|No route|unreachable|not responding|Broken pipe|closed by|reset by": (
         "see that the host runs, and that the network lets ssh through"
