@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MOST_LINES = 120  # of the README
 
 # What sets up or tests everything, and what needs more than a machine, has tests of its own.
-ELSEWHERE = ("scripts/sweep.sh", "scripts/test.sh", "scripts/gpu.sh", "horovodrun")
+ELSEWHERE = ("scripts/sweep.sh", "scripts/test.sh", "scripts/gpu.sh", "horovodrun", "torchrun", "python ")
 
 
 def commands(page: Path) -> list[str]:

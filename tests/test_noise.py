@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 import bsweep
-from bsweep import loop, noise, noise_meter, steps, worker
+from bsweep import analysis, loop, noise, noise_meter, steps, worker
 from bsweep.config import ConfigError
 from bsweep.data import augment, plan
 from bsweep.job import Job
 from bsweep.noise import Average, of_parts, squared_norm
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
+from tests import running
 from tests.running import ROOT, TINY, compose, forks, popen, ranks, tool
 from tests.test_checkpoint import untimed
 from tests.test_equivalence import CONTRACT, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
@@ -244,6 +245,25 @@ def test_layers_add_up_to_the_model(tmp_path: Path) -> None:
 
 def nn_names(folder: Path) -> list[tuple[str, nn.Parameter]]:
     return list(prepared(folder, *CONTRACT).model.named_parameters())
+
+
+def test_a_real_run_predicts_by_its_noise_scale_and_tells_that_of_layers(tmp_path: Path) -> None:
+    """One batch alone: without the noise scale there would be nothing to say of others."""
+    model = f"model.target={ROOT / 'scripts/examples/small_network.py'}:build"
+    data = ("data.side=8", "data.crop_padding=0", "model=own", model, "model.options.width=8")
+    kind = ("strategy=single", "launch=inline", "precision=fp32", "channels_last=true", "epochs=5")
+    target = ("evaluate_every_examples=700", "target_accuracy=0.6", "study=s")
+    measured = (MEASURED, "measure.noise_scale_per_layer=true", "accumulation_steps=2")
+    ran = running.bsweep("run", "local_batch=16", *data, *kind, *target, *measured, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    study = bsweep.load(tmp_path / "results/s")
+    whole, layers = analysis.noise_scale(study), analysis.noise_scale(study, by_layer=True)
+    assert len(study.noise_scales) >= 8 and len(whole) == 1 and len(layers) == 6
+    sums = study.noise_of_layers.groupby("num_steps")["variance"].sum().to_numpy()
+    assert sums == pytest.approx(study.noise_scales["variance"].to_numpy(), rel=1e-6)
+    prediction = bsweep.predict(study, target_accuracy=0.6, batches=[16, 32, 64])
+    found = next(one for one in prediction.critical_batches if one.source == "noise scale")
+    assert found.is_known and 1 < found.value < 500 and set(prediction.cells["global_batch"]) == {16, 32, 64}
 
 
 def test_a_policy_sees_the_running_estimate_from_the_first_record_on() -> None:

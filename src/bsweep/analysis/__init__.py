@@ -27,6 +27,7 @@ from bsweep.analysis.loading import load
 from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.predicted import NO_DIFFERENCE, more_workers, surface
 from bsweep.analysis.prediction import Prediction, predict
+from bsweep.analysis.prediction.critical_batch import noise_scale
 from bsweep.analysis.published import comparable, differences, published, relative_seconds
 from bsweep.analysis.sharding import (
     computing_seconds,
@@ -108,6 +109,7 @@ __all__ = [
     "modelled_idle",
     "more_workers",
     "node_columns",
+    "noise_scale",
     "overhead_growth",
     "predict",
     "predicted_gain",

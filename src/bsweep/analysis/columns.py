@@ -148,6 +148,11 @@ NOISE_SCALES = (
     Column("num_gradients", "count_or_null"),
     Column("gradient_batch", heading="examples of a gradient"),
 )
+NOISE_OF_LAYERS = (
+    *_again(NOISE_SCALES, "run_id", "num_steps"),
+    Column("layer", "text"),
+    *_again(NOISE_SCALES, "gradient_square", "variance"),
+)
 SERVERS = (
     *_again(RUNS, "run_id"),
     Column("server", "count"),
@@ -179,6 +184,7 @@ TABLES = {  # of a study
     "epochs": EPOCHS,
     "evaluations": EVALUATIONS,
     "noise_scales": NOISE_SCALES,
+    "noise_of_layers": NOISE_OF_LAYERS,
     "servers": SERVERS,
     "waits": WAITS,
     "rounds": ROUNDS,

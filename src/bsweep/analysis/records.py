@@ -47,12 +47,13 @@ def rows_of(run: Run) -> dict[str, Rows]:
     Raises:
         Damaged: nothing says how it was configured.
     """
-    epochs = numbered(run.records, "epoch")
+    epochs, noise = numbered(run.records, "epoch"), numbered(run.records, "noise_scale", by="num_steps")
     return {
         "runs": [_run_row(run, len(epochs))],
         "epochs": epochs,
         "evaluations": _of_table(numbered(run.records, "evaluation", by="num_steps"), columns.EVALUATIONS),
-        "noise_scales": _of_table(numbered(run.records, "noise_scale", by="num_steps"), columns.NOISE_SCALES),
+        "noise_scales": _of_table(noise, columns.NOISE_SCALES),
+        "noise_of_layers": _layer_rows(noise),
         "servers": _server_rows(epochs),
         "waits": _wait_rows(epochs),
         "rounds": _round_rows(numbered(run.records, "round")),
@@ -64,6 +65,15 @@ def _of_table(records: Rows, table: Sequence[columns.Column]) -> Rows:
     """Records with the columns of a table alone; a layer's noise scale, say, is none."""
     names = [name for name in columns.names(table) if name != "run_id"]
     return [{name: record.get(name) for name in names} for record in records]
+
+
+def _layer_rows(noise: Rows) -> Rows:
+    """Of records of the gradient noise scale, a row for each layer that one tells."""
+    return [
+        {"num_steps": record["num_steps"], "layer": layer, "gradient_square": square, "variance": variance}
+        for record in noise
+        for layer, (square, variance) in (record.get("layers") or {}).items()
+    ]
 
 
 def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:

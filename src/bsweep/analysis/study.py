@@ -34,12 +34,14 @@ class Study:
     there; its records before are the other run's. `epochs` has a row a run and epoch.
     `evaluations` has a row a run and evaluation, with the steps, examples and seconds trained until then; where a run
     does not say them, its epochs' ends are its evaluations. `noise_scales` has the parts of the gradient noise scale,
-    `variance` over `gradient_square`, each a mean over `num_examples`. `provenance` has a row a run: `run_id` and what
-    its `meta.json` says, by dotted names. `servers` has a row a run and parameter server, summed over epochs (the
-    largest `max_lead`); `pushes` are all workers', `load` is the busy part of the training time.
+    `variance` over `gradient_square`, each a mean over the steps since the record before, and `noise_of_layers` those
+    of each tensor of the model, where a run measured them: see `bsweep.analysis.noise_scale`. `provenance` has a row a
+    run: `run_id` and what its `meta.json` says, by dotted names. `servers` has a row a run and parameter server, summed
+    over epochs (the largest `max_lead`); `pushes` are all workers', `load` is the busy part of the training time.
     `waits` has the seconds that each worker of a run waited for slower ones. `rounds` has a row a run, round and
     worker, with the seconds that `bsweep.runlog.Round` tells apart; `train_loss` and `num_examples` are the whole
-    round's. `skipped` says why of each run that could not be read.
+    round's.
+    `skipped` says why of each run that could not be read.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Study:
     epochs: pd.DataFrame
     evaluations: pd.DataFrame
     noise_scales: pd.DataFrame
+    noise_of_layers: pd.DataFrame
     warnings: tuple[str, ...]
     provenance: pd.DataFrame
     servers: pd.DataFrame

@@ -18,6 +18,7 @@ from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 from bsweep.analysis.prediction.selection import Observed, to_target_of
 from bsweep.analysis.prediction.steps import Known, StepsFit, fit_steps
+from bsweep.analysis.study import Study
 from bsweep.analysis.targets import crossings
 
 INTERVAL = (0.05, 0.95)  # quantiles: of all that is said to lie in 90 % intervals
@@ -85,6 +86,23 @@ def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
     if not np.isfinite(high):
         high = ratios[np.isfinite(ratios)].max()
     return CriticalBatch(source, float(variance / square), float(low), float(high))
+
+
+def noise_scale(study: Study, *, by_layer: bool = False) -> pd.DataFrame:
+    """The gradient noise scale over each whole run that measured it, in examples, or of each tensor of its model.
+
+    Returns:
+        A row a run, or a run and layer, with `noise_scale`, the ends of its 90 % interval `low` and `high`, and
+        `verdict`: empty, or why there are none; see `from_noise_scale`.
+    """
+    keys, records = ["run_id"], study.noise_scales
+    if by_layer:
+        keys, records = ["run_id", "layer"], study.noise_of_layers
+    rows = []
+    for group, of_group in records.groupby(keys, sort=False):
+        found = from_noise_scale(of_group)
+        rows.append([*group, found.value, found.low, found.high, found.verdict])
+    return pd.DataFrame(rows, columns=[*keys, "noise_scale", "low", "high", "verdict"])
 
 
 def _block_sums(values: Array, rng: np.random.Generator) -> Array:
