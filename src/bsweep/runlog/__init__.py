@@ -11,6 +11,7 @@ from bsweep.runlog.checkpoint import (
 )
 from bsweep.runlog.claims import claimed, is_claimed
 from bsweep.runlog.files import RunLog, RunPaths, SignOfLife, write_json
+from bsweep.runlog.measured import Evaluation, NoiseScale
 from bsweep.runlog.reading import (
     REMEDY,
     Damaged,
@@ -31,9 +32,7 @@ from bsweep.runlog.records import (
     Continued,
     End,
     Epoch,
-    Evaluation,
     Event,
-    NoiseScale,
     Record,
     Round,
     ServerLoad,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
+from bsweep.runlog import measured
 from bsweep.runlog import records as kinds
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import SCHEMA, Meta, Summary, adapter
@@ -18,7 +19,15 @@ from bsweep.runlog.values import MOST
 REMEDY = "The same sweep repeats the run."
 _TYPES: Mapping[str, type] = {
     kind.type: kind
-    for kind in (kinds.Start, kinds.Epoch, kinds.Evaluation, kinds.NoiseScale, kinds.Round, kinds.Event, kinds.End)
+    for kind in (
+        kinds.Start,
+        kinds.Epoch,
+        measured.Evaluation,
+        measured.NoiseScale,
+        kinds.Round,
+        kinds.Event,
+        kinds.End,
+    )
 }
 
 
