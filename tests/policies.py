@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from bsweep.batching import Policy, Seen
+from bsweep import batching
+from bsweep.batching import GradientNoise, Policy, Seen
+from bsweep.config import RunConfig
 from bsweep.data.plan import Share
 from bsweep.runlog import Event
 
@@ -48,3 +51,31 @@ class Listening(Policy):
         noise = seen.noise
         known = [noise.squared_norm, noise.trace, noise.num_samples] if noise else None
         return [Event(event="noise", message=json.dumps(known))]
+
+
+class Recorded(Policy):
+    """The changes of another run: after so many epochs, to such a global batch."""
+
+    def __init__(self, config: RunConfig, after: list[float], to: list[int]) -> None:
+        super().__init__(config)
+        self._changes = [(0.0, config.examples_per_step), *zip(after, to, strict=True)]
+
+    def shares(self, epochs_done: float) -> tuple[Share, ...]:
+        return self.of_global_batch([batch for since, batch in self._changes if since <= epochs_done][-1])
+
+
+def identified(config: RunConfig) -> Policy:
+    """The configured policy, to which the noise scale of a few steps seems certain."""
+    policy = _build(config)
+    observe = policy.observe
+
+    def observed(seen: Seen) -> Sequence[Event]:
+        noise = seen.noise
+        sure = noise and GradientNoise(abs(noise.squared_norm), abs(noise.trace), noise.num_samples)
+        return observe(replace(seen, noise=sure))
+
+    policy.observe = observed  # type: ignore[method-assign]
+    return policy
+
+
+_build = batching.build  # which tests replace

@@ -27,6 +27,7 @@ ROUNDS = ("strategy.sync_every=2", "allocation.local_batches=[5,9]", "allocation
 EVALUATIONS = ("evaluate_every_examples=37", "target_loss=2.5", "stop_at_target=false", "epochs=3")
 STAGES = ("optimizer.schedule=multistep", "optimizer.milestones=[0.3,1.3]", "optimizer.gamma=0.5")
 OF_THREE = ((2, 4), (5, 7))  # workers, whose epochs have four steps instead of six
+BY_NOISE = ("batching=noise_scale", "batching.every_steps=6", "batching.hysteresis=1", "optimizer.lr_rule=adascale")
 IN_STEP, IN_ROUNDS = ((2, 4), (6, 8), (8, 11)), ((1, 3), (3, 5))  # in an epoch, at the end of one, in the next
 
 
@@ -50,6 +51,7 @@ def case(num_workers: int, *overrides: str, breaks: tuple[tuple[int, int], ...] 
             2, "strategy=allreduce", "optimizer=lamb", breaks=((3, 4), (6, 8)), policy="Doubling"
         ),  # nine steps in all
         case(2, "strategy=horovod", "batching=raise_instead_of_decay", *STAGES, breaks=((2, 4), (5, 6))),
+        case(2, "strategy=allreduce", "local_batch=2", *BY_NOISE, breaks=((11, 12), (13, 15)), policy="identified"),
         case(2, "strategy=allreduce", "precision=fp16", "compression=topk", overflow=(1, 3)),
         case(2, "strategy=parameter_server", "optimizer=adamw"),
         case(3, "strategy=parameter_server", "strategy.num_servers=2", "strategy.colocated=true", breaks=OF_THREE),

@@ -23,6 +23,7 @@ usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m 
        bsweep profile [key=value ...]               what a point's steps consist of, a trace, and what holds them up
        bsweep predict STUDY --target-accuracy 0.9   the best batch size and worker count, from some cells of a grid
        bsweep recommend key=v1,v2,... --target-accuracy 0.9 [--budget 30m]   the same, running what it needs itself
+       bsweep replay STUDY --batching goodput       what a batching policy would have done in a study's runs
        bsweep doctor [--hosts H:2,...] [--json]     what this machine and its hosts are, and what to mend on them
        bsweep report STUDY [--out DIR] [--mix]      figures, tables and one HTML page of a study
        bsweep export STUDY --to TRACKER [--out X]   its records to tensorboard, mlflow or wandb
@@ -163,6 +164,17 @@ def predict(arguments: Sequence[str]) -> int:
     return 0
 
 
+def replay(arguments: Sequence[str]) -> int:
+    """Print what a batching policy would have done in a study's runs; the exit code."""
+    from bsweep import replay
+
+    try:
+        return replay.main(arguments)
+    except (ValueError, OSError) as error:
+        _say(str(error))
+        return BAD_CONFIG
+
+
 def counts(text: str) -> list[int]:
     """`8,16,32` as numbers; ValueError, which argparse turns into a message, for others."""
     counts = [int(part) for part in text.split(",")]
@@ -189,7 +201,7 @@ def doctor(arguments: Sequence[str]) -> int:
     return doctor.run(config, as_json=options.json)
 
 
-_READERS = {"predict": predict, "report": report}  # commands that read a study
+_READERS = {"predict": predict, "replay": replay, "report": report}  # commands that read a study
 
 
 def setup_horovod() -> NoReturn:

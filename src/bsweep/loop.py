@@ -59,7 +59,7 @@ def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> No
     size = plan.round_size(shares)
     batch, coming = (plan.step_indices(order, cursor.position + ahead, size) for ahead in (0, size))
     sums = _train_steps(job, cursor, shares, batch, coming, clock)
-    _look_at_round(job, cursor, sums)
+    _look_at_round(job, cursor, sums, clock)
 
 
 def _epoch_record(job: Job, cursor: Cursor, clock: StepClock) -> runlog.Epoch:
@@ -140,13 +140,21 @@ def _train_steps(job: Job, cursor: Cursor, shares: Shares, batch: Tensor, coming
     return sums
 
 
-def _look_at_round(job: Job, cursor: Cursor, sums: Tensor) -> None:
+def _look_at_round(job: Job, cursor: Cursor, sums: Tensor, clock: StepClock) -> None:
     """Put a round on record, and let the policy see it."""
     records = _record_rounds(job)
     rounds = tuple(record for record in records if isinstance(record, runlog.Round))
     noise = _record_noise(job, cursor, job.noise) if job.noise else None
-    num_train = len(job.dataset.train_labels)
-    seen = Seen(_epochs_done(job, cursor), rounds, sums, job.strategy.gather, noise, num_train)
+    seen = Seen(
+        epochs_done=_epochs_done(job, cursor),
+        rounds=rounds,
+        sums=sums,
+        gather=job.strategy.gather,
+        noise=noise,
+        num_train=len(job.dataset.train_labels),
+        learning_rate=job.optimizer.param_groups[0]["lr"],
+        step_seconds=clock.seconds,
+    )
     job.record(*job.policy.observe(seen))
 
 

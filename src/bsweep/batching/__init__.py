@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bsweep.batching.adascale import AdaScale
 from bsweep.batching.base import Policy, Seen
 from bsweep.config import OwnBatchingConfig, RunConfig, own, resolve
 from bsweep.noise import GradientNoise
@@ -12,7 +13,7 @@ __all__ = ["GradientNoise", "Policy", "Seen", "build"]
 def build(config: RunConfig) -> Policy:
     """The policy of a run, the same on all workers."""
     policy: Policy = resolve(config.batching.builds)(config)
-    return policy
+    return AdaScale(config, policy) if config.optimizer.measures_noise else policy
 
 
 def from_target(config: RunConfig) -> Policy:

@@ -39,6 +39,17 @@ class Seen:
     num_train: int = sys.maxsize
     """Examples of an epoch."""
 
+    learning_rate: float = 0.0
+    """Of the last step."""
+
+    step_seconds: Callable[[], Sequence[float]] = tuple
+    """Seconds of this epoch's steps so far, on this worker's clock. It waits for a GPU to have finished them."""
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the round's last step took what was left of an epoch, and may have been shorter than others."""
+        return self.epochs_done == round(self.epochs_done)
+
 
 class Policy(ABC):
     """Decides how much each worker takes of the coming round.
@@ -49,6 +60,8 @@ class Policy(ABC):
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
+        self.pass_batches: tuple[int, ...] = config.local_batches
+        """The most examples of a pass, by worker: what is more takes several."""
 
     @abstractmethod
     def shares(self, epochs_done: float) -> tuple[Share, ...]:
@@ -73,11 +86,11 @@ class Policy(ABC):
         """Take up what `state` gave."""
 
     def of_batches(self, worker_batches: Sequence[int], num_steps: Sequence[int] | None = None) -> tuple[Share, ...]:
-        """Shares of such steps, by default as many as configured: those beyond the local batch take several passes."""
-        local_batches, steps = self.config.local_batches, num_steps or self.config.local_steps
+        """Shares of such steps, by default as many as configured: those beyond `pass_batches` take several passes."""
+        steps = num_steps or self.config.local_steps
         return tuple(
             Share(batch, number, num_passes=-(-batch // largest))
-            for batch, number, largest in zip(worker_batches, steps, local_batches, strict=True)
+            for batch, number, largest in zip(worker_batches, steps, self.pass_batches, strict=True)
         )
 
     def of_global_batch(self, global_batch: int) -> tuple[Share, ...]:

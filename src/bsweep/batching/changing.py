@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from bsweep.batching.base import Policy, Seen
-from bsweep.config import ChangingConfig, RunConfig
+from bsweep.config import ChangingConfig, MeasuringConfig, RunConfig
 from bsweep.data.plan import Share
+from bsweep.noise import GradientNoise
 from bsweep.runlog import BatchChanged, Event
 
 Card = TypeVar("Card", bound=ChangingConfig)
+MeasuringCard = TypeVar("MeasuringCard", bound=MeasuringConfig)
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Changing(Policy, Generic[Card]):
         super().__init__(config)
         card: Any = config.batching
         self.card: Card = card
+        if card.max_local_batch is not None:
+            self.pass_batches = (card.max_local_batch,) * config.num_workers
         self.configured = config.examples_per_step
         self.global_batch = self.configured
 
@@ -69,8 +73,47 @@ class Changing(Policy, Generic[Card]):
     def decide(self, seen: Seen) -> Decision | None:
         """What to go on with after a round, the same on all workers; None: as before."""
 
+    def in_whole_passes(self, global_batch: float) -> float:
+        """A batch near this one, of passes that are full if there are several."""
+        one_pass = sum(self.pass_batches)
+        return round(global_batch / one_pass) * one_pass if global_batch > one_pass else global_batch
+
     def state(self) -> dict[str, Any]:
         return {"global_batch": self.global_batch}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.global_batch = state["global_batch"]
+
+
+class Measuring(Changing[MeasuringCard]):
+    """Decides every so many rounds, once the noise scale has been measured."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self._rounds = 0  # since it looked
+
+    def decide(self, seen: Seen) -> Decision | None:
+        self._rounds += 1
+        if self._rounds < self.card.every_steps or seen.noise is None:
+            return None
+        self._rounds = 0
+        return self.look(seen, seen.noise)
+
+    @abstractmethod
+    def look(self, seen: Seen, noise: GradientNoise) -> Decision | None:
+        """What to go on with, the same on all workers; None: as before."""
+
+    def followed(
+        self, wanted: float, hysteresis: float, inputs: Mapping[str, float | None], reason: str
+    ) -> Decision | None:
+        """To go on with the batch that is wanted, if it is so many times the present one or a part of it."""
+        if 1 / hysteresis <= wanted / self.global_batch <= hysteresis:
+            return None
+        return Decision(self.in_whole_passes(wanted), inputs, reason)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "rounds": self._rounds}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._rounds = state["rounds"]

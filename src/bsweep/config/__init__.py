@@ -15,8 +15,13 @@ from bsweep.config.batching import (
     FIXED,
     AnyBatching,
     BatchingConfig,
+    CABSConfig,
     ChangingConfig,
     FixedConfig,
+    GoodputConfig,
+    MeasuringConfig,
+    NoiseScaleConfig,
+    NormTestConfig,
     OwnBatchingConfig,
     RaiseInsteadOfDecayConfig,
     ScheduleConfig,
@@ -51,7 +56,6 @@ from bsweep.config.groups import (
     CodecConfig,
     DataConfig,
     LaunchConfig,
-    LrRule,
     ModelConfig,
     OptimizerConfig,
     StrategyConfig,
@@ -117,7 +121,7 @@ from bsweep.config.strategies import (
     Transport,
 )
 from bsweep.config.target import Target, refuse_vain_evaluations, target_of
-from bsweep.config.values import ConfigError, TrackerName, did_you_mean, flatten, plain_file, shortened, show
+from bsweep.config.values import ConfigError, LrRule, TrackerName, did_you_mean, flatten, plain_file, shortened, show
 
 __all__ = [
     "FIXED",
@@ -140,6 +144,7 @@ __all__ = [
     "BatchByMemoryConfig",
     "BatchingConfig",
     "BySpeedConfig",
+    "CABSConfig",
     "Card",
     "ChangingConfig",
     "Cifar10Config",
@@ -152,6 +157,7 @@ __all__ = [
     "DigitsConfig",
     "FP16Config",
     "FixedConfig",
+    "GoodputConfig",
     "HorovodConfig",
     "HorovodrunConfig",
     "HybridConfig",
@@ -166,9 +172,12 @@ __all__ = [
     "LocalSGDConfig",
     "LrRule",
     "MeasureConfig",
+    "MeasuringConfig",
     "ModelConfig",
     "NetworkAwareConfig",
     "NoCompressionConfig",
+    "NoiseScaleConfig",
+    "NormTestConfig",
     "OptimizerConfig",
     "OwnBatchingConfig",
     "OwnCodecConfig",

@@ -11,7 +11,7 @@ from pydantic import Field
 from bsweep.config.card import Card
 from bsweep.config.own import Own
 from bsweep.config.point import Point
-from bsweep.config.values import Count, Positive
+from bsweep.config.values import AtLeastOne, Count, Positive, Share
 
 _MOST_FACTOR = 16  # by which a batch leaves the configured one where no bound is given
 
@@ -54,6 +54,7 @@ class ChangingConfig(DecidingConfig):
 
     min_global_batch: Count | None
     max_global_batch: Count | None
+    max_local_batch: Count | None
 
     fits_batch_to_rate: ClassVar[str] = ""
     """Why the learning rate may not follow the batch by itself, as a clause; empty where it may."""
@@ -77,6 +78,12 @@ class ChangingConfig(DecidingConfig):
             yield (
                 f"batching.min_global_batch={self.min_global_batch} is too small for num_workers={point.num_workers}: "
                 f"each needs an example, or two for the statistics of BatchNorm. Use {_least_batch(point)} or more."
+            )
+        largest = max(point.local_batches)
+        if self.max_local_batch is not None and self.max_local_batch < largest:
+            yield (
+                f"batching.max_local_batch={self.max_local_batch} is smaller than the configured local batch of "
+                f"{largest}, which fits: use {largest} or more, or leave it out."
             )
         if self.fits_batch_to_rate and point.optimizer.rate_follows_batch:
             yield (
@@ -138,6 +145,55 @@ class RaiseInsteadOfDecayConfig(ChangingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuringConfig(ChangingConfig):
+    """Decides by the gradient noise scale, every so many steps."""
+
+    every_steps: Count
+
+    measures_noise: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseScaleConfig(MeasuringConfig):
+    """McCandlish et al. (arXiv 1812.06162)."""
+
+    name: Literal["noise_scale"]
+    hysteresis: AtLeastOne
+
+    builds: ClassVar[str] = "bsweep.batching.noise_scale:NoiseScale"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormTestConfig(MeasuringConfig):
+    """Byrd et al. (Mathematical Programming 134, 2012); Bollapragada et al. (arXiv 1710.11258)."""
+
+    name: Literal["norm_test"]
+    theta: Share
+
+    builds: ClassVar[str] = "bsweep.batching.norm_test:NormTest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CABSConfig(MeasuringConfig):
+    """Balles, Romero and Hennig (arXiv 1612.05086)."""
+
+    name: Literal["cabs"]
+    hysteresis: AtLeastOne
+
+    builds: ClassVar[str] = "bsweep.batching.cabs:CABS"
+    fits_batch_to_rate: ClassVar[str] = "it fits the batch to the rate, which may not follow the batch in turn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoodputConfig(MeasuringConfig):
+    """Pollux (Qiao et al., OSDI 2021)."""
+
+    name: Literal["goodput"]
+
+    builds: ClassVar[str] = "bsweep.batching.goodput:Goodput"
+
+
+@dataclass(frozen=True, kw_only=True)
 class OwnBatchingConfig(Own, DecidingConfig):
     name: Literal["own"]
 
@@ -146,7 +202,15 @@ class OwnBatchingConfig(Own, DecidingConfig):
 
 
 AnyBatching = Annotated[
-    FixedConfig | ScheduleConfig | RaiseInsteadOfDecayConfig | OwnBatchingConfig, Field(discriminator="name")
+    FixedConfig
+    | ScheduleConfig
+    | RaiseInsteadOfDecayConfig
+    | NoiseScaleConfig
+    | NormTestConfig
+    | CABSConfig
+    | GoodputConfig
+    | OwnBatchingConfig,
+    Field(discriminator="name"),
 ]
 
 FIXED = FixedConfig(name="fixed")

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bsweep.config.card import Card
 from bsweep.config.point import Point
-from bsweep.config.values import Count, Megabytes, NonNegative, PathName, Positive, Processes, Slowdown, show
+from bsweep.config.values import Count, LrRule, Megabytes, NonNegative, PathName, Positive, Processes, Slowdown, show
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-LrRule = Literal["fixed", "per_worker", "linear", "sqrt"]
 Kind = Literal["images", "text", "anything"]
 
 
@@ -108,7 +107,12 @@ class OptimizerConfig(Card):
     @property
     def rate_follows_batch(self) -> bool:
         """Whether its rule gives a larger batch a larger rate."""
-        return self.lr_rule in ("linear", "sqrt")
+        return self.lr_rule in ("linear", "sqrt", "adascale")
+
+    @property
+    def measures_noise(self) -> bool:
+        """Whether its rule goes by the gradient noise scale."""
+        return self.lr_rule == "adascale"
 
     def problems(self, point: Point) -> Iterator[str]:
         if self.schedule == "multistep" and not self.milestones:

@@ -31,6 +31,8 @@ def measure_problems(config: RunConfig) -> Iterator[str]:
     if not c.measures_noise:
         return
     key = "measure.noise_scale=true" if measured.noise_scale else f"batching={c.batching.name}"
+    if c.optimizer.measures_noise:
+        key = f"optimizer.lr_rule={c.optimizer.lr_rule}"
     what = f"{key} with strategy={c.strategy.name}"
     if reason := c.strategy.why_no_noise:
         yield f"{what}: {reason}"

@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.groups import LrRule, OptimizerConfig
+from bsweep.config.groups import OptimizerConfig
 from bsweep.config.own import Own
 from bsweep.config.point import Point
-from bsweep.config.values import Fraction, Positive, show
+from bsweep.config.values import Fraction, LrRule, Positive, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +96,13 @@ def _nesterov_problems(nesterov: bool, momentum: float) -> Iterator[str]:
 def scaled_rate(lr: float, rule: LrRule, *, reference_batch: float, rate_batch: float, num_workers: int) -> float:
     """The learning rate in effect after warm-up, before its schedule.
 
+    `adascale` begins with lr, and takes the gain as it is measured, see `bsweep.batching.adascale`.
     `per_worker` is the first paper's rule: lr x workers whatever the batch. `linear` is Goyal et al.'s
     (arXiv 1706.02677), `sqrt` Krizhevsky's (arXiv 1404.5997), both of the examples behind a step (`rate_batch`) in
     units of `reference_batch`.
     """
     scale = rate_batch / reference_batch
-    return lr * {"fixed": 1.0, "per_worker": num_workers, "linear": scale, "sqrt": math.sqrt(scale)}[rule]
+    factors: dict[LrRule, float] = {
+        "fixed": 1.0, "adascale": 1.0, "per_worker": num_workers, "linear": scale, "sqrt": math.sqrt(scale)
+    }  # fmt: skip
+    return lr * factors[rule]

@@ -128,8 +128,8 @@ class RunConfig(Schema):
 
     @property
     def measures_noise(self) -> bool:
-        """Whether the gradient noise scale is measured: asked for, or what a batching policy goes by."""
-        return self.measure.noise_scale or self.batching.measures_noise
+        """Whether the gradient noise scale is measured: asked for, or what a policy or a rate goes by."""
+        return self.measure.noise_scale or self.batching.measures_noise or self.optimizer.measures_noise
 
     def rate_batch(self, rank: int) -> float:
         """Examples behind an optimizer step of a worker, by which its learning rate goes."""

@@ -32,12 +32,14 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Density = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Slowdown = Annotated[float, Field(ge=1, le=1e6)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
 Interface = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
 
 
+LrRule = Literal["fixed", "per_worker", "linear", "sqrt", "adascale"]
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 
 

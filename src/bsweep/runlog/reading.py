@@ -230,7 +230,9 @@ def hold(value: Mapping[str, Any], schema: type, place: object) -> None:
 
 
 def numbered(
-    records: Iterable[dict[str, Any]], kind: Literal["epoch", "round", "evaluation", "noise_scale"], by: str = ""
+    records: Iterable[dict[str, Any]],
+    kind: Literal["epoch", "round", "evaluation", "noise_scale", "step"],
+    by: str = "",
 ) -> list[dict[str, Any]]:
     """The records of a kind in the order of their number, which is `by` or called as the kind is.
 

@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy.special import ndtr
 
+from bsweep import pollux
 from bsweep.analysis.prediction import cells
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array, posterior
 
@@ -156,12 +157,10 @@ def _seconds(coefficients: Sequence[Array], cells: Sequence[Cell], kinds: Sequen
     batch, workers, passes = np.array(cells, float).T
     one_pass = fixed + per_example * batch
     exchange = (workers > 1) * (sync + per_worker * np.maximum(workers - 2, 0))
-    longer = np.maximum(one_pass, exchange)  # no power of a ratio above 1 overflows
-    last = longer * ((one_pass / longer) ** overlap + (exchange / longer) ** overlap) ** (1 / overlap)
     of_kind = {
-        "step": (passes - 1) * one_pass + last,
+        "step": pollux.step_seconds(one_pass, exchange, overlap, passes),
         "compute": passes * one_pass,
-        "exposed": np.maximum(last - one_pass, 1e-12),
+        "exposed": np.maximum(pollux.step_seconds(one_pass, exchange, overlap) - one_pass, 1e-12),
         "exchange": exchange,
     }
     return np.stack([of_kind[kind][:, number] for number, kind in enumerate(kinds)], axis=1)

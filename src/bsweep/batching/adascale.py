@@ -1,0 +1,61 @@
+"""AdaScale's gain as a learning-rate rule, with any batching policy (Johnson et al., arXiv 2007.05105).
+
+A step on s times the examples of `reference_batch`, S0, goes as far as r of its steps, and so has r times the rate:
+
+    r = (sigma2 + mu2) / (sigma2 / s + mu2),   sigma2 = tr(Sigma) / S0,   mu2 = |G|^2
+
+between 1, where the gradient is without noise, and s, where it is all noise. Below s = 1 it holds as well. The paper's
+schedule goes by the sum of r, its count of steps of the reference batch; here schedules and ends go by epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bsweep.batching.base import Policy, Seen
+from bsweep.config import RunConfig
+from bsweep.data.plan import Share, global_batch
+from bsweep.noise import GradientNoise
+from bsweep.runlog import Event
+
+
+def gain(noise: GradientNoise, batch: float, reference_batch: float) -> float:
+    """How many steps of the reference batch a step on `batch` is worth; 1 where neither part is known to be there."""
+    variance, square = max(0.0, noise.trace) / reference_batch, max(0.0, noise.squared_norm)
+    if not variance + square:
+        return 1.0
+    return (variance + square) / (variance * reference_batch / batch + square)
+
+
+class AdaScale(Policy):
+    """A policy's batches, at rates times the gain; before noise is measured, at the rate as it is given."""
+
+    def __init__(self, config: RunConfig, policy: Policy) -> None:
+        super().__init__(config)
+        self._policy = policy
+        self.pass_batches = policy.pass_batches
+        self._noise: GradientNoise | None = None
+        self._global_batch = config.examples_per_step
+
+    def shares(self, epochs_done: float) -> tuple[Share, ...]:
+        shares = self._policy.shares(epochs_done)
+        self._global_batch = global_batch(shares)
+        return shares
+
+    def rate_factor(self, epochs_done: float) -> float:
+        factor = self._policy.rate_factor(epochs_done)
+        if self._noise is None:
+            return factor
+        return factor * gain(self._noise, self._global_batch, self.config.optimizer.reference_batch)
+
+    def observe(self, seen: Seen) -> Sequence[Event]:
+        self._noise = seen.noise
+        return self._policy.observe(seen)
+
+    def state(self) -> dict[str, Any]:
+        return {"policy": self._policy.state(), "noise": None if self._noise is None else vars(self._noise)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._policy.load_state(state["policy"])
+        self._noise = GradientNoise(**state["noise"]) if state["noise"] else None

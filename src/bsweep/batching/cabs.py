@@ -1,0 +1,38 @@
+"""CABS: the batch is coupled to the learning rate, B = lr tr(Sigma) / F, with F the training loss.
+
+Balles, Romero and Hennig (arXiv 1612.05086): the batch with the greatest gain in the loss per example, of plain SGD on
+a loss whose least value is about zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bsweep.batching.base import Seen
+from bsweep.batching.changing import Decision, Measuring
+from bsweep.config import CABSConfig, RunConfig
+from bsweep.noise import DECAY, GradientNoise
+
+
+class CABS(Measuring[CABSConfig]):
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self._loss: float | None = None  # a running mean over the steps that were looked at
+
+    def look(self, seen: Seen, noise: GradientNoise) -> Decision | None:
+        loss, _, labels = seen.gather(seen.sums.to("cpu")).sum(dim=0).tolist()
+        latest = loss / labels
+        self._loss = latest if self._loss is None else DECAY * self._loss + (1 - DECAY) * latest
+        if noise.trace <= 0 or not self._loss > 0:
+            return None
+        wanted = seen.learning_rate * noise.trace / self._loss
+        inputs = {"learning_rate": seen.learning_rate, "trace": noise.trace, "train_loss": self._loss}
+        reason = f"lr x variance / loss is {wanted:.4g} examples"
+        return self.followed(wanted, self.card.hysteresis, inputs, reason)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "loss": self._loss}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._loss = state["loss"]

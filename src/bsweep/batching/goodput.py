@@ -1,0 +1,136 @@
+"""The batch with the greatest goodput: examples per second times what each of them counts (Pollux, OSDI 2021).
+
+Seconds of a step follow Pollux's form, fitted to the batches that the run has timed, with the medians of the priors of
+`bsweep.analysis.prediction.step_time` where they do not tell: so that a first decision has something to go by. It goes
+to a batch that is up to twice as large, or half as large, as those that were timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import least_squares
+from scipy.special import ndtr
+
+from bsweep import pollux
+from bsweep.batching.base import Seen
+from bsweep.batching.changing import Decision, Measuring
+from bsweep.config import GoodputConfig, RunConfig
+from bsweep.data.plan import Share
+from bsweep.noise import GradientNoise
+
+LEAST_GAIN = 1.05
+"""What another batch's goodput has to be, in terms of the present one's."""
+
+_FACTOR, _SPREAD = 10.0, 0.05  # of a prior; of what the form misses of a timing
+_HALF_DOUBLINGS = range(-8, 9)  # of the configured batch, which are compared
+
+
+class StepTime:
+    """Pollux's form as it is most probable, given seconds by the shares that were timed."""
+
+    def __init__(self, timings: Sequence[tuple[Sequence[Share], float]]) -> None:
+        self._exchanges = len(timings[0][0]) > 1
+        shares = [max(of, key=_pass_batch) for of, _ in timings]
+        self._typical = statistics.median(
+            seconds / of.num_passes for of, (_, seconds) in zip(shares, timings, strict=True)
+        )
+        self._middle = statistics.geometric_mean(map(_pass_batch, shares))
+        self._point = np.zeros(4)
+        logs = np.log([seconds for _, seconds in timings])
+
+        def residuals(point: Any) -> Any:
+            modelled = np.log([self._of(point, of) for of, _ in timings])
+            return np.concatenate([(modelled - logs) / _SPREAD, point])
+
+        self._point = least_squares(residuals, self._point).x
+
+    def seconds(self, shares: Sequence[Share]) -> float:
+        """Of a step in which the workers take these shares."""
+        return self._of(self._point, shares)
+
+    def _of(self, point: Any, shares: Sequence[Share]) -> float:
+        fixed = self._typical / 2 * _FACTOR ** point[0]
+        each = self._typical / 2 / self._middle * _FACTOR ** point[1]
+        sync = self._typical / 10 * _FACTOR ** point[2] * self._exchanges
+        overlap = 10 ** ndtr(point[3])
+        passes = ((fixed + each * _pass_batch(one), one.num_passes) for one in shares)
+        return max(float(pollux.step_seconds(seconds, sync, overlap, number)) for seconds, number in passes)
+
+
+def _pass_batch(share: Share) -> float:
+    """Examples of one forward pass."""
+    return share.worker_batch / share.num_passes
+
+
+class Goodput(Measuring[GoodputConfig]):
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self._timings: dict[int, float] = {}  # the latest median seconds of a step by its global batch
+        self._num_alike = 0  # steps of the present batch
+
+    def decide(self, seen: Seen) -> Decision | None:
+        self._num_alike += 1
+        decision = super().decide(seen)
+        if decision is not None:
+            self._num_alike = 0
+        return decision
+
+    def look(self, seen: Seen, noise: GradientNoise) -> Decision | None:
+        recent = self._recent(seen)
+        if not recent:
+            return None
+        mine = torch.tensor([statistics.median(recent)], dtype=torch.float64)
+        self._timings[self.global_batch] = float(seen.gather(mine).mean())
+        scale = noise.noise_scale
+        if scale is None:
+            return None
+        time = StepTime([(self.of_global_batch(batch), seconds) for batch, seconds in sorted(self._timings.items())])
+        goodputs = {batch: self._goodput(batch, scale, time) for batch in self._candidates(seen.num_train)}
+        here = goodputs[self.global_batch]
+        best = max(goodputs, key=lambda batch: goodputs[batch])
+        if goodputs[best] < LEAST_GAIN * here:
+            best = self.global_batch
+        # Processors may round differently: the first worker's answer is everybody's.
+        best = int(seen.gather(torch.tensor([best], dtype=torch.float64))[0, 0])
+        if best == self.global_batch:
+            return None
+        return self._decision(best, scale, time, goodputs[best] / here)
+
+    def _recent(self, seen: Seen) -> list[float]:
+        """Seconds of this epoch's steps of the present batch, without the first one of it and a shorter last one."""
+        seconds = list(seen.step_seconds())
+        first = max(0, len(seconds) - self._num_alike + 1)
+        return seconds[first : len(seconds) - seen.ends_epoch]
+
+    def _candidates(self, num_train: int) -> set[int]:
+        least, most = self.card.bounds(self.config)
+        least, most = max(least, min(self._timings) // 2), min(most, num_train, 2 * max(self._timings))
+        found = (self.in_whole_passes(self.configured * 2 ** (half / 2)) for half in _HALF_DOUBLINGS)
+        return {self.global_batch, *(round(batch) for batch in found if least <= round(batch) <= most)}
+
+    def _goodput(self, batch: int, noise_scale: float, time: StepTime) -> float:
+        """Examples of the configured batch that count as much as those of a second."""
+        useful = pollux.efficiency(noise_scale, batch, self.configured)
+        return batch / time.seconds(self.of_global_batch(batch)) * useful
+
+    def _decision(self, best: int, noise_scale: float, time: StepTime, gain: float) -> Decision:
+        inputs: Mapping[str, float] = {
+            "noise_scale": noise_scale,
+            "step_seconds": self._timings[self.global_batch],
+            "expected_step_seconds": time.seconds(self.of_global_batch(best)),
+            "gain": gain,
+        }
+        reason = f"a step takes {inputs['step_seconds']:.3g} s and the noise scale is {noise_scale:.4g} examples"
+        return Decision(best, inputs, reason)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "timings": self._timings, "num_alike": self._num_alike}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._timings, self._num_alike = dict(state["timings"]), state["num_alike"]

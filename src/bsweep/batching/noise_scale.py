@@ -1,0 +1,20 @@
+"""The batch follows the gradient noise scale B = tr(Sigma) / |G|^2, which grows as the loss falls.
+
+At that batch a run takes twice the fewest steps and twice the fewest examples (McCandlish et al., arXiv 1812.06162).
+"""
+
+from __future__ import annotations
+
+from bsweep.batching.base import Seen
+from bsweep.batching.changing import Decision, Measuring
+from bsweep.config import NoiseScaleConfig
+from bsweep.noise import GradientNoise
+
+
+class NoiseScale(Measuring[NoiseScaleConfig]):
+    def look(self, seen: Seen, noise: GradientNoise) -> Decision | None:
+        scale = noise.noise_scale
+        if scale is None:
+            return None
+        inputs = {"noise_scale": scale, "squared_norm": noise.squared_norm, "trace": noise.trace}
+        return self.followed(scale, self.card.hysteresis, inputs, f"the noise scale is {scale:.4g} examples")

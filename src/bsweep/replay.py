@@ -1,0 +1,259 @@
+"""`bsweep replay`: what a batching policy would have done in runs that are on record, decided by the policy itself.
+
+It walks through the examples of a run as training does, in steps of the policy's own batches, and shows the policy what
+was recorded there: the gradient noise, the loss, and seconds of steps by Pollux's form as the study's runs had them.
+What the run would have learned from other batches is not known: signals are taken as they were at those examples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from bsweep import batching, optim, runlog
+from bsweep.batching import GradientNoise, Policy, Seen
+from bsweep.batching.fixed import Fixed
+from bsweep.batching.goodput import StepTime
+from bsweep.config import ConfigError, RunConfig, conf_dir, did_you_mean, own, parse, read
+from bsweep.data.plan import Share, global_batch, round_size
+from bsweep.noise import Average
+from bsweep.runlog import BatchChanged, RunPaths, numbered
+
+Timing = tuple[Sequence[Share], float]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a run left that a policy may go by, in the order of its examples."""
+
+    run_id: str
+    config: RunConfig
+    num_train: int
+    steps: list[dict[str, Any]]
+    noises: list[tuple[float, GradientNoise]]  # the running estimate from so many epochs on
+
+    @property
+    def epochs_done(self) -> float:
+        return float(self.steps[-1]["epochs_done"])
+
+    def noise_at(self, epochs_done: float) -> GradientNoise | None:
+        known = bisect.bisect_right(self.noises, epochs_done, key=itemgetter(0))
+        return self.noises[known - 1][1] if known else None
+
+    def loss_at(self, epochs_done: float) -> float:
+        place = bisect.bisect_left(self.steps, epochs_done, key=itemgetter("epochs_done"))
+        loss = self.steps[min(place, len(self.steps) - 1)]["train_loss"]
+        return float("nan") if loss is None else float(loss)
+
+    def timings(self) -> list[Timing]:
+        """Median seconds of a step of each batch that the run had."""
+        seconds: dict[int, list[float]] = defaultdict(list)
+        for step in self.steps:
+            if step["images_per_second"]:
+                seconds[step["global_batch"]].append(step["global_batch"] / step["images_per_second"])
+        shares = Fixed(self.config).of_global_batch
+        return [(shares(batch), statistics.median(found)) for batch, found in seconds.items()]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Where the policy would have changed the batch: before step `step`, from 1."""
+
+    step: int
+    epochs_done: float
+    before: int
+    global_batch: int
+    learning_rate: float  # of that step
+    inputs: dict[str, float | None]
+    message: str
+
+
+@dataclass(frozen=True)
+class Replayed:
+    run_id: str
+    policy: str
+    num_steps: int  # that the policy would have taken
+    recorded_steps: int  # that the run took for the same examples
+    first_batch: int
+    last_batch: int
+    changes: list[Change]
+
+    def __str__(self) -> str:
+        title = f"{self.run_id}: {self.policy} would have begun with a global batch of {self.first_batch}, and taken "
+        title += f"{self.num_steps} steps in place of {self.recorded_steps}"
+        if not self.changes:
+            return f"{title}, without a change"
+        rows = [("step", "epochs", "batch", "learning rate", "why")]
+        for one in self.changes:
+            rate = f"{one.learning_rate:.4g}"
+            rows.append((str(one.step), f"{one.epochs_done:.3f}", str(one.global_batch), rate, one.message))
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=False)) for row in rows)
+        return "\n".join([title, *(f"  {line}  {row[4]}" for line, row in zip(lines, rows, strict=True))])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print what a policy would have done; the exit code. ValueError or OSError for what a user can mend."""
+    say = "What a batching policy would have done in the runs of a study, by what they recorded."
+    parser = argparse.ArgumentParser(prog="bsweep replay", description=say)
+    parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
+    parser.add_argument("--batching", required=True, help="the policy: one of conf/batching, such as goodput")
+    parser.add_argument("--json", action="store_true", help="all of it, for programs")
+    more = "keys of the policy or the optimizer, such as batching.every_steps=100"
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=more)
+    options = parser.parse_intermixed_args(arguments)
+    found = replay(options.study, options.batching, options.overrides)
+    if options.json:
+        print(json.dumps({"study": str(options.study), "runs": [asdict(one) for one in found]}, indent=1))
+    else:
+        print("\n".join(map(str, found)))
+    return 0
+
+
+def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
+    """What the policy would have done in each run of a study.
+
+    Raises:
+        ValueError: there is no such policy or study, it contradicts a run, or a run did not record what it goes by.
+    """
+    if not study.is_dir():
+        raise ValueError(f"{study}: no such study folder.")
+    runs = [_recorded(path.parent) for path in sorted(study.glob("*/metrics.jsonl"))]
+    known = [run for run in runs if run.steps]
+    if not known:
+        raise ValueError(
+            f"{study}: no run of it has recorded a step. Give the folder of a study that has been trained."
+        )
+    return [_replayed(run, with_policy(run.config, name, overrides), _alike(run, known)) for run in known]
+
+
+def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunConfig:
+    """A run's configuration with another policy; ConfigError where there is none, or where it contradicts the run."""
+    folder = conf_dir() / "batching"
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in names:
+        raise ConfigError(f"--batching {name}: unknown.{did_you_mean(name, names)} Known: {', '.join(names)}.")
+    tree: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    tree["batching"] = yaml.safe_load((folder / f"{name}.yaml").read_text())
+    for override in overrides:
+        key, _, value = override.partition("=")
+        group, _, inner = key.partition(".")
+        if group not in ("batching", "optimizer") or not inner:
+            raise ConfigError(
+                f"{override}: give keys of the policy or the optimizer, such as batching.every_steps=100."
+            )
+        into = tree[group]
+        *path, last = inner.split(".")
+        for part in path:
+            into[part] = into = into.get(part) or {}
+        into[last] = yaml.safe_load(value)
+    return own.resolve(parse(tree))
+
+
+def _recorded(folder: Path) -> Recorded:
+    """Of a run folder; without a step where it has not begun. Damaged, Newer or ConfigError if it cannot be read."""
+    run, config = runlog.read_run(folder), read(RunPaths(folder).config)
+    start = next((record for record in run.records if record["type"] == "start"), {"num_train": 0})
+    noises, average = [], Average()
+    for record in numbered(run.records, "noise_scale", by="num_steps"):
+        average = average.joined(record["gradient_square"], record["variance"], record["num_gradients"])
+        if (estimate := average.estimate()) is not None:
+            noises.append((record["epochs_done"], estimate))
+    steps = numbered(run.records, "step")
+    return Recorded(run.run_id, config, start["num_train"], steps, noises)
+
+
+def _alike(run: Recorded, runs: Sequence[Recorded]) -> list[Timing]:
+    """What steps of other batches took in runs that are alike else."""
+
+    def kind(config: RunConfig) -> tuple[object, ...]:
+        what = (config.data, config.model, config.strategy, config.compression, config.launch)
+        return (*what, config.num_workers, config.precision, config.channels_last, config.optimizer.name)
+
+    return [timing for other in runs if kind(other.config) == kind(run.config) for timing in other.timings()]
+
+
+def _replayed(run: Recorded, config: RunConfig, timings: Sequence[Timing]) -> Replayed:
+    if config.measures_noise and not run.noises:
+        what = f"batching={config.batching.name}"
+        if config.optimizer.measures_noise:
+            what = f"optimizer.lr_rule={config.optimizer.lr_rule}"
+        raise ValueError(
+            f"{run.run_id}: {what} goes by the gradient noise, which it has not recorded: run it with "
+            "measure.noise_scale=true."
+        )
+    policy = batching.build(config)
+    walk = _Walk(run, config, policy, StepTime(timings) if timings else None)
+    changes = list(walk.changes())
+    batches = [config.examples_per_step, *(change.global_batch for change in changes)]
+    recorded_steps = int(run.steps[-1]["step"])
+    return Replayed(run.run_id, config.batching.name, walk.num_steps, recorded_steps, batches[0], batches[-1], changes)
+
+
+class _Walk:
+    """The training loop without the training."""
+
+    def __init__(self, run: Recorded, config: RunConfig, policy: Policy, time: StepTime | None) -> None:
+        self._run, self._config, self._policy, self._time = run, config, policy, time
+        self._rate = optim.schedule(config)
+        self._seconds: list[float] = []  # of the epoch's steps
+        self.num_steps = 0
+
+    def changes(self) -> Iterator[Change]:
+        epochs_done, before, told = 0.0, self._config.examples_per_step, None
+        while epochs_done < self._run.epochs_done:
+            shares = self._policy.shares(epochs_done)
+            size, batch = self._next(epochs_done, shares), global_batch(shares)
+            after = _after(epochs_done, size, self._run.num_train)
+            rate = self._rate_at((epochs_done + after) / 2, batch)
+            if batch != before:
+                inputs: dict[str, float | None] = dict(told.inputs) if told else {}
+                message = told.message if told else ""
+                yield Change(self.num_steps + 1, epochs_done, before, batch, rate, inputs, message)
+            before, epochs_done = batch, after
+            self.num_steps += max(share.num_steps for share in shares)
+            events = self._policy.observe(self._seen(epochs_done, shares, size, rate))
+            told = next((event for event in events if isinstance(event, BatchChanged)), None)
+            if epochs_done == int(epochs_done):
+                self._seconds = []
+
+    def _next(self, epochs_done: float, shares: Sequence[Share]) -> int:
+        """Examples of the coming round: what is left of an epoch, at most."""
+        left = round((int(epochs_done) + 1 - epochs_done) * self._run.num_train)
+        return min(round_size(shares), left)
+
+    def _rate_at(self, epochs_done: float, batch: int) -> float:
+        # What a rule goes by: the batch of all, or a part of it where workers step alone.
+        part = self._config.rate_batch(0) / self._config.examples_per_step
+        return self._rate(epochs_done, batch * part) * self._policy.rate_factor(epochs_done)
+
+    def _seen(self, epochs_done: float, shares: Sequence[Share], size: int, rate: float) -> Seen:
+        self._seconds.append(self._time.seconds(shares) if self._time else float("nan"))
+        loss = self._run.loss_at(epochs_done)
+        return Seen(
+            epochs_done=epochs_done,
+            rounds=(),
+            sums=torch.tensor([loss * size, 0.0, size], dtype=torch.float64),
+            gather=lambda values: values.unsqueeze(0),
+            noise=self._run.noise_at(epochs_done),
+            num_train=self._run.num_train,
+            learning_rate=rate,
+            step_seconds=lambda: self._seconds,
+        )
+
+
+def _after(epochs_done: float, size: int, num_train: int) -> float:
+    """Epochs done after so many more examples, as the training loop counts them: whole where an epoch ends."""
+    position = round((epochs_done - int(epochs_done)) * num_train) + size
+    return int(epochs_done) + position / num_train
