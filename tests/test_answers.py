@@ -12,6 +12,7 @@ import bsweep
 from bsweep import analysis, plots, report
 from bsweep.analysis.once import computing_once
 from bsweep.analysis.supported import supported_target
+from bsweep.analysis.tuning import tuned
 from bsweep.report.recommended import recommended
 from tests.synthetic_study import META, diloco, write_run
 from tests.synthetic_targets import TARGET, Truth, write_target_run
@@ -147,7 +148,35 @@ def test_a_target_that_no_run_reached_is_said_with_the_best_seen(tmp_path: Path)
     first, basis = analysis.recommendations(bsweep.load(tmp_path / "s"))
     assert first.startswith("Fastest to a test accuracy of 0.9")
     assert "o run reached a test accuracy of 0.99. The best seen is 0.9" in basis
-    assert "most cells (3 of 3) reach in all their runs" in basis
+    assert "that 3 of 3 cells reach in all their runs" in basis
+
+
+def test_of_several_targets_that_runs_name_the_one_that_they_support_is_taken(tmp_path: Path) -> None:
+    for batch in BATCHES:
+        for target in (TARGET, 0.8):
+            run = write_target_run(tmp_path / "s", EXACT, batch=batch, settings={"target_accuracy": target})
+            run.rename(f"{run}_{target}")
+    first, basis = analysis.recommendations(bsweep.load(tmp_path / "s"))
+    assert first.startswith("Fastest to a test accuracy of 0.9") and "The runs name 2 targets. " in basis
+
+
+def test_a_cell_that_missed_at_all_its_rates_stays_censored(tmp_path: Path) -> None:
+    for batch in (*BATCHES, 1024):
+        for rule in ("linear", "sqrt"):
+            most = math.inf if batch < 1024 else EXACT.steps(batch) * batch * 0.8
+            settings = {"target_accuracy": TARGET, "optimizer.lr_rule": rule}
+            write_target_run(tmp_path / "s", EXACT, batch=batch, most_examples=most, settings=settings)
+    best = tuned(bsweep.load(tmp_path / "s")).runs
+    assert set(best["global_batch"]) == {*BATCHES, 1024}
+    assert best.groupby("global_batch").size()[[16, 1024]].tolist() == [1, 2]
+
+
+def test_of_runs_that_all_change_their_batch_it_is_said_so(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        settings = {"batching.name": "schedule", "batching.factor": 2.0}
+        write_target_run(tmp_path / "s", EXACT, batch=64, seed=seed, settings=settings)
+    (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
+    assert "all runs change it while they train" in missing and "batching=fixed" in missing
 
 
 def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def recommendations(study: Study) -> list[str]:
     more = len(_parts(study)) - MOST_ANSWERS
     if found and more > 0:
         lines.append(
-            f"{counted(more, 'further part')} of the study would have an answer too: bsweep predict {study.folder} "
-            "says how to choose one."
+            f"{counted(more, 'further part')} of the study {'was' if more == 1 else 'were'} not looked at: "
+            f"bsweep predict {study.folder} says how to choose one."
         )
     return lines
 
@@ -111,7 +111,7 @@ def _answer(where: str, study: Study) -> Answer:
         except ValueError as error:
             problems.append(_sentence(str(error)))
             continue
-        basis = " ".join(filter(None, (*problems[:1], told, _of_rates(study))))
+        basis = " ".join(filter(None, (*problems[:1], told, _of_rates(study, found))))
         return Answer(where, found, tuple(filter(None, (found.sentence(), basis))))
     return Answer(where, None, (_missing(study, problems),))
 
@@ -127,7 +127,7 @@ def _targets(study: Study) -> Iterator[tuple[Target, str]]:
     if len(named) == 1:
         yield named[0], ""
     supported = supported_target(tuned(study))  # rates that do not suit a batch say nothing of what it reaches
-    if supported is None or supported[0] in named[:1]:
+    if supported is None or [supported[0]] == named:
         return
     target, why = supported
     several = (
@@ -136,11 +136,13 @@ def _targets(study: Study) -> Iterator[tuple[Target, str]]:
     yield target, f"{several}{why}" if several.endswith(": ") else f"{several}{_sentence(why)}"
 
 
-def _of_rates(study: Study) -> str:
-    if not study.runs["lr_rule"].eq(TUNED).any():
+def _of_rates(study: Study, found: Prediction) -> str:
+    what = "cell" if study.runs["lr_rule"].eq(TUNED).any() else "batch size" if found.seen.rates else ""
+    if not what:
         return ""
     return (
-        "Each cell is taken at the best of its learning rates, found by the same runs: that flatters its time a little."
+        f"Each {what} is taken at the best of its learning rates, found by the same runs: that flatters its time a "
+        "little."
     )
 
 
@@ -154,6 +156,11 @@ def _missing(study: Study, problems: list[str]) -> str:
         return (
             f"No recommendation of a batch size: workers with {shown} do not take every step together, and the law of "
             "steps over batch sizes is for those that do, as with strategy=horovod."
+        )
+    if of_one_batch(runs).empty:
+        return (
+            "No recommendation of a batch size: all runs change it while they train, and a cell is one batch size. Add "
+            f"runs that keep theirs: bsweep run -m batching=fixed local_batch=... study={study.name}."
         )
     if runs.groupby(["global_batch", "num_workers"]).ngroups == 1:
         batch, workers = batches[0], words("num_workers", runs["num_workers"].iloc[0])

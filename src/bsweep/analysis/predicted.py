@@ -59,7 +59,7 @@ def _on_front(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _undominated(log_seconds: np.ndarray, workers: np.ndarray) -> np.ndarray:
-    """Of times by draw and cell, those of which no other is less for fewer worker-seconds; ties keep the first."""
+    """Of times by draw and cell, those of which no other is less for as many worker-seconds or fewer."""
     costs = log_seconds + np.log(workers)
     found = np.ones(log_seconds.shape, bool)
     for place in range(log_seconds.shape[1]):

@@ -2,7 +2,7 @@
 
 That target is the highest test accuracy, in whole percents, that three quarters of the cells reach in all their runs,
 on three batch sizes at least where there are as many: as far along training as most cells can tell, with few runs that
-are known by a bound alone. Where so many do not get above chance, half of the cells are enough. Where no accuracy was
+are known by a bound alone. Where so many do not get beyond chance, half of the cells are enough. Where no accuracy was
 measured it is the lowest test loss, in hundredths. A run reaches what the median of three evaluations does, so that one
 evaluation reaches nothing.
 """
@@ -15,13 +15,15 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from bsweep.analysis.naming import counted
 from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES
+from bsweep.analysis.statistics import beats_chance
 from bsweep.analysis.study import Study
 from bsweep.analysis.targets import to_target
 from bsweep.config import Target
 
 _STEP = 0.01
-_SHARES = (0.75, 0.5)  # of the cells, which are most of them
+_SHARES = (0.75, 0.5)  # of the cells
 _IN_WORDS = {
     "test_accuracy": "highest test accuracy, in whole percents,",
     "test_loss": "lowest test loss, in hundredths,",
@@ -41,16 +43,23 @@ def supported_target(study: Study) -> tuple[Target, str] | None:
     """The target of the module's first lines, with a sentence that says so; None where the runs support none."""
     metric = "test_accuracy" if study.evaluations["test_accuracy"].notna().any() else "test_loss"
     cells = _scores(study, Target(metric, 1.0)).sort_values(ascending=False)
-    chance = 1 / study.runs["num_classes"].max()
-    least = (chance if math.isfinite(chance) else 0.0) if metric == "test_accuracy" else -math.inf
-    score = next((level for share in _SHARES if (level := _level(cells, share)) > least), -math.inf)
+    levels = [_level(cells, share) for share in _SHARES]
+    score = next((level for level in levels if metric == "test_loss" or _is_learned(level, study.runs)), -math.inf)
     if not math.isfinite(score):
         return None
     target = Target(metric, round(abs(score), 2))
     return target, (
-        f"{target} was taken, for it is the {_IN_WORDS[metric]} that most cells "
-        f"({int((cells >= score - 1e-9).sum())} of {len(cells)}) reach in all their runs."
+        f"{target} was taken, for it is the {_IN_WORDS[metric]} that "
+        f"{int((cells >= score - 1e-9).sum())} of {counted(len(cells), 'cell')} reach in all their runs."
     )
+
+
+def _is_learned(accuracy: float, runs: pd.DataFrame) -> bool:
+    """Whether it is beyond chance, on the smallest test set of the runs."""
+    if not math.isfinite(accuracy):
+        return False
+    is_beyond = beats_chance([accuracy], [runs["num_classes"].max()], [runs["num_test"].min()])
+    return bool(is_beyond.fillna(True).iloc[0])
 
 
 def _level(cells: pd.Series[float], share: float) -> float:

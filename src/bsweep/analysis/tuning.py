@@ -91,11 +91,16 @@ def _with_best(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def tuned(study: Study) -> Study:
-    """The study with the runs at the best rate of each cell alone, as one rule; all where cells have one rate each."""
+    """The study with the runs at the best rate of each cell alone, as one rule; all where cells have one rate each.
+
+    A cell that missed at all of its rates keeps all its runs: each says that it takes more than it trained.
+    """
     table = rates(study)
     if table.empty:
         return study
-    best = table.index[table["is_best"]]
+    others = [name for name in table.index.names if name not in RATES]
+    has_best = table.groupby(level=others)["is_best"].transform("any")
+    best = table.index[table["is_best"] | ~has_best]
     own = pd.MultiIndex.from_frame(keyed(study.runs)[list(table.index.names)])
     part = part_of(study, pd.Series(own.isin(best), study.runs.index))
     same = {
