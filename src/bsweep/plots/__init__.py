@@ -28,7 +28,7 @@ from bsweep.plots.surface import PARTS, targets_in_words
 # In the order of a report: what was asked comes first. Each is its name, its table and its drawing.
 _FIGURES = (
     StudyFigure("time_surface", analysis.surface, surface.time_surface),
-    StudyFigure("pareto_front", analysis.surface, cost.pareto_front),
+    StudyFigure("pareto_front", cost.several_workers, cost.pareto_front),
     StudyFigure("one_more_worker", analysis.more_workers, cost.one_more_worker),
     StudyFigure("bottlenecks", analysis.surface, surface.bottlenecks),
     StudyFigure("rate_by_batch", tuning.rates, rates.rate_by_batch),

@@ -19,6 +19,12 @@ _MOST_TICKS = 8
 _STEP_INCHES = 0.3
 
 
+def several_workers(study: Study) -> pd.DataFrame:
+    """The predicted cells of parts of a study with several worker counts: of one, the fastest is the cheapest."""
+    cells = analysis.surface(study)
+    return cells[cells.groupby("where")["num_workers"].transform("nunique") > 1] if len(cells) else cells
+
+
 def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
     """Worker-seconds against seconds to the target, a point a cell; those on the front are named with their interval.
 
@@ -62,6 +68,7 @@ def _draw_front(axes: Axes, rows: pd.DataFrame, counts: list[int]) -> None:
         (axes.yaxis, axes.set_yscale, "worker_seconds"),
     ):
         scale("log")
+        axes.margins(x=0.12, y=0.1)
         drawing.plain_log_ticks(axis, *drawing.extent(rows[name]))
 
 

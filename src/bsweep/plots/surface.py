@@ -22,6 +22,7 @@ from bsweep.plots.curves import handle
 GLOBAL_BATCH = "Global batch (examples)"
 _UNITS = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86400.0))
 _MOST_COLUMNS = 14  # of a map, in which intervals can be read
+_MOST_ROOMY = 9  # columns that leave room for a line of two words
 _DARK = 0.45  # of a colour's luminance, below which text on it is white
 _DARKEST, _LIGHTEST = 0.2, 0.97  # of the colours of times
 _FRAME: dict[str, Any] = {"fill": False, "edgecolor": "black", "linewidth": 1.0}
@@ -131,11 +132,15 @@ def _draw_cell(axes: Axes, x: int, y: int, color: Any, text: str, cell: dict[str
         axes.add_patch(Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, **_FRAME))
     ink = "black" if is_lost or _luminance(color) > _DARK else "white"
     columns = axes.get_xlim()[1] + 0.5
+    is_dense = columns > _MOST_ROOMY
     if columns <= _MOST_COLUMNS:
-        axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=7 if columns <= 9 else 5.5, linespacing=1.1)
+        size = 5.5 if is_dense else 7
+        text = text.replace(" ", "\n", text.count(" ") - text.count(" %")) if is_dense else text
+        axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=size, linespacing=1.1)
     if cell["is_recommended"] or cell["is_alternative"]:
         face = ink if cell["is_recommended"] else "none"
-        axes.plot([x + 0.37], [y + 0.25], "*", markersize=7, color=ink, markerfacecolor=face, markeredgewidth=0.8)
+        star: dict[str, Any] = {"markersize": 5 if is_dense else 7, "markeredgewidth": 0.8, "clip_on": False}
+        axes.plot([x + 0.38], [y + (0.34 if is_dense else 0.25)], "*", color=ink, markerfacecolor=face, **star)
 
 
 def _broken_words(text: str) -> str:
