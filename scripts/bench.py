@@ -6,6 +6,7 @@ memory      peak memory of a lone worker
 alone       steps of each shipped model at batches of 8 to 256, beside the plain loop
 accumulation, parts      several passes a step; what a step consists of
 together    steps of two workers, beside DDP and Horovod's own optimizer wrapper
+noise       what measuring the gradient noise scale adds to a step
 step, exchange, strategies, start, points, analysis      see there
 
 The file (by default, of the whole suite, results/bench/HARDWARE.json) gets every timed round of every program, in
@@ -37,7 +38,7 @@ from torch.nn import functional as F
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benches import against, alone, together  # noqa: E402
+from benches import against, alone, noise, together  # noqa: E402
 from benches.common import Seconds, alternating, medians  # noqa: E402
 
 from bsweep import steps, study, worker  # noqa: E402
@@ -76,11 +77,12 @@ def default_file(hardware: dict[str, Any]) -> Path:
     return ROOT / "results/bench" / f"{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}.json"
 
 
-FAMILIES = ("alone", "accumulation", "parts", "together")  # which know a quick way
+FAMILIES = ("alone", "accumulation", "parts", "together", "noise")  # which know a quick way
 # Memory comes first: its peak is the process's.
 NAMES = ("memory", *FAMILIES, "step", "exchange", "strategies", "start", "points", "analysis")
 bench_alone, bench_accumulation, bench_parts = alone.steps_alone, alone.accumulation, alone.parts
 bench_together = together.steps_together
+bench_noise = noise.noise
 
 
 STEP_TARGETS = {8: "5x", 64: "3x", 512: "65,000 images/s"}  # on one H100 or H200, by batch

@@ -23,10 +23,13 @@ from bsweep.strategies import InBackward, Strategy
 from bsweep.vector import Vector
 
 RECORD_STEPS = 10
-"""Steps behind a record: all of them are measured of several workers, and one of a lone worker's passes."""
+"""Steps from one record to the next at least; of a lone worker's passes, one of them is measured."""
 
-APART_STEPS = 50
-"""Steps of a lone worker to one that is measured, where that takes passes of its own: they cost 1 / 50 of its time."""
+NORM_STEPS = 2
+"""Steps of several workers to one that is measured, which takes two norms of the whole vector."""
+
+APART_STEPS = 100
+"""Steps of a lone worker to one that is measured, where that takes passes of its own: on halves, they are less fast."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class NoiseMeter:
         self._vector, self._rank, self._loss_scale, self._in_passes = vector, rank, loss_scale, in_passes
         self._slices = vector.slices if per_layer else ()
         self._step: _Step | None = None
-        self._num_measured = 0  # steps since the last record
+        self._num_steps = 0  # since the last record, for which those that were measured stand
         size = len(_COUNTS) + 2 * max(1, len(self._slices))
         self._sums = torch.zeros(size, dtype=torch.float64, device=vector.gradients.device)
         # An optimizer's own hook sees what it takes: summed over workers, and without the scale of fp16.
@@ -71,7 +74,8 @@ class NoiseMeter:
         if num_examples != round_size(shares):
             return
         if num_workers > 1:
-            self._step = _Step(num_examples, own.worker_batch, num_workers, num_workers)
+            if num_steps % NORM_STEPS == 0:
+                self._step = _Step(num_examples, own.worker_batch, num_workers, num_workers)
             return
         num_passes = min(own.num_passes, own.worker_batch)
         interval = APART_STEPS if has_graph or num_passes == 1 else RECORD_STEPS
@@ -120,15 +124,15 @@ class NoiseMeter:
         counted = torch.ones_like(self._sums[:1])
         is_finite = step.sum.isfinite().all()
         self._sums += torch.where(is_finite, torch.cat([counted, counted * n, counted * size, *parts]), 0.0)
-        self._num_measured += 1 if step.num_workers > 1 else RECORD_STEPS
+        self._num_steps += NORM_STEPS if step.num_workers > 1 else RECORD_STEPS
 
     def record(self, gather: Callable[[Tensor], Tensor]) -> Measured | None:
         """What is due to go on record, if anything; all workers call it together after each step."""
-        if self._num_measured < RECORD_STEPS:
+        if self._num_steps < RECORD_STEPS:
             return None
         every = gather(self._sums.to("cpu", copy=True))
         self._sums.zero_()
-        self._num_measured = 0
+        self._num_steps = 0
         num_steps, num_gradients, num_examples = every[0, : len(_COUNTS)].tolist()
         if not num_steps:
             return None
@@ -151,14 +155,14 @@ class NoiseMeter:
 
     def own_state(self) -> dict[str, Any]:
         """What this worker has measured since the last record."""
-        return {"sums": self._sums, "num_measured": self._num_measured}
+        return {"sums": self._sums, "num_steps": self._num_steps}
 
     def load_state(self, state: dict[str, Any], own: dict[str, Any] | None) -> None:
         """Take up what `state` and `own_state` gave; without the latter among another number of workers."""
         self.average = Average(**state)
         if own:
             self._sums.copy_(own["sums"])
-            self._num_measured = own["num_measured"]
+            self._num_steps = own["num_steps"]
 
     def _see_sum(self) -> None:
         if self._step is not None and self._step.num_workers > 1:
