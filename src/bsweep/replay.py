@@ -11,6 +11,7 @@ import argparse
 import bisect
 import json
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -97,7 +98,8 @@ class Replayed:
         rows = [("step", "epochs", "batch", "learning rate", "why")]
         for one in self.changes:
             rate = f"{one.learning_rate:.4g}"
-            rows.append((str(one.step), f"{one.epochs_done:.3f}", str(one.global_batch), rate, one.message))
+            why = one.message.partition(" epochs ")[2].partition(":")[0]
+            rows.append((str(one.step), f"{one.epochs_done:.3f}", str(one.global_batch), rate, why))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=False)) for row in rows)
         return "\n".join([title, *(f"  {line}  {row[4]}" for line, row in zip(lines, rows, strict=True))])
@@ -135,7 +137,18 @@ def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
         raise ValueError(
             f"{study}: no run of it has recorded a step. Give the folder of a study that has been trained."
         )
-    return [_replayed(run, with_policy(run.config, name, overrides), _alike(run, known)) for run in known]
+    found, silent = [], []
+    for run in known:
+        config = with_policy(run.config, name, overrides)
+        if problem := _unrecorded(run, config):
+            silent.append(problem)
+        else:
+            found.append(_replayed(run, config, _alike(run, known)))
+    if not found:
+        raise ValueError(silent[0])
+    for problem in silent:
+        print(f"bsweep: left out: {problem}", file=sys.stderr)
+    return found
 
 
 def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunConfig:
@@ -184,15 +197,20 @@ def _alike(run: Recorded, runs: Sequence[Recorded]) -> list[Timing]:
     return [timing for other in runs if kind(other.config) == kind(run.config) for timing in other.timings()]
 
 
+def _unrecorded(run: Recorded, config: RunConfig) -> str:
+    """What a policy or a rate goes by that the run has not recorded, with the remedy; empty where all is there."""
+    if not config.measures_noise or run.noises:
+        return ""
+    what = f"batching={config.batching.name}"
+    if config.optimizer.measures_noise:
+        what = f"optimizer.lr_rule={config.optimizer.lr_rule}"
+    return (
+        f"{run.run_id}: {what} goes by the gradient noise, which it has not recorded: run it with "
+        "measure.noise_scale=true."
+    )
+
+
 def _replayed(run: Recorded, config: RunConfig, timings: Sequence[Timing]) -> Replayed:
-    if config.measures_noise and not run.noises:
-        what = f"batching={config.batching.name}"
-        if config.optimizer.measures_noise:
-            what = f"optimizer.lr_rule={config.optimizer.lr_rule}"
-        raise ValueError(
-            f"{run.run_id}: {what} goes by the gradient noise, which it has not recorded: run it with "
-            "measure.noise_scale=true."
-        )
     policy = batching.build(config)
     walk = _Walk(run, config, policy, StepTime(timings) if timings else None)
     changes = list(walk.changes())

@@ -153,6 +153,10 @@ NOISE_OF_LAYERS = (
     Column("layer", "text"),
     *_again(NOISE_SCALES, "gradient_square", "variance"),
 )
+BATCHES = (
+    *_again(EVALUATIONS, "run_id", "epochs_done"),
+    *_again(EPOCHS, "global_batch", "learning_rate"),
+)
 SERVERS = (
     *_again(RUNS, "run_id"),
     Column("server", "count"),
@@ -184,6 +188,7 @@ TABLES = {  # of a study
     "epochs": EPOCHS,
     "evaluations": EVALUATIONS,
     "noise_scales": NOISE_SCALES,
+    "batches": BATCHES,
     "noise_of_layers": NOISE_OF_LAYERS,
     "servers": SERVERS,
     "waits": WAITS,

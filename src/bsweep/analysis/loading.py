@@ -15,7 +15,7 @@ import pandas as pd
 from bsweep import config as schema
 from bsweep.analysis import columns, mixture
 from bsweep.analysis.derived import placement
-from bsweep.analysis.records import NO_COLUMNS, Rows, rows_of
+from bsweep.analysis.records import NO_COLUMNS, Rows, changes_batch, rows_of
 from bsweep.analysis.study import Study, study_of
 from bsweep.runlog import RunPaths, read_run
 
@@ -79,7 +79,8 @@ def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
 
 def tables_of(run_folder: Path) -> dict[str, Rows]:
     """The rows of a run by table; Damaged or Newer where it cannot be read."""
-    return rows_of(read_run(run_folder, with_steps=False))
+    run = read_run(run_folder, with_steps=False)
+    return rows_of(read_run(run_folder) if changes_batch(run) else run)
 
 
 class _Growing:

@@ -76,8 +76,13 @@ _OF_VARIANTS = {
     "every_epochs": ", epochs between changes",
     "seesaw": ", Seesaw's rate",
     "raise_instead_of_decay": ", batch raised instead of decay",
+    "noise_scale": ", batch by noise scale",
+    "norm_test": ", batch by norm test",
+    "cabs": ", batch by CABS",
+    "goodput": ", batch by goodput",
     "min_global_batch": ", global batch at least",
     "max_global_batch": ", global batch at most",
+    "max_local_batch": ", local batch at most",
 }
 _KNOWN = re.compile(rf"(?<!\S)(?:{'|'.join(sorted(_OF_VARIANTS, key=len, reverse=True))})(?!\S)")
 

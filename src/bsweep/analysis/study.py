@@ -22,6 +22,8 @@ from bsweep.analysis.targets import with_own_targets
 class Study:
     """What was measured, in tables that have at least the columns that `bsweep.analysis.columns` says of each.
 
+    `batches` has the global batch and the learning rate at each sampled step, of runs whose batch changed.
+
     `runs` has a row a run and goes on with every other setting by its dotted name, such as `optimizer.momentum`. Of
     runs that end with a round, `train_loss` is the last round's and `train_accuracy` NaN, for their last epoch is a
     fragment. `placement` says on how many nodes, and `threads` with how many each, workers ran. `learning_rate` is the
@@ -50,6 +52,7 @@ class Study:
     epochs: pd.DataFrame
     evaluations: pd.DataFrame
     noise_scales: pd.DataFrame
+    batches: pd.DataFrame
     noise_of_layers: pd.DataFrame
     warnings: tuple[str, ...]
     provenance: pd.DataFrame

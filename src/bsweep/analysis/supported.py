@@ -33,7 +33,8 @@ _IN_WORDS = {
 def part_of(study: Study, kept: pd.Series[bool]) -> Study:
     """The study with some of its runs alone, in all that a prediction reads."""
     runs = study.runs[kept]
-    tables = {name: getattr(study, name) for name in ("epochs", "evaluations", "noise_scales", "rounds", "provenance")}
+    names = ("epochs", "evaluations", "noise_scales", "batches", "rounds", "provenance")
+    tables = {name: getattr(study, name) for name in names}
     return replace(
         study, runs=runs, **{name: table[table["run_id"].isin(runs["run_id"])] for name, table in tables.items()}
     )

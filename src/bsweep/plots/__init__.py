@@ -18,7 +18,7 @@ from bsweep import analysis
 from bsweep.analysis import Study, tuning
 from bsweep.analysis.naming import counted, length_of, words
 from bsweep.analysis.once import computing_once
-from bsweep.plots import cost, epochs, exchange, rates, rounds, scores, speed, surface, target, times
+from bsweep.plots import batching, cost, epochs, exchange, rates, rounds, scores, speed, surface, target, times
 from bsweep.plots.along import measured_cells
 from bsweep.plots.curves import COLORS, LINES, MARKERS, in_order
 from bsweep.plots.drawing import BATCH_LABEL, StudyFigure, caption, save
@@ -39,6 +39,7 @@ _FIGURES = (
     StudyFigure("throughput_and_speedup", measured_cells, speed.throughput_and_speedup),
     StudyFigure("loss_by_epoch", epochs.losses, epochs.loss_by_epoch),
     StudyFigure("accuracy_by_epoch", epochs.accuracies, epochs.accuracy_by_epoch),
+    StudyFigure("batch_by_epoch", batching.batches, batching.batch_by_epoch),
     StudyFigure("seconds_per_step", exchange.exchange_times, exchange.seconds_per_step),
     StudyFigure("server_load", analysis.server_loads, exchange.server_load),
     StudyFigure("sharding_gain", analysis.sharding_gains, exchange.sharding_gain),

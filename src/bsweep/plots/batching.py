@@ -1,0 +1,79 @@
+"""Batch size, noise scale and learning rate over the epochs of runs whose batch changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from bsweep.analysis import Study
+from bsweep.analysis.keys import keyed
+from bsweep.analysis.naming import words
+from bsweep.plots import drawing
+from bsweep.plots.curves import COLORS, LINES, handle
+
+_FORGETS = 0.1  # of its past a running mean, with each record, as training does
+
+
+def batches(study: Study) -> pd.DataFrame:
+    """Sampled steps of runs whose batch changed, with the noise scale of then, and what tells their cells apart."""
+    if study.batches.empty:
+        return study.batches
+    parts = []
+    for run_id, steps in study.batches.groupby("run_id", sort=False):
+        noise = study.noise_scales[study.noise_scales["run_id"] == run_id].sort_values("epochs_done")
+        parts_of_noise = noise[["variance", "gradient_square"]].ewm(alpha=_FORGETS).mean()
+        known = (parts_of_noise > 0).all(axis="columns")
+        scale = (parts_of_noise["variance"] / parts_of_noise["gradient_square"]).where(known)
+        noise = noise[["epochs_done"]].assign(noise_scale=scale.astype(float))
+        parts.append(pd.merge_asof(steps.sort_values("epochs_done"), noise, on="epochs_done"))
+    cells = keyed(study.runs)[["run_id", "variant", "num_workers", "local_batch"]]
+    return pd.concat(parts, ignore_index=True).merge(cells, on="run_id")
+
+
+def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
+    """Global batch, gradient noise scale and learning rate over the epochs, a line for each run."""
+    cells = list(table.groupby(["variant", "num_workers", "local_batch"], sort=False))
+    has_noise = bool(table["noise_scale"].notna().any())
+    names = {"global_batch": "Global batch", "noise_scale": "Noise scale", "learning_rate": "Learning rate"}
+    shown = [name for name in names if has_noise or name != "noise_scale"]
+    figure, grid = drawing.grid(len(shown), 1, 1.7)
+    for (axes,), name in zip(grid, shown, strict=True):
+        for number, (_, rows) in enumerate(cells[: len(COLORS)]):
+            _draw_runs(axes, rows, name, number)
+        axes.set_ylabel(f"{names[name]}\n(examples)" if name != "learning_rate" else names[name])
+        axes.set_xlim(0, 1.02 * table["epochs_done"].max())
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        axes.tick_params(labelbottom=name == shown[-1])
+        if name != "learning_rate":
+            axes.set_yscale("log", base=2)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    grid[-1][0].set_xlabel("Epoch")
+    varies = {name: table[name].nunique() > 1 for name in ("num_workers", "local_batch")}
+    handles = []
+    for number, ((variant, num_workers, local_batch), _) in enumerate(cells[: len(COLORS)]):
+        label = words("variant", variant)
+        label += f", {words('local_batch', local_batch)}" if varies["local_batch"] else ""
+        label += f", {words('num_workers', num_workers)}" if varies["num_workers"] else ""
+        handles.append(handle(_look(number), label))
+    drawing.legends(figure, (handles, ""))
+    left_out = len(cells) - len(COLORS)
+    return drawing.captioned(
+        figure,
+        "Global batch and learning rate at sampled steps of runs whose batch changed, a line for each run.",
+        "The noise scale is the ratio of running means, left out where it is not positive." if has_noise else "",
+        f"{left_out} more cells are not shown." if left_out > 0 else "",
+    )
+
+
+def _draw_runs(axes: Axes, rows: pd.DataFrame, name: str, number: int) -> None:
+    for _, run in rows.groupby("run_id"):
+        drawn: dict[str, Any] = {**_look(number), "linewidth": 1.1, "alpha": 0.85}
+        axes.plot(run["epochs_done"], run[name], drawstyle="default" if name == "noise_scale" else "steps-pre", **drawn)
+
+
+def _look(number: int) -> dict[str, Any]:
+    return {"color": COLORS[number], "linestyle": LINES[number % len(LINES)]}
