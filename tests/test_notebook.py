@@ -62,7 +62,7 @@ def test_a_study_shows_itself_in_five_lines(tmp_path: Path) -> None:
 
 
 def test_the_package_shows_its_api_alone_and_imports_little() -> None:
-    assert dir(bsweep) == ["__version__", "analysis", "load", "plots", "predict", "report"]
+    assert dir(bsweep) == ["NoiseScale", "__version__", "analysis", "load", "plots", "predict", "report"]
     assert all(getattr(bsweep, name) for name in dir(bsweep))
     assert bsweep.__version__ == importlib.metadata.version("bsweep")
     program = (
