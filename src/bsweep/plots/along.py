@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -91,6 +92,7 @@ def beside(places: Sequence[float]) -> list[float]:
     return moved
 
 
+@functools.cache  # panels ask for it one by one
 def published_cells() -> pd.DataFrame:
     cells = analysis.cells(analysis.published().runs)
     return cells.reset_index(analysis.levels(cells)[:-1])
