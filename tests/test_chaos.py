@@ -46,7 +46,7 @@ def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(desk: Path, 
     draw, struck, number = random.Random(num_strikes), Counter[str](), 0
     while struck.total() < num_strikes:
         sweep = Fork("bsweep", "run", *GRID, f"study=s{number}", cwd=desk, has_forks=True)
-        while struck.total() < num_strikes and not has_ended(sweep, draw.uniform(0.5, 4)):
+        while struck.total() < num_strikes and not has_ended_at_random(sweep, desk, draw):
             struck[strike(sweep, desk, draw)] += 1
         end(sweep, desk)
         number += sweep.returncode == 0  # what is left is struck in a sweep of its own
@@ -61,9 +61,13 @@ def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(desk: Path, 
     print(f"{struck.total()} strikes in {number + 1} sweeps: {dict(struck)}")
 
 
-def has_ended(sweep: Fork, seconds: float) -> bool:
+def has_ended_at_random(sweep: Fork, desk: Path, draw: random.Random) -> bool:
+    """Wait for a moment, mostly for one while workers train; whether the sweep has ended by then."""
+    if draw.random() < 0.7:
+        while sweep.poll() is None and not any(KINDS["worker"](one) for one in below(desk)):
+            time.sleep(0.1)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        sweep.wait(seconds)
+        sweep.wait(draw.uniform(0.2, 3))
     return sweep.returncode is not None
 
 
