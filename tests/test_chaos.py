@@ -86,9 +86,9 @@ def strike(sweep: Fork, desk: Path, draw: random.Random) -> str:
             with contextlib.suppress(OSError):
                 os.utime(path, (time.time() + seconds,) * 2)
     else:
-        victim = psutil.Process(sweep.pid) if kind == "sweep" else draw.choice(started[kind])
-        with contextlib.suppress(psutil.NoSuchProcess):
-            victim.send_signal(signal.SIGKILL)
+        victim = sweep.pid if kind == "sweep" else draw.choice(started[kind]).pid
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
+            os.kill(victim, signal.SIGKILL)
     return kind
 
 
