@@ -93,7 +93,7 @@ def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-_MEASURED = ("_seconds", "_per_second", "_p50", "_p95", "_memory_bytes")
+_MEASURED = ("_seconds", "_joules", "_per_second", "_p50", "_p95", "_memory_bytes")
 
 
 @pytest.mark.parametrize("save_seconds", [0.01, 0.5, 7.0])

@@ -202,7 +202,7 @@ def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_see
     result = command(*never, "--budget", "20m", "epochs=2", "study=short", cwd=tmp_path)
     assert result.returncode == 1 and "No recommendation: no run reached" in result.stdout, result.stderr
     assert "no point of the grid is left to run" in result.stdout, "larger batches need more examples, not fewer"
-    assert "2 epochs. Choose a target that runs reach, or train longer." in result.stdout
+    assert "2.000 epochs. Choose a target that runs reach, or train longer." in result.stdout
 
 
 @pytest.mark.parametrize(

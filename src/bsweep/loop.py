@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from bsweep import evaluation, memory, optim, runlog, steps
+from bsweep import energy, evaluation, memory, optim, runlog, steps
 from bsweep.batching import Seen
 from bsweep.checkpoint import Cursor, Keeper
 from bsweep.clock import StepClock
@@ -45,12 +46,14 @@ def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> runlog.Epoch:
     job.training_model.train()
     job.strategy.begin_epoch(cursor.epoch)
     memory.reset_peak(job.device)
+    meter = energy.Meter(job.device, counts_host=job.place.local_rank == 0)
+    is_whole = cursor.position == 0
     while not (_is_over(job, cursor) or _is_finished(job, cursor)):
         train_round(job, cursor, order, clock)
         if not (_is_over(job, cursor) or _is_finished(job, cursor)) and evaluation.is_due(job, cursor):
             evaluation.within_epoch(job, cursor, clock)
         keeper.after_round(cursor, clock)
-    return _epoch_record(job, cursor, clock)
+    return _epoch_record(job, cursor, clock, meter.joules() if is_whole else math.nan)
 
 
 def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> None:
@@ -62,8 +65,9 @@ def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> No
     _look_at_round(job, cursor, sums, clock)
 
 
-def _epoch_record(job: Job, cursor: Cursor, clock: StepClock) -> runlog.Epoch:
-    loss, correct, labels = job.sums(cursor.totals + cursor.recent)
+def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float) -> runlog.Epoch:
+    own = (cursor.totals + cursor.recent).tolist()
+    loss, correct, labels, joules = job.sums(torch.tensor([*own, own_joules], dtype=torch.float64))
     if _finite(loss) is None:
         _diverge(job, f"the training loss became {loss / labels} in epoch {cursor.epoch}")
     seconds = clock.seconds()
@@ -94,6 +98,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock) -> runlog.Epoch:
         evaluation_peak_memory_bytes=memory.peak_bytes(job.device),
         skipped_steps=job.vector.scale.count_skipped() if job.vector.scale else None,
         checkpoint_seconds=checkpoint_seconds,
+        energy_joules=None if math.isnan(joules) else joules,
         wait_seconds=sum(waits) / len(waits) if waits else None,
         **traffic,
     )

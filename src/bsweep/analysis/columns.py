@@ -105,6 +105,7 @@ RUNS = (
     Column("steps_to_target", role="other", is_always=False),
     Column("epochs_to_target", role="other", is_always=False),
     Column("examples_to_target", role="other", is_always=False),
+    Column("energy_joules", heading="energy (J)", role="other", is_always=False),
     Column("branch_of", "text", "goes on from", role="other", is_always=False),
     Column("branch_steps", role="other", is_always=False),
     Column("branch_seconds", role="other", is_always=False),
@@ -133,6 +134,7 @@ EPOCHS = (
     Column("evaluation_peak_memory_bytes", "count_or_null", role="other", is_always=False),
     Column("skipped_steps", "count_or_null", role="other", is_always=False),
     Column("checkpoint_seconds", role="other", is_always=False),
+    Column("energy_joules", heading="energy (J)", role="other", is_always=False),
 )
 EVALUATIONS = (
     *_again(EPOCHS, "run_id", "epoch"),

@@ -39,6 +39,14 @@ def with_ends_of_epochs(evaluations: pd.DataFrame, epochs: pd.DataFrame) -> pd.D
     return columns.as_table(found.sort_values("run_id", kind="stable", ignore_index=True), columns.EVALUATIONS)
 
 
+def with_energy(runs: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
+    """The runs with the energy of all their epochs, NaN where one does not say it; as they are where none does."""
+    if "energy_joules" in runs or "energy_joules" not in epochs or epochs["energy_joules"].isna().all():
+        return runs
+    sums = epochs["energy_joules"].astype(float).groupby(epochs["run_id"]).agg(lambda of: of.sum(skipna=False))
+    return runs.assign(energy_joules=runs["run_id"].map(sums))
+
+
 def of_rounds(runs: pd.DataFrame) -> pd.Series[bool]:
     """Whether each run was to end with a round rather than an epoch, so that its last epoch is a fragment of one."""
     limits = [name for name in ("strategy.max_rounds", "strategy.max_seconds") if name in runs]

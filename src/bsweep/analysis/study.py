@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from bsweep.analysis import columns
-from bsweep.analysis.derived import of_rounds, with_derived, with_ends_of_epochs
+from bsweep.analysis.derived import of_rounds, with_derived, with_ends_of_epochs, with_energy
 from bsweep.analysis.mixture import in_words, mixture
 from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.targets import with_own_targets
@@ -92,7 +92,7 @@ def study_of(
 ) -> Study:
     """A study of tables by name, those that are missing empty; `skipped` says why runs had to be left out."""
     typed = {name: columns.as_table(tables.get(name, pd.DataFrame()), of) for name, of in columns.TABLES.items()}
-    runs = with_derived(typed.pop("runs"), typed["rounds"])
+    runs = with_energy(with_derived(typed.pop("runs"), typed["rounds"]), typed["epochs"])
     typed["evaluations"] = with_ends_of_epochs(typed["evaluations"], typed["epochs"])
     runs = with_own_targets(runs, typed["evaluations"])
     runs = runs.sort_values(["strategy", "num_workers", "local_batch", "seed", "run_id"], ignore_index=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bsweep.runlog.beside import Saved
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import Damaged, hold, read_json
-from bsweep.runlog.records import Saved
 
 _NUM_KEPT = 2
 

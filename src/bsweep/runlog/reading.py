@@ -12,8 +12,9 @@ from pydantic_core import from_json, to_json
 
 from bsweep.runlog import measured
 from bsweep.runlog import records as kinds
+from bsweep.runlog.beside import Meta, Summary
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.records import SCHEMA, Meta, Summary, adapter
+from bsweep.runlog.records import SCHEMA, adapter
 from bsweep.runlog.values import MOST
 
 REMEDY = "The same sweep repeats the run."

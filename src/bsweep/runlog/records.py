@@ -1,4 +1,4 @@
-"""The records of a run: the lines of `metrics.jsonl`, which is the source of all numbers, and what stands beside them.
+"""The records of a run: the lines of `metrics.jsonl`, which is the source of all numbers.
 
 The types are what `bsweep.runlog.reading` holds files to. What runs of earlier versions do not say has a default.
 """
@@ -198,7 +198,9 @@ class Epoch:
     `peak_memory_bytes` is rank 0's while it trained, until the epoch's first evaluation, `evaluation_peak_memory_bytes`
     while it evaluated at its end, on batches of another size. `skipped_steps` are those of rank 0 that changed nothing,
     for gradients overflowed in fp16; null in other precisions. `checkpoint_seconds` is what saving checkpoints took
-    since the last epoch's record; it is not in `train_seconds`.
+    since the last epoch's record; it is not in `train_seconds`. `energy_joules` is what all workers' GPUs used, or of
+    workers on CPUs the processors of their hosts, from the epoch's begin until its last step; null where the hardware
+    does not say it, and of an epoch that was taken up within.
     """
 
     epoch: Natural  # from 1
@@ -227,6 +229,7 @@ class Epoch:
     evaluation_peak_memory_bytes: Natural | None = None
     skipped_steps: Natural | None = None
     checkpoint_seconds: Amount | None = None
+    energy_joules: Amount | None = None
 
     type: str = "epoch"
 
@@ -312,58 +315,3 @@ class End:
 
 
 Record = Start | Step | Round | Epoch | Evaluation | NoiseScale | Event | End
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """How a run ended, and what its records come to; losses and accuracies are the last epoch's."""
-
-    run_id: str
-    status: Status
-    message: str = ""
-    strategy: str
-    num_workers: Count
-    local_batch: Count
-    global_batch: Count
-    seed: Seed
-    epochs: Natural
-    num_steps: Natural | None
-    train_seconds: Amount | None
-    wall_seconds: Finite | None
-    images_per_second: Amount | None
-    train_loss: Finite | None
-    train_accuracy: Amount | None
-    test_loss: Finite | None
-    test_accuracy: Amount | None
-    sent_bytes: Natural | None
-    warnings: tuple[str, ...] = ()
-    lost_workers: tuple[str, ...] = ()
-    metrics_crc32: Natural | None = None  # of `metrics.jsonl`
-
-
-@dataclass(frozen=True, kw_only=True)
-class Saved:
-    """Where a run was when a checkpoint of it was complete; `position` counts examples of the epoch."""
-
-    epoch: Count
-    position: Natural
-    num_steps: Natural
-    members: tuple[Natural, ...]  # ranks that had not been lost
-    num_workers: Count
-    metrics_bytes: Natural
-    time: Finite
-    train_seconds: Amount | None = None  # which checkpoints of earlier versions do not say
-
-
-@dataclass(frozen=True, kw_only=True)
-class Meta:
-    """What the parent of a run knew of its surroundings, as far as it is read again."""
-
-    launched_at: Finite | None = None
-    wall_seconds_before: Finite | None = None  # of earlier attempts that the run goes on from
-    command: str | None = None
-    hosts: SpelledOut | None = None
-    cpu: str | None = None
-    cores: Natural | None = None
-    gpus: tuple[str, ...] | None = None
-    versions: Mapping[str, str | None] | None = None

@@ -7,6 +7,7 @@ import zlib
 from dataclasses import asdict
 
 from bsweep.config import RunConfig
+from bsweep.runlog.beside import Summary
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import (
     Damaged,
@@ -18,7 +19,7 @@ from bsweep.runlog.reading import (
     read_summary,
     warnings,
 )
-from bsweep.runlog.records import SCHEMA, Status, Summary
+from bsweep.runlog.records import SCHEMA, Status
 
 
 def write_summary(paths: RunPaths, config: RunConfig, status: Status, message: str, wall_seconds: float) -> None:
