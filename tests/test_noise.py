@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD
 
 import bsweep
 from bsweep import analysis, loop, noise, noise_meter, steps, worker
@@ -20,6 +21,7 @@ from bsweep.job import Job
 from bsweep.noise import Average, of_parts, squared_norm
 from bsweep.place import Place
 from bsweep.runlog import RunPaths
+from bsweep.vector import Vector
 from tests import running
 from tests.running import ROOT, TINY, compose, forks, popen, ranks, tool
 from tests.test_checkpoint import untimed
@@ -230,7 +232,7 @@ def test_no_measured_step_waits_for_the_device(
     assert job.noise
     with Operations() as operations:
         job.noise.begin_step(job.policy.shares(0), len(batch), 0, False)
-        assert job.noise.needs_passes and job.noise.needs_halves == (num_passes == 1)
+        assert job.noise.needs_passes == (num_passes > 1) and job.noise.needs_halves == (num_passes == 1)
         steps.train_step(job, batch, batch, 1, num_passes)
     assert operations.launched and not operations.waited
 
@@ -323,12 +325,62 @@ def test_a_monitor_leaves_the_loop_as_it_was() -> None:
     assert len(after) == 10 and monitor.noise and monitor.noise.trace > 0 and all(map(torch.equal, before, after))
 
 
+def test_a_lone_example_at_the_end_of_an_epoch_counts_nothing() -> None:
+    monitor = bsweep.NoiseScale(nn.Linear(4, 3), every=1)
+    for size in (8, 1, 8):
+        monitor.step((torch.randn(size, 4), torch.zeros(size, dtype=torch.long)))
+    assert monitor.noise and monitor.noise.num_samples == 2
+
+
+class KeepsMean(nn.Module):
+    """Puts another tensor in the place of its statistic at each pass."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        self.mean = 0.9 * self.mean + y.detach().mean(0)
+        return y
+
+
+def test_a_statistic_that_a_pass_replaces_is_put_back() -> None:
+    model = KeepsMean()
+    before = model.mean
+    bsweep.NoiseScale(model).step((torch.randn(8, 4), torch.zeros(8, dtype=torch.long)))
+    assert model.mean is before and not model.mean.any()
+
+
+def test_a_strategy_that_lets_one_worker_step_for_all_is_told() -> None:
+    """All of them hear of it alike, so that nobody waits for the others."""
+    meter = noise_meter.NoiseMeter(
+        Vector(nn.Linear(4, 3)),
+        SGD([nn.Parameter(torch.zeros(1))], lr=0.1),
+        rank=1,
+        loss_scale=1.0,
+        in_passes=False,
+        per_layer=False,
+    )
+    shares = (plan.Share(8, 1, num_passes=1), plan.Share(8, 1, num_passes=1))
+    for number in range(noise_meter.RECORD_STEPS):
+        meter.begin_step(shares, 16, number, has_graph=False)
+        meter.see_own()
+        meter.end_step()
+    first = torch.tensor([10.0, 20.0, 160.0, 1.0, 1.0], dtype=torch.float64)
+    with pytest.raises(ValueError, match="not every worker's optimizer takes each"):
+        meter.record(lambda own: torch.stack([first, own]))
+
+
 def test_a_monitor_says_what_it_takes() -> None:
     monitor = bsweep.NoiseScale(nn.Linear(4, 3))
     with pytest.raises(ValueError, match="takes a batch as"):
         monitor.step(torch.zeros(8, 4))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="has no halves: give two examples or more"):
-        bsweep.NoiseScale(nn.Linear(4, 3)).step((torch.zeros(1, 4), torch.zeros(1)))
+    with pytest.raises(ValueError, match="1 inputs and 2 targets"):
+        bsweep.NoiseScale(nn.Linear(4, 3)).step((torch.zeros(1, 4), torch.zeros(2)))
     with pytest.raises(ValueError, match="every=0: measure once in 50 steps"):
         bsweep.NoiseScale(nn.Linear(4, 3), every=0)
     assert str(monitor) == "noise scale not identifiable (0 steps measured)"

@@ -134,7 +134,7 @@ def test_a_checkpoint_holds_the_scale(tmp_path: Any) -> None:
         fields = {"strategy": Alone(), "policy": policy, "optimizer": optimizer, "model": nn.Identity()}
         vector = SimpleNamespace(scale=scale, gradients=parameter.grad, parameters=parameter.data)
         place, paths = Place(), RunPaths(tmp_path)
-        return cast(Job, SimpleNamespace(**fields, vector=vector, place=place, paths=paths, device=CPU))
+        return cast(Job, SimpleNamespace(**fields, vector=vector, place=place, paths=paths, device=CPU, noise=None))
 
     stopped, again = job(), job()
     stopped.vector.gradients.fill_(torch.inf)

@@ -17,7 +17,7 @@ loader = DataLoader(digits, batch_size=32, shuffle=True, drop_last=True)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
-monitor = bsweep.NoiseScale(model, every=5)
+monitor = bsweep.NoiseScale(model, every=3)
 for epoch in range(3):
     for batch in loader:
         monitor.step(batch)

@@ -23,7 +23,7 @@ network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn
 model = DistributedDataParallel(network)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
-monitor = bsweep.NoiseScale(model, every=5)
+monitor = bsweep.NoiseScale(model, every=3)
 for epoch in range(3):
     sampler.set_epoch(epoch)
     for batch in loader:

@@ -23,7 +23,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-monitor = bsweep.NoiseScale(model, every=5)
+monitor = bsweep.NoiseScale(model, every=3)
 for epoch in range(3):
     sampler.set_epoch(epoch)
     for batch in loader:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,9 +14,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from bsweep.noise import Average, GradientNoise, of_parts, squared_norm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from bsweep.undisturbed import undisturbed
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -68,20 +65,23 @@ class NoiseScale:
         return f"noise scale {self.noise_scale:.3g} examples ({steps})"
 
     def step(self, batch: Sequence[Tensor]) -> None:
-        """A step on this process's `batch` of inputs and targets is about to be made.
+        """A step on this process's `batch` of inputs and targets is about to be made; a lone example tells nothing.
 
         Raises:
-            ValueError: it is no such batch, or has less than two examples.
+            ValueError: it is no such batch.
         """
         self._num_steps += 1
         if (self._num_steps - 1) % self._every:
             return
         inputs, targets = _checked(batch)
-        with _undisturbed(self._model, inputs.device):
-            estimates = self._of_halves(inputs, targets)
-        square, trace = _mean_over_processes(estimates).tolist()
-        if math.isfinite(square + trace):
-            self._average = self._average.joined(square, trace, 1)
+        seen = torch.zeros(3, dtype=torch.float64, device=inputs.device)
+        if len(inputs) > 1:
+            with undisturbed(self._model, inputs.device), torch.enable_grad():
+                seen[:2] = self._of_halves(inputs, targets)
+            seen[2] = 1
+        square, trace, share = _mean_over_processes(seen).tolist()
+        if share and math.isfinite(square + trace):
+            self._average = self._average.joined(square / share, trace / share, 1)
 
     def _of_halves(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """|G|^2 and tr(Sigma), float64 (2,)."""
@@ -108,25 +108,9 @@ def _checked(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(one, Tensor) for one in batch):
         raise ValueError("step(batch) takes a batch as (inputs, targets), two tensors: give monitor.step((x, y)).")
     inputs, targets = batch
-    if len(inputs) != len(targets) or len(inputs) < 2:
-        raise ValueError(
-            f"a batch of {len(inputs)} inputs and {len(targets)} targets has no halves: give two examples or more."
-        )
+    if len(inputs) != len(targets):
+        raise ValueError(f"a batch of {len(inputs)} inputs and {len(targets)} targets: give each input its target.")
     return inputs, targets
-
-
-@contextmanager
-def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Compute gradients, and have the model's statistics and the random numbers as they were."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    devices = [device] if device.type == "cuda" else []
-    try:
-        with torch.enable_grad(), torch.random.fork_rng(devices):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
 
 
 def _mean_over_processes(values: Tensor) -> Tensor:

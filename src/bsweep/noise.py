@@ -22,7 +22,7 @@ from torch import Tensor
 DECAY = 0.9
 """By what the weights of all records so far are multiplied where another one joins a running estimate."""
 
-_FEWEST_RECORDS = 3  # whose scatter says anything
+_FEWEST_RECORDS = 8  # of three, whose scatter is little known, one in nine seems to tell a gradient that is not there
 _LIKELY = 1.645  # standard deviations: 95 % of a normal distribution are above the mean less so many
 _BLOCK = 4096  # elements that are summed in their own precision: torch 2.13 loses 1e-3 of fp32 over ten million
 

@@ -76,16 +76,18 @@ class NoiseMeter:
         if num_workers > 1:
             if num_steps % NORM_STEPS == 0:
                 self._step = _Step(num_examples, own.worker_batch, num_workers, num_workers)
+                self._num_steps += NORM_STEPS
             return
         num_passes = min(own.num_passes, own.worker_batch)
         interval = APART_STEPS if has_graph or num_passes == 1 else RECORD_STEPS
         if own.worker_batch > 1 and num_steps % interval == 0:
             self._step = _Step(num_examples, own.worker_batch, max(2, num_passes), 1, needs_halves=num_passes == 1)
+            self._num_steps += RECORD_STEPS
 
     @property
     def needs_passes(self) -> bool:
         """This step's passes are to be shown one by one."""
-        return self._step is not None and self._step.num_workers == 1
+        return self._step is not None and self._step.num_workers == 1 and not self._step.needs_halves
 
     @property
     def needs_halves(self) -> bool:
@@ -124,15 +126,23 @@ class NoiseMeter:
         counted = torch.ones_like(self._sums[:1])
         is_finite = step.sum.isfinite().all()
         self._sums += torch.where(is_finite, torch.cat([counted, counted * n, counted * size, *parts]), 0.0)
-        self._num_steps += NORM_STEPS if step.num_workers > 1 else RECORD_STEPS
 
     def record(self, gather: Callable[[Tensor], Tensor]) -> Measured | None:
-        """What is due to go on record, if anything; all workers call it together after each step."""
+        """What is due to go on record, if anything; all workers call it together after each step.
+
+        Raises:
+            ValueError: not every worker's optimizer took each step.
+        """
         if self._num_steps < RECORD_STEPS:
             return None
         every = gather(self._sums.to("cpu", copy=True))
         self._sums.zero_()
         self._num_steps = 0
+        if (every[:, 0] != every[0, 0]).any():
+            raise ValueError(
+                "the gradient noise scale with a strategy of your own in which not every worker's optimizer takes each "
+                "step: nobody sees the sum of all gradients there. Leave measure.noise_scale out."
+            )
         num_steps, num_gradients, num_examples = every[0, : len(_COUNTS)].tolist()
         if not num_steps:
             return None

@@ -18,6 +18,7 @@ from bsweep.job import Job
 from bsweep.noise_meter import NoiseMeter
 from bsweep.runlog import Event
 from bsweep.strategies import InBackward
+from bsweep.undisturbed import undisturbed
 
 
 def warm_up(job: Job) -> None:
@@ -138,15 +139,9 @@ def examples(job: Job, number: int) -> Tensor:
 @contextmanager
 def forgotten(job: Job) -> Iterator[None]:
     """Train, and have the model's statistics, a scale of losses and the random numbers as they were."""
-    kept = [*job.model.buffers(), *(job.vector.scale.state.values() if job.vector.scale else ())]
-    values = [tensor.clone() for tensor in kept]
     job.training_model.train()
-    try:
-        with torch.random.fork_rng([job.device] if job.device.type == "cuda" else []):
-            yield
-    finally:  # a capture may break off
-        for tensor, value in zip(kept, values, strict=True):
-            tensor.copy_(value)
+    with undisturbed(job.model, job.device, *(job.vector.scale.state.values() if job.vector.scale else ())):
+        yield
 
 
 def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: int = 1) -> Tensor:
@@ -186,6 +181,7 @@ def _halves(job: Job, noise: NoiseMeter, part: Tensor, crops: int) -> None:
             num_labels = len(part) * job.labels_per_example
             job.scaled(job.objective.loss(outputs, targets) / num_labels).backward()
             noise.see_pass(len(half))
+    job.vector.collect_gradients()  # back into their places, where the replay of a graph leaves its own
 
 
 def passes(

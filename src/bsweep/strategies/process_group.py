@@ -73,9 +73,9 @@ class TorchStrategy(Strategy):
 _TIMEOUT = timedelta(days=1000)
 
 
-@functools.cache
-def _meeting_point() -> tuple[Store, int, int]:
-    """The store in which processes meet, for all runs of this process; its rank; how many there are.
+@functools.lru_cache(maxsize=2)
+def _meeting_point(address: str, port: str) -> tuple[Store, int, int]:
+    """The store in which processes meet, for all runs of this process that meet there; its rank; how many there are.
 
     torchrun keeps the store, or else the first process does, which must not close it while others still look at it.
     """
@@ -90,7 +90,7 @@ def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     if config.strategy.outlives_workers:
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # else its watchdog ends those who wait for a lost worker
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    store, rank, num_processes = _meeting_point()
+    store, rank, num_processes = _meeting_point(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
     # The store outlives a run: the next one of the same processes must not find what this one left there.
     # Where the run lies is told as it was given: the home of ~ may be another on each host.
     store = dist.distributed_c10d.PrefixStore(f"{config.results_dir}/{config.study}/{config.run_id}", store)
