@@ -101,5 +101,5 @@ def test_the_figure_has_runs_whose_batch_changed(tmp_path: Path) -> None:
     assert set(study.batches["run_id"]) == {changing} and len(study.batches) == 16
     figure = FIGURES["batch_by_epoch"](study)
     batch, noise, _ = figure.axes
-    assert list(batch.lines[0].get_ydata()) == [8] * 8 + [16] * 8
-    assert list(noise.lines[0].get_ydata()) == [32] * 16
+    assert list(batch.lines[0].get_ydata()) == [8] * 8 + [16] * 8  # type: ignore[arg-type]
+    assert list(noise.lines[0].get_ydata()) == [32] * 16  # type: ignore[arg-type]
