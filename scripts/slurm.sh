@@ -94,8 +94,9 @@ start() {
 up() {
     local number=$1
     if [[ -e $state ]]; then fail "SLURM is up, or is being set up: see $state. To remove it: $0 down"; fi
+    if [[ -e /run/$prefix-hosts ]]; then fail "Hosts are up already: $hosts down, or another BSWEEP_HOSTS_PREFIX."; fi
+    "$hosts" up "$@" >/dev/null # which leaves nothing where it fails
     trap 'take_down; say "SLURM could not be set up: see above. Nothing of it is left."' EXIT
-    "$hosts" up "$@" >/dev/null
     mkdir -m 755 "$state"
     mkdir "$state/controller"
     (umask 077 && head -c 1024 /dev/urandom >"$state/munge.key")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bsweep import batching, study
+from bsweep import batching, elsewhere, study
 from bsweep.batching import GradientNoise, Policy, Seen
-from bsweep.config import ConfigError, conf_dir
+from bsweep.config import ConfigError, conf_dir, save
 from bsweep.data.plan import Share, global_batch
 from tests.policies import Doubling
 from tests.running import ROOT, TINY, compose
@@ -155,7 +156,18 @@ def test_a_schedule_shrinks_the_batch_too_and_ends_at_its_bounds_and_the_data() 
     assert batches(shrinking, *times) == [64, 16, 16, 4, 4]
     assert batches(batching.build(compose(*words)), *times) == [64, 100, 100, 100, 100]
     seesaw = batching.build(compose(*words, "batching.rate=seesaw", "batching.max_global_batch=1000"))
-    assert batches(seesaw, seen_at(2.0)) == [256] and seesaw.rate_factor(2.0) == 0.5
+    assert batches(seesaw, seen_at(2.0)) == [256] and seesaw.rate_factor(2.0) == pytest.approx(0.5)
+    assert batches(seesaw, seen_at(6.0)) == [1000]  # of 4096, so that the rate falls by the rest
+    again = batching.build(compose(*words, "batching.rate=seesaw", "batching.max_global_batch=1000"))
+    again.load_state(seesaw.state())
+    assert seesaw.rate_factor(6.0) == again.rate_factor(6.0) == pytest.approx((1000 / 64) ** 0.5 / 64)
+
+
+def test_a_schedule_that_multiplies_a_thousand_times_stays_at_its_bound() -> None:
+    policy = batching.build(
+        compose("batching=schedule", "global_batch=64", "model=tiny_cnn", "batching.every_epochs=0.001")
+    )
+    assert batches(policy, seen_at(2.0)) == [1024]
 
 
 def test_the_batch_follows_the_noise_scale_up_and_down_unless_it_is_near_or_not_known() -> None:
@@ -169,6 +181,19 @@ def test_the_batch_follows_the_noise_scale_up_and_down_unless_it_is_near_or_not_
     wide = batching.build(compose(*words, "batching.max_local_batch=256"))
     assert batches(wide, *(seen_at(0.1, noise=noises[1]) for _ in range(2))) == [64, 200]
     assert wide.shares(0.2) == (Share(100, 1),) * 2
+
+
+def test_the_least_batch_leaves_the_smallest_of_uneven_workers_two_examples() -> None:
+    words = ("batching=noise_scale", "num_workers=2", "allocation.local_batches=[2,62]", "model=resnet18")
+    config = compose(*words)
+    least, _ = config.batching.bounds(config)  # type: ignore[union-attr]
+    assert least == 64
+
+
+def test_a_norm_test_that_fails_grows_the_batch_by_a_pass_at_least() -> None:
+    words = ("batching=norm_test", "global_batch=64", "model=tiny_cnn", "batching.every_steps=1", "batching.theta=0.5")
+    barely = GradientNoise(11.0, 320.0, 10)  # 5 / 16 of the square of the batch's gradient is noise
+    assert batches(batching.build(compose(*words)), seen_at(0.1, noise=barely)) == [128]
 
 
 def test_the_norm_test_grows_the_batch_to_where_it_passes() -> None:
@@ -248,6 +273,7 @@ def test_the_rate_that_goes_on_record_has_the_gain() -> None:
         (("schedule", "batching.min_global_batch=1"), "too small for num_workers=2"),
         (("schedule", "batching.factor=1"), "changes nothing"),
         (("schedule", "batching.rate=seesaw", "optimizer.lr_rule=linear"), "Use optimizer.lr_rule=fixed"),
+        (("schedule", "batching.rate=seesaw", "batching.factor=0.5"), "Seesaw grows the batch"),
         (
             ("goodput", "strategy=local_sgd"),
             "batching=goodput with strategy=local_sgd: its workers do not step together",
@@ -271,6 +297,13 @@ def test_the_rate_that_goes_on_record_has_the_gain() -> None:
 def test_what_contradicts_a_policy_is_refused_with_the_remedy(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compose(f"batching={words[0]}", "global_batch=64", "num_workers=2", *words[1:])
+
+
+def test_a_run_whose_policy_decided_for_another_batch_is_not_gone_on_with(tmp_path: Path) -> None:
+    words = ("batching=noise_scale", "model=tiny_cnn", "strategy=allreduce", "num_workers=2")
+    save(compose(*words, "global_batch=64"), tmp_path / "config.yaml")
+    with pytest.raises(ConfigError, match="what batching=noise_scale has decided is for its batch and its workers"):
+        elsewhere.check(compose(*words, "global_batch=1024", f"resume_from={tmp_path}"))
 
 
 def test_a_policy_that_would_exceed_the_training_set_is_refused() -> None:

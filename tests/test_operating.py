@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -262,6 +263,16 @@ def test_states_of_what_cannot_be_read_are_states(tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
     found = states.read(tmp_path)
     assert [state.status for state in found.values()] == ["damaged"] * 3 + ["completed"]
+
+
+def test_a_sweep_is_known_though_somebody_looked_while_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks whether a claim is held, holds it for a moment."""
+    looks = [contextlib.nullcontext(False), contextlib.nullcontext(False)]
+    monkeypatch.setattr(claims, "claimed", lambda path: looks.pop() if looks else runlog.claimed(path))
+    sweep = claims.Attendance()
+    sweep.join(tmp_path)
+    assert len(claims.sweeps(tmp_path)) == 1 and not looks
+    sweep.leave()
 
 
 def test_what_a_killed_sweep_left_is_removed_unless_another_is_at_work(tmp_path: Path) -> None:

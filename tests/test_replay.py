@@ -94,6 +94,13 @@ def test_what_was_not_recorded_and_what_is_not_known_is_said(
             replay.replay(tmp_path, name, words)
 
 
+def test_recorded_seconds_are_of_the_passes_that_the_run_made(tmp_path: Path) -> None:
+    words = ("batching=schedule", "local_batch=8", "batching.max_local_batch=64", "model=tiny_cnn")
+    recorded = replay.Recorded("run", compose(*words), 100, [{"global_batch": 64, "images_per_second": 640.0}], [])
+    ((shares, seconds),) = recorded.timings()
+    assert shares[0].num_passes == 1 and seconds == pytest.approx(0.1)
+
+
 def test_the_figure_has_runs_whose_batch_changed(tmp_path: Path) -> None:
     write_run(tmp_path, 32.0)
     changing = write_run(tmp_path, 32.0, "batching=schedule")

@@ -16,7 +16,7 @@ import pytest
 
 from bsweep import launch, load
 from bsweep.config import ConfigError, slurm
-from bsweep.launch import failure, srun
+from bsweep.launch import environment, failure, srun
 from bsweep.runlog import RunPaths, read_records
 from tests.running import ROOT, TINY, bsweep, compose, popen, summaries, tool
 from tests.synthetic_study import META, write_run
@@ -76,6 +76,23 @@ def test_outside_an_allocation_nothing_is_started(tmp_path: Path, command: str) 
     assert not list(tmp_path.iterdir())
 
 
+def test_workers_of_srun_see_the_gpus_that_slurm_gives_on_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ALLOCATION.items():
+        monkeypatch.setenv(name, value)
+    parent = {"CUDA_VISIBLE_DEVICES": "2,3", "CUDA_HOME": "/cuda"}
+    card = compose("local_batch=8", "num_workers=2", "strategy=ddp", "launch=srun").launch
+    assert "CUDA_VISIBLE_DEVICES" not in environment.by_file(parent, card)  # type: ignore[arg-type]
+    assert environment.by_file(parent, card)["CUDA_HOME"] == "/cuda"  # type: ignore[arg-type]
+    torchrun = compose("local_batch=8", "num_workers=2", "strategy=ddp").launch
+    assert environment.by_file(parent, torchrun)["CUDA_VISIBLE_DEVICES"] == "2,3"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("command", ["probe", "profile"])
+def test_what_measures_is_refused_too_where_srun_starts_it_several_times(tmp_path: Path, command: str) -> None:
+    result = bsweep(command, "local_batch=8", cwd=tmp_path, env={"SLURM_STEP_NUM_TASKS": "2"})
+    assert result.returncode == 2 and "srun has started it 2 times" in result.stderr
+
+
 def test_a_sweep_that_srun_starts_several_times_is_refused(tmp_path: Path) -> None:
     result = bsweep("run", *POINT, cwd=tmp_path, env={**ALLOCATION, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"})
     assert result.returncode == 2
@@ -119,20 +136,18 @@ LONG = ("local_batch=4", "epochs=40", "checkpoint_every=1", "log_every_steps=100
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder on a SLURM of two nodes, with the batch script that the docs show."""
-    variables = pytest.MonkeyPatch()
-    variables.setenv("BSWEEP_HOSTS_PREFIX", f"slurm{os.getpid()}")
-    variables.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    started = subprocess.run([SLURM, "up", "2"], capture_output=True, text=True, check=False)
-    if started.returncode == 77:
-        variables.undo()
-        pytest.skip(started.stderr.strip())
-    assert started.returncode == 0, started.stderr
     folder = tmp_path_factory.mktemp("cluster")
     (script,) = re.findall(r"```bash\n(#!/bin/sh\n# sweep.sh\n.*?)```", CLUSTERS.read_text(), re.DOTALL)
     (folder / "sweep.sh").write_text(script)
-    yield folder
-    subprocess.run([SLURM, "down"], check=True, capture_output=True)
-    variables.undo()
+    with pytest.MonkeyPatch.context() as variables:
+        variables.setenv("BSWEEP_HOSTS_PREFIX", f"slurm{os.getpid()}")
+        variables.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        started = subprocess.run([SLURM, "up", "2"], capture_output=True, text=True, check=False)
+        if started.returncode == 77:
+            pytest.skip(started.stderr.strip())
+        assert started.returncode == 0, started.stderr
+        yield folder
+        subprocess.run([SLURM, "down"], check=True, capture_output=True)
 
 
 def typed(folder: Path, *words: str) -> str:

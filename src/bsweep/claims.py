@@ -17,6 +17,7 @@ from bsweep.runlog import RunPaths, claimed, is_claimed
 _POLL_SECONDS = 0.5
 _STOP = ".stop"
 _PREFLIGHT_SECONDS = 3600.0  # in which hosts have answered
+_TRY_SECONDS, _MOST_TRIES = 0.05, 200
 _NEW_SECONDS = 60.0  # in which a sweep that has come claims its name
 
 
@@ -38,8 +39,7 @@ class Attendance:
         if path in self._claims:
             return
         _forget_killed(study_dir)
-        self._claims[path] = ExitStack()
-        self._claims[path].enter_context(claimed(path))
+        self._claims[path] = _own_claim(path)
         if len(self._claims) == 1:
             self._has_left.clear()
             threading.Thread(target=self._listen, daemon=True).start()
@@ -59,6 +59,17 @@ class Attendance:
                     print(f"bsweep: asked to stop by `bsweep stop {path.parents[1]}`", file=sys.stderr, flush=True)
                     os.kill(os.getpid(), signal.SIGTERM)  # SIGINT is ignored in the background of a shell's script
                     return
+
+
+def _own_claim(path: Path) -> ExitStack:
+    """A claim that nobody else wants; who looks whether it is held, holds it for a moment."""
+    for _ in range(_MOST_TRIES):
+        claim = ExitStack()
+        if claim.enter_context(claimed(path)):
+            return claim
+        claim.close()
+        time.sleep(_TRY_SECONDS)
+    raise OSError(f"{path} is held by another process: is another sweep using this host's name and process id?")
 
 
 def sweeps(study_dir: Path) -> list[str]:

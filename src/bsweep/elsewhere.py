@@ -62,7 +62,16 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
                 f"compression={run.compression.name}. Another number of workers can go on where all have the same: "
                 "with single, horovod, allreduce or ddp, without a codec."
             )
+    if not config.batching.goes_on_elsewhere and _sizes(config) != _sizes(other):
+        yield (
+            f"what batching={config.batching.name} has decided is for its batch and its workers. Give the same "
+            "local_batch, num_workers and accumulation_steps, or use batching=fixed in both."
+        )
     here, there = dict(flatten(asdict(config))), dict(flatten(asdict(other)))
     for key in here.keys() | there.keys():
         if not key.startswith(_MAY_DIFFER) and here.get(key) != there.get(key):
             yield f"its {key}={show(there.get(key))} is {show(here.get(key))} here: give it the same."
+
+
+def _sizes(config: RunConfig) -> tuple[int, ...]:
+    return config.examples_per_step, config.num_workers, config.accumulation_steps

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from bsweep import claims, study, sweep
 from bsweep.analysis.prediction import Prediction
 from bsweep.analysis.prediction.next_run import Key, Next
-from bsweep.analysis.prediction.objectives import CLOSE, parse_objective, parse_seconds
+from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective, parse_seconds
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import missing
 from bsweep.cli import BAD_CONFIG
@@ -37,7 +37,10 @@ def run(arguments: Sequence[str]) -> int:
         if not configs:
             return code
         sys.argv = ["bsweep recommend", *arguments]  # the command that the records of its runs have
-        search = Search(_cells(configs), given, target, objective, budget, options.price_per_worker_hour)
+        price = options.price_per_worker_hour
+        if objective.minimize == "money" and price is None:
+            raise ValueError(f"--objective {options.objective} needs a price: give --price-per-worker-hour 2.5, say.")
+        search = Search(_cells(configs, objective), given, target, objective, budget, price)
         return _led(search, options.json)
     except (ValueError, OSError) as error:
         say(str(error))
@@ -58,8 +61,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _cells(configs: Sequence[RunConfig]) -> dict[Key, list[RunConfig]]:
-    """The points of a grid by cell; ConfigError where this is no grid to choose from."""
+def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list[RunConfig]]:
+    """The points of a grid by cell, those that may be chosen; ConfigError where this is no grid to choose from."""
+    most_workers = objective.max_workers or max(config.num_workers for config in configs)
+    configs = [config for config in configs if config.num_workers <= most_workers]
+    if not configs:
+        raise ConfigError(f"--objective {objective.text}: no point of the grid has so few workers.")
     cells: dict[Key, list[RunConfig]] = {}
     for config in {config.run_id: config for config in configs}.values():
         cells.setdefault(_key(config), []).append(config)
@@ -146,6 +153,8 @@ def _more(search: Search, end: Next, prediction: Prediction | None) -> str:
     if end.offer is None:
         return ""
     cell, seconds = end.offer.cell, end.worker_seconds / end.offer.cell[1]
+    if end.ends != "budget":
+        return f"The next run, of {named(cell)}, about {duration(seconds)}, would be expected to save {end.gain:.1%}."
     again = f"the same command with --budget {round(search.spent(is_wall=True) + 1.5 * seconds) + 1}s goes on."
     if prediction is None:
         return f"More would run {named(cell)} on to the target, for {duration(seconds)} at the most: {again}"
@@ -159,5 +168,5 @@ _ENDS = {
     "sure": f"Ended: the recommended cell is within {100 * CLOSE:.0f} % of the best with a probability of 0.9 or more.",
     "budget": "Ended: what is left of the budget pays for no run that would bring something.",
     "gain": "Ended: no further run is expected to save 0.5 % of the {least}.",
-    "runs": "Ended: no point of the grid is left to run.",
+    "runs": "Ended: no point of the grid is left to run, or none but larger batches than one that trained in vain.",
 }

@@ -24,7 +24,6 @@ import yaml
 
 from bsweep import batching, optim, runlog
 from bsweep.batching import GradientNoise, Policy, Seen
-from bsweep.batching.fixed import Fixed
 from bsweep.batching.goodput import StepTime
 from bsweep.config import ConfigError, RunConfig, conf_dir, did_you_mean, own, parse, read
 from bsweep.data.plan import Share, global_batch, round_size
@@ -63,7 +62,7 @@ class Recorded:
         for step in self.steps:
             if step["images_per_second"]:
                 seconds[step["global_batch"]].append(step["global_batch"] / step["images_per_second"])
-        shares = Fixed(self.config).of_global_batch
+        shares = batching.build(self.config).of_global_batch  # in the passes that the run made of it
         return [(shares(batch), statistics.median(found)) for batch, found in seconds.items()]
 
 

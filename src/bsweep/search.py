@@ -89,8 +89,7 @@ class Search:
         """Probe and run until there is no next run; why, with the run that more budget would pay for."""
         self._probe()
         while True:
-            # Of a deadline nothing is sure at first: the search is for the cell that is best without it.
-            prediction = self.prediction(_DRAWS, replace(self.objective, deadline_seconds=None))
+            prediction = self._best_known()
             if prediction is not None:
                 say(f"now: {_in_short(prediction)}")
             coming = self._next(prediction)
@@ -98,13 +97,23 @@ class Search:
                 return coming
             self._run(coming, prediction)
 
+    def _best_known(self) -> Prediction | None:
+        """What is known; by the fastest cell where none is likely to be in time for a deadline, as far as is known."""
+        try:
+            return self.prediction(_DRAWS, self.objective)
+        except ValueError:
+            if self.objective.deadline_seconds is None:
+                raise
+        return self.prediction(_DRAWS, replace(self.objective, deadline_seconds=None, minimize="seconds"))
+
     def _probe(self) -> None:
-        """Time a few steps of the smallest and the largest batch that fits, on each number of workers."""
+        """Time a few steps of the smallest batch and of the largest pass that fits, on each number of workers."""
         for probe in self.probes.values():
             self._leave_out_what_does_not_fit(probe)
         for workers in sorted({count for _, count, _ in self.cells}):
             while own := [cell for cell in sorted(self.cells) if cell[1] == workers]:
-                left = [cell for cell in dict.fromkeys((own[0], own[-1])) if cell not in self.probes]
+                largest = max(own, key=lambda cell: (cell[0] / cell[2], cell))
+                left = [cell for cell in dict.fromkeys((own[0], largest)) if cell not in self.probes]
                 if not left:
                     break
                 self._time_steps(left[0])
@@ -125,17 +134,21 @@ class Search:
         if not isinstance(found, str):
             self.probes[cell] = _Probe(self.kind, list(cell), found[0], took)
         elif found.startswith("out_of_memory"):
-            say(f"{named(cell)}: {found.splitlines()[0]}; it and larger batches of as many workers are left out")
-            self.probes[cell] = _Probe(self.kind, list(cell), 0.0, took, found)
-            self._leave_out_what_does_not_fit(self.probes[cell])
+            self._does_not_fit(cell, took, found)
         else:
             raise ValueError(f"{named(cell)}: {found}")
         self._keep()
 
+    def _does_not_fit(self, cell: Key, seconds: float, problem: str) -> None:
+        say(f"{named(cell)}: {problem.splitlines()[0]}; it and larger passes of as many workers are left out")
+        self.probes[cell] = _Probe(self.kind, list(cell), 0.0, seconds, problem)
+        self._leave_out_what_does_not_fit(self.probes[cell])
+
     def _leave_out_what_does_not_fit(self, probe: _Probe) -> None:
-        batch, workers, _ = probe.cell
+        batch, workers, passes = probe.cell
         if probe.problem:
-            self.cells = {key: of for key, of in self.cells.items() if key[1] != workers or key[0] < batch}
+            fits = {key: key[1] != workers or key[0] / key[2] < batch / passes for key in self.cells}
+            self.cells = {key: of for key, of in self.cells.items() if fits[key]}
 
     def _keep(self) -> None:
         probes = [asdict(one) for one in [*self.others, *self.probes.values()]]
@@ -178,12 +191,14 @@ class Search:
         seen = self.observed()
         return [*(seen.timings() if seen else []), *self.timings]
 
-    @cached_property
+    @property
     def grid(self) -> Grid:
         points = {cell: len(configs) for cell, configs in self.cells.items()}
         most = {cell: _most_steps(self.planned[configs[0].run_id]) for cell, configs in self.cells.items()}
         others: dict[int, list[float]] = {}
         for (_, workers, _), probe in self.probes.items():
+            if probe.problem:
+                continue
             others.setdefault(workers, []).append(probe.wall_seconds)  # nearly all of it to start, and to evaluate
         return Grid(points, most, {workers: median(seconds) for workers, seconds in others.items()})
 
@@ -199,7 +214,8 @@ class Search:
         """Wall seconds, or worker-seconds, of all that was run for this search."""
         spent = sum(probe.wall_seconds * (1 if is_wall else cell[1]) for cell, probe in self.probes.items())
         for run_id in set(self.run_ids) & self.planned.keys():
-            seconds = states.of_run(self.study_dir / run_id).wall_seconds or 0.0
+            state = states.of_run(self.study_dir / run_id)
+            seconds = state.wall_seconds or state.train_seconds or 0.0  # the latter of one that was killed
             spent += seconds * (1 if is_wall else self.planned[run_id].num_workers)
         return spent
 
@@ -214,7 +230,8 @@ class Search:
         All runs train as many examples, and E_min + S_min B, the examples to a target, grow with the batch.
         """
         seen = self.observed()
-        least = min(unreached(seen.runs), default=math.inf) if seen else math.inf
+        completed = seen.runs[seen.runs["status"] == "completed"] if seen else None
+        least = math.inf if completed is None else min(unreached(completed), default=math.inf)
         return [offer for offer in offers if offer.cell[0] < least]
 
     def _points(self, cell: Key) -> list[tuple[RunConfig, float]]:
@@ -231,7 +248,10 @@ class Search:
         """Run a point to the target, or until the budget or twice the time that it was to take is over."""
         assert coming.offer is not None
         cell = coming.offer.cell
-        config, done = self._points(cell)[0]
+        points = self._points(cell)
+        if not points:  # another process has taken it meanwhile
+            return
+        config, done = points[0]
         seconds = self._left(self.grid, fit_step_time(self._all_timings(), _DRAWS), prediction)[cell[1]] / cell[1]
         takes = f"about {duration(coming.worker_seconds / cell[1])}"
         if prediction is None:
@@ -247,8 +267,12 @@ class Search:
             self.run_ids.append(config.run_id)
             self._keep()
         status = _train(config, max(1.0, seconds))
+        message = states.of_run(study.paths_of(config).folder).message
+        if status == "out_of_memory":
+            self._does_not_fit(cell, 0.0, message or status)
+            self._keep()
         if status in ("failed", "timeout"):
-            message = states.of_run(study.paths_of(config).folder).message.splitlines()[0]
+            message = message.splitlines()[0]
             raise ValueError(f"{config.run_id}: {status}: {message}; mend it, then `bsweep retry {self.study_dir}`.")
 
     def budget_text(self) -> str:
@@ -304,8 +328,10 @@ def _train(config: RunConfig, seconds: float) -> str:
     except KeyboardInterrupt:
         if not asked or progress.was_interrupted:
             raise
-        say("the run is broken off here, at a checkpoint from which it can go on")
-        return "interrupted"
+        status = states.of_run(study.paths_of(config).folder).status  # it may have ended by itself meanwhile
+        if status == "interrupted":
+            say("the run is broken off here, at a checkpoint from which it can go on")
+        return status
 
 
 class _Watched(Progress):

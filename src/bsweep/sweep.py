@@ -346,6 +346,7 @@ def _measured(
     problem = next((f"{flag}: leave it out, one point is measured" for flag in arguments if flag.startswith("-")), "")
     if inside_horovodrun():
         problem = f"bsweep {command} starts its own workers: leave horovodrun out"
+    problem = problem or slurm.started_often(os.environ)
     if problem:
         print(f"bsweep: {problem}", file=sys.stderr)
         return BAD_CONFIG

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -73,10 +73,10 @@ class Changing(Policy, Generic[Card]):
     def decide(self, seen: Seen) -> Decision | None:
         """What to go on with after a round, the same on all workers; None: as before."""
 
-    def in_whole_passes(self, global_batch: float) -> float:
-        """A batch near this one, of passes that are full if there are several."""
+    def in_whole_passes(self, global_batch: float, whole: Callable[[float], int] = round) -> float:
+        """A batch near this one, or as `whole` has it, of passes that are full if there are several."""
         one_pass = sum(self.pass_batches)
-        return round(global_batch / one_pass) * one_pass if global_batch > one_pass else global_batch
+        return whole(global_batch / one_pass) * one_pass if global_batch > one_pass else global_batch
 
     def state(self) -> dict[str, Any]:
         return {"global_batch": self.global_batch}

@@ -7,6 +7,8 @@ it so, and test inner products instead, which asks for the gradient of each exam
 
 from __future__ import annotations
 
+import math
+
 from bsweep.batching.base import Seen
 from bsweep.batching.changing import Decision, Measuring
 from bsweep.config import NormTestConfig
@@ -25,4 +27,4 @@ class NormTest(Measuring[NormTestConfig]):
         ratio = noise.trace / self.global_batch / square
         inputs = {"ratio": ratio, "squared_norm": noise.squared_norm, "trace": noise.trace}
         reason = f"the norm test fails ({ratio:.3g} > {self.card.theta**2:.3g})"
-        return Decision(self.in_whole_passes(wanted), inputs, reason)
+        return Decision(self.in_whole_passes(wanted, math.ceil), inputs, reason)

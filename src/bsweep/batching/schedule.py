@@ -1,30 +1,47 @@
 """The batch times a factor every k epochs: AdaBatch (Devarakonda et al., arXiv 1712.02029).
 
 What the learning rate does is `optimizer.lr_rule`'s: linear goes with the batch, fixed stays. Seesaw (arXiv 2510.14717)
-divides it by the root of what the batch is multiplied by: where another schedule would halve the rate, it takes
-lr / sqrt(2) at 2 B.
+takes the place of a schedule that divides the rate by a factor: it divides the rate by the root of it, and multiplies
+the batch by it. Where a bound keeps the batch, the rate falls by all of it.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from bsweep.batching.base import Seen
 from bsweep.batching.changing import Changing, Decision
-from bsweep.config import ScheduleConfig
+from bsweep.config import RunConfig, ScheduleConfig
 
 _ROUNDING = 1e-9  # three times 0.1 epochs are 0.3
 
 
 class Schedule(Changing[ScheduleConfig]):
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self._times = 0  # that the batch of the coming steps is multiplied
+
     def rate_factor(self, epochs_done: float) -> float:
-        return math.sqrt(self.configured / self.global_batch) if self.card.rate == "seesaw" else 1.0
+        if self.card.rate != "seesaw":
+            return 1.0
+        return math.sqrt(self.global_batch / self.configured) * math.exp(-self._times * math.log(self.card.factor))
 
     def decide(self, seen: Seen) -> Decision:
-        times = math.floor(seen.epochs_done / self.card.every_epochs + _ROUNDING)
-        wanted = self.configured * self.card.factor**times
-        reason = f"the batch is multiplied by {self.card.factor:g} for the {_ordinal(times)} time"
-        return Decision(wanted, {"times": times}, reason)
+        self._times = math.floor(seen.epochs_done / self.card.every_epochs + _ROUNDING)
+        try:
+            wanted = self.configured * self.card.factor**self._times
+        except OverflowError:
+            wanted = math.inf
+        reason = f"the batch is multiplied by {self.card.factor:g} for the {_ordinal(self._times)} time"
+        return Decision(wanted, {"times": self._times}, reason)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "times": self._times}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._times = state["times"]
 
 
 def _ordinal(number: int) -> str:

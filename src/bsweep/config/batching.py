@@ -20,6 +20,9 @@ _MOST_FACTOR = 16  # by which a batch leaves the configured one where no bound i
 class BatchingConfig(Card):
     """`builds` a callable `(config)` of the run that gives a `bsweep.batching.Policy`."""
 
+    goes_on_elsewhere: ClassVar[bool] = True
+    """Whether a run of it may go on with another batch, or on other workers, than it has come from (`resume_from`)."""
+
     measures_noise: ClassVar[bool] = False
     """Whether it goes by the gradient noise scale, which is then measured without `measure.noise_scale=true`."""
 
@@ -38,7 +41,9 @@ class FixedConfig(BatchingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DecidingConfig(BatchingConfig):
-    """What decides by itself how much a round takes."""
+    """What decides by itself how much a round takes; what it has decided is for the batch and the workers it knew."""
+
+    goes_on_elsewhere: ClassVar[bool] = False
 
     def problems(self, point: Point) -> Iterator[str]:
         if point.allocation.adapts:
@@ -100,8 +105,9 @@ class ChangingConfig(DecidingConfig):
 
 
 def _least_batch(point: Point) -> int:
-    """Of all workers: an example for each, or two where BatchNorm may want statistics."""
-    return point.num_workers * (1 if point.model.has_batchnorm is False else 2)
+    """Of all workers, in proportion to their batches: an example for each, or two where BatchNorm wants statistics."""
+    each, batches = 1 if point.model.has_batchnorm is False else 2, point.local_batches
+    return -(-each * sum(batches) // min(batches))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +129,11 @@ class ScheduleConfig(ChangingConfig):
         yield from super().problems(point)
         if self.factor == 1:
             yield "batching.factor=1 changes nothing: use batching.factor=2, or batching=fixed."
+        if self.factor < 1 and self.rate == "seesaw":
+            yield (
+                f"batching.rate=seesaw with batching.factor={self.factor:g}: Seesaw grows the batch where a schedule "
+                "would lower the rate. Use batching.factor=2, or batching.rate=by_rule."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

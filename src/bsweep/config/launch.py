@@ -44,6 +44,9 @@ class ProcessesConfig(LaunchConfig):
     retries: Natural = 0
     environment: tuple[Variable, ...] = ()
 
+    gives_gpus: ClassVar[bool] = False
+    """Whether it says itself, on each host, which GPUs are there for a worker."""
+
     changes_no_number: ClassVar[tuple[str, ...]] = (
         "start_timeout_seconds",
         "stall_timeout_seconds",
@@ -117,6 +120,7 @@ class SrunConfig(ProcessesConfig):
     name: Literal["srun"]
 
     builds: ClassVar[str] = "bsweep.launch.srun"
+    gives_gpus: ClassVar[bool] = True
 
     @property
     def uses_allocation(self) -> bool:

@@ -27,6 +27,8 @@ _KNOWN = re.compile(
     r"|(TORCHDYNAMO|TORCHINDUCTOR|TRITON|GLOO|UCX|FI|MALLOC|BSWEEP|XDG)_\w+|PYTHON\w*|HF_HOME|CONDA_PREFIX"
 )
 
+_OWN_GPUS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+
 
 def missing(launch: ProcessesConfig) -> list[str]:
     """Variables that `launch.environment` names, and that are not there to be passed on."""
@@ -49,6 +51,8 @@ def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str
         for name, value in parent.items()
         if name in launch.environment or (_KNOWN.fullmatch(name) and name not in shown)
     }
+    if launch.gives_gpus:  # of each node its own, which the parent's would hide
+        hidden = {name: value for name, value in hidden.items() if name not in _OWN_GPUS or name in launch.environment}
     if launch.named_hosts:
         hidden[slurm.HOSTS] = launch.named_hosts
     if launch.network_interface:
