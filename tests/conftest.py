@@ -19,6 +19,7 @@ def pytest_configure() -> None:
     # Fixtures end what they began, and so do processes, to which a shell's background job would pass on a deaf SIGINT.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has all of them ignore
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -184,7 +184,7 @@ def test_the_batch_follows_the_noise_scale_up_and_down_unless_it_is_near_or_not_
 
 
 def test_the_least_batch_leaves_the_smallest_of_uneven_workers_two_examples() -> None:
-    words = ("batching=noise_scale", "num_workers=2", "allocation.local_batches=[2,62]", "model=resnet18")
+    words = ("batching=noise_scale", "num_workers=2", "local_batch=32", "allocation.local_batches=[2,62]")
     config = compose(*words)
     least, _ = config.batching.bounds(config)  # type: ignore[union-attr]
     assert least == 64

@@ -223,7 +223,7 @@ def sharding(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
 
 
 def test_figures_are_those_that_a_study_has_the_numbers_for(sharding: analysis.Study, grid: analysis.Study) -> None:
-    of_others = {"idle_by_node", "round_timeline", "loss_by_time", "published_idle", "rate_by_batch"}
+    of_others = {"idle_by_node", "round_timeline", "loss_by_time", "published_idle", "rate_by_batch", "batch_by_epoch"}
     assert list(plots.FIGURES)[:2] == ["time_surface", "pareto_front"], "what was asked comes first"
     assert list(plots.figures(sharding)) == [name for name in plots.FIGURES if name not in of_others]
     assert set(plots.FIGURES) - set(plots.figures(grid)) == {"server_load", "sharding_gain", *of_others}
