@@ -216,6 +216,11 @@ def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_see
         ),
         (["local_batch=8,16", "checkpoint_every=null", "--target-accuracy", "90"], "Is 0.9 meant?"),
         (["local_batch=8,16", "--target-accuracy", "0.9", "--budget", "soon"], "no time"),
+        (
+            ["local_batch=8,16", "num_workers=2,4", "--target-accuracy", "0.9", "--objective", "workers<=1"],
+            "no point of the grid has so few workers",
+        ),
+        (["local_batch=8,16", "--target-accuracy", "0.9", "--objective", "money"], "give --price-per-worker-hour"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_with_the_remedy(arguments: list[str], says: str, tmp_path: Path) -> None:
