@@ -15,7 +15,7 @@ for what in hosts slurm; do # slurm.sh looks for programs of its own when hosts.
     if [[ $packages ]] && ((EUID == 0)) && command -v apt-get >/dev/null; then
         echo "Installing $packages, for the tests of several hosts ..." >&2
         # shellcheck disable=SC2086 # words
-        (timeout 300 apt-get update && DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -y --no-install-recommends $packages) >/dev/null 2>&1 ||
+        (apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $packages) >/dev/null 2>&1 ||
             echo "apt-get could not install them." >&2
         lacks=$(obstacle $what)
     fi
