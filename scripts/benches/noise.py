@@ -52,7 +52,7 @@ def of_job(job: Job, name: str, rounds: int) -> Seconds:
     middle = medians(seconds)
     shares = {
         "a lone worker": middle["halves"] / noise_meter.APART_STEPS / middle["step"],
-        "a worker among others": middle["among two"] / middle["step"],
+        "a worker among others": middle["among two"] / noise_meter.NORM_STEPS / middle["step"],
     }
     told = ", ".join(f"{share:.2%} for {who}" for who, share in shares.items())
     print(f"noise scale, {name}, batch {SIZE} ({job.numerics}): {told} (target: under {MOST:.0%})", flush=True)
