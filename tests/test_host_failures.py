@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from bsweep import launch, machine
-from bsweep.config import RunConfig, own
-from bsweep.launch import failure, preflight, processes, ssh
+from bsweep.config import HorovodrunConfig, RunConfig, own
+from bsweep.launch import failure, horovodrun, preflight, processes, ssh
 from bsweep.runlog import RunPaths
 from tests.running import HOSTS, TINY, bsweep, compose, on, popen, tool
 
@@ -208,6 +208,15 @@ def test_hosts_that_are_alike_and_another_build_of_the_same_torch_are_no_problem
         other = {**versions, "torch": f"{preflight._public(versions['torch'])}+other"}
         both[1] = dataclasses.replace(both[1], facts={**both[1].facts, "versions": other})
         assert preflight.of(over(), {"h2": 2}, both) == []
+
+
+@pytest.mark.parametrize(("hosts", "is_named"), [("localhost:2", False), ("localhost:1,h2:1", True)])
+def test_horovodrun_is_told_the_interface_where_another_machine_is_to_be_reached(hosts: str, is_named: bool) -> None:
+    """Where all workers are here it looks for the loopback, and ends if it may use another interface alone."""
+    launched = over(f"launch.hosts='{hosts}'", "launch.network_interface=eth0")
+    assert isinstance(launched.launch, HorovodrunConfig)
+    words = horovodrun.command(launched, launched.launch, RunPaths(Path("run")), [])
+    assert ("--network-interfaces" in words) is is_named
 
 
 DATA = """

@@ -38,12 +38,13 @@ def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths, words:
     """
     # Horovod 0.28.1 starts a process on every slot of -H, whatever -np says.
     nodes = nodes_of(launch.named_hosts, config.num_workers) if launch.named_hosts else []
+    is_remote = any(not ssh.is_here(host) for host, _ in nodes)
     key = shlex.quote(str(ssh.identity(launch.ssh_identity_file))) if launch.ssh_identity_file else None
     options = {
         "-H": ",".join(f"{host}:{slots}" for host, slots in nodes) or None,
         "--ssh-port": launch.ssh_port,
         "--ssh-identity-file": key,  # which it writes into a line for a shell
-        "--network-interfaces": launch.network_interface if nodes else None,  # else it wants the loopback
+        "--network-interfaces": launch.network_interface if is_remote else None,  # else it wants the loopback
         "--gloo-timeout-seconds": launch.start_timeout_seconds,
         "--start-timeout": launch.start_timeout_seconds,
         # Horovod names the stalled ranks in its log first; then this launcher acts; the last is for a lost launcher.
