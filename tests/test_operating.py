@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from bsweep import claims, commands, runlog, states
+from bsweep import claims, commands, runlog, states, terminal
 from bsweep.commands import Planned
 from bsweep.estimate import Estimate, Timed
+from bsweep.launch.stop import Stopping
 from bsweep.runlog import RunPaths, read_records
 from bsweep.states import NEW, State
-from tests.running import TINY, Fork, bsweep, popen, struck, tool
+from tests.running import TINY, Fork, bsweep, compose, popen, struck, tool
 
 ALONE = ("launch=inline", "strategy=single", "launch.threads_per_worker=1")
 QUICK = (*TINY, "model=tiny_cnn", "study=s")
@@ -132,6 +133,36 @@ def test_stop_ends_all_sweeps_of_a_study(tmp_path: Path) -> None:
     assert bsweep("stop", "results/s", cwd=tmp_path).returncode == 0
     assert [sweep.wait(30) for sweep in sweeps] == [130, 130]
     assert status(tmp_path)["counts"] == {"interrupted": 2} and not list(tmp_path.glob("results/s/.sweeps/*"))
+
+
+@pytest.mark.parametrize("then", ["poll", "fail", "end"])
+def test_an_interrupt_that_is_dropped_by_what_was_called_still_ends_the_run(tmp_path: Path, then: str) -> None:
+    """Imports of torch and numpy drop one at times, or fail by it."""
+    went_on = []
+
+    def run() -> None:
+        with Stopping(compose("local_batch=2"), RunPaths(tmp_path), print) as stopping:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+            if then == "fail":
+                raise ImportError("cannot load module more than once per process")
+            if then == "poll":
+                stopping.polled_with(lambda: None)()
+            went_on.append(then)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert went_on == [then] * (then == "end")
+
+
+def test_an_interrupt_that_is_dropped_before_a_run_is_heeded_when_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "is_interrupted", False)
+    with contextlib.suppress(KeyboardInterrupt):
+        terminal.interrupt(signal.SIGTERM, None)
+    with pytest.raises(KeyboardInterrupt), Stopping(compose("local_batch=2"), RunPaths(tmp_path), print):
+        pass
 
 
 def test_a_lost_worker_is_told_while_the_sweep_goes_on_and_afterwards(tmp_path: Path) -> None:

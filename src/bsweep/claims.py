@@ -39,6 +39,7 @@ class Attendance:
         if path in self._claims:
             return
         _forget_killed(study_dir)
+        _request(path).unlink(missing_ok=True)  # to a killed one, whose process had the same id
         self._claims[path] = _own_claim(path)
         if len(self._claims) == 1:
             self._has_left.clear()
@@ -56,7 +57,8 @@ class Attendance:
         while not self._has_left.wait(_POLL_SECONDS):
             for path in list(self._claims):
                 if _request(path).exists():
-                    print(f"bsweep: asked to stop by `bsweep stop {path.parents[1]}`", file=sys.stderr, flush=True)
+                    with suppress(OSError):  # of a terminal that is gone, or a reader
+                        print(f"bsweep: asked to stop by `bsweep stop {path.parents[1]}`", file=sys.stderr, flush=True)
                     os.kill(os.getpid(), signal.SIGTERM)  # SIGINT is ignored in the background of a shell's script
                     return
 

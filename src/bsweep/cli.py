@@ -38,9 +38,10 @@ BAD_CONFIG, INTERRUPTED = 2, 130
 
 def main() -> NoReturn:
     """The `bsweep` command; exits with 0, 1 (points failed), 2 (nothing was started) or 130 (interrupted)."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the workers in order, as Ctrl-C does
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, terminal.interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # A shell has its background jobs ignore SIGINT, and nohup has them ignore SIGHUP.
+        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, terminal.interrupt)
     sys.unraisablehook = interrupt_again
     try:
         sys.exit(_run(sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]))
@@ -55,10 +56,13 @@ def end_with_reader() -> None:
 
 
 def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Have an interrupt arrive anew that came while a destructor ran, where Python drops what is raised."""
+    """Have an interrupt arrive anew that came in a destructor or a callback, where Python drops what is raised.
+
+    It does so as SIGTERM, which is never ignored.
+    """
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         # A little later: in here it would be dropped too.
-        threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+        threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM)).start()
     else:
         sys.__unraisablehook__(unraisable)
 

@@ -20,7 +20,14 @@ def leave() -> None:
     os.close(nowhere)
 
 
+is_interrupted = False
+"""A signal came that ends the command. What was called may have dropped the exception: torch's import does at times."""
+
+
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """What SIGHUP does where it is not ignored, as nohup has it: the terminal is gone, and the command is to end."""
-    leave()
+    """What signals do that end the command; SIGHUP says that the terminal is gone."""
+    global is_interrupted
+    is_interrupted = True
+    if number == signal.SIGHUP:
+        leave()
     signal.default_int_handler(number, frame)

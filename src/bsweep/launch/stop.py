@@ -17,12 +17,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = signal.SIGUSR2
 """With which SLURM tells submitit, which queues the job again, that its time is over: but first the workers save."""
 _GRACE_SECONDS = 30.0
+_LONG_AGO = float("-inf")
 
 
 class Stopping:
     """While it is entered, the first of these signals asks the run to stop, and the second ends it at once.
 
     The first one does so too where nothing could be saved: no worker has begun to train, or `checkpoint_every=null`.
+    What is called may drop the KeyboardInterrupt, as imports of torch and numpy do at times, or fail by it: it is
+    raised anew by the next poll, or where the block ends.
     """
 
     def __init__(self, config: RunConfig, paths: RunPaths, say: Callable[[str], None]) -> None:
@@ -34,6 +37,8 @@ class Stopping:
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Stopping:
+        if terminal.is_interrupted:
+            raise KeyboardInterrupt
         if threading.current_thread() is threading.main_thread():  # signals come to no other
             self._handlers = {number: signal.getsignal(number) for number in (*_SIGNALS, _PASSED_ON)}
             for number, handler in self._handlers.items():
@@ -48,6 +53,8 @@ class Stopping:
             signal.signal(number, handler)
         if self._passes_on:
             signal.raise_signal(_PASSED_ON)
+        if self._asked_at == _LONG_AGO and kind is not KeyboardInterrupt:
+            raise KeyboardInterrupt from error
 
     def polled_with(self, poll: Callable[[], None]) -> Callable[[], None]:
         """What is to be called a few times a second.
@@ -76,6 +83,7 @@ class Stopping:
             terminal.leave()
         self._passes_on = self._passes_on or number == _PASSED_ON
         if self._asked_at is not None or not self._can_save or not self._paths.alive(0).exists():
+            self._asked_at = _LONG_AGO
             raise KeyboardInterrupt
         self._asked_at = time.monotonic()
         request_stop(self._paths)
