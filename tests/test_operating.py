@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from bsweep.launch.stop import Stopping
 from bsweep.runlog import RunPaths, read_records
 from bsweep.states import NEW, State
 from tests.running import TINY, Fork, bsweep, compose, popen, struck, tool
+from tests.synthetic_study import META
 
 ALONE = ("launch=inline", "strategy=single", "launch.threads_per_worker=1")
 QUICK = (*TINY, "model=tiny_cnn", "study=s")
@@ -216,15 +218,19 @@ def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) 
 
 
 def write_runs(study_dir: Path, number: int, status: str = "completed") -> None:
-    """Runs as `status` reads them."""
+    """Runs as `status` reads them: it takes records for whole that have the checksum of their summary."""
+    records = b'{"schema": 1, "type": "epoch", "train_seconds": 0.75}\n' * 20
     for index in range(number):
         paths = RunPaths(study_dir / f"run{index}")
         paths.folder.mkdir(parents=True)
         paths.config.touch()
+        paths.metrics.write_bytes(records)
+        paths.meta.write_text(json.dumps(META))
         ended = {"schema": 1, "run_id": f"run{index}", "status": status, "message": "", "epochs": 2}
         numbers = {"strategy": "single", "num_workers": 1, "local_batch": 8, "global_batch": 8, "seed": index}
         rest = {"num_steps": 4, "train_seconds": 1.5, "wall_seconds": 2.5, "images_per_second": 60.0, "warnings": []}
         means = dict.fromkeys(("train_loss", "train_accuracy", "test_loss", "test_accuracy", "sent_bytes"))
+        rest["metrics_crc32"] = zlib.crc32(records)
         paths.summary.write_text(json.dumps({**ended, **numbers, **rest, **means}, indent=2))
 
 

@@ -57,6 +57,8 @@ def test_a_result_that_cannot_be_read_is_none(status: str, tmp_path: Path) -> No
     with paths.metrics.open("ab") as file:
         file.write(b"5\n")
     assert ended(paths) is None, "the same sweep repeats it, as the reader says"
+    state = states.of_run(paths.folder)
+    assert state.status == "damaged" and "damaged record: 5" in state.message, "so do plan, status and resume"
     with pytest.raises(ValueError, match=r"metrics.jsonl:\d+: damaged record: 5. The same sweep repeats the run"):
         package.load(tmp_path / "s")
 

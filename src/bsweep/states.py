@@ -57,10 +57,10 @@ def read(study_dir: Path) -> dict[str, State]:
 
 
 def of_run(folder: Path) -> State:
-    """The state of a run; NEW where there is none in the folder."""
+    """The state of a run, `damaged` where the same command would repeat it for that; NEW where there is none."""
     paths = RunPaths(folder)
     try:
-        summary = runlog.read_summary(paths)
+        summary = runlog.read_whole_summary(paths)
         if summary is not None:
             return _ended(summary, paths)
         return _under_way(paths) if paths.config.exists() else NEW

@@ -41,7 +41,7 @@ from bsweep.runlog.records import (
     Step,
     Traffic,
 )
-from bsweep.runlog.summary import ended, write_summary
+from bsweep.runlog.summary import ended, read_whole_summary, write_summary
 
 __all__ = [
     "REMEDY",
@@ -82,6 +82,7 @@ __all__ = [
     "read_records",
     "read_run",
     "read_summary",
+    "read_whole_summary",
     "request_stop",
     "warnings",
     "write_json",

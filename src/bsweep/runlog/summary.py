@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import zlib
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from bsweep.config import RunConfig
 from bsweep.runlog.beside import Summary
@@ -71,18 +74,36 @@ def ended(paths: RunPaths) -> Status | None:
         Newer: a newer bsweep wrote it.
     """
     try:
-        summary = read_summary(paths)
-        if summary is None:
-            return None
-        if summary.get("metrics_crc32") is None or summary["metrics_crc32"] != _crc32(paths):
-            read_run(paths.folder, with_steps=False)
-        else:
-            read_meta(paths)
+        summary = read_whole_summary(paths)
     except Damaged:
         return None
-    status: Status = summary["status"]
-    return status
+    return summary["status"] if summary else None
+
+
+def read_whole_summary(paths: RunPaths) -> dict[str, Any] | None:
+    """How a run ended whose files are whole; None where it has not ended.
+
+    Raises:
+        Damaged, Newer: as `read_run`.
+    """
+    summary = read_summary(paths)
+    if summary is None:
+        return None
+    if summary.get("metrics_crc32") is None or summary["metrics_crc32"] != _crc32(paths):
+        read_run(paths.folder, with_steps=False)
+    else:
+        read_meta(paths)
+    return summary
 
 
 def _crc32(paths: RunPaths) -> int | None:
-    return zlib.crc32(paths.metrics.read_bytes()) if paths.metrics.exists() else None
+    try:
+        status = paths.metrics.stat()
+    except FileNotFoundError:
+        return None
+    return _crc32_of(paths.metrics, status.st_mtime_ns, status.st_size)
+
+
+@functools.cache  # who watches a study asks again and again
+def _crc32_of(path: Path, mtime_ns: int, num_bytes: int) -> int:
+    return zlib.crc32(path.read_bytes())
