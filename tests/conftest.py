@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from bsweep.config import slurm
 from tests.running import HOSTS
 
 
@@ -20,6 +21,14 @@ def pytest_configure() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has all of them ignore
+    forget_allocation()
+
+
+def forget_allocation() -> None:
+    """Have tests that are run in an allocation of SLURM's see none but their own."""
+    for name in [*os.environ]:
+        if name.startswith(("SLURM_", "SLURMD_")) or name == slurm.HOSTS:
+            del os.environ[name]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
+from tests import conftest
 from tests.running import ROOT, Fork, forks, popen
 
 
@@ -45,6 +47,14 @@ def test_a_stand_in_has_the_files_that_it_is_given_and_torch() -> None:
     os.close(sender)
     with os.fdopen(receiver) as file:
         assert file.read() == "1"
+
+
+def test_tests_know_of_no_allocation_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_NODELIST", "SLURMD_NODENAME", "BSWEEP_HOSTS"):
+        monkeypatch.setenv(name, "n[1-2]")
+    before = set(os.environ)
+    conftest.forget_allocation()
+    assert before - set(os.environ) == {"SLURM_JOB_NODELIST", "SLURMD_NODENAME", "BSWEEP_HOSTS"}
 
 
 def test_tests_that_are_told_to_end_leave_no_process_and_no_folder(tmp_path: Path) -> None:
