@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bsweep import peers, runlog
+from bsweep import lifeline, peers, runlog
 from bsweep.config import RunConfig
 from bsweep.errors import WorkerLost, worker_lost
 from bsweep.launch import failure, processes
@@ -53,6 +55,27 @@ def test_only_a_kill_outranks_what_a_worker_said(paths: RunPaths, number: int, n
 def test_without_a_word_the_crashed_is_named_before_those_who_merely_ended(paths: RunPaths) -> None:
     outcome = failure.of(point(), paths, [(0, 1), (1, -signal.SIGABRT)], paths.logs / "none")
     assert outcome.message.startswith("rank 1 was ended by SIGABRT")
+
+
+def test_nodes_that_slurm_lost_together_are_all_named(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[01-04]")
+    console = paths.logs / "console"
+    console.write_text("srun: error: Node failure on n[01-02,04]\nsrun: error: Node failure on n04, aborting\n")
+    outcome = failure.of(compose("local_batch=8", "strategy=ddp", "launch=srun"), paths, [], console, [1])
+    assert re.findall(r"host (\w+) is lost", outcome.message) == ["n01", "n02", "n04"]
+
+
+def test_what_a_start_has_left_on_a_host_ends_when_another_one_begins(tmp_path: Path) -> None:
+    """Though somebody touches the file, as the launcher of the other start does."""
+    file = tmp_path / "lifeline"
+    lifeline.begin(file)
+    left = subprocess.Popen(lifeline.words(file, 600, ["sleep", "600"]))
+    lifeline.begin(file)
+    ours = subprocess.Popen(lifeline.words(file, 600, ["sleep", "600"]))
+    assert left.wait(60) == 1
+    assert ours.poll() is None
+    file.write_text("")
+    assert ours.wait(60) == 1, "what starts processes lets go of them when it ends"
 
 
 def test_a_launcher_that_waits_in_vain_tells_the_first_error(paths: RunPaths) -> None:

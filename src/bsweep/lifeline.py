@@ -1,8 +1,9 @@
 """A command on a host that ends with the launcher on another: what a cut link leaves there would use the host for ever.
 
-`python -m bsweep.lifeline FILE SECONDS COMMAND...` runs the command and ends with its exit code. It ends all that the
-command started when the launcher has not touched FILE for SECONDS, or when nobody reads this process's output any more,
-as where ssh has gone. Each is told by the other's absence alone: a network that is cut sends no word of it.
+`python -m bsweep.lifeline FILE START SECONDS COMMAND...` runs the command and ends with its exit code. It ends all that
+the command started when the launcher has not touched FILE for SECONDS, when the file names another start than its own,
+or when nobody reads this process's output any more, as where ssh has gone. The first and the last are told by the
+other's absence alone: a network that is cut sends no word of it.
 """
 
 from __future__ import annotations
@@ -16,24 +17,32 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import psutil
+
+if TYPE_CHECKING:
+    from pathlib import Path  # which is not worth its import
 
 _POLL_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
 
 
-def words(path: object, seconds: float, command: Sequence[str]) -> list[str]:
-    """The command line that runs a command so."""
-    return [sys.executable, "-m", "bsweep.lifeline", str(path), f"{seconds:g}", *command]
+def begin(path: Path) -> None:
+    """Have the file name a new start: what an earlier one has left elsewhere ends before it is in the way."""
+    path.write_text(os.urandom(8).hex())
+
+
+def words(path: Path, seconds: float, command: Sequence[str]) -> list[str]:
+    """The command line that runs a command so, of the start that has begun."""
+    return [sys.executable, "-m", "bsweep.lifeline", str(path), path.read_text(), f"{seconds:g}", *command]
 
 
 class _Told(Exception):
     """A signal asks to end."""
 
 
-def run(path: str, seconds: float, command: Sequence[str]) -> int:
+def run(path: str, start: str, seconds: float, command: Sequence[str]) -> int:
     """See the module; the command's exit code, as a shell gives it."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _told)
@@ -46,10 +55,10 @@ def run(path: str, seconds: float, command: Sequence[str]) -> int:
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(_POLL_SECONDS)
                 return 128 - code if code < 0 else code
-            latest = _touched(path)
+            latest, named = _seen(path)
             if latest != touched:
                 touched, seen_at = latest, time.monotonic()
-            if time.monotonic() - seen_at > seconds or reader.poll(0):
+            if time.monotonic() - seen_at > seconds or named not in (start, None) or reader.poll(0):
                 return 1
     except _Told:
         return 128 + signal.SIGTERM
@@ -63,13 +72,13 @@ def _told(number: int, frame: FrameType | None) -> NoReturn:
     raise _Told
 
 
-def _touched(path: str) -> int:
-    """When the launcher touched its file, as it is seen here; a file that is opened is seen as it is."""
+def _seen(path: str) -> tuple[int, str | None]:
+    """When the launcher touched its file, and which start it names; a file that is opened is seen as it is."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 (pathlib is not worth its import)
-            return os.fstat(file.fileno()).st_mtime_ns
+        with open(path) as file:  # noqa: PTH123 (as above)
+            return os.fstat(file.fileno()).st_mtime_ns, file.read()
     except OSError:
-        return -1
+        return -1, None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -89,4 +98,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1], float(sys.argv[2]), sys.argv[3:]))
+    sys.exit(run(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4:]))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bsweep.config import RunConfig, SshConfig
+from bsweep.config.hosts import names_in
 from bsweep.config.launch import hosts_of_ranks, nodes_of
 from bsweep.launch import ssh
 from bsweep.launch.outcome import Outcome, first_error
@@ -73,7 +74,8 @@ def _lost_hosts(
     if hosts is None:
         return []
     if not isinstance(config.launch, SshConfig):
-        return re.findall(_LOST_BY_SLURM, _read(console), re.MULTILINE)
+        said = re.findall(_LOST_BY_SLURM, _read(console), re.MULTILINE)
+        return list(dict.fromkeys(host for listed in said for host in _spelled_out(listed)))
     nodes = [host for host, _ in nodes_of(hosts, config.num_workers, config.num_server_processes)]
     if not config.launch.uses_horovod:  # a command for each
         ended = [host for host, code in zip(nodes, codes, strict=False) if code == ssh.EXIT_CODE]
@@ -85,7 +87,15 @@ def _lost_hosts(
     return list(dict.fromkeys(host for host in ended if not ssh.is_here(host)))
 
 
-_LOST_BY_SLURM = r"^srun: error: (?:Node failure on|.* failed on node) ([\w.-]*\w)"
+_LOST_BY_SLURM = r"^srun: error: (?:Node failure on|.* failed on node) ([\w.,\[\]-]*[\w\]])"
+
+
+def _spelled_out(listed: str) -> list[str]:
+    """The hosts of a list as SLURM writes it; what is none stays as it is."""
+    try:
+        return names_in(listed)
+    except ValueError:
+        return [listed]
 
 
 def loss(hosts: Mapping[str, str], more: str) -> str:

@@ -128,6 +128,7 @@ def _run(
 
     def start(words: Sequence[str]) -> Sequence[Sequence[str]]:
         environment.write(paths.environment, environment.by_file(os.environ, launch))
+        lifeline.begin(paths.lifeline)
         return commands(words)
 
     def poll() -> None:
@@ -155,8 +156,8 @@ def worker_command(config: RunConfig, paths: RunPaths, rank_variable: str, words
 
 
 def watched(launch: ProcessesConfig, paths: RunPaths, command: Sequence[str]) -> list[str]:
-    """A command on another host, which ends there when this machine is not heard of any more."""
-    return lifeline.words(paths.launcher_log.resolve(), lifeline_seconds(launch), command)
+    """A command on another host, which ends there when this machine, or this start, is not heard of any more."""
+    return lifeline.words(paths.lifeline.resolve(), lifeline_seconds(launch), command)
 
 
 def _hidden_failures(config: RunConfig, paths: RunPaths) -> list[tuple[int, int]]:

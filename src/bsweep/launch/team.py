@@ -40,7 +40,7 @@ def lifeline_seconds(launch: ProcessesConfig) -> float:
 
 
 class Started:
-    """Commands that were started together, whose output goes to `console`."""
+    """Commands that were started together for a run, whose output goes to `console`."""
 
     is_through = False
     """All processes have said that they have trained their point."""
@@ -48,11 +48,12 @@ class Started:
     is_spoilt = False
     """One of them has said that it had better train no other."""
 
-    def __init__(self, commands: Sequence[Sequence[str]], env: Mapping[str, str], console: Path) -> None:
-        self.console = console
+    def __init__(self, commands: Sequence[Sequence[str]], env: Mapping[str, str], run: RunPaths) -> None:
+        self.console = run.launcher_log
+        self._lifeline = run.lifeline.open("r+")  # its name may be that of a later start's, some day
         self._touched_at = float("-inf")
         self.commands: list[subprocess.Popen[bytes]] = []
-        with console.open("wb") as output:
+        with self.console.open("wb") as output:
             try:
                 with _interrupts_held():
                     self.commands.extend(_start(command, env, output) for command in commands)
@@ -64,11 +65,13 @@ class Started:
         """To be called a few times a second while they train; other hosts see that somebody waits for them."""
         if time.monotonic() - self._touched_at > 1:
             self._touched_at = time.monotonic()
-            with suppress(FileNotFoundError):
-                os.utime(self.console)
+            with suppress(OSError):
+                os.utime(self._lifeline.fileno())
 
     def end(self) -> None:
         """End commands and all that they started; all at once, for each needs a moment to end what runs elsewhere."""
+        with suppress(OSError), self._lifeline:
+            self._lifeline.truncate(0)  # what a killed srun has left on other hosts leaves, too
         trees: list[psutil.Process] = []
         for command in self.commands:
             with suppress(psutil.NoSuchProcess):
@@ -100,7 +103,7 @@ class Team(Started):
             path.touch()
         self._num_points = 0
         self.train(run)
-        super().__init__(commands(["bsweep.team", str(self._paths.folder)]), env, run.launcher_log)
+        super().__init__(commands(["bsweep.team", str(self._paths.folder)]), env, run)
 
     def train(self, run: RunPaths) -> None:
         """Have all train the point of a folder."""
@@ -177,7 +180,7 @@ def of(config: RunConfig, run: RunPaths, entry: Entry, env: Mapping[str, str], c
     if team is None or not is_warm:
         end()
         team = Team(config, run, env, commands) if _coming[key] > 0 else None
-    started = team or Started(commands([entry, str(run.folder.resolve())]), env, run.launcher_log)
+    started = team or Started(commands([entry, str(run.folder.resolve())]), env, run)
     _idle = None
     try:
         if team and is_warm:

@@ -67,6 +67,11 @@ class RunPaths:
         return self.logs / "launcher.log"
 
     @property
+    def lifeline(self) -> Path:
+        """What processes on other hosts go by: it names the start that they belong to, and is touched meanwhile."""
+        return self.logs / "lifeline"
+
+    @property
     def environment(self) -> Path:
         """Variables for processes that start, as sh reads them; its owner's alone, and gone when they have begun."""
         return self.folder / ".environment"
