@@ -11,6 +11,7 @@ import sys
 import time
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,8 @@ import pytest
 from bsweep import claims, commands, runlog, states, terminal
 from bsweep.commands import Planned
 from bsweep.estimate import Estimate, Timed
-from bsweep.launch.stop import Stopping
-from bsweep.runlog import RunPaths, read_records
+from bsweep.launch import stop
+from bsweep.runlog import RunPaths, checkpoint_at, read_records
 from bsweep.states import NEW, State
 from tests.running import TINY, Fork, bsweep, compose, popen, struck, tool
 from tests.synthetic_study import META
@@ -143,7 +144,7 @@ def test_an_interrupt_that_is_dropped_by_what_was_called_still_ends_the_run(tmp_
     went_on = []
 
     def run() -> None:
-        with Stopping(compose("local_batch=2"), RunPaths(tmp_path), print) as stopping:
+        with stop.Stopping(compose("local_batch=2"), RunPaths(tmp_path), print) as stopping:
             with contextlib.suppress(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGTERM)
             if then == "fail":
@@ -157,13 +158,39 @@ def test_an_interrupt_that_is_dropped_by_what_was_called_still_ends_the_run(tmp_
     assert went_on == [then] * (then == "end")
 
 
+def test_a_run_that_is_told_to_stop_has_the_time_that_its_checkpoint_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, clock = RunPaths(tmp_path), [0.0]
+    paths.alive(0).parent.mkdir(parents=True)
+    paths.alive(0).touch()
+    monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=lambda: clock[-1]))
+    saved = checkpoint_at(paths, epoch=1, position=8)
+    facts = {"epoch": 1, "position": 8, "num_steps": 1, "members": [0], "num_workers": 1, "metrics_bytes": 0, "time": 0}
+
+    def run() -> None:
+        with stop.Stopping(compose("local_batch=2"), paths, print) as stopping:
+            poll = stopping.polled_with(lambda: None)
+            signal.raise_signal(signal.SIGTERM)
+            saved.folder.mkdir(parents=True)
+            for seconds in (29.0, 58.0, 400.0, 429.0, 431.0):
+                clock.append(seconds)
+                poll()
+                if seconds == 400:
+                    saved.complete(facts)  # but the workers have still to leave
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert clock[-1] == 431
+
+
 def test_an_interrupt_that_is_dropped_before_a_run_is_heeded_when_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal, "is_interrupted", False)
     with contextlib.suppress(KeyboardInterrupt):
         terminal.interrupt(signal.SIGTERM, None)
-    with pytest.raises(KeyboardInterrupt), Stopping(compose("local_batch=2"), RunPaths(tmp_path), print):
+    with pytest.raises(KeyboardInterrupt), stop.Stopping(compose("local_batch=2"), RunPaths(tmp_path), print):
         pass
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from bsweep import terminal
 from bsweep.config import RunConfig
-from bsweep.runlog import RunPaths, is_stop_requested, request_stop
+from bsweep.runlog import RunPaths, is_saving, is_stop_requested, request_stop
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = signal.SIGUSR2
@@ -32,6 +32,7 @@ class Stopping:
         self._can_save = config.checkpoint_every is not None
         self._paths, self._say = paths, say
         self._asked_at: float | None = None
+        self._saving_at = 0.0  # the workers, or since when they should
         self._polled_at = float("-inf")
         self._passes_on = False
         self._handlers: dict[int, Any] = {}
@@ -59,7 +60,8 @@ class Stopping:
     def polled_with(self, poll: Callable[[], None]) -> Callable[[], None]:
         """What is to be called a few times a second.
 
-        It raises KeyboardInterrupt once the run was asked to stop long ago, by a signal or by its file.
+        It raises KeyboardInterrupt once the run was asked to stop long ago, by a signal or by its file, and saves
+        nothing. A checkpoint that is never finished is for the launcher to give up.
         """
 
         def both() -> None:
@@ -74,8 +76,12 @@ class Stopping:
             return
         self._polled_at = now
         if self._asked_at is None and is_stop_requested(self._paths):
-            self._asked_at = now
-        if self._asked_at is not None and now - self._asked_at > _GRACE_SECONDS * self._can_save:
+            self._asked_at = self._saving_at = now
+        if self._asked_at is None:
+            return
+        if is_saving(self._paths):
+            self._saving_at = now
+        if self._asked_at == _LONG_AGO or now - self._saving_at > _GRACE_SECONDS * self._can_save:
             raise KeyboardInterrupt
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -85,7 +91,7 @@ class Stopping:
         if self._asked_at is not None or not self._can_save or not self._paths.alive(0).exists():
             self._asked_at = _LONG_AGO
             raise KeyboardInterrupt
-        self._asked_at = time.monotonic()
+        self._asked_at = self._saving_at = time.monotonic()
         request_stop(self._paths)
         self._say("stopping: the workers save where they are; again, to end them at once")
 

@@ -69,6 +69,11 @@ def checkpoints(paths: RunPaths) -> list[Checkpoint]:
     return [checkpoint for checkpoint in _all(paths) if checkpoint.facts()]
 
 
+def is_saving(paths: RunPaths) -> bool:
+    """Whether a checkpoint is being written: who goes on removes those that were broken off."""
+    return any(not checkpoint.facts() for checkpoint in _all(paths))
+
+
 def prune(paths: RunPaths) -> None:
     """Remove all but the latest two complete ones."""
     kept = {checkpoint.folder for checkpoint in checkpoints(paths)[:_NUM_KEPT]}
