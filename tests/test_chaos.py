@@ -15,12 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bsweep.runlog import read_records
 from tests.running import TINY, Fork, bsweep
 from tests.test_resume import records_of
 from tests.test_run import runs, summary
 
 GRID = (
-    *("-m", "strategy=allreduce,parameter_server", "local_batch=4", "epochs=120", "checkpoint_every=1s"),
+    *("-m", "strategy=parameter_server,allreduce", "local_batch=4", "epochs=120", "checkpoint_every=1s"),
     *(*TINY, "model=tiny_cnn", "precision=fp32", "channels_last=true", "num_workers=2", "optimizer.lr=0.02"),
     *("log_every_steps=5", "launch.stall_timeout_seconds=20"),
 )
@@ -46,6 +47,9 @@ def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(desk: Path, 
     draw, struck, number = random.Random(num_strikes), Counter[str](), 0
     while struck.total() < num_strikes:
         sweep = Fork("bsweep", "run", *GRID, f"study=s{number}", cwd=desk, has_forks=True)
+        if not struck:  # by what few strikes at random may leave out: a server's end, in a run that then goes on
+            wait_for_server_that_saved(sweep, desk)
+            struck[strike(sweep, desk, draw, "server")] += 1
         while struck.total() < num_strikes and not has_ended_at_random(sweep, desk, draw):
             struck[strike(sweep, desk, draw)] += 1
         end(sweep, desk)
@@ -58,7 +62,16 @@ def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(desk: Path, 
         assert [records_of(paths) for paths in ours] == whole, struck
         assert all(summary(paths)["status"] == "completed" for paths in ours)
         assert not list((desk / f"results/s{each}").glob(".team.*"))
+    events = [record for paths in runs(desk, "s0") for record in read_records(paths.metrics)[0] if "event" in record]
+    assert any(one["event"] == "resumed" for one in events), struck
     print(f"{struck.total()} strikes in {number + 1} sweeps: {dict(struck)}")
+
+
+def wait_for_server_that_saved(sweep: Fork, desk: Path) -> None:
+    """Wait until a run on a parameter server has something to go on from."""
+    while not list(desk.glob("results/*/*parameter_server*/checkpoint/*/complete.json")):
+        assert sweep.poll() is None, "it has ended"
+        time.sleep(0.05)
 
 
 def has_ended_at_random(sweep: Fork, desk: Path, draw: random.Random) -> bool:
@@ -71,11 +84,11 @@ def has_ended_at_random(sweep: Fork, desk: Path, draw: random.Random) -> bool:
     return sweep.returncode is not None
 
 
-def strike(sweep: Fork, desk: Path, draw: random.Random) -> str:
-    """Have something go wrong; what it was."""
+def strike(sweep: Fork, desk: Path, draw: random.Random, wanted: str | None = None) -> str:
+    """Have something go wrong, at random unless something is wanted; what it was."""
     started = {kind: [p for p in below(desk) if is_so(p)] for kind, is_so in KINDS.items()}
     has_disk = os.path.ismount(desk / "results")
-    kind = draw.choice(
+    kind = wanted or draw.choice(
         ["sweep", *(["disk"] if has_disk else []), "clock", *(kind for kind in started if started[kind])]
     )
     if kind == "disk":
