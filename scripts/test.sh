@@ -28,4 +28,4 @@ ruff format --check .
 mypy
 shellcheck -x scripts/*.sh .ci/run
 # Much of a test is waiting, for processes to start or to be given up: two at a time fill two cores.
-pytest --numprocesses 2 --dist loadfile "$@"
+pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"

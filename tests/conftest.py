@@ -15,8 +15,13 @@ import pytest
 from bsweep.config import slurm
 from tests.running import HOSTS
 
+_LONGEST = ("resume", "run", "worker_loss", "host_failures", "slurm", "chaos", "operating", "experiments", "recommend")
+
 
 def pytest_configure() -> None:
+    # Before torch is imported, here and in what is started: threads that wait for each other's part of a tiny step
+    # would otherwise turn in circles, on cores that other processes of the tests have to share.
+    os.environ["OMP_WAIT_POLICY"] = "passive"
     # Fixtures end what they began, and so do processes, to which a shell's background job would pass on a deaf SIGINT.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
@@ -34,6 +39,9 @@ def forget_allocation() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if "nightly" not in config.option.markexpr:
         items[:] = [item for item in items if "nightly" not in item.keywords]
+    # Files of minutes come first: of two processes, one that began such a file at the end would work on alone.
+    first = {f"test_{name}": place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: first.get(item.path.stem, len(first)))
 
 
 @pytest.fixture
