@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import importlib
+import inspect
 import json
 import multiprocessing
 import os
@@ -47,6 +48,9 @@ def main(path: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     for module in _IMPORTED:
         importlib.import_module(module)
+    # The rendezvous of torchrun asks for its stack again and again. For each frame whose file is no module's that is
+    # known, all modules are looked through: more than a second of the processor's for each launch.
+    inspect.modulesbyfile |= {"<frozen runpy>": "runpy", __file__: "tests.forks"}
     gc.freeze()  # a fork that looks through all that is here would have to copy it
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{path}.new")
