@@ -161,7 +161,8 @@ class _Forks:
 
     def __init__(self) -> None:
         folder = Path(os.environ["BSWEEP_TEST_FORKS"])
-        self.socket, self.python, self.bsweep = (str(folder / name) for name in ("socket", "python", "bsweep"))
+        names = ("socket", "python", "bsweep", "horovodrun")
+        self.socket, self.python, self.bsweep, self.horovodrun = (str(folder / name) for name in names)
         asks = shlex.join([sys.executable, "-S", str(ROOT / "tests/ask_forks.py"), self.socket])
         modules = {"bsweep": "bsweep", "horovodrun": "horovod.runner.launch", "torchrun": "torch.distributed.run"}
         for name, module in {"python": "", **{name: f"-m {module}" for name, module in modules.items()}}.items():

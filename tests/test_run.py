@@ -24,7 +24,7 @@ from bsweep.launch import environment
 from bsweep.place import Place, num_cores
 from bsweep.randomness import seed_of
 from bsweep.runlog import RunPaths, read_records
-from tests.running import TINY, Fork, bsweep, compose, imported_first, popen, struck, tool, workers_left
+from tests.running import TINY, Fork, bsweep, compose, forks, imported_first, popen, struck, tool, workers_left
 
 TEXT = ("data=text", f"data.path={__file__}", "model=llama_tiny")
 QUICK = (*TINY, "model=tiny_cnn", "epochs=2", "study=s")
@@ -99,9 +99,10 @@ def test_two_workers_train_and_leave_a_whole_run_folder(tmp_path: Path) -> None:
 
 
 def test_the_command_itself_imports_no_torch(tmp_path: Path) -> None:
-    """It would take seconds at every start, of which workers alone make use."""
+    """It would take seconds at every start, of which workers alone make use; they are forks."""
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, json, sys\n"
+        f"sys.executable = {forks().python!r}\n"
         "def note():\n"
         "    if sys.argv[0].endswith(('bsweep', 'bsweep run')):\n"
         f"        with open({str(tmp_path / 'noted')!r}, 'a') as file:\n"
@@ -150,7 +151,7 @@ def test_inside_horovodrun_the_warm_processes_train_point_after_point(tmp_path: 
 
 
 def test_inside_horovodrun_knobs_are_horovodruns(tmp_path: Path) -> None:
-    prefix = (tool("horovodrun"), "-np", "1", "--gloo")
+    prefix = (forks().horovodrun, "-np", "1", "--gloo")
     result = bsweep("run", "local_batch=8", "strategy.cycle_time_ms=2", *QUICK, cwd=tmp_path, prefix=prefix)
     assert "HOROVOD_CYCLE_TIME=2 horovodrun" in result.stdout + result.stderr and not runs(tmp_path)
     point = ("local_batch=8", "strategy.cycle_time_ms=2", *QUICK)
@@ -159,7 +160,7 @@ def test_inside_horovodrun_knobs_are_horovodruns(tmp_path: Path) -> None:
 
 
 def test_inside_horovodrun_another_worker_count_is_refused_before_training(tmp_path: Path) -> None:
-    prefix = (tool("horovodrun"), "-np", "2", "--gloo")
+    prefix = (forks().horovodrun, "-np", "2", "--gloo")
     result = bsweep("run", "-m", "local_batch=8", "num_workers=2,3", *QUICK, cwd=tmp_path, prefix=prefix)
     assert result.returncode != 0
     assert "num_workers=3, but horovodrun started 2 processes" in result.stdout + result.stderr
@@ -169,7 +170,7 @@ def test_inside_horovodrun_another_worker_count_is_refused_before_training(tmp_p
 def test_warm_and_launched_runs_reach_the_same_numbers(tmp_path: Path) -> None:
     point = ("local_batch=8", "num_workers=2", "precision=fp64", *QUICK)
     bsweep("run", *point, cwd=tmp_path)
-    prefix = (tool("horovodrun"), "-np", "2", "--gloo")
+    prefix = (forks().horovodrun, "-np", "2", "--gloo")
     bsweep("run", *point, "results_dir=warm", cwd=tmp_path, prefix=prefix)
     (cold,), (warm,) = runs(tmp_path), [RunPaths(p.parent) for p in (tmp_path / "warm/s").glob("*/config.yaml")]
     assert summary(cold)["train_loss"] == summary(warm)["train_loss"]
