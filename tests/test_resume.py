@@ -31,7 +31,7 @@ POINT = (
     "optimizer.lr=0.02",
 )
 EPOCHS = ("local_batch=8", "epochs=6", "checkpoint_every=1")  # of six steps
-LONG = ("local_batch=4", "epochs=150", "checkpoint_every=1s")
+LONG = ("local_batch=4", "epochs=60", "checkpoint_every=0.4s")
 STRATEGIES = {
     "horovod": ("strategy=horovod",),
     "allreduce": ("strategy=allreduce", "compression=topk"),
@@ -191,7 +191,7 @@ def test_asynchronous_workers_stop_together_where_an_epoch_ends(tmp_path: Path) 
     (paths,) = runs(tmp_path)
     assert summary(paths)["status"] == "interrupted"
     assert bsweep("run", *point, cwd=tmp_path).returncode == 0
-    assert [epoch["epoch"] for epoch in records_of(paths)["epoch"]] == list(range(1, 151))
+    assert [epoch["epoch"] for epoch in records_of(paths)["epoch"]] == list(range(1, 61))
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     while True:
         process = Fork("bsweep", "run", *point, "study=s", cwd=tmp_path, has_forks=True)
         try:
-            assert process.wait(draw.uniform(2, 5 + num_kills)) == 0
+            assert process.wait(draw.uniform(1, 2 + num_kills)) == 0
             break
         except subprocess.TimeoutExpired:
             children = psutil.Process(process.pid).children(recursive=True)
@@ -217,7 +217,7 @@ def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_sweep_inside_horovodrun_goes_on_after_a_kill_and_after_a_stop(tmp_path: Path) -> None:
     prefix = [tool("horovodrun"), "-np", "2", "--gloo", forks().bsweep]
-    point = ("run", "-m", "local_batch=8,4", *POINT, "epochs=200", "checkpoint_every=1s")
+    point = ("run", "-m", "local_batch=8,4", *POINT, "epochs=90", "checkpoint_every=0.4s")
     for how in (signal.SIGKILL, signal.SIGTERM, None):
         process = popen([*prefix, *point, "study=s"], tmp_path, output=subprocess.PIPE)
         if how:

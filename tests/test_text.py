@@ -131,6 +131,7 @@ def test_a_run_on_a_text_learns_and_counts_its_tokens(tmp_path: Path) -> None:
         f"data.path={path}",
         "data.sequence_length=32",
         "model=llama_tiny",
+        "precision=fp32",
         "optimizer=adamw",
         "optimizer.lr=0.003",
         "epochs=3",
