@@ -28,6 +28,11 @@ EVALUATIONS = ("evaluate_every_examples=37", "target_loss=2.5", "stop_at_target=
 STAGES = ("optimizer.schedule=multistep", "optimizer.milestones=[0.3,1.3]", "optimizer.gamma=0.5")
 OF_THREE = ((2, 4), (5, 7))  # workers, whose epochs have four steps instead of six
 BY_NOISE = ("batching=noise_scale", "batching.every_steps=6", "batching.hysteresis=1", "optimizer.lr_rule=adascale")
+POLICIES = (
+    ("batching=schedule", "batching.rate=seesaw", "batching.every_epochs=0.4"),
+    ("batching=norm_test", "batching.every_steps=4", "batching.theta=0.1"),
+    ("batching=goodput", "batching.every_steps=4", "batching.max_local_batch=60"),
+)
 IN_STEP, IN_ROUNDS = ((2, 4), (6, 8), (8, 11)), ((1, 3), (3, 5))  # in an epoch, at the end of one, in the next
 
 
@@ -52,6 +57,10 @@ def case(num_workers: int, *overrides: str, breaks: tuple[tuple[int, int], ...] 
         ),  # nine steps in all
         case(2, "strategy=horovod", "batching=raise_instead_of_decay", *STAGES, breaks=((2, 4), (5, 6))),
         case(2, "strategy=allreduce", "local_batch=2", *BY_NOISE, breaks=((11, 12), (13, 15)), policy="identified"),
+        *(
+            case(2, "strategy=allreduce", "local_batch=2", *policy, breaks=((11, 12),), policy="timed")
+            for policy in POLICIES
+        ),
         case(2, "strategy=allreduce", "precision=fp16", "compression=topk", overflow=(1, 3)),
         case(2, "strategy=parameter_server", "optimizer=adamw"),
         case(3, "strategy=parameter_server", "strategy.num_servers=2", "strategy.colocated=true", breaks=OF_THREE),
@@ -76,6 +85,7 @@ def test_a_run_that_was_broken_off_ends_as_one_that_never_was(
             assert all(map(torch.equal, ours["buffers"], theirs["buffers"]))
             assert ours["scale"] == theirs["scale"]
         assert reached(again[0]) == reached(whole[0]) and len(reached(whole[0])) <= 1
+        assert changed(again[0]) == changed(whole[0]) and (changed(whole[0]) or how.get("policy") != "timed")
         for kind in ("steps", "epochs", "rounds", "evaluations"):
             assert untimed(again[0][kind]) == untimed(whole[0][kind])
 
@@ -83,6 +93,11 @@ def test_a_run_that_was_broken_off_ends_as_one_that_never_was(
 def reached(run: dict[str, Any]) -> list[str]:
     """What was said of its target."""
     return [event["message"] for event in run["events"] if event["event"] == "target_reached"]
+
+
+def changed(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was decided about its batch."""
+    return untimed([event for event in run["events"] if event["event"] == "batch_changed"])
 
 
 def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ class Simulated:
     truth: Truth
     folder: Path
     seed: int
+    objective: str = "fastest"
     spent: float = 0.0
     used: dict[Key, int] = field(default_factory=dict)
 
@@ -66,7 +67,7 @@ class Simulated:
         step_time = fit_step_time([*(seen.timings() if seen else []), *self.timings], DRAWS)
         if seen and seen.runs["reached"].eq(True).any():
             fits = fit(seen, self.timings, DRAWS, from_one_batch=True)
-            prediction = predict_from(seen, fits, parse_objective("fastest"), self.grid.cells)
+            prediction = predict_from(seen, fits, parse_objective(self.objective), self.grid.cells)
         left = SHARE * self.grid.worker_seconds(step_time, prediction) - self.spent
         of_workers = dict.fromkeys((1, 2, 4), left)
         offers = [Offer(cell, self.grid.most_steps[cell]) for cell in self.grid.cells if self.used.get(cell, 0) < SEEDS]
@@ -115,6 +116,19 @@ def test_a_cell_within_5_percent_of_the_best_is_found_for_5_percent_of_the_cost(
     cost = sum(SEEDS * taken * cell[1] for cell, taken in seconds.items())
     assert seconds[int(best["global_batch"]), int(best["num_workers"]), 1] <= 1.05 * min(seconds.values())
     assert search.spent <= 1.15 * SHARE * cost, "5 % of the cost as it is predicted"
+
+
+def test_with_a_deadline_the_cheapest_cell_in_time_is_found(tmp_path: Path) -> None:
+    truth = Truth()
+    grid = Simulated(truth, tmp_path, 0).grid.cells
+    deadline = 2 * min(truth.seconds(batch, workers) for batch, workers, _ in grid)
+    search = Simulated(truth, tmp_path / "s", 0, f"deadline={deadline:.0f}s")
+    prediction = search.search()
+    best = prediction.recommended
+    batch, workers = int(best["global_batch"]), int(best["num_workers"])
+    costs = {(b, n): n * seconds for b, n, _ in grid if (seconds := truth.seconds(b, n)) <= 0.9 * deadline}
+    assert costs[batch, workers] <= 1.2 * min(costs.values()), "and in time"
+    assert prediction.choice.probability_in_time is not None and prediction.choice.probability_in_time >= 0.9
 
 
 def test_the_search_begins_with_a_cheap_run_and_ends_where_the_budget_does(tmp_path: Path) -> None:
