@@ -23,6 +23,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib import ticker
 
 from bsweep.analysis import load
 from bsweep.analysis.prediction import Prediction, fit, leave_one_out, predict_from
@@ -88,9 +89,11 @@ class Measured:
 
     @cached_property
     def seconds(self) -> dict[Key, float]:
-        """T(B, N): geometric mean over seeds; infinite where a seed did not reach the target."""
-        of = {cell: np.log([self.run_seconds((cell, seed)) for seed in self.seeds]) for cell in self.cells}
-        return {cell: float(np.exp(np.nan_to_num(logs, nan=np.inf).mean())) for cell, logs in of.items()}
+        """T(B, N): the geometric mean of steps over seeds, infinite if one did not get there, times a median step."""
+        logs = {cell: np.log([self.steps[cell[0], seed] for seed in self.seeds]) for cell in self.cells}
+        return {
+            cell: float(np.exp(np.nan_to_num(of, nan=np.inf).mean())) * self.step(cell) for cell, of in logs.items()
+        }
 
     def regret(self, cell: Key) -> float:
         """How much longer a cell takes than the best."""
@@ -224,10 +227,13 @@ def throughput_alone(truth: Measured, search: Played) -> dict[Key, float]:
 
 
 def goodput(truth: Measured, search: Played) -> dict[Key, float]:
-    """Pollux (OSDI 2021): examples grow as batch + noise scale does, from those of the first run and its noise."""
+    """Pollux (OSDI 2021): examples grow as batch + noise scale does, from those of the first run; NaN without noise.
+
+    The noise scale is that of all runs of the search, of which one alone often cannot tell it.
+    """
+    assert search.seen is not None
     (cell, _), _ = search.runs[0]
-    first = observed(played(truth, search.runs[:1]), truth.target)
-    noise = from_noise_scale(records_until_target(first))
+    noise = from_noise_scale(records_until_target(search.seen))
     alone = throughput_alone(truth, search)
     return {of: alone[of] * (of[0] + noise.value) / (cell[0] + noise.value) for of in truth.cells}
 
@@ -299,18 +305,20 @@ def of_search(truth: Measured, seeds: tuple[int, ...]) -> tuple[pd.DataFrame, li
     prediction = search.search()
     cells = prediction.cells.set_index(CELL)
     cells["measured_seconds"] = pd.Series(truth.seconds)
-    told = _by_cell(prediction, "seconds")
     rules = {
-        "bsweep recommend": told,
+        "bsweep recommend": _by_cell(prediction, "seconds"),
         "throughput alone": throughput_alone(truth, search),
         "goodput of Pollux": goodput(truth, search),
         "nearest measured cell": nearest_measured(truth, search),
     }
     cost = search.spent / truth.cost
-    rows = []
+    rows: list[dict[str, object]] = []
     for name, predicted in rules.items():
-        error, choice = score(truth, predicted)
-        rows.append(_row(name, truth, choice, cost) | {"seeds": "".join(map(str, seeds)), "error": error})
+        told = {"seeds": "".join(map(str, seeds)), "cost_share": cost}
+        if not np.isnan([*predicted.values()]).any():
+            error, choice = score(truth, predicted)
+            told |= _row(name, truth, choice, cost) | {"error": error}
+        rows.append({"rule": name, **told})
     runs = [(cell, truth.run_seconds((cell, seed))) for cell in truth.cells for seed in truth.seeds]
     low, high = (_by_cell(prediction, f"seconds_{end}") for end in ("low", "high"))
     inside = [low[cell] <= seconds <= high[cell] for cell, seconds in runs if seconds > 0]
@@ -331,7 +339,7 @@ def _row(rule: str, truth: Measured, choice: Key, cost: float) -> dict[str, obje
 def draw(cells: pd.DataFrame, path: Path) -> None:
     """Predicted against measured seconds of each cell, with the 90 % interval of one further run."""
     figure, axes = plt.subplots(figsize=(4.6, 4.2), layout="constrained")
-    for workers, marker in zip(sorted(cells["num_workers"].unique()), "os^", strict=False):
+    for workers, marker in zip(sorted(set(cells["num_workers"].tolist())), "os^", strict=False):
         of = cells[cells["num_workers"] == workers]
         spread = np.abs(of[["seconds_low", "seconds_high"]].to_numpy(float).T - of["seconds"].to_numpy(float))
         label = f"{workers} worker{'s' * (workers > 1)}"
@@ -339,6 +347,10 @@ def draw(cells: pd.DataFrame, path: Path) -> None:
     ends = [cells["measured_seconds"].min() / 1.2, cells["measured_seconds"].max() * 1.2]
     axes.plot(ends, ends, color="0.6", linewidth=1, zorder=0)
     axes.set(xscale="log", yscale="log", xlabel="measured time to target (s)", ylabel="predicted time to target (s)")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:,.0f}")
+        axis.set_minor_formatter(ticker.NullFormatter())
     axes.legend(frameon=False)
     figure.savefig(path, dpi=200)
 
