@@ -30,6 +30,7 @@ def ask(
     connection.connect(path)
     socket.send_fds(connection, [b"!"], list(files.values()))
     wanted = {"command": command, "cwd": cwd, "env": env, "executable": executable, "numbers": list(files)}
+    wanted["cores"] = sorted(os.sched_getaffinity(0))
     connection.sendall(json.dumps(wanted).encode() + b"\n")
     return connection
 

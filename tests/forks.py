@@ -104,9 +104,16 @@ def _moved(files: Iterable[int]) -> list[int]:
 
 
 def _become(
-    files: list[int], numbers: list[int], command: list[str], cwd: str, env: dict[str, str], executable: str
+    files: list[int],
+    numbers: list[int],
+    command: list[str],
+    cwd: str,
+    env: dict[str, str],
+    executable: str,
+    cores: list[int],
 ) -> NoReturn:
-    """Be `python command` from here on, to which `executable` is Python."""
+    """Be `python command` from here on, to which `executable` is Python, on the cores of the one that asked for it."""
+    os.sched_setaffinity(0, cores)
     for number, file in zip(numbers, files, strict=True):
         os.dup2(file, number)
         os.close(file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -193,3 +194,15 @@ def explain(error: Exception) -> str:
         text = f"{text}: {error.__cause__}"
     text = text.split("\nConfig search path")[0].split("\nSee https://hydra.cc")[0]
     return "\n".join(shortened(line, 1000) for line in text.strip().splitlines())
+
+
+def first_values(given: Sequence[str]) -> dict[str, str]:
+    """Overrides by their keys, each with one value; of those that give several the first is named on the console."""
+    first = {}
+    for override in OverridesParser.create().parse_overrides(list(given)):
+        text = override.input_line or ""
+        if override.is_sweep_override():
+            text = f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
+            print(f"measuring {text}, the first of {override.input_line}", file=sys.stderr)
+        first[override.get_key_element().lstrip("+~")] = text
+    return first

@@ -45,5 +45,12 @@ def inside_horovodrun() -> bool:
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use; a thread that is pinned to some, and what it starts, those alone."""
+    return len(usable_cores())
+
+
+def usable_cores() -> tuple[int, ...]:
+    """The numbers of those cores."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +26,44 @@ from bsweep.trackers import live
 _REFRESH_SECONDS = 0.2
 
 
+@dataclass
+class _Sweep:
+    """What all points of a sweep count together."""
+
+    num_points: int
+    num_done: int = 0  # or begun
+    counting: threading.Lock = field(default_factory=threading.Lock)  # points that run at once have threads
+    seconds_of_done: list[float] = field(default_factory=list)
+    said_of: set[Path] = field(default_factory=set)
+
+
 class Progress:
     """Points done, the current run's epoch, images or tokens per second and the time that is probably left."""
 
     def __init__(self, num_points: int, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
-        self._num_points, self._num_done = num_points, 0
-        self._seconds_of_done: list[float] = []
-        self._said_of: set[Path] = set()
+        self._sweep = _Sweep(num_points)
+        self._number = 0  # of the current point
+        self._is_again = self._is_beside = False
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
+    def beside(self) -> Progress:
+        """That of a point which runs beside others of this sweep: every line says which point it is of."""
+        one = Progress(0, self._console)
+        one._sweep, one._is_beside = self._sweep, True
+        return one
+
+    def say(self, line: str) -> None:
+        """Say something of the sweep."""
+        self._console.print(Text(line))
+
     def skip(self, config: RunConfig, why: str) -> None:
-        self._num_done += 1
+        self._count_point()
         self._say(f"{config.study_dir / config.run_id}: skipped, {why}")
 
     def put_off(self, config: RunConfig, why: str) -> None:
         """Say that a point comes later."""
+        self._number = self._sweep.num_done
         self._say(f"{config.study_dir / config.run_id}: put off, {why}")
 
     def give_up(self, config: RunConfig, why: str) -> None:
@@ -59,12 +83,14 @@ class Progress:
         self._began_at = time.monotonic()
         self._polled_at = 0.0
         self._trained_at = self._began_at
-        self._num_done += 1
+        if not self._is_again:
+            self._count_point()
+        self._is_again = False
         self._say(f"{paths.folder}: {self._describe()}")
         for warning in warnings:
             self._say(f"  warning: {warning}")
         live.follow(config, paths)
-        if self._console.is_terminal:
+        if self._has_live_line:
             self._live.start()
 
     def poll(self) -> None:
@@ -96,22 +122,32 @@ class Progress:
                     f"{self._rate(record['images_per_second'])}, train loss {_number(record['train_loss'])}, "
                     f"test accuracy {_number(record['test_accuracy'])}{self._eta()}"
                 )
-        if self._console.is_terminal:
+        if self._has_live_line:
             self._live.update(Text(self._status_line(), style="bold"), refresh=True)
+
+    @property
+    def _has_live_line(self) -> bool:
+        """Whether a line at the end is written anew again and again: it could be of one point alone."""
+        return self._console.is_terminal and not self._is_beside
+
+    def _count_point(self) -> None:
+        with self._sweep.counting:
+            self._sweep.num_done += 1
+            self._number = self._sweep.num_done
 
     def _say_calibration(self) -> None:
         """What `auto` stands for in this study: said at its first point."""
-        if self._config.study_dir in self._said_of or not calibration.is_asked(self._config):
+        if self._config.study_dir in self._sweep.said_of or not calibration.is_asked(self._config):
             return
-        self._said_of.add(self._config.study_dir)
+        self._sweep.said_of.add(self._config.study_dir)
         found = calibration.read(calibration.path_of(self._config))
         if found and (reason := found.says(self._config)):
             self._say(f"  {reason}")
 
     def once_more(self) -> None:
         """The point that has just ended is begun again."""
-        self._num_done -= 1
-        self._seconds_of_done.pop()
+        self._is_again = True
+        self._sweep.seconds_of_done.remove(self._seconds)
 
     def note(self, line: str) -> None:
         """Say something of the run."""
@@ -121,15 +157,16 @@ class Progress:
         self._show()
         if self._live.is_started:
             self._live.stop()
-        seconds = time.monotonic() - self._began_at
-        self._seconds_of_done.append(seconds)
+        self._seconds = time.monotonic() - self._began_at
+        self._sweep.seconds_of_done.append(self._seconds)
         first, *rest = outcome.message.splitlines() or [""]
-        self._say(f"  {outcome.status} after {duration(seconds)}" + (f": {first}" if first else ""))
+        self._say(f"  {outcome.status} after {duration(self._seconds)}" + (f": {first}" if first else ""))
         for line in rest:
             self._say(f"  | {line}")
 
     def _say(self, line: str) -> None:
-        prefix = f"[{self._num_done}/{self._num_points}] " if not line.startswith(" ") else ""
+        is_of_point = self._is_beside or not line.startswith(" ")
+        prefix = f"[{self._number}/{self._sweep.num_points}] " if is_of_point else ""
         self._console.print(Text(prefix + line))
 
     def _describe(self) -> str:
@@ -148,7 +185,7 @@ class Progress:
         rate = self._latest.get("images_per_second")
         epoch = min(self._config.epochs, int(self._epochs_done()) + 1)
         return (
-            f"point {self._num_done}/{self._num_points}  {self._describe()}  {self._count(epoch)}"
+            f"point {self._number}/{self._sweep.num_points}  {self._describe()}  {self._count(epoch)}"
             + (f"  {self._rate(rate)}" if rate else "  starting")
             + self._score()
             + self._eta()
@@ -192,12 +229,12 @@ class Progress:
         if not done:
             return ""
         here = (time.monotonic() - self._trained_at) * (1 / done - 1)
-        others = self._num_points - self._num_done
-        if not others:
+        others, known = self._sweep.num_points - self._sweep.num_done, self._sweep.seconds_of_done
+        if not others and not self._is_beside:
             return f", {duration(here)} left"
-        if not self._seconds_of_done:
+        if not known or self._is_beside:
             return f", {duration(here)} left of this point"
-        mean = sum(self._seconds_of_done) / len(self._seconds_of_done)
+        mean = sum(known) / len(known)
         return f", about {duration(here + others * mean)} left"
 
     def _new_records(self) -> list[dict[str, Any]]:

@@ -184,8 +184,9 @@ def _attempt(
     launched_at = time.time()
     save(config, paths.config)
     own.keep(config, paths.own)
+    was_beside_others = runlog.read_meta(paths).get("beside_others", False)  # in the part that it goes on from
     meta = {"launched_at": launched_at, "wall_seconds_before": seconds_before, **provenance(config)}
-    runlog.write_json(paths.meta, meta)
+    runlog.write_json(paths.meta, {**meta, **({"beside_others": True} if was_beside_others else {})})
     paths.metrics.touch()  # launchers watch it
     paths.stop.write_bytes(b"")
     with RunLog(paths.metrics) as log:

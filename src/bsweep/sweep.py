@@ -7,14 +7,14 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from bsweep import allocation, anatomy, claims, commands, launch, overrides, study
+from bsweep import allocation, anatomy, claims, commands, launch, overrides, parallel, study
 from bsweep.cli import BAD_CONFIG, report
 from bsweep.commands import Command
 from bsweep.config import ConfigError, ProcessesConfig, RunConfig, conf_dir, own, parse, slurm
@@ -176,13 +176,17 @@ def job(composed: DictConfig) -> str:
     """Hydra's task function: run one point of a sweep that was checked; its status."""
     if slurm.number_of_task(os.environ):  # submitit starts a job once on each of its nodes
         return "led by the first task"
-    config, progress = to_config(composed), PROGRESS or Progress(1)
+    return _run(to_config(composed), PROGRESS or Progress(1), _launcher())
+
+
+def _run(config: RunConfig, progress: Progress, start: study.Launch) -> str:
+    """Run a point that was checked; its status."""
     unready = unready_hosts([config])
     if unready:  # a point before failed on them
         progress.skip(config, f"not tried: {'; '.join(unready)}")
         return "unready"
     try:
-        return study.run_point(config, progress, _launcher())
+        return study.run_point(config, progress, start)
     except OSError as error:  # of files of the run itself: what fails in its processes is on record
         if not is_full(error):
             raise
@@ -198,16 +202,25 @@ def _launcher() -> study.Launch:
     return warm.launch
 
 
-def run_points(configs: Sequence[RunConfig], start: Callable[[Sequence[int]], list[str]]) -> list[str]:
+def run_points(
+    configs: Sequence[RunConfig], one_by_one: Callable[[Sequence[int]], list[str]], *, runs_here: bool
+) -> list[str]:
     """Run the points that are to be run; the status of each.
 
     Args:
         configs: All that Hydra composed.
-        start: Runs those at certain places one after another, and gives the status of each.
+        one_by_one: Runs those at certain places one after another, and gives the status of each.
+        runs_here: Whether it does so in this process.
     """
     global ARE_COMPOSED
     ARE_COMPOSED = True
+    if not runs_here:
+        parallel.refuse_elsewhere(configs)
     chosen = _choose(configs)
+
+    start = one_by_one
+    if parallel.is_possible([configs[index] for index in chosen]):
+        start = functools.partial(_start_at_once, configs)
     statuses = dict(zip(chosen, start(chosen) if chosen else [], strict=True))
     while others := [index for index, status in statuses.items() if status == "running"]:
         free = [index for index in others if not study.is_running(configs[index])]
@@ -217,6 +230,10 @@ def run_points(configs: Sequence[RunConfig], start: Callable[[Sequence[int]], li
         time.sleep(0 if free else _WAIT_SECONDS)
     STATUSES.extend(statuses.values())
     return list(statuses.values())
+
+
+def _start_at_once(configs: Sequence[RunConfig], places: Sequence[int]) -> list[str]:
+    return parallel.run([configs[index] for index in places], PROGRESS or Progress(1), _run)
 
 
 def _prepare(
@@ -250,7 +267,13 @@ def _prepare(
         for index in chosen.values():
             study.set_aside(configs[index])
     PROGRESS = Progress(len(chosen))
-    order = _by_processes({index: configs[index] for index in sorted(chosen.values())})
+    points = [configs[index] for index in chosen.values()]
+    if reason := parallel.why_not(points):
+        PROGRESS.say(reason)
+    if parallel.is_possible(points):  # each has processes of its own
+        team.expect(())
+        return sorted(chosen.values())
+    order = team.by_processes({index: configs[index] for index in sorted(chosen.values())})
     team.expect(configs[index] for index in order if not study.result_of(configs[index]))
     return order
 
@@ -288,13 +311,6 @@ def unready_hosts(configs: Iterable[RunConfig]) -> list[str]:
         return preflight.problems(config for config in configs if not study.result_of(config))
     except OSError as error:
         return [f"results_dir: {error}."]
-
-
-def _by_processes(configs: Mapping[int, RunConfig]) -> list[int]:
-    """The points in their order, but those that the same processes can train one after another."""
-    keys = {index: team.key_of(config) or index for index, config in configs.items()}
-    first = {key: number for number, key in reversed(list(enumerate(keys.values())))}
-    return sorted(configs, key=lambda index: first[keys[index]])
 
 
 def probe(arguments: Sequence[str]) -> int:
@@ -377,22 +393,8 @@ def _first_point(arguments: Sequence[str]) -> DictConfig:
     """
     from hydra import compose, initialize_config_dir
 
-    given = _first_values(arguments)
+    given = overrides.first_values(arguments)
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         axes = compose("config", list(given.values()), return_hydra_config=True).hydra.sweeper.params or {}
         swept = [f"{axis}={values}" for axis, values in axes.items() if values is not None and axis not in given]
-        return compose("config", [*_first_values(swept).values(), *given.values()])
-
-
-def _first_values(given: Sequence[str]) -> dict[str, str]:
-    """Overrides by their keys, each with one value."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    first = {}
-    for override in OverridesParser.create().parse_overrides(list(given)):
-        text = override.input_line or ""
-        if override.is_sweep_override():
-            text = f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
-            print(f"measuring {text}, the first of {override.input_line}", file=sys.stderr)
-        first[override.get_key_element().lstrip("+~")] = text
-    return first
+        return compose("config", [*overrides.first_values(swept).values(), *given.values()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from bsweep.config import slurm
 from bsweep.config.groups import LaunchConfig, StrategyConfig
 from bsweep.config.hosts import SLURM, Hosts
 from bsweep.config.point import Point
-from bsweep.config.values import Count, Interface, Natural, PathName, Port, Variable
+from bsweep.config.values import Count, Interface, Natural, Parallel, PathName, Port, Variable, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +73,13 @@ class SshConfig(ProcessesConfig):
     hosts: Hosts | None
     ssh_port: Port | None
     ssh_identity_file: PathName | None
+    parallel: Parallel = 1
 
     changes_no_number: ClassVar[tuple[str, ...]] = (
         *ProcessesConfig.changes_no_number,
         "ssh_port",
         "ssh_identity_file",
+        "parallel",
     )
 
     @property
@@ -88,6 +91,11 @@ class SshConfig(ProcessesConfig):
         return slurm.hosts(os.environ) if self.uses_allocation else self.hosts
 
     def problems(self, point: Point) -> Iterator[str]:
+        if self.hosts and self.parallel != 1:
+            yield (
+                f"launch.parallel={show(self.parallel)} with launch.hosts={self.hosts}: points run at once on one "
+                "machine alone. Leave one of them out."
+            )
         if self.hosts and not self.uses_allocation:  # of an allocation is known only where the point is to run
             slots, named = slots_of(self.hosts), [host for host, _ in _entries(self.hosts)]
             if len(slots) < point.num_workers:
@@ -143,6 +151,13 @@ class SrunConfig(ProcessesConfig):
                 "launch=torchrun launch.hosts=slurm."
             )
         return ""
+
+
+def most_at_once(launch: LaunchConfig) -> float:
+    """How many points of a sweep may run at once."""
+    if not isinstance(launch, SshConfig):
+        return 1
+    return math.inf if launch.parallel == "auto" else launch.parallel
 
 
 def hosts_of_ranks(hosts: str, num_workers: int, num_servers: int = 0) -> list[str]:

@@ -20,7 +20,8 @@ _INT32 = 2**31 - 1
 Count = Annotated[int, Field(ge=1, le=_INT32)]
 Natural = Annotated[int, Field(ge=0, le=_INT32)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Processes = Annotated[int, Field(ge=1, le=2**16)]
+_MOST_PROCESSES = 2**16
+Processes = Annotated[int, Field(ge=1, le=_MOST_PROCESSES)]
 Width = Annotated[int, Field(ge=1, le=2**20)]
 Side = Annotated[int, Field(ge=1, le=2**14)]
 Port = Annotated[int, Field(ge=1, lt=2**16)]
@@ -99,6 +100,16 @@ def seconds_of(value: object) -> float | None:
 
 Every = Annotated[int | str | None, PlainValidator(_every)]
 """`auto`, seconds, epochs, or never."""
+
+
+def _parallel(value: object) -> object:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_PROCESSES):
+        return value
+    raise PydanticCustomError("parallel", "Neither auto nor a number of points, from 1 on")
+
+
+Parallel = Annotated[int | Literal["auto"], PlainValidator(_parallel)]
+"""Points at once: so many at most, or `auto` for as many as fit."""
 
 
 class ConfigError(ValueError):

@@ -11,7 +11,7 @@ import psutil
 
 from bsweep import memory
 from bsweep.config import ProcessesConfig, RunConfig, resolve, show
-from bsweep.config.launch import slots_of
+from bsweep.config.launch import most_at_once, slots_of
 from bsweep.gpus import num_gpus
 from bsweep.launch import environment, preflight, processes
 from bsweep.launch.outcome import Outcome
@@ -35,6 +35,10 @@ def check(config: RunConfig) -> list[str]:
         raise ValueError(
             f"strategy={strategy.name}{what} inside horovodrun: torchrun starts its processes. Leave horovodrun "
             "out, or use strategy=horovod."
+        )
+    if inside_horovodrun() and most_at_once(config.launch) > 1:
+        raise ValueError(
+            "launch.parallel inside horovodrun, whose processes train one point after another: leave one of them out."
         )
     if inside_horovodrun() and config.num_workers != (started := Place.from_environment().num_workers):
         raise ValueError(

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 
 from bsweep.config import ProcessesConfig, slurm
@@ -28,6 +29,10 @@ _KNOWN = re.compile(
 )
 
 _OWN_GPUS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+
+
+own_gpus: ContextVar[str | None] = ContextVar("own_gpus", default=None)
+"""The GPUs of the point that this thread runs, as CUDA_VISIBLE_DEVICES names them; None: all that this process has."""
 
 
 def missing(launch: ProcessesConfig) -> list[str]:
@@ -53,6 +58,8 @@ def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str
     }
     if launch.gives_gpus:  # of each node its own, which the parent's would hide
         hidden = {name: value for name, value in hidden.items() if name not in _OWN_GPUS or name in launch.environment}
+    if (gpus := own_gpus.get()) is not None:
+        hidden["CUDA_VISIBLE_DEVICES"] = gpus
     if launch.named_hosts:
         hidden[slurm.HOSTS] = launch.named_hosts
     if launch.network_interface:

@@ -26,6 +26,7 @@ class Stopping:
     The first one does so too where nothing could be saved: no worker has begun to train, or `checkpoint_every=null`.
     What is called may drop the KeyboardInterrupt, as imports of torch and numpy do at times, or fail by it: it is
     raised anew by the next poll, or where the block ends.
+    Signals come to the main thread alone: those for a point that another thread runs are passed on by `Signals`.
     """
 
     def __init__(self, config: RunConfig, paths: RunPaths, say: Callable[[str], None]) -> None:
@@ -44,12 +45,16 @@ class Stopping:
             self._handlers = {number: signal.getsignal(number) for number in (*_SIGNALS, _PASSED_ON)}
             for number, handler in self._handlers.items():
                 if callable(handler):  # not where it is ignored
-                    signal.signal(number, self._ask)
+                    signal.signal(number, self._on_signal)
+        else:
+            _elsewhere.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self in _elsewhere:
+            _elsewhere.remove(self)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         if self._passes_on:
@@ -84,16 +89,68 @@ class Stopping:
         if self._asked_at == _LONG_AGO or now - self._saving_at > _GRACE_SECONDS * self._can_save:
             raise KeyboardInterrupt
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             terminal.leave()
         self._passes_on = self._passes_on or number == _PASSED_ON
+        if not self.ask():
+            raise KeyboardInterrupt
+
+    @property
+    def is_asked(self) -> bool:
+        return self._asked_at is not None
+
+    def ask(self) -> bool:
+        """Ask the run to stop; False if that is no time to ask, but it is to end at once."""
         if self._asked_at is not None or not self._can_save or not self._paths.alive(0).exists():
             self._asked_at = _LONG_AGO
-            raise KeyboardInterrupt
+            return False
         self._asked_at = self._saving_at = time.monotonic()
         request_stop(self._paths)
         self._say("stopping: the workers save where they are; again, to end them at once")
+        return True
+
+
+_elsewhere: list[Stopping] = []  # of the points that other threads run
+
+
+class Signals:
+    """While it is entered, in the main thread, signals are for all points that other threads run."""
+
+    def __init__(self) -> None:
+        self.have_come = False
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        for number, handler in self._handlers.items():
+            if callable(handler):
+                signal.signal(number, self._pass_on)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def look_after(self) -> None:
+        """To be called a few times a second: a point may have been about to begin when the others were asked."""
+        if self.have_come:
+            for stopping in _elsewhere.copy():
+                if not stopping.is_asked:
+                    stopping.ask()
+
+    def ask_all(self) -> None:
+        """Ask all points to stop, as the next signal would."""
+        self.have_come = True
+        for stopping in _elsewhere.copy():
+            stopping.ask()
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            terminal.leave()
+        self.ask_all()
 
 
 def leave_it_to_first_worker() -> None:

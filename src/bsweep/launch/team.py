@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -158,6 +159,13 @@ def key_of(config: RunConfig) -> Hashable:
     return launch, config.num_workers, config.num_server_processes, variables, code
 
 
+def by_processes(configs: Mapping[int, RunConfig]) -> list[int]:
+    """The points in their order, but those that the same processes can train one after another."""
+    keys = {index: key_of(config) or index for index, config in configs.items()}
+    first = {key: number for number, key in reversed(list(enumerate(keys.values())))}
+    return sorted(configs, key=lambda index: first[keys[index]])
+
+
 def expect(configs: Iterable[RunConfig]) -> None:
     """Say what a sweep is about to launch: processes are kept while others of their points are to come."""
     _coming.clear()
@@ -210,6 +218,9 @@ def _interrupts_held() -> Iterator[None]:
 
     Python drops what is raised within a fork's callbacks, and nobody would end a process whose start was broken off.
     """
+    if threading.current_thread() is not threading.main_thread():  # interrupts come to no other
+        yield
+        return
     held: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}  # not where it is ignored

@@ -67,3 +67,4 @@ class Meta:
     cores: Natural | None = None
     gpus: tuple[str, ...] | None = None
     versions: Mapping[str, str | None] | None = None
+    beside_others: bool = False  # other points ran on the machine meanwhile, see `launch.parallel`

@@ -13,6 +13,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -76,19 +77,21 @@ def _fileno(pipe: IO[bytes] | None) -> int:
 
 
 _followers: dict[TrackerName, _Follower] = {}
+_STARTING = threading.Lock()  # points that run at once begin in threads of their own
 
 
 def follow(config: RunConfig, paths: RunPaths) -> None:
     """Have the trackers of a run that begins be told its records."""
-    for name in config.trackers:
-        if name not in _followers:
-            _followers[name] = _Follower(name, config.study_dir)
-        _followers[name].follow(paths)
+    with _STARTING:
+        for name in config.trackers:
+            if name not in _followers:
+                _followers[name] = _Follower(name, config.study_dir)
+            _followers[name].follow(paths)
 
 
 def news() -> list[str]:
     """What trackers have to say since the last call: one that fails says so, once."""
-    return [line for follower in _followers.values() for line in follower.says()]
+    return [line for follower in list(_followers.values()) for line in follower.says()]
 
 
 def end() -> None:

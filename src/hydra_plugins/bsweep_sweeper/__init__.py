@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobStatus
@@ -33,7 +34,10 @@ class Sweeper(BasicSweeper):
             return composed
 
         configs = grid.configs(compose, points)
-        return sweep.run_points(configs, lambda places: self._start([points[place] for place in places]))
+        runs_here = isinstance(self.launcher, BasicLauncher)
+        return sweep.run_points(
+            configs, lambda places: self._start([points[place] for place in places]), runs_here=runs_here
+        )
 
     def _start(self, points: Sequence[Sequence[str]]) -> list[str]:
         assert self.launcher is not None

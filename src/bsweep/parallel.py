@@ -1,0 +1,174 @@
+"""Several points of a sweep at once on one machine, each pinned to GPUs or cores of its own: `launch.parallel`.
+
+Each point has a thread, which runs it as a sweep runs its only one; a thread's pinning is that of all that it starts.
+The next point to begin is the first one in the grid for which there is room.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+from bsweep import calibration, launch, runlog, study
+from bsweep.config import ConfigError, RunConfig
+from bsweep.config.launch import most_at_once
+from bsweep.launch import Outcome, seats
+from bsweep.launch.seats import Seats
+from bsweep.launch.stop import Signals
+from bsweep.progress import Progress
+from bsweep.runlog import RunPaths
+
+_POLL_SECONDS = 0.2
+
+RunOne = Callable[[RunConfig, Progress, study.Launch], str]
+"""Runs a point, and gives its status."""
+
+
+def refuse_elsewhere(configs: Sequence[RunConfig]) -> None:
+    """ConfigError if points are to run at once which Hydra starts elsewhere."""
+    if _asked(configs) > 1:
+        raise ConfigError("launch.parallel with hydra/launcher, which runs points elsewhere: leave one of them out.")
+
+
+def is_possible(configs: Sequence[RunConfig]) -> bool:
+    """Whether points of a sweep are to run at once, and this machine has room for two of them."""
+    if _asked(configs) == 1:
+        return False
+    room, sizes = seats.of_machine(configs).size, Counter(map(seats.size_of, configs))
+    pairs = combinations_with_replacement(sizes, 2)
+    return any((one != other or sizes[one] > 1) and (one + other).fits(room) for one, other in pairs)
+
+
+def why_not(configs: Sequence[RunConfig]) -> str:
+    """Why points run one after another that were to run at once; empty where they do not."""
+    if len(configs) < 2 or _asked(configs) == 1 or is_possible(configs):
+        return ""
+    room = seats.of_machine(configs)
+    gpus = f"{len(room.gpus)} GPU{'s' * (len(room.gpus) > 1)} and " if room.gpus else ""
+    cores = f"{len(room.cores)} core{'s' * (len(room.cores) > 1)}"
+    takes_all = not gpus and len(room.cores) > 1 and any(one.launch.threads_per_worker is None for one in configs)
+    remedy = " Workers take all cores unless told otherwise: give launch.threads_per_worker=1, say." * takes_all
+    return f"launch.parallel: one point after another, for this machine's {gpus}{cores} have no room for two.{remedy}"
+
+
+def _asked(configs: Sequence[RunConfig]) -> float:
+    return min((most_at_once(config.launch) for config in configs), default=1)
+
+
+@dataclass(frozen=True)
+class _Running:
+    place: int
+    config: RunConfig
+    seats: Seats
+
+
+def run(configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> list[str]:
+    """Run points, as many at once as may and have room; the status of each.
+
+    Raises:
+        KeyboardInterrupt: they were to stop, and have.
+    """
+    study.provenance(configs[0])  # which no thread is to ask for that sees its own cores alone
+    crew = _Crew(configs, progress, run_one)
+    with Signals() as signals, ThreadPoolExecutor(len(crew.machine.cores)) as pool:
+        try:
+            while crew.waiting or crew.running:
+                if not signals.have_come:
+                    crew.start_what_fits(pool)
+                elif not crew.running:
+                    break
+                crew.wait(signals)
+        except BaseException:
+            signals.ask_all()
+            signals.ask_all()
+            raise
+    if signals.have_come:
+        raise KeyboardInterrupt
+    return [crew.statuses[place] for place in range(len(configs))]
+
+
+class _Crew:
+    """The points of a sweep that wait, run and have ended."""
+
+    def __init__(self, configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> None:
+        self.machine = seats.of_machine(configs)
+        self.waiting = dict(enumerate(configs))
+        self.running: dict[Future[str], _Running] = {}
+        self.statuses: dict[int, str] = {}
+        self._most = min(_asked(configs), len(self.machine.cores))
+        self._progress, self._run_one = progress, run_one
+        self._at_work: list[threading.Event] = []
+
+    def start_what_fits(self, pool: ThreadPoolExecutor) -> None:
+        free = self.machine.without(one.seats for one in self.running.values())
+        for place, config in list(self.waiting.items()):
+            if len(self.running) >= self._most or not free.cores:
+                return
+            own = free.first(seats.size_of(config))
+            if own is None or self._is_being_measured(config):
+                continue
+            del self.waiting[place]
+            if study.result_of(config):
+                self.statuses[place] = self._run_one(config, self._progress, launch.launch)  # which skips it
+                continue
+            future = pool.submit(self._run_pinned, config, own)
+            self.running[future] = _Running(place, config, own)
+            free = free.without([own])
+
+    def wait(self, signals: Signals) -> None:
+        """Wait a moment, for one that ends."""
+        for future in wait(self.running, _POLL_SECONDS, FIRST_COMPLETED).done:
+            ended, error = self.running.pop(future), future.exception()
+            self.statuses[ended.place] = future.result() if error is None else "failed"
+            if isinstance(error, KeyboardInterrupt) and not signals.have_come:  # somebody had this point alone stop
+                signals.ask_all()
+            if isinstance(error, Exception):
+                print(f"bsweep: a point could not be run: {error!r}", file=sys.stderr)
+        signals.look_after()
+
+    def _is_being_measured(self, config: RunConfig) -> bool:
+        """Whether a point that runs is about to find out, for all of the study, what is fastest."""
+        others = (one.config for one in self.running.values() if one.config.study_dir == config.study_dir)
+        if not calibration.is_asked(config) or not any(map(calibration.is_asked, others)):
+            return False
+        found = calibration.read(calibration.path_of(config))
+        return found is not None and found.is_open
+
+    def _run_pinned(self, config: RunConfig, own: Seats) -> str:
+        own.take()
+        return self._run_one(config, self._progress.beside(), self._launch)
+
+    def _launch(self, config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
+        """As `launch.launch`, of a point that says on record whether another one was at work meanwhile."""
+        with self._among_others() as has_company:
+            note = functools.cache(lambda: _note_company(paths))
+
+            def poll() -> None:
+                on_poll()
+                if has_company.is_set():
+                    note()
+
+            return launch.launch(config, paths, poll)
+
+    @contextmanager
+    def _among_others(self) -> Iterator[threading.Event]:
+        own = threading.Event()
+        self._at_work.append(own)
+        if len(self._at_work) > 1:
+            for one in list(self._at_work):
+                one.set()
+        try:
+            yield own
+        finally:
+            self._at_work.remove(own)
+
+
+def _note_company(paths: RunPaths) -> None:
+    runlog.write_json(paths.meta, {**runlog.read_meta(paths), "beside_others": True})

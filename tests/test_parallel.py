@@ -1,0 +1,287 @@
+"""Points of a sweep at once on one machine: the same numbers on GPUs or cores of their own, and times that say so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bsweep as package
+from bsweep import analysis, cli, parallel, plots, report
+from bsweep.analysis import Study, prediction
+from bsweep.analysis.prediction.selection import observed
+from bsweep.config import ConfigError, target_of
+from bsweep.launch import environment, seats
+from bsweep.launch.seats import Seats, Size
+from bsweep.report import _write_data as write_data
+from bsweep.runlog import read_meta, read_records
+from tests.running import TINY, Fork, bsweep, compose, imported_first, summaries
+from tests.synthetic_study import META, write_run
+from tests.test_operating import status
+from tests.test_run import runs
+from tests.test_team import numbers
+
+POINT = (*TINY, "model=tiny_cnn", "strategy=allreduce", "launch.threads_per_worker=1", "log_every_steps=1")
+
+NOTES_CORES = """
+import json, os, sys
+if sys.orig_argv[-2:-1] == ["bsweep.worker"]:
+    with open(f"{sys.orig_argv[-1]}/cores.{os.getpid()}", "w") as file:
+        json.dump(sorted(os.sched_getaffinity(0)), file)
+"""
+
+
+def cores_of(run: Path) -> set[int]:
+    """The cores on which the workers of a run computed."""
+    return {core for path in run.glob("cores.*") for core in json.loads(path.read_text())}
+
+
+def test_points_at_once_have_cores_of_their_own_and_the_numbers_of_points_alone(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NOTES_CORES)
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        pytest.skip("takes two cores")
+    grid = ("-m", "local_batch=4,8", "num_workers=1,2", "epochs=2", *POINT)
+    with pinned(cores):
+        alone = bsweep("run", *grid, "study=alone", cwd=tmp_path)
+        beside = bsweep("run", *grid, "study=beside", "launch.parallel=2", cwd=tmp_path, env=imported_first(tmp_path))
+    assert alone.returncode == beside.returncode == 0, alone.stderr + beside.stderr
+    assert numbers(tmp_path, "beside") == numbers(tmp_path, "alone") != {}, "bit for bit, under the same ids"
+    found = {paths.folder: read_meta(paths) for paths in runs(tmp_path, "beside")}
+    flagged = {folder.name.split("_")[1] for folder, meta in found.items() if meta.get("beside_others")}
+    assert flagged == {"w1"}, "two workers fill both cores"
+    assert not any("beside_others" in read_meta(paths) for paths in runs(tmp_path, "alone"))
+    assert {meta["cores"] for meta in found.values()} == {2}, "the machine's, not the point's"
+    assert all(cores_of(run) == set(cores) for run in found if "_w2_" in run.name)
+    first, second = (cores_of(run) for run in found if "_w1_" in run.name)
+    assert len(first) == len(second) == 1 and first != second
+    lines = [line for line in beside.stderr.splitlines() if "epoch 1/2" in line]
+    assert len(lines) == 4 and {line[:5] for line in lines} == {"[1/4]", "[2/4]", "[3/4]", "[4/4]"}
+
+
+class pinned:
+    """While it is entered, this process and what it starts have some cores alone."""
+
+    def __init__(self, cores: list[int]) -> None:
+        self._cores, self._all = cores, os.sched_getaffinity(0)
+
+    def __enter__(self) -> None:
+        os.sched_setaffinity(0, self._cores)
+
+    def __exit__(self, *_: object) -> None:
+        os.sched_setaffinity(0, self._all)
+
+
+def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) -> None:
+    grid = ("-m", "local_batch=4,5,90", "epochs=30", "study=s", "launch.parallel=2", "launch.slowdown=[8]", *POINT)
+    with (tmp_path / "said").open("w") as said:
+        sweep = Fork("bsweep", "run", *grid, cwd=tmp_path, stderr=said, has_forks=True)
+        wait_for_epochs(tmp_path, num_runs=2)
+        assert status(tmp_path)["counts"] == {"running": 2, "new": 1}
+        os.kill(sweep.pid, signal.SIGINT)
+        assert sweep.wait(60) == 130
+    text = (tmp_path / "said").read_text()
+    assert text.count("the workers save where they are") == 2, text
+    assert status(tmp_path)["counts"] == {"interrupted": 2, "new": 1}
+    again = bsweep("resume", "results/s", cwd=tmp_path)
+    assert again.returncode == 0 and status(tmp_path)["counts"] == {"completed": 3}, again.stderr
+    events = [
+        [one["event"] for one in read_records(paths.metrics)[0] if one["type"] == "event"] for paths in runs(tmp_path)
+    ]
+    assert sum("resumed" in of_run for of_run in events) == 2
+    assert all(read_meta(paths)["beside_others"] for paths in runs(tmp_path))
+
+
+def wait_for_epochs(cwd: Path, num_runs: int, timeout: float = 90) -> None:
+    ends = time.monotonic() + timeout
+    while time.monotonic() < ends:
+        found = [read_records(path)[0] for path in cwd.glob("results/s/*/metrics.jsonl")]
+        if sum(any(record["type"] == "epoch" for record in of_run) for of_run in found) == num_runs:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"there were no {num_runs} runs with an epoch")
+
+
+FAILING = """
+import os, sys
+if sys.orig_argv[-2:-1] == ["bsweep.worker"]:
+    import bsweep.steps as steps
+    plain = steps.train_step
+    def failing(job, *a, **k):
+        if job.config.local_batch == 8:
+            os.kill(os.getpid(), 9)
+        return plain(job, *a, **k)
+    steps.train_step = failing
+"""
+
+
+def test_a_point_that_fails_is_retried_and_stops_no_other(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FAILING)
+    given = ("launch.parallel=auto", "launch.retries=1", "study=s", *POINT)
+    result = bsweep("run", "-m", "local_batch=8,16,4", "epochs=2", *given, cwd=tmp_path, env=imported_first(tmp_path))
+    assert result.returncode == 1, result.stderr
+    ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}
+    assert ends == {8: "failed", 16: "completed", 4: "completed"}
+    assert result.stderr.count("b8_w1_allreduce_s0") == 2, "it was tried twice"
+    assert {line[:6] for line in result.stderr.splitlines() if line.startswith("[")} == {"[1/3] ", "[2/3] ", "[3/3] "}
+
+
+def sized(monkeypatch: pytest.MonkeyPatch, num_cores: int, num_gpus: int = 0) -> None:
+    """Have this be a machine of so many cores and GPUs."""
+    monkeypatch.setattr(seats, "num_cores", lambda: num_cores)
+    monkeypatch.setattr(seats, "usable_cores", lambda: tuple(range(num_cores)))
+    monkeypatch.setattr(seats, "num_gpus", lambda device: 0 if device == "cpu" else num_gpus)
+
+
+def point(num_workers: int = 1, *overrides: str) -> Any:
+    return compose("local_batch=8", f"num_workers={num_workers}", "launch.parallel=auto", *overrides)
+
+
+def test_a_point_takes_the_cores_of_its_threads_and_a_core_for_each_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    sized(monkeypatch, 8)
+    assert seats.size_of(point(1)) == seats.size_of(point(2)) == Size(8, 0), "by default all of them"
+    assert seats.size_of(point(2, "launch.threads_per_worker=3")) == Size(6, 0)
+    assert seats.size_of(point(4, "launch.threads_per_worker=3")) == Size(8, 0), "no more than there are"
+    servers = ("strategy=parameter_server", "strategy.num_servers=2", "launch.threads_per_worker=1")
+    assert seats.size_of(point(3, *servers)) == Size(5, 0)
+
+
+def test_a_point_on_gpus_takes_as_many_and_their_part_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    sized(monkeypatch, 16, num_gpus=4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,5,7,9")
+    machine = seats.of_machine([point()])
+    assert machine == Seats(tuple(range(16)), ("2", "3", "5", "7"))
+    first = machine.first(seats.size_of(point(2)))
+    assert first == Seats((0, 1, 2, 3, 4, 5, 6, 7), ("2", "3"))
+    rest = machine.without([first])
+    assert rest.first(seats.size_of(point(3))) is None
+    second = rest.first(seats.size_of(point(1)))
+    assert second == Seats((8, 9, 10, 11), ("5",))
+    assert seats.size_of(point(1, "device=cpu", "launch.threads_per_worker=5")) == Size(5, 0)
+
+
+def test_workers_of_a_pinned_point_see_its_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    launch = point().launch
+    Seats((0,), ("5", "7")).take()
+    assert environment.by_file({"CUDA_VISIBLE_DEVICES": "2,5,7"}, launch)["CUDA_VISIBLE_DEVICES"] == "5,7"
+    Seats((0,), ()).take()
+    assert environment.by_file({"CUDA_VISIBLE_DEVICES": "2,5,7"}, launch)["CUDA_VISIBLE_DEVICES"] == "2,5,7"
+
+
+def test_where_no_two_points_have_room_they_run_one_after_another_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sized(monkeypatch, 2)
+    assert not parallel.is_possible([point(1), point(2)])
+    said = parallel.why_not([point(1), point(2)])
+    assert "this machine's 2 cores have no room for two" in said and "give launch.threads_per_worker=1" in said
+    narrow = [point(1, "launch.threads_per_worker=1"), point(2, "launch.threads_per_worker=1")]
+    assert not parallel.is_possible(narrow) and "launch.threads_per_worker" not in parallel.why_not(narrow)
+    assert parallel.is_possible([*narrow, narrow[0]]) and not parallel.why_not([*narrow, narrow[0]])
+    assert not parallel.why_not(narrow[:1]), "one point has no others"
+    assert not parallel.is_possible([*narrow, compose("local_batch=8", "launch.threads_per_worker=1")])
+    sized(monkeypatch, 8, num_gpus=1)
+    assert "this machine's 1 GPU and 8 cores have no room for two." in parallel.why_not([point(1), point(1)])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("launch.parallel=0",), "launch.parallel=0: neither auto nor a number of points"),
+        (("launch.parallel=all",), "launch.parallel=all: neither auto nor a number of points"),
+        (("launch.parallel=2", "launch.hosts='h1:1,h2:1'"), "launch.parallel=2 with launch.hosts=h1:1,h2:1"),
+        (("launch=inline", "strategy=single", "+launch.parallel=2"), "only launch=horovodrun or torchrun has this key"),
+        (("launch=srun", "strategy=allreduce", "+launch.parallel=2"), "only launch=horovodrun or torchrun has"),
+    ],
+)
+def test_what_cannot_run_at_once_is_refused(overrides: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        compose("local_batch=8", *overrides)
+    assert said in str(raised.value)
+
+
+def test_other_launchers_of_points_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"launch\.parallel with hydra/launcher"):
+        parallel.refuse_elsewhere([point()])
+    env = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"}
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    from bsweep.launch import check
+
+    with pytest.raises(ValueError, match=r"launch\.parallel inside horovodrun"):
+        check(point(1, "strategy=horovod"))
+
+
+def test_a_run_is_the_same_one_whatever_runs_beside_it() -> None:
+    assert compose("local_batch=8", "launch.parallel=auto").run_id == compose("local_batch=8").run_id
+
+
+BESIDE = {**META, "beside_others": True}
+
+
+def test_times_beside_others_are_in_no_figure_and_no_prediction_but_accuracies_are(tmp_path: Path) -> None:
+    for batch in (8, 16, 32):
+        for seed in (0, 1):
+            write_run(tmp_path / "s", local_batch=batch, seed=seed, meta=BESIDE if batch == 8 or seed else META)
+    study, whole = package.load(tmp_path / "s"), package.load(tmp_path / "s", beside=True)
+    (line,) = (warning for warning in study.warnings if "launch.parallel" in warning)
+    assert line.startswith("4 runs were timed while others ran") and "--beside" in line
+    assert not any("launch.parallel" in warning for warning in whole.warnings)
+    cells, of_whole = analysis.cells(study.runs), analysis.cells(whole.runs)
+    assert list(cells["n"]) == [2, 2, 2] and cells["test_accuracy"].equals(of_whole["test_accuracy"])
+    assert cells["train_seconds"].isna().tolist() == [True, False, False]
+    assert [len(seconds) for seconds in cells["train_seconds_points"]] == [0, 1, 1]
+    assert of_whole["train_seconds"].notna().all()
+    for name in ("time_by_batch", "throughput_and_speedup", "accuracy_by_time", "seconds_per_step"):
+        shown = plots.FIGURES[name].table(study).index.get_level_values("local_batch")
+        assert set(shown) <= {16, 32}, name
+        assert len(plots.FIGURES[name].table(whole)) >= len(shown)
+    assert set(plots.FIGURES["accuracy_by_epoch"].table(study).index.get_level_values("local_batch")) == {8, 16, 32}
+    timed = observed(study, target_of(accuracy=0.5)).timings()
+    assert sorted(timing.cell.local_batch for timing in timed) == [16, 32]
+    (said,) = prediction._of_times_beside_others(observed(study, target_of(accuracy=0.5)))
+    assert said.startswith("4 runs had others beside them")
+    assert len(observed(whole, target_of(accuracy=0.5)).timings()) == 6
+    reached = analysis.time_to_target(study, 0.5)
+    assert set(reached.index.get_level_values("local_batch")) == {16, 32} and reached["reached"].all()
+
+
+def test_a_study_timed_beside_others_alone_says_what_is_accurate(tmp_path: Path) -> None:
+    for batch in (8, 64):
+        write_run(tmp_path / "s", local_batch=batch, meta=BESIDE)
+    study = package.load(tmp_path / "s")
+    assert {"accuracy_by_epoch", "accuracy_and_loss_by_batch"} <= drawn(study)
+    assert not {"time_by_batch", "throughput_and_speedup", "accuracy_by_time", "time_to_target"} & drawn(study)
+    lines = analysis.headlines(study)
+    assert lines[0].startswith("Most accurate: local batch 64 on 1 worker") and not any(
+        "Fastest" in one for one in lines
+    )
+    write_data(study, tmp_path)
+    again = package.load(tmp_path)
+    assert again.runs["train_seconds"].isna().all() and again.runs["test_accuracy"].notna().all()
+
+
+def drawn(study: Study) -> set[str]:
+    """The figures that need no fit, of those for which a study has the numbers."""
+    names = list(plots.FIGURES)
+    return {name for name in names[names.index("accuracy_by_time") :] if len(plots.FIGURES[name].table(study))}
+
+
+@pytest.mark.parametrize("flags", [(), ("--beside",)])
+def test_a_report_says_how_many_times_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    write_run(tmp_path / "s", local_batch=8, meta=BESIDE)
+    written: list[tuple[Study, str]] = []
+    monkeypatch.setattr(report, "_write_files", lambda study, folder, command: written.append((study, command)))
+    assert cli.report([str(tmp_path / "s"), *flags]) == 0
+    ((study, command),) = written
+    assert study.runs["train_seconds"].isna().all() == (not flags) and command.endswith(" ".join(["/s", *flags]))
+    said = "1 run was timed while others ran on the same machine (launch.parallel): its times are left out"
+    assert capsys.readouterr().err.count(said) == (not flags)
