@@ -25,7 +25,7 @@ usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m 
        bsweep recommend key=v1,v2,... --target-accuracy 0.9 [--budget 30m]   the same, running what it needs itself
        bsweep replay STUDY --batching goodput       what a batching policy would have done in a study's runs
        bsweep doctor [--hosts H:2,...] [--json]     what this machine and its hosts are, and what to mend on them
-       bsweep report STUDY [--out DIR] [--mix]      figures, tables and one HTML page of a study
+       bsweep report STUDY [--out DIR] [--mix] [--beside]   figures, tables and one HTML page of a study
        bsweep export STUDY --to TRACKER [--out X]   its records to tensorboard, mlflow or wandb
        bsweep setup-horovod                         compile Horovod for the installed torch, and install it
        bsweep run --help                            all keys, groups and flags
@@ -121,11 +121,12 @@ def report(arguments: Sequence[str]) -> int:
     parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
     parser.add_argument("--out", type=Path, help="where to write it (default: STUDY/report)")
     parser.add_argument("--mix", action="store_true", help="also runs of different hardware, versions or precision")
+    parser.add_argument("--beside", action="store_true", help="also times of runs beside others (launch.parallel)")
     options = parser.parse_args(arguments)
     from bsweep import report as writer
 
     try:
-        print(writer.write(options.study, options.out, mix=options.mix, say=_say))
+        print(writer.write(options.study, options.out, mix=options.mix, beside=options.beside, say=_say))
     except (ValueError, OSError) as error:
         _say(str(error))
         return BAD_CONFIG

@@ -2,6 +2,7 @@
 
 from bsweep.analysis.advice import against_published, headlines
 from bsweep.analysis.answering import MOST_ANSWERS, answers, doubts, recommendations, what_is_missing
+from bsweep.analysis.beside import left_out
 from bsweep.analysis.fairness import fairness_words
 from bsweep.analysis.geo_distributed import CONTRADICTIONS, IdleModel, idle_model, modelled_idle, published_idle
 from bsweep.analysis.growth import GROWS_WITH, epoch_growth, fit_power, overhead_growth
@@ -103,6 +104,7 @@ __all__ = [
     "headlines",
     "idle_model",
     "idle_table",
+    "left_out",
     "levels",
     "load",
     "loss_by_time",

@@ -91,7 +91,9 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
 
 def _times(study: Study, cells: pd.DataFrame) -> str:
     """The shortest and the longest training, of cells of which nothing else can be said."""
-    by_time = cells.sort_values("train_seconds", kind="stable")
+    by_time = cells.dropna(subset="train_seconds").sort_values("train_seconds", kind="stable")
+    if by_time.empty:
+        return ""
     ends = (by_time.iloc[0], by_time.iloc[-1])
     shortest, longest = (f"{_shown(row, 'train_seconds')} s ({row['brief']})" for row in ends)
     trained = length_of(study)
@@ -110,7 +112,9 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     metric = next((name for name in ("test_accuracy", "train_accuracy") if learned[name].notna().any()), None)
     part = {"test_accuracy": "test accuracy", "train_accuracy": "training accuracy"}.get(metric or "", "")
     candidates = fastest_accurate(learned)
-    if candidates.empty:  # of runs that ended before their first epoch did
+    if candidates.empty:  # no times, or none of those that are accurate, or runs that ended before their first epoch
+        if metric:
+            yield from _most_accurate(learned.dropna(subset=metric), metric, part)
         return
     best, trained = candidates.iloc[0], length_of(study)
     result = f"{_shown(best, 'train_seconds')} s of training{f' for {trained}' if trained else ''}"
@@ -128,7 +132,15 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     yield f"Fastest{within}: {best['words']}, with {result} ({_seeds(best['n'])}).{rivals}"
     for adjective, row in (("Most accurate", most_accurate), ("Faster, but less accurate", fastest)):
         if row.name != best.name:
-            yield f"{adjective}: {row['words']}, with {_shown(row, metric)} in {_shown(row, 'train_seconds')} s."
+            seconds = f" in {_shown(row, 'train_seconds')} s" if row["train_seconds"] == row["train_seconds"] else ""
+            yield f"{adjective}: {row['words']}, with {_shown(row, metric)}{seconds}."
+
+
+def _most_accurate(cells: pd.DataFrame, metric: str, part: str) -> Iterator[str]:
+    """The most accurate cell, of cells whose times are not known."""
+    if len(cells):
+        row = cells.sort_values(metric, ascending=False, kind="stable").iloc[0]
+        yield f"Most accurate: {row['words']}, with {part} {_shown(row, metric)} ({_seeds(row['n'])})."
 
 
 def _more_workers(cells: pd.DataFrame) -> Iterator[str]:

@@ -30,7 +30,8 @@ def round_times(study: Study) -> pd.DataFrame:
     over workers.
     """
     spent = ["began_seconds", "compute_seconds", "idle_seconds", "exchange_seconds"]
-    grouped = study.rounds.assign(ended_seconds=study.rounds[spent].sum(axis=1)).groupby(["run_id", "round"])
+    rounds = _timed(study)
+    grouped = rounds.assign(ended_seconds=rounds[spent].sum(axis=1)).groupby(["run_id", "round"])
     table = grouped[["train_loss", "num_examples"]].first()
     began, ended = grouped["began_seconds"].min(), grouped["ended_seconds"].max()
     next_began = began.groupby(level="run_id").shift(-1)
@@ -39,6 +40,11 @@ def round_times(study: Study) -> pd.DataFrame:
     table["midpoint_seconds"] = table["elapsed_seconds"] - table["seconds"] / 2
     table["worker_seconds"] = table["seconds"] * grouped.size()
     return table.join(grouped[["idle_seconds", "exchange_seconds"]].sum())
+
+
+def _timed(study: Study) -> pd.DataFrame:
+    """The rounds of those runs whose times count."""
+    return study.rounds.dropna(subset="compute_seconds")
 
 
 def compares_allocations(study: Study) -> bool:
@@ -148,7 +154,7 @@ def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
     runs = _by_run(study)
     keys = cell_keys(study.runs)
     first = runs.sort_values("seed", kind="stable").groupby(keys).head(1)
-    rounds = study.rounds.merge(first[["run_id", "policy", "rounds", *keys]].rename(columns=_APART), on="run_id")
+    rounds = _timed(study).merge(first[["run_id", "policy", "rounds", *keys]].rename(columns=_APART), on="run_id")
     after_first = rounds[(rounds["round"] > 1) | (rounds["rounds"] == 1)]
     shown = after_first[after_first["round"] < after_first.groupby("run_id")["round"].transform("min") + num_rounds]
     began = shown["began_seconds"] - shown.groupby("run_id")["began_seconds"].transform("min")
@@ -172,7 +178,7 @@ def _by_run(study: Study) -> pd.DataFrame:
         policy=asked["allocation"],
         is_baseline=(asked["allocation"] == "uniform") & asked[lists].isna().all(axis="columns"),
     )
-    times, rounds = round_times(study), study.rounds
+    times, rounds = round_times(study), _timed(study)
     # Rounds that an epoch's end cuts short would make totals depend on where epochs end; some runs have no others.
     counts = rounds["is_whole"] | ~rounds.groupby("run_id")["is_whole"].transform("any")
     rounds = rounds[counts]

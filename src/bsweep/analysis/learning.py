@@ -38,7 +38,7 @@ def accuracy_by_time(study: Study) -> pd.DataFrame:
     in `cells`. Completed runs only.
     """
     keys, curves = cell_keys(study.runs), _curves(study)
-    curves = curves[curves["status"] == "completed"]
+    curves = curves[curves["status"] == "completed"].dropna(subset="elapsed_seconds")
     return over_seeds(curves, [*keys, "epoch"], ["elapsed_seconds", "test_accuracy"])
 
 
@@ -56,7 +56,7 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
     """
     keys, runs = cell_keys(study.runs), keyed(study.runs)
     wanted = _default_target(study) if target is None else target
-    reached = to_target(study, Target("test_accuracy", wanted))
+    reached = to_target(study, Target("test_accuracy", wanted)).dropna(subset="trained_seconds")
     is_evaluated = (runs["status"] == "completed") & runs["run_id"].isin(reached.index)
     runs = runs[(is_evaluated | (runs["status"] == "diverged")) & np.isfinite(wanted)]
     seconds = runs["run_id"].map(reached["seconds_to_target"])

@@ -14,16 +14,18 @@ import pandas as pd
 
 from bsweep import config as schema
 from bsweep.analysis import columns, mixture
+from bsweep.analysis.beside import without_times
 from bsweep.analysis.derived import placement
 from bsweep.analysis.records import NO_COLUMNS, Rows, changes_batch, rows_of
 from bsweep.analysis.study import Study, study_of
 from bsweep.runlog import RunPaths, read_run
 
 
-def load(study_dir: str | Path, *, mix: bool = False) -> Study:
+def load(study_dir: str | Path, *, mix: bool = False, beside: bool = False) -> Study:
     """Read a study: a folder of run folders, or one with the `runs.csv` and `epochs.csv` of a report.
 
-    Runs of different hardware, versions or precision are refused, see `bsweep.analysis.mixture`, unless `mix`.
+    Runs of different hardware, versions or precision are refused, see `bsweep.analysis.mixture`, unless `mix`. Times of
+    runs that had others beside them on their machine are left out, see `bsweep.analysis.beside`, unless `beside`.
 
     A run that is damaged, or that a newer bsweep wrote, is left out: `skipped` names it.
 
@@ -34,7 +36,7 @@ def load(study_dir: str | Path, *, mix: bool = False) -> Study:
     study = _read(study_dir)
     if not mix:
         mixture.refuse(study.folder, mixture.mixture(study.runs, study.provenance))
-    return study
+    return study if beside else without_times(study)
 
 
 def _read(study_dir: str | Path) -> Study:

@@ -123,7 +123,8 @@ def _measured(study: Study) -> pd.DataFrame:
     shares = study.servers.groupby("run_id")["share"].max()
     no_matter = [name for name in study.runs if str(name).startswith(("lr", "optimizer."))]  # to how long a step takes
     runs = study.runs.drop(columns=no_matter)
-    is_wanted = (runs["status"] == "completed") & (runs["strategy"] == "parameter_server") & (runs["model"] == "vgg16")
+    is_timed = (runs["status"] == "completed") & runs["train_seconds"].notna()
+    is_wanted = is_timed & (runs["strategy"] == "parameter_server") & (runs["model"] == "vgg16")
     runs = runs[is_wanted].join(shares.rename("largest_share").astype(float), on="run_id")
     if "strategy.sharding" not in runs:  # no server in all of the study
         return runs.assign(**{"strategy.sharding": ""})

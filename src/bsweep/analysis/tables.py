@@ -84,7 +84,8 @@ def scaling(cells: pd.DataFrame) -> pd.DataFrame:
     of a worker included: `base_workers`; `efficiency` is that over the ratio of worker counts. Cells with no such
     partner are left out; see `unequal_threads`.
     """
-    measured = cells.loc[cells["n"] > 0, ["threads", "images_per_second"]].reset_index("num_workers")
+    is_timed = (cells["n"] > 0) & cells["images_per_second"].notna()
+    measured = cells.loc[is_timed, ["threads", "images_per_second"]].reset_index("num_workers")
     grouped = measured.groupby([*levels(measured), "threads"], dropna=False)
     base = grouped[["num_workers", "images_per_second"]].transform("first")  # the index is sorted: the fewest workers
     table = measured.drop(columns="threads").assign(
@@ -163,7 +164,7 @@ def step_times(study: Study) -> pd.DataFrame:
     `wait_seconds` (a worker's mean), `sent_bytes` (of a worker), `sent_of_ring` (these over `ring_bytes`); NaN where
     not measured. Where workers take unequal steps, all are for as many examples as `step_unit` says.
     """
-    return cell_means(study, step_seconds(study))
+    return cell_means(study, step_seconds(study).dropna(subset="total_seconds"))
 
 
 def step_seconds(study: Study) -> pd.DataFrame:
@@ -219,7 +220,7 @@ def server_loads(study: Study) -> pd.DataFrame:
         "num_servers": grouped.size(),
         "largest_share": grouped["share"].max(),
         "busiest_load": grouped["load"].max(),
-        "queue_seconds": grouped["queue_seconds"].sum() / grouped["pushes"].sum(),
+        "queue_seconds": grouped["queue_seconds"].sum(min_count=1) / grouped["pushes"].sum(),
         "max_lead": grouped["max_lead"].max(),
     })  # fmt: skip
     return cell_means(study, loads)

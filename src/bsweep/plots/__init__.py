@@ -19,7 +19,7 @@ from bsweep.analysis import Study, tuning
 from bsweep.analysis.naming import counted, length_of, words
 from bsweep.analysis.once import computing_once
 from bsweep.plots import batching, cost, epochs, exchange, rates, rounds, scores, speed, surface, target, times
-from bsweep.plots.along import measured_cells
+from bsweep.plots.along import timed_cells
 from bsweep.plots.curves import COLORS, LINES, MARKERS, in_order
 from bsweep.plots.drawing import BATCH_LABEL, StudyFigure, caption, save
 from bsweep.plots.rounds import scaled_rounds
@@ -34,9 +34,9 @@ _FIGURES = (
     StudyFigure("rate_by_batch", tuning.rates, rates.rate_by_batch),
     StudyFigure("accuracy_by_time", epochs.accuracies_by_time, epochs.accuracy_by_time),
     StudyFigure("time_to_target", target.times_to_target, target.time_to_target),
-    StudyFigure("time_by_batch", measured_cells, times.time_by_batch),
+    StudyFigure("time_by_batch", timed_cells, times.time_by_batch),
     StudyFigure("accuracy_and_loss_by_batch", scores.final_scores, scores.accuracy_and_loss_by_batch),
-    StudyFigure("throughput_and_speedup", measured_cells, speed.throughput_and_speedup),
+    StudyFigure("throughput_and_speedup", timed_cells, speed.throughput_and_speedup),
     StudyFigure("loss_by_epoch", epochs.losses, epochs.loss_by_epoch),
     StudyFigure("accuracy_by_epoch", epochs.accuracies, epochs.accuracy_by_epoch),
     StudyFigure("batch_by_epoch", batching.batches, batching.batch_by_epoch),

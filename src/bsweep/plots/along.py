@@ -28,6 +28,13 @@ def measured_cells(study: Study) -> pd.DataFrame:
     return cells if (cells["n"] > 0).any() else cells[:0]
 
 
+def timed_cells(study: Study) -> pd.DataFrame:
+    """The cells of a study, but those of which all was measured but times; none where no time is there to be drawn."""
+    cells = measured_cells(study)
+    timed = cells[(cells["n"] == 0) | cells["train_seconds"].notna()]
+    return timed if timed["train_seconds"].notna().any() else timed[:0]
+
+
 def along(cells: pd.DataFrame) -> str:
     """What runs along the horizontal axis: the batch sizes, or the workers; nothing where there is one of both."""
     varying = analysis.varying(cells)

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.plots import drawing
-from bsweep.plots.along import CROSSES, along, draw_failed, draw_panel, from_zero, measured_cells, one_quantity
+from bsweep.plots.along import CROSSES, along, draw_failed, draw_panel, from_zero, one_quantity, timed_cells
 from bsweep.plots.curves import Curve, Panel, common, curves, handle, handles, in_panels, panel_handles, readable
 
 _IDEAL: dict[str, Any] = {"color": drawing.GRAY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
@@ -24,7 +24,7 @@ def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
 
     With parameter servers, by workers: figure 2 of the parameter-sharding paper.
     """
-    name, scaling = along(cells), readable(study, analysis.scaling(measured_cells(study)))
+    name, scaling = along(cells), readable(study, analysis.scaling(timed_cells(study)))
     label = "Examples per second, all workers"
     if not name:
         return one_quantity(cells, "images_per_second", label, "Examples per second, all workers together.")
@@ -45,7 +45,7 @@ def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
         figure,
         f"Examples per second, all workers together, by {drawing.AXES[name][1]}.",
         "" if scaling.empty else "Right: speed-up over workers at equal local batch (weak scaling).",
-        analysis.unequal_threads(measured_cells(study)),
+        analysis.unequal_threads(timed_cells(study)),
         drawing.repeats(cells["n"]),
         CROSSES if failed else "",
     )

@@ -133,6 +133,6 @@ def _reference_batch(study: Study, cells: pd.DataFrame) -> int | None:
     """The largest batch size that both studies measured, if they are comparable and share two at least."""
     if not analysis.comparable(study):
         return None
-    measured = set(cells.index[cells["n"] > 0].get_level_values("local_batch"))
+    measured = set(cells.index[cells["train_seconds"].notna()].get_level_values("local_batch"))
     common = measured & set(published_cells().index)
     return max(common) if len(common) > 1 else None

@@ -35,25 +35,29 @@ def write(
     command: str | None = None,
     *,
     mix: bool = False,
+    beside: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write the report of a study, by default to its folder `report`, and return the path of the HTML page.
 
     Files of an earlier report are replaced once all new ones are written, the page last. `command` is what the page
-    says it was made with. Runs that do not compare are refused, unless `mix`. `say` is called with a
-    line for each run that cannot be read.
+    says it was made with. Runs that do not compare are refused, unless `mix`; times of runs that had others beside them
+    are left out, unless `beside`. `say` is called with a line for each run that cannot be read, and for those times.
 
     Raises:
         FileNotFoundError, ValueError: see `bsweep.load`.
     """
-    study = analysis.load(study_dir, mix=mix)
+    study = analysis.load(study_dir, mix=mix, beside=beside)
     for run_id, why in study.skipped.items():
         say(f"{run_id}: left out of the report: {why}")
+    if not beside and (left_out := analysis.left_out(study.provenance)):
+        say(left_out)
     out = study.folder / "report" if out_dir is None else Path(out_dir).expanduser()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as new:
         with computing_once():
-            made_by = command or f"bsweep report {shlex.quote(str(study_dir))}{' --mix' * mix}"
+            flags = " --mix" * mix + " --beside" * beside
+            made_by = command or f"bsweep report {shlex.quote(str(study_dir))}{flags}"
             _write_files(study, Path(new), made_by)
         for path in sorted(Path(new).iterdir(), key=lambda path: path.suffix == ".html"):
             path.replace(out / path.name)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from bsweep.analysis import mixture
+from bsweep.analysis.beside import timed_beside
 from bsweep.analysis.loading import load
 from bsweep.analysis.prediction import critical_batch, rates
 from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES, Fits, fit, leave_one_out
@@ -148,9 +149,17 @@ def _warnings(seen: Observed, fits: Fits, predicted: Forecast, place: int) -> It
         )
     for name, values in mixture.mixture(runs, seen.study.provenance).items():  # hardware was refused
         yield f"the runs are of different versions of {name}, whose times may differ: {mixture.in_words(values)}."
+    yield from _of_times_beside_others(seen)
     if cells["is_extrapolated"].iloc[place]:
         yield "the recommended cell lies beyond the batches or workers that were run: train it before relying on it."
     yield from critical_batch.disagreements(fits.critical_batches)
+
+
+def _of_times_beside_others(seen: Observed) -> Iterator[str]:
+    is_left_out = seen.runs["run_id"].isin(timed_beside(seen.study.provenance)) & seen.runs["train_seconds"].isna()
+    if count := int(is_left_out.sum()):
+        runs = f"{count} run{'s' * (count > 1)}"
+        yield f"{runs} had others beside them (launch.parallel): their steps count, their times do not."
 
 
 def _counts(workers: Sequence[int]) -> str:

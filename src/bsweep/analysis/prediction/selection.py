@@ -74,8 +74,8 @@ def to_target_of(runs: pd.DataFrame, amount: str) -> CellRuns:
     needed, trained = runs[f"{amount}_to_target"].astype(float), runs[f"trained_{amount}"].astype(float)
     is_exact = reached & ~is_bound
     return cell_runs(
-        exact=needed[is_exact],
-        below=needed[reached & is_bound],
+        exact=needed[is_exact].dropna(),
+        below=needed[reached & is_bound].dropna(),
         above=trained[runs["reached"].eq(False) & (trained > 0)],
         spacing=runs.loc[is_exact, "steps_between"] if amount == "steps" else 0.0,
     )

@@ -1,0 +1,55 @@
+"""Times of points that ran beside others of their sweep (`launch.parallel`): of no use beside times of points alone.
+
+Cores and GPUs they had of their own; memory, caches, disks and the heat that a chip may give off they shared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from bsweep.analysis import columns
+from bsweep.analysis.study import Study
+
+_OF_CLOCKS = re.compile(r"seconds|per_second|joules|^load$")  # by the unit that a column's name has
+
+
+def timed_beside(provenance: pd.DataFrame) -> list[str]:
+    """The runs that say of themselves that others ran beside them."""
+    if "beside_others" not in provenance:
+        return []
+    return list(provenance.loc[provenance["beside_others"].astype(str) == "True", "run_id"])
+
+
+def without_times(study: Study) -> Study:
+    """The study, without what clocks said of runs beside others: as if it had not been measured."""
+    run_ids = timed_beside(study.provenance)
+    if not run_ids:
+        return study
+    tables: dict[str, Any] = {
+        name: _blanked(getattr(study, name), table, run_ids) for name, table in columns.TABLES.items()
+    }
+    return replace(study, **tables, warnings=(*study.warnings, left_out(study.provenance)))
+
+
+def left_out(provenance: pd.DataFrame) -> str:
+    """How many times are left out, and why; empty where none is."""
+    count = len(timed_beside(provenance))
+    if not count:
+        return ""
+    runs = "1 run was" if count == 1 else f"{count} runs were"
+    its = "its times are" if count == 1 else "their times are"
+    return (
+        f"{runs} timed while others ran on the same machine (launch.parallel): {its} left out of figures, tables and "
+        "predictions; accuracies and losses are not. With --beside, in Python beside=True, they are in."
+    )
+
+
+def _blanked(rows: pd.DataFrame, table: Sequence[columns.Column], run_ids: Sequence[str]) -> pd.DataFrame:
+    names = [name for name in columns.names(table) if name in rows and _OF_CLOCKS.search(name)]
+    is_beside = rows["run_id"].isin(run_ids)
+    return rows.assign(**{name: rows[name].mask(is_beside) for name in names})
