@@ -126,6 +126,19 @@ def test_workers_reach_one_workers_weights_by_the_decisions_of_every_policy(poli
         assert sorted(i for indices, _ in of_epoch for i in indices) == list(range(NUM_TRAIN))
 
 
+def test_workers_reach_one_workers_weights_at_seesaws_rates() -> None:
+    words = ("batching=schedule", "batching.rate=seesaw", "batching.every_epochs=0.4", "batching.max_global_batch=60")
+    point = ("global_batch=8", "log_every_steps=1", "optimizer.lr=0.1", *words)
+    (one,), workers = trained(1, "strategy=single", *point), trained(2, "strategy=allreduce", *point)
+    (ours, batches), (theirs, others) = (
+        [[step[key] for step in run["steps"]] for key in ("learning_rate", "global_batch")] for run in (workers[0], one)
+    )
+    assert len(set(ours)) > 1 and batches == others and ours == pytest.approx(theirs, rel=1e-9)
+    assert one["moved"] > 0.01
+    for worker in workers:
+        torch.testing.assert_close(worker["parameters"], one["parameters"], rtol=1e-9, atol=1e-11)
+
+
 def test_where_a_rate_would_fall_the_batch_grows_and_past_its_bound_the_rate_falls() -> None:
     words = ("batching=raise_instead_of_decay", "batching.max_global_batch=72", *STAGES)
     (run,) = trained(1, "strategy=single", "global_batch=24", "log_every_steps=1", *words)

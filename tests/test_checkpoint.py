@@ -31,6 +31,7 @@ BY_NOISE = ("batching=noise_scale", "batching.every_steps=6", "batching.hysteres
 POLICIES = (
     ("batching=schedule", "batching.rate=seesaw", "batching.every_epochs=0.4"),
     ("batching=norm_test", "batching.every_steps=4", "batching.theta=0.1"),
+    ("batching=cabs", "batching.every_steps=4", "batching.hysteresis=1", "optimizer.lr=0.3"),
     ("batching=goodput", "batching.every_steps=4", "batching.max_local_batch=60"),
 )
 IN_STEP, IN_ROUNDS = ((2, 4), (6, 8), (8, 11)), ((1, 3), (3, 5))  # in an epoch, at the end of one, in the next

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import time
@@ -22,7 +23,7 @@ from bsweep.analysis.prediction.selection import Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
 from bsweep.config import target_of
 from bsweep.runlog import Status
-from tests.running import Fork
+from tests.running import Fork, imported_first
 from tests.running import bsweep as command
 from tests.synthetic_targets import TARGET, Truth, write_target_run
 
@@ -201,6 +202,34 @@ def test_a_search_that_is_interrupted_goes_on_where_it_was_and_leaves_an_ordinar
     kept = [json.loads(line)["arguments"] for line in (tmp_path / "results/s/commands.jsonl").open()]
     again = command("run", *kept[0], cwd=tmp_path)
     assert again.returncode == 0 and "completed already" in again.stderr, "a run that ended at its target is over"
+
+
+def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> None:
+    """One is out of memory as its steps are timed, the other one later: in a run, which is the first."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time, torch\n"
+        "import bsweep.steps as steps\n"
+        "plain = steps.train_step\n"
+        "def scarce(job, *a, **k):\n"
+        "    time.sleep(0.003)\n"  # so that few large steps take less than many
+        "    if job.config.local_batch == 80 or job.config.local_batch == 64 and job.config.epochs > 1:\n"
+        "        raise torch.OutOfMemoryError('no room')\n"
+        "    return plain(job, *a, **k)\n"
+        "steps.train_step = scarce\n"
+    )
+    grid = (*TINY[1:], "local_batch=16,64,80", "num_workers=1,2", "strategy=allreduce")
+    wanted = ("--target-accuracy", "0.2", "--budget", "20m", "--objective", "deadline=1h,workers<=1", "--json")
+    result = command("recommend", *grid, *wanted, cwd=tmp_path, env=imported_first(tmp_path))
+    assert result.returncode == 0, result.stderr
+    for batch in (64, 80):
+        said = rf"global batch {batch} on 1 worker: .*OutOfMemoryError: no room; it and larger passes .* are left out"
+        assert re.search(said, result.stderr), result.stderr
+    assert "2 workers" not in result.stderr
+    told = json.loads(result.stdout)
+    best = told["prediction"]["recommendation"]
+    assert (best["global_batch"], best["num_workers"]) == (16, 1) and best["probability_in_time"] > 0.9
+    statuses = bsweep.load(tmp_path / "results/s").runs.set_index("local_batch")["status"]
+    assert statuses[64] == "out_of_memory" and statuses[16] == "completed"
 
 
 def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_seen(tmp_path: Path) -> None:
