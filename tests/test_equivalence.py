@@ -19,7 +19,7 @@ import torch
 
 from bsweep.config import conf_dir
 from tests.gpus import on_gpus
-from tests.running import ROOT, TINY, Fork, compose, forks, popen, ranks, tool, write_text
+from tests.running import ROOT, TINY, Fork, compose, forks, popen, ranks, write_text
 
 NUM_TRAIN = 91  # the last step of an epoch, 19 of 24, has uneven parts for two workers and for three
 CONTRACT = (
@@ -54,7 +54,7 @@ class Processes:
         self.processes: list[Fork] | list[subprocess.Popen[str]]
         with self.output.open("w") as output:
             if launcher == "horovodrun":
-                command = [tool("horovodrun"), "-np", str(num_processes), "--gloo"]
+                command = [forks().horovodrun, "-np", str(num_processes), "--gloo"]
                 worker = [forks().python, "-m", "tests.one_run", str(folder)]
                 self.processes = [popen([*command, *worker], ROOT, output=output)]
             else:

@@ -23,7 +23,7 @@ from bsweep.place import Place
 from bsweep.runlog import RunPaths
 from bsweep.vector import Vector
 from tests import running
-from tests.running import ROOT, TINY, compose, forks, popen, ranks, tool
+from tests.running import ROOT, TINY, compose, forks, popen, ranks
 from tests.test_checkpoint import untimed
 from tests.test_equivalence import CONTRACT, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.test_steps import IMAGES, Operations, _threads, on_meta, prepared  # noqa: F401 (the fixture puts threads back)
@@ -397,7 +397,7 @@ def test_loops_of_others_measure_the_same_over_horovod_and_in_ddp() -> None:
             ("noise_scale_ddp", "; sys.stdout.flush(); os._exit(0)"),
         )
     )
-    over_horovod = [tool("horovodrun"), "-np", "2", "--gloo", *horovod]
+    over_horovod = [forks().horovodrun, "-np", "2", "--gloo", *horovod]
     started = [(plain, {}), (over_horovod, {}), *((ddp, variables) for variables in ranks(2))]
     running = [popen(command, ROOT, env=env, output=subprocess.PIPE) for command, env in started]
     said = [process.communicate(timeout=120)[0] for process in running]

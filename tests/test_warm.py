@@ -17,7 +17,7 @@ from bsweep.launch import warm
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog import RunPaths
 from tests.gpus import on_gpus
-from tests.running import TINY, bsweep, compose, forks, imported_first, summaries, tool
+from tests.running import TINY, bsweep, compose, forks, imported_first, summaries
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,7 +35,7 @@ def both_cores_busy() -> Iterator[None]:
 
 @pytest.mark.parametrize("device", ["cpu", on_gpus("cuda", number=2)])
 def test_ranks_find_each_other_again_after_each_of_many_failures_on_a_busy_machine(device: str) -> None:
-    command = [tool("horovodrun"), "-np", "2", "--gloo", forks().python, "-m", "tests.one_restart", "15", device]
+    command = [forks().horovodrun, "-np", "2", "--gloo", forks().python, "-m", "tests.one_restart", "15", device]
     with both_cores_busy():
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
