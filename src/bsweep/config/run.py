@@ -151,8 +151,7 @@ class RunConfig(Schema):
         if self.channels_last == "auto":
             numbers["channels_last"] = True  # as it was before it could be left to a measurement
         numbers |= {"examples_per_step": self.examples_per_step, **self.strategy.hashed(self)}
-        numbers |= {f"measure.{key}": value for key, value in asdict(self.measure).items()}
-        texts = [pair for group in GROUPS for pair in _texts_of_card(group, getattr(self, group))]
+        texts = [pair for part in (*GROUPS, "measure") for pair in _texts_of_part(part, getattr(self, part))]
         texts += [(key, _text_of_top(key, value)) for key, value in numbers.items() if not is_left_out(key, value)]
         digest = hashlib.sha256(f"{{{', '.join([text for _, text in sorted(texts)])}}}".encode()).hexdigest()[:8]
         batch, workers = self.examples_per_pass, self.num_workers
@@ -189,9 +188,10 @@ _TOP_KEYS = tuple(one.name for one in fields(RunConfig) if one.name not in (*GRO
 
 
 @functools.cache  # a grid has few cards, and as many points as they can be combined
-def _texts_of_card(group: str, card: Card) -> tuple[tuple[str, str], ...]:
+def _texts_of_part(part: str, card: Card | MeasureConfig) -> tuple[tuple[str, str], ...]:
     """What a run id hashes of a card: dotted keys, and each with its value as in a JSON object."""
-    numbers = [(f"{group}.{key}", value) for key, value in flatten(asdict(card)) if key not in card.changes_no_number]
+    changes_none = card.changes_no_number if isinstance(card, Card) else ()
+    numbers = [(f"{part}.{key}", value) for key, value in flatten(asdict(card)) if key not in changes_none]
     return tuple((key, _text(key, value)) for key, value in numbers if not is_left_out(key, value))
 
 

@@ -95,17 +95,19 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def read_summary(paths: RunPaths) -> dict[str, Any] | None:
     """How a run ended, or None while it has not; Damaged or Newer as `read_run`."""
-    summary = read_json(paths.summary)
+    path = paths.summary
+    summary = read_json(path)
     if summary is not None:
-        _check_schema(summary, paths.summary)
-        hold(summary, Summary, paths.summary)
+        _check_schema(summary, path)
+        hold(summary, Summary, path)
     return summary
 
 
 def read_meta(paths: RunPaths) -> dict[str, Any]:
     """What was known of a run's surroundings; Damaged as `read_run`."""
-    meta = read_json(paths.meta) or {}
-    hold(meta, Meta, paths.meta)
+    path = paths.meta
+    meta = read_json(path) or {}
+    hold(meta, Meta, path)
     return meta
 
 
