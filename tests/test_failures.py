@@ -57,6 +57,13 @@ def test_without_a_word_the_crashed_is_named_before_those_who_merely_ended(paths
     assert outcome.message.startswith("rank 1 was ended by SIGABRT")
 
 
+def test_who_ended_without_a_word_is_named_before_those_who_waited_for_it(paths: RunPaths) -> None:
+    """A launcher such as horovodrun may see the survivor's end before that of the killed."""
+    runlog.write_json(paths.rank_logs(0) / "error.json", {**ERROR, "is_consequence": True, "time": 1.0})
+    outcome = failure.of(point(), paths, [(0, 1)], paths.logs / "none")
+    assert outcome.message.startswith("rank 1 ended without a word, perhaps killed from outside; then rank 0 ended")
+
+
 def test_nodes_that_slurm_lost_together_are_all_named(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[01-04]")
     console = paths.logs / "console"

@@ -20,7 +20,7 @@ from bsweep import claims, commands, runlog, states, terminal
 from bsweep.commands import Planned
 from bsweep.estimate import Estimate, Timed
 from bsweep.launch import stop
-from bsweep.runlog import RunPaths, checkpoint_at, read_records
+from bsweep.runlog import RunPaths, checkpoint_at, read_records, request_stop
 from bsweep.states import NEW, State
 from tests.running import TINY, Fork, bsweep, compose, popen, struck, tool
 from tests.synthetic_study import META
@@ -182,6 +182,24 @@ def test_a_run_that_is_told_to_stop_has_the_time_that_its_checkpoint_takes(
     with pytest.raises(KeyboardInterrupt):
         run()
     assert clock[-1] == 431
+
+
+def test_a_signal_is_told_though_the_run_was_to_stop_already(tmp_path: Path) -> None:
+    """A search that has a run broken off by its file goes on, unless somebody else asked it to stop meanwhile."""
+    paths, said = RunPaths(tmp_path), list[str]()
+    paths.alive(0).parent.mkdir(parents=True)
+    paths.alive(0).touch()
+
+    def run() -> None:
+        with stop.Stopping(compose("local_batch=2"), paths, said.append) as stopping:
+            request_stop(paths)
+            stopping.polled_with(lambda: None)()
+            assert not said
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert said == ["ending at once"]
 
 
 def test_an_interrupt_that_is_dropped_before_a_run_is_heeded_when_it_begins(

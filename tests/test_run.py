@@ -198,8 +198,10 @@ def test_a_killed_process_ends_the_job_with_its_rank_and_the_sweep_goes_on(
     result = bsweep("run", "-m", "epochs=500,1", *point, cwd=tmp_path, env=env, fresh=strategy == "horovod")
     assert result.returncode == 1, result.stderr
     ends = {end["status"]: end for end in map(summary, runs(tmp_path))}
-    assert set(ends) == {"completed", "failed"} and culprit in ends["failed"]["message"]
-    assert culprit in result.stderr
+    assert set(ends) == {"completed", "failed"}
+    if strategy == "horovod" and "then rank 0" in ends["failed"]["message"]:  # horovodrun saw the survivor's end first
+        culprit = "rank 1 ended without a word, perhaps killed"
+    assert culprit in ends["failed"]["message"] and culprit in result.stderr
     assert ends["failed"]["num_steps"] >= 0 and not workers_left(tmp_path)
     if strategy == "allreduce":
         assert transports(tmp_path) == ["shared_memory"] * 2 and not list(Path("/dev/shm").glob("*bsweep*"))

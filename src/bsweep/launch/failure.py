@@ -56,8 +56,15 @@ def of(
     if limits and rank < config.num_workers and _signal(code) in CRASHES:
         cause = f"{_cause(code)} under its memory limit of {limits[rank]:g} MiB, as by kernels that find no room"
         return Outcome("out_of_memory", f"{config.process_name(rank)} {cause}")
-    message = f"{config.process_name(rank)} {_cause(code)}\n{_last_lines(paths, rank)}".strip()
-    return Outcome("failed", message, may_pass=True)
+    who = f"{config.process_name(rank)} {_cause(code)}"
+    if not silent and (others := _without_a_word(config, paths)):  # a launcher may see first who waited for them
+        who = f"{' or '.join(others)} ended without a word, perhaps killed from outside; then {who}"
+    return Outcome("failed", f"{who}\n{_last_lines(paths, rank)}".strip(), may_pass=True)
+
+
+def _without_a_word(config: RunConfig, paths: RunPaths) -> list[str]:
+    ranks = range(config.num_workers + config.num_server_processes)
+    return [config.process_name(rank) for rank in ranks if not (paths.rank_logs(rank) / "error.json").exists()]
 
 
 def last_lines_of_all(config: RunConfig, paths: RunPaths) -> str:

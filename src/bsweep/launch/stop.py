@@ -94,6 +94,7 @@ class Stopping:
             terminal.leave()
         self._passes_on = self._passes_on or number == _PASSED_ON
         if not self.ask():
+            self._say("ending at once")
             raise KeyboardInterrupt
 
     @property
