@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bsweep import launch, machine
+from bsweep import launch, lifeline, machine
 from bsweep.config import HorovodrunConfig, RunConfig, own
 from bsweep.launch import failure, horovodrun, preflight, processes, ssh
 from bsweep.runlog import RunPaths
@@ -211,11 +211,15 @@ def test_hosts_that_are_alike_and_another_build_of_the_same_torch_are_no_problem
 
 
 @pytest.mark.parametrize(("hosts", "is_named"), [("localhost:2", False), ("localhost:1,h2:1", True)])
-def test_horovodrun_is_told_the_interface_where_another_machine_is_to_be_reached(hosts: str, is_named: bool) -> None:
+def test_horovodrun_is_told_the_interface_where_another_machine_is_to_be_reached(
+    tmp_path: Path, hosts: str, is_named: bool
+) -> None:
     """Where all workers are here it looks for the loopback, and ends if it may use another interface alone."""
-    launched = over(f"launch.hosts='{hosts}'", "launch.network_interface=eth0")
+    launched, paths = over(f"launch.hosts='{hosts}'", "launch.network_interface=eth0"), RunPaths(tmp_path)
     assert isinstance(launched.launch, HorovodrunConfig)
-    words = horovodrun.command(launched, launched.launch, RunPaths(Path("run")), [])
+    paths.logs.mkdir()
+    lifeline.begin(paths.lifeline)
+    words = horovodrun.command(launched, launched.launch, paths, [])
     assert ("--network-interfaces" in words) is is_named
 
 
