@@ -144,6 +144,7 @@ def write_run(
     threads: int = 2,
     accuracy: float | None = None,
     precision: str = "fp32",
+    device: str = "cpu",
 ) -> Path:
     """Write one run folder. `status=None` leaves the summary out; `settings` overrides keys by dotted name.
 
@@ -161,7 +162,7 @@ def write_run(
     paths.meta.write_text(json.dumps(meta))
     start = Start(
         run_id=folder.name, config=config, local_batch=local_batch, global_batch=global_batch, num_train=num_train,
-        num_test=10_000, classes=CIFAR10, num_parameters=num_parameters, tokens_per_example=None, device="cpu",
+        num_test=10_000, classes=CIFAR10, num_parameters=num_parameters, tokens_per_example=None, device=device,
         precision=precision, threads=threads, start_seconds=1.5,
     )  # fmt: skip
     done = epochs if num_epochs_done is None else num_epochs_done

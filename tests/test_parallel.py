@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import bsweep as package
-from bsweep import analysis, cli, parallel, plots, report
+from bsweep import (
+    analysis,
+    cli,
+    commands,
+    elsewhere,
+    parallel,
+    plots,
+    report,
+    runlog,
+    states,
+)
 from bsweep.analysis import Study, prediction
 from bsweep.analysis.prediction.selection import observed
+from bsweep.commands import Planned
 from bsweep.config import ConfigError, target_of
+from bsweep.estimate import timed
 from bsweep.launch import environment, seats
 from bsweep.launch.seats import Seats, Size
 from bsweep.report import _write_data as write_data
-from bsweep.runlog import read_meta, read_records
+from bsweep.runlog import RunPaths, read_meta, read_records
 from tests.running import TINY, Fork, bsweep, compose, imported_first, summaries
 from tests.synthetic_study import META, write_run
 from tests.test_operating import status
@@ -265,6 +279,55 @@ def test_a_study_timed_beside_others_alone_says_what_is_accurate(tmp_path: Path)
     write_data(study, tmp_path)
     again = package.load(tmp_path)
     assert again.runs["train_seconds"].isna().all() and again.runs["test_accuracy"].notna().all()
+
+
+def test_a_study_timed_beside_others_alone_says_why_nothing_is_predicted(tmp_path: Path) -> None:
+    for batch in (8, 64):
+        write_run(tmp_path / "s", local_batch=batch, meta=BESIDE)
+    with pytest.raises(ValueError, match=r"beside them \(launch\.parallel\).*launch\.parallel=1.*beside=True"):
+        package.predict(tmp_path / "s", 0.5)
+    assert package.predict(package.load(tmp_path / "s", beside=True), 0.5, workers=[1, 2]).seen.timings()
+
+
+@pytest.mark.parametrize("device", ["cpu", "NVIDIA H200"])
+def test_threads_tell_points_apart_where_they_compute(tmp_path: Path, device: str) -> None:
+    for batch, seed, threads in ((8, 0, 16), (8, 1, 4), (16, 0, 4), (16, 1, 16), (32, 0, 4)):
+        write_run(tmp_path / "s", local_batch=batch, seed=seed, threads=threads, device=device)
+    write_run(tmp_path / "s", local_batch=64, device=device, status="failed", num_epochs_done=0)
+    study = package.load(tmp_path / "s")
+    if device == "cpu":
+        assert "threads" in analysis.cells(study.runs).index.names
+        with pytest.raises(ValueError, match="threads"):
+            observed(study, target_of(accuracy=0.5))
+    else:
+        assert list(analysis.cells(study.runs)["n"]) == [2, 2, 1, 0], "of seeds that ran alone or beside others"
+        assert len(observed(study, target_of(accuracy=0.5)).timings()) == 5
+
+
+def test_no_time_of_a_point_is_estimated_by_those_beside_others(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / "s", local_batch=8, seed=seed, meta=BESIDE if seed else META) for seed in (0, 1)]
+    points = [Planned(folder.name, 1, 8, 1000, 3, "k") for folder in folders]
+    assert [one.point.run_id for one in timed(points, states.read(tmp_path / "s"))] == [folders[0].name]
+
+
+def test_points_at_once_are_of_the_kind_of_points_alone() -> None:
+    one, at_once = (compose("local_batch=8", f"launch.parallel={most}").launch for most in (1, "auto"))
+    told = {name: value for name, value in asdict(one).items() if name != "parallel"}  # as older studies have it
+    expected = hashlib.sha256(json.dumps([told]).encode()).hexdigest()[:8]
+    assert commands._kind(one) == commands._kind(at_once) == expected
+
+
+def test_a_run_that_goes_on_from_one_beside_others_says_so(tmp_path: Path) -> None:
+    for seed, meta in enumerate((META, BESIDE)):
+        source = RunPaths(write_run(tmp_path / "s", local_batch=8, seed=seed, meta=meta))
+        checkpoint = runlog.checkpoint_at(source, 1, 8)
+        checkpoint.folder.mkdir(parents=True)
+        facts = {"metrics_bytes": source.metrics.stat().st_size, "time": 0.0}
+        checkpoint.complete({"num_steps": 1, "epoch": 1, "position": 8, "members": (0,), "num_workers": 1, **facts})
+        branch = RunPaths(tmp_path / f"branch{seed}")
+        branch.folder.mkdir()
+        elsewhere.begin(compose("local_batch=16", f"resume_from={source.folder}"), branch)
+        assert bool(read_meta(branch).get("beside_others")) == (meta is BESIDE)
 
 
 def drawn(study: Study) -> set[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from bsweep import data
 from bsweep.config import RunConfig
+from bsweep.config.groups import LaunchConfig
 from bsweep.place import Place, inside_horovodrun
 
 
@@ -71,8 +72,15 @@ def planned(config: RunConfig) -> Planned:
 
 @functools.cache  # a grid has few
 def _kind(*parts: Any) -> str:
-    text = json.dumps([part if isinstance(part, str | int) else asdict(part) for part in parts])
+    text = json.dumps([part if isinstance(part, str | int) else _told(part) for part in parts])
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _told(part: Any) -> dict[str, Any]:
+    told = asdict(part)
+    if isinstance(part, LaunchConfig):
+        told.pop("parallel", None)  # no time of a point alone depends on it, and older studies' kinds have none
+    return told
 
 
 def keep(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bsweep.config import ConfigError, RunConfig, flatten, read, show
-from bsweep.runlog import Checkpoint, Continued, RunLog, RunPaths, checkpoints, cut_records
+from bsweep.runlog import Checkpoint, Continued, RunLog, RunPaths, checkpoints, cut_records, read_meta, write_json
 
 _MAY_DIFFER = (
     "study", "results_dir", "local_batch", "global_batch", "num_workers", "accumulation_steps", "log_every_steps",
@@ -38,6 +38,8 @@ def begin(config: RunConfig, paths: RunPaths) -> None:
     shutil.copytree(latest.folder, copied.folder, ignore=shutil.ignore_patterns("complete.json"))
     shutil.copyfile(source.metrics, paths.metrics)
     cut_records(paths, facts["metrics_bytes"])
+    if read_meta(source).get("beside_others"):  # its times until then are among this run's
+        write_json(paths.meta, {"beside_others": True})
     before = f"until step {facts['num_steps']}, in epoch {facts['epoch']}, it was {source.folder.name}"
     with RunLog(paths.metrics) as log:
         log.write(

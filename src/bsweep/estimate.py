@@ -20,11 +20,11 @@ class Timed:
 
 
 def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]:
-    """Of each point that has finished an epoch."""
+    """Of each point that has finished an epoch, none beside others (`launch.parallel`): the times are of one alone."""
     found = []
     for point in points:
         state = states.get(point.run_id)
-        if not state or not state.train_seconds or not state.whole_epochs:
+        if not state or state.beside_others or not state.train_seconds or not state.whole_epochs:
             continue
         steps = state.whole_epochs / point.epochs * point.num_examples / point.examples_per_step
         ends = state.status == "completed" and state.wall_seconds is not None

@@ -155,7 +155,7 @@ def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:
         return text
     known = [row for row in left if row.seconds is not None]
     if not known:
-        return f"{text}; no estimate: no point like these has finished an epoch"
+        return f"{text}; no estimate: no point like these has finished an epoch, with no other beside it"
     seconds, hours = _sum([row.seconds for row in known]) or 0.0, _sum([row.worker_hours for row in known]) or 0.0
     of = f" for {len(known)} of {len(left)} points" if len(known) < len(left) else ""
     at_once = f" with {num_sweeps} sweeps at once" if num_sweeps > 1 else ""

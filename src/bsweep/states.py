@@ -32,6 +32,7 @@ class State:
     wall_seconds: float | None = None
     can_resume: bool = False
     lost_workers: tuple[str, ...] = ()
+    beside_others: bool = False  # on its machine meanwhile, see `launch.parallel`
 
     def says(self, num_epochs: int | None = None) -> str:
         """The status, and where the run stopped or is."""
@@ -78,6 +79,7 @@ def _ended(summary: dict[str, Any], paths: RunPaths) -> State:
         wall_seconds=summary["wall_seconds"],
         can_resume=summary["status"] not in RESULTS and bool(runlog.checkpoints(paths)),
         lost_workers=tuple(summary.get("lost_workers", ())),
+        beside_others=_was_beside_others(paths),
     )
 
 
@@ -97,7 +99,15 @@ def _under_way(paths: RunPaths) -> State:
         train_seconds=sum(epoch["train_seconds"] for epoch in epochs) if epochs else None,
         can_resume=is_running or bool(runlog.checkpoints(paths)),
         lost_workers=runlog.lost_workers(records),
+        beside_others=_was_beside_others(paths),
     )
+
+
+def _was_beside_others(paths: RunPaths) -> bool:
+    try:
+        return bool(runlog.read_meta(paths).get("beside_others"))
+    except ValueError:  # no run is repeated for a damaged one
+        return False
 
 
 def counted(statuses: Iterable[str]) -> str:

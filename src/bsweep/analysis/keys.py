@@ -157,9 +157,11 @@ def settings(runs: pd.DataFrame) -> list[str]:
 def _filled(runs: pd.DataFrame) -> pd.DataFrame:
     """What a run never found out, such as its device, is taken to be what all others found."""
     runs = chosen(runs)
-    if "threads" in runs:  # they may follow from the workers
-        alike = runs.groupby(["placement", "num_workers"], dropna=False)["threads"]
-        runs = runs.assign(threads=runs["threads"].fillna(alike.transform("first")))
+    if "threads" in runs:
+        is_on_gpus = runs["device"].notna() & ~runs["device"].isin(["", "cpu"])  # where no thread of a CPU computes
+        runs = runs.assign(threads=runs["threads"].mask(is_on_gpus))
+        alike = runs.groupby(["placement", "num_workers"], dropna=False)["threads"]  # they may follow from the workers
+        runs = runs.assign(threads=runs["threads"].fillna(alike.transform("first")).mask(is_on_gpus))
     filled = runs.copy()
     for column in settings(runs):
         values = runs[column].astype(object).where(runs[column].notna() & (runs[column] != ""))

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis import columns
+from bsweep.analysis.beside import timed_beside
 from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.numbers import number, setting_text
 from bsweep.analysis.prediction.cells import CellRuns, cell_runs
@@ -242,6 +243,12 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
             "missing, or the gradient noise scale of a run (measure.noise_scale=true)."
         )
     if not (runs["step_seconds"] > 0).any() and not has_timings:
+        if runs["run_id"].isin(timed_beside(seen.study.provenance)).any():
+            return (
+                "all runs whose steps were timed had others beside them (launch.parallel), and such times are left "
+                "out: 1 cell is missing. Time some points alone, with launch.parallel=1 and another seed, say, or take "
+                "those times in: bsweep.predict(bsweep.load(STUDY, beside=True), ...)."
+            )
         return "no run has seconds of training steps: 1 cell is missing."
     return ""
 
