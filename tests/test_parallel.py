@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import time
-from dataclasses import asdict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import bsweep as package
 from bsweep import (
     analysis,
+    calibration,
     cli,
     commands,
     elsewhere,
@@ -24,14 +26,18 @@ from bsweep import (
     report,
     runlog,
     states,
+    study,
+    sweep,
 )
 from bsweep.analysis import Study, prediction
 from bsweep.analysis.prediction.selection import observed
 from bsweep.commands import Planned
 from bsweep.config import ConfigError, target_of
 from bsweep.estimate import timed
-from bsweep.launch import environment, seats
+from bsweep.launch import environment, seats, team
 from bsweep.launch.seats import Seats, Size
+from bsweep.launch.stop import Signals
+from bsweep.progress import Progress
 from bsweep.report import _write_data as write_data
 from bsweep.runlog import RunPaths, read_meta, read_records
 from tests.running import TINY, Fork, bsweep, compose, imported_first, summaries
@@ -150,6 +156,108 @@ def sized(monkeypatch: pytest.MonkeyPatch, num_cores: int, num_gpus: int = 0) ->
     monkeypatch.setattr(seats, "num_cores", lambda: num_cores)
     monkeypatch.setattr(seats, "usable_cores", lambda: tuple(range(num_cores)))
     monkeypatch.setattr(seats, "num_gpus", lambda device: 0 if device == "cpu" else num_gpus)
+
+
+class Pool(ThreadPoolExecutor):
+    """Runs nothing: whoever asked says how a point ends."""
+
+    def submit(self, function: Any, /, *arguments: Any, **named: Any) -> Future[Any]:
+        return Future()
+
+
+def crew_of(*configs: Any, run_one: Any = None) -> parallel._Crew:
+    return parallel._Crew(configs, Progress(len(configs)), run_one)
+
+
+def end_all(crew: parallel._Crew, error: Exception | None = None) -> None:
+    for future in crew.running:
+        future.set_exception(error) if error else future.set_result("completed")
+    crew.wait(Signals())
+
+
+def test_who_measures_what_is_fastest_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sized(monkeypatch, 8)
+    given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1", "channels_last=false")
+    configs = [point(1, *given, f"seed={seed}", f"precision={of}") for seed, of in enumerate(("fp32", "auto") * 2)]
+    open_one = calibration.Calibration(1, wanted_batches=(8,))
+    configs[0].study_dir.mkdir(parents=True)
+    calibration.write(calibration.path_of(configs[0]), open_one)
+    crew, began = crew_of(*configs), []
+    for _ in range(4):
+        for _ in range(2):
+            crew.start_what_fits(Pool(), Signals())
+            began.append([one.place for one in crew.running.values()])
+        if began[-1] == [1]:
+            found = replace(open_one, settled=calibration.PLAIN)
+            calibration.write(calibration.path_of(configs[0]), found)
+        end_all(crew)
+    assert began == [[0], [0], [1], [1], [2, 3], [2, 3], [], []]
+
+
+def test_nothing_begins_once_a_signal_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sized(monkeypatch, 8)
+    given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1")
+    crew, signals = crew_of(point(1, *given), point(2, *given), point(3, *given)), Signals()
+    pool = Pool()
+
+    def submit(*_: Any) -> Future[str]:
+        signals.ask_all()
+        return Future()
+
+    monkeypatch.setattr(pool, "submit", submit)
+    crew.start_what_fits(pool, signals)
+    assert len(crew.running) == 1
+
+
+def test_a_point_that_cannot_be_skipped_or_run_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def result_of(config: Any) -> str | None:
+        if config.num_workers == 1:
+            raise runlog.Newer("written by a newer bsweep")
+        return "completed" if config.num_workers == 2 else None
+
+    def run_one(*_: Any) -> str:
+        raise RuntimeError("nobody expects it")
+
+    sized(monkeypatch, 8)
+    monkeypatch.setattr(study, "result_of", result_of)
+    given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1")
+    crew = crew_of(*(point(count, *given) for count in (1, 2, 3)), run_one=run_one)
+    crew.start_what_fits(Pool(), Signals())
+    assert [one.place for one in crew.running.values()] == [2] and not crew.waiting
+    end_all(crew, RuntimeError("neither this"))
+    assert crew.statuses == {0: "failed", 1: "failed", 2: "failed"}
+    said = capsys.readouterr().err
+    assert said.count("a point could not be run") == 3 and said.count("RuntimeError: ") == 2, (
+        "of Newer a line is enough"
+    )
+
+
+def test_signals_are_left_alone_by_threads_that_none_comes_to() -> None:
+    def handler() -> Any:
+        with Signals():
+            return signal.getsignal(signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(handler).result() == signal.getsignal(signal.SIGINT)
+    assert handler() != signal.getsignal(signal.SIGINT)
+
+
+def test_points_with_a_result_need_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sized(monkeypatch, 2)
+    given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1")
+    configs = [point(1, *given), point(1, *given, "seed=1"), point(2, *given)]
+    monkeypatch.setattr(sweep, "_refuse_impossible", lambda _: None)
+    monkeypatch.setattr(sweep, "_join", lambda *_: None)
+    monkeypatch.setattr(study, "ask_for_calibration", lambda _: None)
+    for results, at_once in ((0, True), (1, False)):
+        monkeypatch.setattr(study, "result_of", lambda config, of=results: "completed" if config.seed < of else None)
+        monkeypatch.setattr(sweep, "PROGRESS", None)
+        monkeypatch.setattr(sweep, "_ARE_AT_ONCE", None)
+        assert sorted(sweep._prepare(configs, ())) == [0, 1, 2]
+        assert at_once is sweep._ARE_AT_ONCE
+    team.expect(())
 
 
 def point(num_workers: int = 1, *overrides: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -81,7 +82,7 @@ def run(configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> li
         try:
             while crew.waiting or crew.running:
                 if not signals.have_come:
-                    crew.start_what_fits(pool)
+                    crew.start_what_fits(pool, signals)
                 elif not crew.running:
                     break
                 crew.wait(signals)
@@ -100,27 +101,35 @@ class _Crew:
     def __init__(self, configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> None:
         self.machine = seats.of_machine(configs)
         self.waiting = dict(enumerate(configs))
+        self._sizes = [seats.size_of(config) for config in configs]
         self.running: dict[Future[str], _Running] = {}
         self.statuses: dict[int, str] = {}
         self._most = min(_asked(configs), len(self.machine.cores))
         self._progress, self._run_one = progress, run_one
         self._at_work: list[threading.Event] = []
 
-    def start_what_fits(self, pool: ThreadPoolExecutor) -> None:
+    def start_what_fits(self, pool: ThreadPoolExecutor, signals: Signals) -> None:
+        if any(_is_to_measure(one.config) for one in self.running.values()):
+            return  # what it measures is for all of the study: nobody is to disturb it
         free = self.machine.without(one.seats for one in self.running.values())
         for place, config in list(self.waiting.items()):
-            if len(self.running) >= self._most or not free.cores:
+            if signals.have_come or len(self.running) >= self._most or not free.cores:
                 return
-            own = free.first(seats.size_of(config))
-            if own is None or self._is_being_measured(config):
+            own = free.first(self._sizes[place])
+            if own is None:
                 continue
+            if self._is_over(place, config):
+                del self.waiting[place]
+                continue
+            is_to_measure = _is_to_measure(config)
+            if is_to_measure and self.running:
+                return
             del self.waiting[place]
-            if study.result_of(config):
-                self.statuses[place] = self._run_one(config, self._progress, launch.launch)  # which skips it
-                continue
             future = pool.submit(self._run_pinned, config, own)
             self.running[future] = _Running(place, config, own)
             free = free.without([own])
+            if is_to_measure:
+                return
 
     def wait(self, signals: Signals) -> None:
         """Wait a moment, for one that ends."""
@@ -130,18 +139,23 @@ class _Crew:
             if isinstance(error, KeyboardInterrupt) and not signals.have_come:  # somebody had this point alone stop
                 signals.ask_all()
             if isinstance(error, Exception):
-                print(f"bsweep: a point could not be run: {error!r}", file=sys.stderr)
+                _say_why(error)
         signals.look_after()
 
-    def _is_being_measured(self, config: RunConfig) -> bool:
-        """Whether a point that runs is about to find out, for all of the study, what is fastest."""
-        others = (one.config for one in self.running.values() if one.config.study_dir == config.study_dir)
-        if not calibration.is_asked(config) or not any(map(calibration.is_asked, others)):
-            return False
-        found = calibration.read(calibration.path_of(config))
-        return found is not None and found.is_open
+    def _is_over(self, place: int, config: RunConfig) -> bool:
+        """Whether there is a result of a point, which is skipped, or none can be had."""
+        try:
+            if not study.result_of(config):
+                return False
+            self.statuses[place] = self._run_one(config, self._progress, launch.launch)  # which skips it
+        except Exception as error:  # of this point, for which no other one is to end
+            self.statuses[place] = "failed"
+            _say_why(error)
+        return True
 
     def _run_pinned(self, config: RunConfig, own: Seats) -> str:
+        # What a point starts ends with this thread, not with the process, for PR_SET_PDEATHSIG follows the thread: no
+        # process of a point is to be of use when its thread is over.
         own.take()
         return self._run_one(config, self._progress.beside(), self._launch)
 
@@ -168,6 +182,21 @@ class _Crew:
             yield own
         finally:
             self._at_work.remove(own)
+
+
+def _is_to_measure(config: RunConfig) -> bool:
+    """Whether a point is to find out, for all of its study, what is fastest, or may have to."""
+    if not calibration.is_asked(config):
+        return False
+    found = calibration.read(calibration.path_of(config))
+    return found is not None and found.is_open
+
+
+def _say_why(error: Exception) -> None:
+    """Say why a point could not be run, and where, if nobody can mend it."""
+    if not isinstance(error, ConfigError | OSError | runlog.Newer | runlog.Damaged):
+        traceback.print_exception(error)
+    print(f"bsweep: a point could not be run: {error!r}", file=sys.stderr)
 
 
 def _note_company(paths: RunPaths) -> None:

@@ -33,6 +33,7 @@ STATUSES: list[str] = []
 STUDIES: dict[Path, set[str]] = {}  # with the allocations in each
 ARE_COMPOSED = False  # until then an error of any kind is Hydra's, over what was typed
 _ATTENDANCE = claims.Attendance()
+_ARE_AT_ONCE = False  # several points of the sweep that was prepared
 _choose: Callable[[Sequence[RunConfig]], list[int]]
 
 _BAD = (ConfigError, HydraException, OmegaConfBaseException)  # what can be mended by typing something else
@@ -217,10 +218,7 @@ def run_points(
     if not runs_here:
         parallel.refuse_elsewhere(configs)
     chosen = _choose(configs)
-
-    start = one_by_one
-    if parallel.is_possible([configs[index] for index in chosen]):
-        start = functools.partial(_start_at_once, configs)
+    start = functools.partial(_start_at_once, configs) if _ARE_AT_ONCE else one_by_one
     statuses = dict(zip(chosen, start(chosen) if chosen else [], strict=True))
     while others := [index for index, status in statuses.items() if status == "running"]:
         free = [index for index in others if not study.is_running(configs[index])]
@@ -247,7 +245,7 @@ def _prepare(
     Raises:
         ConfigError: lists what is wrong with any of them. Nothing was started.
     """
-    global PROGRESS
+    global PROGRESS, _ARE_AT_ONCE
     _refuse_impossible(configs)
     for study_dir in {config.study_dir for config in configs}:
         try:
@@ -267,14 +265,15 @@ def _prepare(
         for index in chosen.values():
             study.set_aside(configs[index])
     PROGRESS = Progress(len(chosen))
-    points = [configs[index] for index in chosen.values()]
-    if reason := parallel.why_not(points):
+    left = {index: configs[index] for index in sorted(chosen.values()) if not study.result_of(configs[index])}
+    if reason := parallel.why_not([*left.values()]):
         PROGRESS.say(reason)
-    if parallel.is_possible(points):  # each has processes of its own
+    _ARE_AT_ONCE = parallel.is_possible([*left.values()])
+    if _ARE_AT_ONCE:  # each has processes of its own
         team.expect(())
         return sorted(chosen.values())
     order = team.by_processes({index: configs[index] for index in sorted(chosen.values())})
-    team.expect(configs[index] for index in order if not study.result_of(configs[index]))
+    team.expect(configs[index] for index in order if index in left)
     return order
 
 

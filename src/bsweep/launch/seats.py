@@ -28,7 +28,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Seats:
-    """Cores by their numbers, and GPUs as CUDA_VISIBLE_DEVICES names them."""
+    """Logical CPUs, here called cores, by their numbers, and GPUs as CUDA_VISIBLE_DEVICES names them."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...]

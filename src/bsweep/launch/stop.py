@@ -116,14 +116,15 @@ _elsewhere: list[Stopping] = []  # of the points that other threads run
 
 
 class Signals:
-    """While it is entered, in the main thread, signals are for all points that other threads run."""
+    """While it is entered, signals are for all points that other threads run; none comes unless in the main thread."""
 
     def __init__(self) -> None:
         self.have_come = False
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        if threading.current_thread() is threading.main_thread():  # not in that of a notebook's executor, say
+            self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
         for number, handler in self._handlers.items():
             if callable(handler):
                 signal.signal(number, self._pass_on)
