@@ -6,7 +6,7 @@ memory      peak memory of a lone worker
 alone       steps of each shipped model at batches of 8 to 256, beside the plain loop
 accumulation, parts      several passes a step; what a step consists of
 together    steps of two workers, beside DDP and Horovod's own optimizer wrapper
-noise       what measuring the gradient noise scale adds to a step
+noise       what measuring the gradient noise scale, and deciding by it, add to a step
 step, exchange, strategies, start, points, analysis      see there
 
 The file (by default, of the whole suite, results/bench/HARDWARE.json) gets every timed round of every program, in

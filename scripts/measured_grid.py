@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from bsweep.analysis.prediction.selection import Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_step_time
 from bsweep.analysis.study import Study
 from bsweep.analysis.targets import to_target
-from bsweep.config import Target
+from bsweep.config import Target, target_of
 
 DRAWS = 1500  # of the fits
 
@@ -202,3 +203,12 @@ def played(truth: Measured, of: Sequence[tuple[Run, float]]) -> Study:
         noise_scales=pd.concat(noise_scales, ignore_index=True),
         epochs=truth.study.epochs.iloc[:0],
     )
+
+
+def arguments(doc: str | None) -> tuple[Path, Target]:
+    """What a script over a grid is given: the grid's folder, and the target."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--target-accuracy", type=float, required=True)
+    given = parser.parse_args()
+    return given.folder, target_of(accuracy=given.target_accuracy)

@@ -11,20 +11,23 @@ below 1 the policy is sooner. Written there: `policies.csv`.
 
 from __future__ import annotations
 
-import argparse
+import math
+import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from measured_grid import Measured, measured
+from measured_grid import Measured, arguments, measured
 from scipy import stats
 
 from bsweep.analysis import load
 from bsweep.analysis.study import Study
 from bsweep.analysis.targets import to_target
-from bsweep.config import Target, target_of
+from bsweep.config import Target
 
-_OF_RUN = ["batching", "seed", "global_batch", "epochs_to_target"]
+_OF_RUN = ["batching", "lr_rule", "seed", "global_batch", "local_batch", "epochs_to_target", "accuracy"]
+
+FINAL_EPOCHS = 9  # after which accuracies are compared
 
 
 def seconds_to(truth: Measured, batches: pd.DataFrame, epochs: float, workers: int) -> float:
@@ -52,69 +55,88 @@ def seconds_to(truth: Measured, batches: pd.DataFrame, epochs: float, workers: i
 
 
 def times(truth: Measured, study: Study) -> pd.DataFrame:
-    """Of each run that ended its `rule`, with the batch that it began with, `seed` and `seconds`, by `num_workers`.
+    """Of each run that ended its `rule`, with the batch that it began with, `seed`, and by `num_workers` `seconds`.
 
-    NaN where the target was not reached. Goodput decides by the seconds of the worker that it had: it has no others.
+    Seconds are NaN where the target was not reached; `accuracy`, the test accuracy after `FINAL_EPOCHS`, where a run
+    ended before. Goodput decides by the seconds of the worker that it had: it has no others.
     """
     runs = study.runs.drop(columns="epochs_to_target", errors="ignore").set_index("run_id")
     runs = runs.join(to_target(study, truth.target)["epochs_to_target"])
+    at_end = study.evaluations[study.evaluations["epochs_done"].astype(float) == FINAL_EPOCHS]
+    runs["accuracy"] = at_end.drop_duplicates("run_id").set_index("run_id")["test_accuracy"].astype(float)
     runs = runs[runs["epochs_to_target"].notna() | runs["status"].eq("completed")]
     runs["batching"] = runs["batching"].replace("", np.nan).fillna("fixed") if "batching" in runs else "fixed"
     rows = []
-    for run_id, policy, seed, batch, epochs in runs[_OF_RUN].itertuples(name=None):
+    for run_id, policy, lr_rule, seed, batch, one_pass, epochs, accuracy in runs[_OF_RUN].itertuples(name=None):
         own = study.batches[study.batches["run_id"] == run_id]
         if own.empty:  # its batch never changed
             own = pd.DataFrame({"epochs_done": [0.0], "global_batch": [batch]})
         rule = f"fixed {batch}" if policy == "fixed" else f"{policy} from {batch}"
+        rule += ", AdaScale" * (lr_rule == "adascale") + f", passes of {one_pass}" * (one_pass < batch)
         for workers in sorted({cell[1] for cell in truth.cells} if policy != "goodput" else {1}):
             seconds = seconds_to(truth, own, float(epochs), workers)
-            rows.append({"rule": rule, "seed": seed, "num_workers": workers, "seconds": seconds})
-    return pd.DataFrame(rows)
+            rows.append((rule, seed, workers, seconds, accuracy))
+    return pd.DataFrame(rows, columns=["rule", "seed", "num_workers", "seconds", "accuracy"])
 
 
 def compared(known: pd.DataFrame) -> pd.DataFrame:
-    """Each rule against the best fixed batch on as many workers, by logarithms of ratios of equal seeds.
+    """Each rule against the best fixed batch on as many workers, by differences of equal seeds.
 
-    Columns: `ratio`, geometric mean, with `low` and `high`, its 95 % t-interval; `p_sooner`, of the one-sided paired
-    t-test that it is sooner, and `p_holm`, that of all policies on as many workers together (Holm, 1979); `num_seeds`;
-    `num_missed`, runs that did not reach the target, of which a ratio says nothing.
+    Columns: `ratio` of seconds, geometric mean, with `low` and `high`, its 95 % t-interval; `p_sooner`, of the
+    one-sided paired t-test that it is sooner, and `p_holm`, that of all policies on as many workers together (Holm,
+    1979); `num_seeds`; `num_missed`, runs that did not reach the target, of which a ratio says nothing; `regret`, the
+    mean share by which it took longer than the fixed batch that was best for the very seed; `accuracy_difference` with
+    `accuracy_low` and `accuracy_high`, and `p_less_accurate`, of the one-sided test that it ends with less.
     """
     tables = []
     for workers in sorted(set(known["num_workers"].tolist())):
-        of = known[known["num_workers"] == workers]
-        table = of.assign(log=np.log(of["seconds"])).pivot(index="seed", columns="rule", values="log")
-        fixed = [str(name) for name in table.columns if str(name).startswith("fixed")]
-        shared = table[fixed].dropna(thresh=len(fixed))
-        best = min(fixed, key=lambda name: float(shared[name].mean()))
-        rows = [_ratio(table, str(rule), best) for rule in table if rule != best]
-        found = pd.DataFrame([row for row in rows if row]).assign(num_workers=workers, best_fixed=best)
-        order = found[~found["rule"].isin(fixed)].sort_values("p_sooner")
-        adjusted = order["p_sooner"] * np.arange(len(order), 0, -1)
-        tables.append(found.assign(p_holm=adjusted.cummax().clip(upper=1)))
+        of = known[known["num_workers"] == workers].assign(log=lambda rows: np.log(rows["seconds"]))
+        logs, accuracy = (of.pivot(index="seed", columns="rule", values=name) for name in ("log", "accuracy"))
+        fixed = [str(rule) for rule in logs if re.fullmatch(r"fixed \d+", str(rule))]
+        of_all = logs[fixed].dropna()
+        best = str(of_all.mean().idxmin())
+        found = pd.DataFrame(
+            [
+                {"rule": rule, "num_seeds": int((logs[rule] - logs[best]).count()), "num_missed": int(missed)}
+                | _ratio(logs[rule] - logs[best])
+                | {"regret": float(np.expm1(logs[rule] - of_all.min(axis="columns")).mean())}
+                | _accuracy(accuracy[rule] - accuracy[best])
+                for rule, missed in of["seconds"].isna().groupby(of["rule"]).sum().drop(best).items()
+            ]
+        ).assign(num_workers=workers, best_fixed=best)
+        p = found.loc[~found["rule"].isin(fixed), "p_sooner"].dropna().sort_values()
+        tables.append(found.assign(p_holm=(p * np.arange(len(p), 0, -1)).cummax().clip(upper=1)))
     return pd.concat(tables, ignore_index=True)
 
 
-def _ratio(table: pd.DataFrame, rule: str, best: str) -> dict[str, object]:
-    ratios = (table[rule] - table[best]).dropna()
-    if len(ratios) < 2:
-        return {}
-    low, high = stats.t.interval(0.95, len(ratios) - 1, ratios.mean(), stats.sem(ratios))
-    test = stats.ttest_1samp(ratios, 0, alternative="less")
-    told = {"rule": rule, "num_seeds": len(ratios), "ratio": float(np.exp(ratios.mean()))}
-    return told | {"low": float(np.exp(low)), "high": float(np.exp(high)), "p_sooner": float(test.pvalue)}
+def _ratio(differences: pd.Series) -> dict[str, float]:
+    mean, low, high, p = _paired(differences)
+    return {"ratio": math.exp(mean), "low": math.exp(low), "high": math.exp(high), "p_sooner": p}
+
+
+def _accuracy(differences: pd.Series) -> dict[str, float]:
+    mean, low, high, p = _paired(differences)
+    return {"accuracy_difference": mean, "accuracy_low": low, "accuracy_high": high, "p_less_accurate": p}
+
+
+def _paired(differences: pd.Series) -> tuple[float, float, float, float]:
+    """Mean, its 95 % t-interval, and p of the one-sided test that it is below 0; NaN of fewer than two."""
+    known = differences.dropna()
+    if len(known) < 2:
+        return math.nan, math.nan, math.nan, math.nan
+    low, high = stats.t.interval(0.95, len(known) - 1, known.mean(), stats.sem(known))
+    return float(known.mean()), float(low), float(high), float(stats.ttest_1samp(known, 0, alternative="less").pvalue)
 
 
 def main(folder: Path, target: Target) -> None:
     truth = measured(folder, target)
     known = pd.concat([times(truth, truth.study), times(truth, load(folder / "policies", mix=True))])
+    # A seed of a rule that was run to the target and again beyond it counts once.
+    known = known.sort_values("accuracy").drop_duplicates(["rule", "seed", "num_workers"])
     table = compared(known)
     table.to_csv(folder / "policies.csv", index=False, float_format="%.6g")
     print(table.round(3).to_string(index=False))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--target-accuracy", type=float, required=True)
-    given = parser.parse_args()
-    main(given.folder, target_of(accuracy=given.target_accuracy))
+    main(*arguments(__doc__))

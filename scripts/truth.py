@@ -11,7 +11,6 @@ with is held against all that was measured. Written there: `rules.csv`, `without
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib import ticker
-from measured_grid import DRAWS, Measured, Played, measured, played
+from measured_grid import DRAWS, Measured, Played, arguments, measured, played
 
 from bsweep.analysis.prediction import fit, predict_from
 from bsweep.analysis.prediction.critical_batch import records_until_target
@@ -29,7 +28,7 @@ from bsweep.analysis.prediction.next_run import Key, median_step
 from bsweep.analysis.prediction.objectives import CLOSE, parse_objective
 from bsweep.analysis.prediction.selection import CELL, observed
 from bsweep.analysis.prediction.step_time import StepTimeFit, fit_step_time
-from bsweep.config import Target, target_of
+from bsweep.config import Target
 
 _ZEUS_PLAYS, _ZEUS_RUNS = 300, 60
 _ZEUS_PATIENCE = 2.0  # times the least cost so far, after which Zeus breaks a run off
@@ -236,8 +235,4 @@ def _grid(truth: Measured) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--target-accuracy", type=float, required=True)
-    given = parser.parse_args()
-    main(given.folder, target_of(accuracy=given.target_accuracy))
+    main(*arguments(__doc__))

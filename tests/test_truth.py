@@ -94,12 +94,23 @@ def test_a_batch_that_changes_takes_the_seconds_of_each_batch_for_as_long_as_it_
 
 
 def test_rules_are_held_against_the_best_fixed_batch_by_equal_seeds() -> None:
-    seconds = {"fixed 32": [10, 11, 12], "fixed 64": [20, 21, 22], "goodput": [8, 9, 9]}
-    rows = [(rule, seed, 2, s) for rule, of in seconds.items() for seed, s in enumerate(of)]
-    table = policies.compared(pd.DataFrame(rows, columns=["rule", "seed", "num_workers", "seconds"]))
+    nan = math.nan
+    of_rules = {  # seconds and accuracies of three seeds
+        "fixed 32": ((10, 11, 12), (0.70, 0.71, 0.70)),
+        "fixed 64": ((20, 10, 22), (0.72, 0.74, 0.72)),
+        "goodput": ((8, 9, 9), (nan, nan, nan)),
+        "cabs": ((11, nan, 12), (0.65, 0.66, 0.66)),
+    }
+    rows = [(rule, seed, 2, *each) for rule, of in of_rules.items() for seed, each in enumerate(zip(*of, strict=True))]
+    table = policies.compared(pd.DataFrame(rows, columns=["rule", "seed", "num_workers", "seconds", "accuracy"]))
     found = table.set_index("rule")
-    assert set(table["best_fixed"]) == {"fixed 32"} and set(table["rule"]) == {"fixed 64", "goodput"}
+    assert set(table["best_fixed"]) == {"fixed 32"} and set(table["rule"]) == {"fixed 64", "goodput", "cabs"}
     assert found["ratio"]["goodput"] == pytest.approx((8 * 9 * 9 / (10 * 11 * 12)) ** (1 / 3))
     assert found["p_sooner"]["goodput"] < 0.05 < found["p_sooner"]["fixed 64"]
-    assert found["p_holm"]["goodput"] == found["p_sooner"]["goodput"], "of one policy"
+    assert found["p_holm"]["goodput"] == 2 * found["p_sooner"]["goodput"], "of two policies"
     assert found["low"]["goodput"] < found["ratio"]["goodput"] < found["high"]["goodput"] < 1
+    assert found["regret"]["goodput"] == pytest.approx((8 / 10 + 9 / 10 + 9 / 12) / 3 - 1), "64 was better once"
+    assert found["num_missed"]["cabs"] == 1 and found["num_seeds"]["cabs"] == 2
+    assert found["accuracy_difference"]["fixed 64"] == pytest.approx(0.07 / 3)
+    assert found["p_less_accurate"]["cabs"] < 0.05 and found["p_less_accurate"]["fixed 64"] > 0.95
+    assert math.isnan(found["accuracy_difference"]["goodput"]), "runs that ended at the target"

@@ -1,25 +1,28 @@
-"""What measuring the gradient noise scale adds to a step at batch 64, of a lone worker and of one among others."""
+"""What measuring the gradient noise scale adds to a step at batch 64, and what deciding on a batch by it does."""
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from benches import alone
-from benches.common import Seconds, alternating, calls_of, medians
-from bsweep import noise_meter, steps
+from benches.common import Program, Seconds, alternating, calls_of, medians
+from bsweep import batching, noise_meter, steps
 from bsweep.data.plan import Share
 from bsweep.job import Job
 from bsweep.place import Place
+from tests.running import compose
 
 SIZE = 64
 MOST = 0.02  # of a step
+POLICIES = ("norm_test", "noise_scale", "cabs", "goodput")
 
 
 def noise(quick: bool) -> dict[str, Seconds]:
-    """Seconds of a step, of the passes on its halves, of all that a worker among others computes, by model."""
+    """By model, seconds of a step, of passes on its halves, of what a worker among others computes, and of policies."""
     found = {}
     for case in alone.CASES[:1] if quick else alone.CASES[:2]:
         with tempfile.TemporaryDirectory() as folder:
@@ -49,6 +52,7 @@ def of_job(job: Job, name: str, rounds: int) -> Seconds:
 
     programs = {"step": alone.of_job(job, SIZE), "halves": halves, "among two": among_two}
     seconds = alternating(programs, rounds, calls=calls_of(SIZE))
+    seconds |= alternating({name: decisions(job, name) for name in POLICIES}, rounds, calls=400)
     middle = medians(seconds)
     shares = {
         "a lone worker": middle["halves"] / noise_meter.APART_STEPS / middle["step"],
@@ -56,4 +60,14 @@ def of_job(job: Job, name: str, rounds: int) -> Seconds:
     }
     told = ", ".join(f"{share:.2%} for {who}" for who, share in shares.items())
     print(f"noise scale, {name}, batch {SIZE} ({job.numerics}): {told} (target: under {MOST:.0%})", flush=True)
+    print("  deciding:", ", ".join(f"{name} {middle[name] / middle['step']:.3%} of a step" for name in POLICIES))
     return seconds
+
+
+def decisions(job: Job, name: str) -> Program:
+    """What a policy does after a step, in the mean over those at which it looks and those at which it does not."""
+    policy = batching.build(replace(job.config, batching=compose(f"batching={name}", f"local_batch={SIZE}").batching))
+    noise = batching.GradientNoise(squared_norm=1.0, trace=float(SIZE), num_samples=100)
+    sums = torch.tensor([SIZE, 0.0, SIZE], dtype=torch.float64)
+    seen = batching.Seen(0.5, (), sums, lambda own: own.unsqueeze(0), noise, 50_000, 0.1, lambda: [0.1] * 200)
+    return lambda: policy.observe(seen)

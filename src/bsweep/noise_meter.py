@@ -25,7 +25,7 @@ from bsweep.vector import Vector
 RECORD_STEPS = 10
 """Steps from one record to the next at least; of a lone worker's passes, one of them is measured."""
 
-NORM_STEPS = 2
+NORM_STEPS = 3
 """Steps of several workers to one that is measured, which takes two norms of the whole vector."""
 
 APART_STEPS = 100
