@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 
 import pandas as pd
@@ -187,6 +188,7 @@ def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_pa
     (missing,) = analysis.what_is_missing(study)
     assert "one cell alone (global batch 64 on 1 worker). One more batch size is missing" in missing
     assert "bsweep run -m local_batch=32,64,128 study=s" in missing
+    assert "bsweep recommend local_batch=32,64,128 num_workers=1 study=s --target-accuracy 0." in missing
     assert analysis.surface(study).empty and not set(plots.figures(study)) & {"time_surface", "pareto_front"}
     assert not list(recommended(study))
 
@@ -221,6 +223,25 @@ def test_different_hardware_has_a_recommendation_each(tmp_path: Path) -> None:
         assert {line.partition(":")[0] for line in (one, other)} == set(cells["where"])
         assert all("CPU" in where for where in cells["where"])
         assert len(plots.time_surface(study).axes) == 2
+
+
+def test_parts_that_were_not_looked_at_are_named_with_the_options_that_choose_them(tmp_path: Path) -> None:
+    for number in range(6):
+        for batch in BATCHES if number else BATCHES[:2]:
+            settings = {"target_accuracy": TARGET, "optimizer.momentum": number / 10}
+            write_target_run(tmp_path / "s", EXACT, batch=batch, settings=settings)
+    study = bsweep.load(tmp_path / "s")
+    with computing_once():
+        *first, last = analysis.recommendations(study)
+    assert len(first) == 4
+    assert last.startswith("2 further parts of the study were not looked at.")
+    command, _, parts = last.partition(" with ")
+    assert f"bsweep predict {tmp_path / 's'} --target-accuracy 0.9" in command
+    ready = [shlex.split(part.partition(" (")[0]) for part in parts.split("; ")]
+    assert [words[0] for words in ready] == ["--where", "--where"] and parts.endswith("momentum=0 (2 runs).")
+    for _, word in ready:
+        found = bsweep.predict(study, TARGET, where=dict([word.split("=")]))
+        assert found.cells["num_runs"].sum() in (2, 3)
 
 
 def test_workers_that_do_not_step_together_are_told_apart_from_missing_points(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ that can be predicted, it is the one of `bsweep.analysis.supported`.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from bsweep.analysis.keys import keyed
 from bsweep.analysis.naming import counted, words
 from bsweep.analysis.once import once
 from bsweep.analysis.prediction import Prediction, predict
-from bsweep.analysis.prediction.selection import of_one_batch, told_apart, unsynchronised
+from bsweep.analysis.prediction.selection import choices, of_one_batch, told_apart, unsynchronised
 from bsweep.analysis.study import Study
 from bsweep.analysis.supported import part_of, supported_target
 from bsweep.analysis.tuning import TUNED, rate_settings, tuned
@@ -50,13 +51,19 @@ def recommendations(study: Study) -> list[str]:
     """The recommended cells in sentences with their intervals; nothing where something is missing for all of them."""
     found = [answer for answer in answers(study) if answer.prediction is not None]
     lines = [f"{answer.where}: {line}" if answer.where else line for answer in found for line in answer.sentences]
-    more = len(_parts(study)) - MOST_ANSWERS
-    if found and more > 0:
-        lines.append(
-            f"{counted(more, 'further part')} of the study {'was' if more == 1 else 'were'} not looked at: "
-            f"bsweep predict {study.folder} says how to choose one."
-        )
-    return lines
+    return [*lines, *_not_looked_at(study, found[0].prediction)] if found else []
+
+
+def _not_looked_at(study: Study, found: Prediction | None) -> list[str]:
+    """The parts beyond `MOST_ANSWERS`, each with the options that choose it."""
+    more = [part for _, part in _parts(study)[MOST_ANSWERS:]]
+    if not more or found is None:
+        return []
+    left = study.runs["run_id"].isin({run_id for part in more for run_id in part.runs["run_id"]})
+    parts = choices(study.runs, study.runs[left], among=of_one_batch(study.runs))
+    command = f"bsweep predict {shlex.quote(str(study.folder))} {found.target.option}"
+    were = f"{counted(len(more), 'further part')} of the study {'was' if len(more) == 1 else 'were'}"
+    return [f"{were} not looked at. To ask for one: {command} with {parts}."]
 
 
 def doubts(study: Study) -> list[str]:
@@ -149,8 +156,6 @@ def _of_rates(study: Study, found: Prediction) -> str:
 def _missing(study: Study, problems: list[str]) -> str:
     """Why there is no recommendation, how much is missing, and the command that gets it."""
     runs = study.runs
-    batches = sorted(runs["global_batch"].unique())
-    command = f"bsweep run -m local_batch={_around(int(runs['local_batch'].iloc[0]))} study={study.name}"
     if names := unsynchronised(study, runs):
         shown = " or ".join(words("variant", name) for name in names)
         return (
@@ -162,21 +167,29 @@ def _missing(study: Study, problems: list[str]) -> str:
             "No recommendation of a batch size: all runs change it while they train, and a cell is one batch size. Add "
             f"runs that keep theirs: bsweep run -m batching=fixed local_batch=... study={study.name}."
         )
-    if runs.groupby(["global_batch", "num_workers"]).ngroups == 1:
-        batch, workers = batches[0], words("num_workers", runs["num_workers"].iloc[0])
-        return (
-            f"No recommendation of a batch size or a worker count: there is one cell alone (global batch {batch} on "
-            f"{workers}). One more batch size is missing for a curve, two for a test of it: {command}, with the other "
-            "settings as they were."
-        )
-    if len(batches) == 1:
-        return (
-            f"No recommendation of a batch size: all runs have a global batch of {batches[0]}. One more batch size is "
-            f"missing for a curve, two for a test of it: {command}, with the other settings as they were."
-        )
+    if runs["global_batch"].nunique() == 1:
+        return f"No recommendation of a batch size{_of_one_size(study)}"
     if not problems:
         return _no_target(study)
     return f"No recommendation of a batch size: {problems[-1][0].lower()}{problems[-1][1:]}"
+
+
+def _of_one_size(study: Study) -> str:
+    """What is missing where all runs have one batch size, and the two commands that get it."""
+    runs = study.runs
+    batch, counts = runs["global_batch"].iloc[0], sorted(set(runs["num_workers"]))
+    what = f": all runs have a global batch of {batch}"
+    if len(counts) == 1:
+        what = (
+            f" or a worker count: there is one cell alone (global batch {batch} on {words('num_workers', counts[0])})"
+        )
+    sizes, (target, _) = _around(int(runs["local_batch"].iloc[0])), next(_targets(study), (None, ""))
+    grid = f"local_batch={sizes} num_workers={','.join(map(str, counts))} study={study.name}"
+    return (
+        f"{what}. One more batch size is missing for a curve, two for a test of it: bsweep run -m local_batch={sizes} "
+        f"study={study.name}, with the other settings as they were. Or bsweep runs what it takes, and no more: bsweep "
+        f"recommend {grid} {target.option if target else '--target-accuracy ...'}, likewise."
+    )
 
 
 def _no_target(study: Study) -> str:

@@ -29,6 +29,11 @@ class Target:
         return f"a test accuracy of {self.value:g}"
 
     @property
+    def option(self) -> str:
+        """As a command takes it."""
+        return f"--{self.metric.replace('test', 'target').replace('_', '-')} {self.value:g}"
+
+    @property
     def sign(self) -> int:
         """What to multiply values by, so that more is better."""
         return 1 if self.metric == "test_accuracy" else -1

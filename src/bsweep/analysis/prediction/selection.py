@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,6 +25,7 @@ _TIMED = ["local_batch", "num_workers", "passes", "step_seconds", "exposed_secon
 # How long a run was to train and when it was asked how good it is, which change neither its steps nor their time.
 _NO_DIFFERENCE = ("target_accuracy", "target_loss", "stop_at_target", "evaluate_every_examples")
 _MEASURING = ("measure.",)
+_MOST_CHOICES = 8  # of the parts of a study that a message names
 _UNSYNCHRONISED = ("asynchronous", "stale_synchronous")
 
 
@@ -91,7 +93,7 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
     """
     runs = _chosen(study.runs, where or {})
     _refuse_unsynchronised(study, runs)
-    has_rates = _refuse_mixed(runs)
+    has_rates = _refuse_mixed(study.runs, runs)
     reached = to_target(study, target)
     passes = pd.to_numeric(runs["accumulation_steps"], errors="coerce").fillna(1).astype(int)
     others = runs.drop(columns=runs.columns.intersection(reached.columns))  # by the target that a run names itself
@@ -163,30 +165,46 @@ def _refuse_unsynchronised(study: Study, runs: pd.DataFrame) -> None:
         )
 
 
-def _refuse_mixed(runs: pd.DataFrame) -> bool:
+def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> bool:
     """ValueError if runs differ in what decides steps or seconds, other than batch size, workers and learning rate.
 
     Returns:
         Whether batch sizes were run with several rates.
     """
+    found, has_rates = _differing(runs)
+    if not found:
+        return has_rates
+    remedy = f"Choose one part: {choices(all_runs, runs)}."
+    if "hardware" in found:
+        differ = f"of different hardware, whose times do not compare: {'; '.join(found['hardware'])}"
+        raise ValueError(f"the runs are {differ}. {remedy}")
+    told = "; ".join(f"{columns.heading(name)}: {', '.join(values)}" for name, values in found.items())
+    raise ValueError(f"the runs differ in more than batch size, workers and seed ({told}). {remedy}")
+
+
+def _differing(runs: pd.DataFrame) -> tuple[dict[str, list[str]], bool]:
+    """The values of settings that tell runs apart which do not compare, and whether learning rates differ beside."""
     known = keyed(_compared(runs))
     found = {name: sorted({setting_text(value) for value in known[name]}) for name in told_apart(runs)}
     found = {name: values for name, values in found.items() if len(values) > 1}
-    if "hardware" in found:
-        raise ValueError(
-            f"the runs are of different hardware, whose times do not compare: {'; '.join(found['hardware'])}. Choose "
-            f"one: --where {_quoted('hardware', found['hardware'][0])}"
-        )
-    has_rates = found.pop("lr", None) is not None
-    if found:
-        told = "; ".join(f"{columns.heading(name)}: {', '.join(values)}" for name, values in found.items())
-        remedy = " ".join(f"--where {_quoted(name, values[0])}" for name, values in found.items())
-        raise ValueError(f"the runs differ in more than batch size, workers and seed ({told}). Choose: {remedy}")
-    return has_rates
+    return found, found.pop("lr", None) is not None
 
 
-def _quoted(name: str, value: str) -> str:
-    return f"{name}='{value}'" if " " in value else f"{name}={value}"
+def choices(all_runs: pd.DataFrame, runs: pd.DataFrame, among: pd.DataFrame | None = None) -> str:
+    """The `--where` options of each part of `runs` that compares, the one of most runs first.
+
+    `all_runs` are the study's. Options are those that it takes to choose from the runs `among`, by default the same.
+    """
+    names = list(_differing(runs if among is None else among)[0])
+    known = keyed(all_runs).loc[runs.index, names].map(setting_text)  # as `_chosen` will know them
+    counts = known.groupby(names, sort=False).size().sort_values(ascending=False, kind="stable")
+    shown = [
+        " ".join(f"--where {name}={shlex.quote(value)}" for name, value in zip(names, key, strict=True))
+        + f" ({count} run{'s' * (count > 1)})"
+        for key, count in zip(counts.index.to_frame().to_numpy(), counts, strict=True)
+    ]
+    left = len(shown) - _MOST_CHOICES
+    return "; ".join([*shown[:_MOST_CHOICES], *([f"and {left} more"] if left > 0 else [])])
 
 
 def _makes_no_difference(runs: pd.DataFrame, name: str) -> bool:
@@ -240,7 +258,8 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
     if len(reached) < 2 and not has_estimate:
         return (
             f"only global batch {reached[0]} reached {target}, and a curve over batch sizes takes two: 1 batch size is "
-            "missing, or the gradient noise scale of a run (measure.noise_scale=true)."
+            "missing, or the gradient noise scale of a run (measure.noise_scale=true). bsweep recommend runs what it "
+            "takes."
         )
     if not (runs["step_seconds"] > 0).any() and not has_timings:
         if runs["run_id"].isin(timed_beside(seen.study.provenance)).any():
