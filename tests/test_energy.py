@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -51,27 +52,31 @@ def test_what_the_hardware_does_not_say_is_not_known(packages: list[Path], monke
     assert math.isnan(energy.Meter(CPU, counts_host=True).joules())
 
 
-def test_an_epoch_records_what_its_steps_used(
+def test_an_epoch_records_what_its_steps_used_and_nothing_of_evaluations(
     packages: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from bsweep import steps
+    from bsweep import evaluation, steps
 
-    plain = steps.train_step
+    def hungry(plain: Any) -> Any:
+        def used(*arguments: object) -> Any:
+            counter = packages[0] / "energy_uj"
+            counter.write_text(str(int(counter.read_text()) + 1_000_000))
+            return plain(*arguments)
 
-    def hungry(*arguments: object) -> torch.Tensor:
-        counter = packages[0] / "energy_uj"
-        counter.write_text(str(int(counter.read_text()) + 1_000_000))
-        return plain(*arguments)  # type: ignore[arg-type]
+        return used
 
-    monkeypatch.setattr(steps, "train_step", hungry)
+    monkeypatch.setattr(steps, "train_step", hungry(steps.train_step))
+    monkeypatch.setattr(evaluation, "evaluate", hungry(evaluation.evaluate))
     config = compose(
         *TINY, "model=tiny_cnn", "launch=inline", "strategy=single", "local_batch=30", "epochs=2", "precision=fp32",
-        "channels_last=false", f"results_dir={tmp_path}", "study=s",
+        "channels_last=false", "evaluate_every_examples=30", f"results_dir={tmp_path}", "study=s",
     )  # fmt: skip
     paths = RunPaths(tmp_path / "s" / config.run_id)
     paths.folder.mkdir(parents=True)
     worker.train(config, paths, Place())
-    epochs = [one for one in read_records(paths.metrics)[0] if one["type"] == "epoch"]
+    records = read_records(paths.metrics)[0]
+    assert sum(one["type"] == "evaluation" for one in records) > 2
+    epochs = [one for one in records if one["type"] == "epoch"]
     assert [epoch["energy_joules"] for epoch in epochs] == [pytest.approx(3), pytest.approx(3)]
     study = bsweep.load(tmp_path / "s")
     assert study.runs["energy_joules"].tolist() == [pytest.approx(6)]

@@ -118,10 +118,26 @@ def test_limits_and_measures_change_what_is_recommended(folder: Path) -> None:
     assert deadline.choice.probability_in_time is not None and deadline.choice.probability_in_time > 0.9
     with pytest.raises(ValueError, match="no cell meets the deadline"):
         bsweep.predict(study, TARGET, objective=f"deadline={soonest / 3:.0f}s")
-    study.runs["energy_joules"] = 50.0 * study.runs["num_workers"]
-    study.runs["train_seconds"] = 1.0
-    by_energy = bsweep.predict(study, TARGET, objective="joules")
-    assert by_energy.choice.value == pytest.approx(50 * by_energy.recommended["worker_seconds"])
+    with pytest.raises(ValueError, match="no run recorded its energy"):
+        bsweep.predict(study, TARGET, objective="joules")
+
+
+def test_the_least_energy_is_of_busy_devices_where_idle_ones_take_power_too(folder: Path) -> None:
+    """By 40 W of a worker whatever it does, and 0.3 J an example; on two workers an exchange leaves them idle."""
+    study = bsweep.load(folder)
+    workers = study.runs["num_workers"]
+    seconds = study.evaluations.groupby("run_id")["train_seconds"].last().reindex(study.runs["run_id"]).to_numpy()
+    steps = study.evaluations.groupby("run_id")["num_steps"].last().reindex(study.runs["run_id"]).to_numpy(float)
+    study.runs["train_seconds"] = seconds
+    study.runs["energy_joules"] = 40 * seconds * workers + 0.3 * steps * study.runs["global_batch"]
+    found = bsweep.predict(study, TARGET, objective="joules", batches=[32, 64, 128, 256, 512])
+    cells = found.cells
+    truth = 40 * cells["worker_seconds"] + 0.3 * cells["steps"] * cells["global_batch"]
+    assert cells["joules"].to_numpy() == pytest.approx(truth.to_numpy(), rel=0.05)
+    assert found.choice.value == pytest.approx(cells["joules"].min(), rel=0.02)
+    alike = study.runs.assign(energy_joules=50.0 * seconds * workers)
+    constant = bsweep.predict(replace(study, runs=alike), TARGET, objective="joules")
+    assert constant.choice.value == pytest.approx(50 * constant.recommended["worker_seconds"])
 
 
 def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_path: Path) -> None:

@@ -153,7 +153,11 @@ def predict(arguments: Sequence[str]) -> int:
     add("study", help="the study's folder, such as results/quickstart")
     add("--target-accuracy", type=float, help="test accuracy to reach, such as 0.9")
     add("--target-loss", type=float, help="test loss to reach instead")
-    add("--objective", default="fastest", help="fastest | cheapest | deadline=2h | workers<=4, joined by commas")
+    add(
+        "--objective",
+        default="fastest",
+        help="fastest | cheapest | joules | deadline=2h | 'workers<=4', joined by commas",
+    )
     add("--batches", type=counts, help="global batch sizes of the grid, such as 32,64,128 (default: those of the runs)")
     add("--workers", type=counts, help="worker counts of the grid, such as 1,2,4 (default: those of the runs)")
     add("--price-per-worker-hour", type=float, help="for the cost in money")

@@ -9,7 +9,8 @@ of the machine are counted, whichever run they belong to.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -39,9 +40,22 @@ class Meter:
             self._ranges = _joules_of(packages, "max_energy_range_uj") or {}
             self._read = lambda: _joules_of(packages, "energy_uj")
         self._begun = self._read()
+        self._left_out = 0.0
 
     def joules(self) -> float:
-        """Since this meter was made; NaN where the hardware does not say it, 0 for a worker that answers for none."""
+        """Since this meter was made, but for pauses; NaN where the hardware does not say it, 0 for a worker that
+        answers for none.
+        """
+        return self._all_joules() - self._left_out
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is used within does not count; whoever calls it has a GPU's work done before, and at the end."""
+        before = self._all_joules()
+        yield
+        self._left_out += self._all_joules() - before
+
+    def _all_joules(self) -> float:
         begun, now = self._begun, self._read()
         if begun is None or now is None or begun.keys() != now.keys():
             return float("nan")

@@ -51,7 +51,9 @@ def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> runlog.Epoch:
     while not (_is_over(job, cursor) or _is_finished(job, cursor)):
         train_round(job, cursor, order, clock)
         if not (_is_over(job, cursor) or _is_finished(job, cursor)) and evaluation.is_due(job, cursor):
-            evaluation.within_epoch(job, cursor, clock)
+            clock.seconds()  # a GPU has ended its steps when its energy is read
+            with meter.paused():
+                evaluation.within_epoch(job, cursor, clock)
         keeper.after_round(cursor, clock)
     return _epoch_record(job, cursor, clock, meter.joules() if is_whole else math.nan)
 

@@ -55,7 +55,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--target-accuracy", type=float, help="test accuracy to reach, such as 0.9")
     add("--target-loss", type=float, help="test loss to reach instead")
     add("--budget", metavar="TIME", help="such as 30m, in all (default: 5 %% of what the grid is predicted to cost)")
-    add("--objective", default="fastest", help="fastest | cheapest | deadline=2h | workers<=4, joined by commas")
+    add(
+        "--objective",
+        default="fastest",
+        help="fastest | cheapest | joules | deadline=2h | 'workers<=4', joined by commas",
+    )
     add("--price-per-worker-hour", type=float, help="for the cost in money")
     add("--json", action="store_true", help="the answer for programs")
     return parser

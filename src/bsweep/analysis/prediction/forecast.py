@@ -10,6 +10,7 @@ import pandas as pd
 
 from bsweep.analysis.prediction.cells import mean_log
 from bsweep.analysis.prediction.critical_batch import INTERVAL
+from bsweep.analysis.prediction.power import watts
 from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.prediction.selection import CELL, Observed, to_target_of
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
@@ -63,8 +64,9 @@ def forecast(
 
     Columns of `cells`: `CELL`; `local_batch`; `seconds`, the median, with `seconds_low` and `seconds_high`, the 90 %
     prediction interval of one further run; `typical_low` and `typical_high`, that of the median over seeds; `steps` and
-    `step_seconds`, with theirs; `worker_seconds`; `money` (NaN without a price); `joules` (NaN where no run recorded
-    `energy_joules`); of `PARTS`, such as `fixed_seconds`, what of `seconds` they are: the fixed cost of passes,
+    `step_seconds`, with theirs; `worker_seconds`; `money` (NaN without a price);
+    `joules` of training steps, see `power` (NaN where no run recorded `energy_joules`); of `PARTS`, such as
+    `fixed_seconds`, what of `seconds` they are: the fixed cost of passes,
     computing on as many examples as the smallest batches need, computing on the further ones that a larger batch
     needs, exchange, and waiting for slower workers (NaN where no run says it: it is in the exchange then); `num_runs`,
     `num_reached` and `measured_seconds`, see `measured_log`; `is_unreached`, where runs of its batch trained to their
@@ -85,7 +87,7 @@ def forecast(
     table["money"] = (
         table["worker_seconds"] / 3600 * (np.nan if price_per_worker_hour is None else price_per_worker_hour)
     )
-    table["joules"] = table["worker_seconds"] * _watts_per_worker(seen.runs)
+    table["joules"] = table["worker_seconds"] * watts(seen.runs, table)
     table = table.join(_parts(seen, steps, step_time, keys).mul(table["seconds"], axis="index"))
     table = table.merge(_measured(seen, steps, step_time), on=CELL, how="left")
     table[["num_runs", "num_reached"]] = table[["num_runs", "num_reached"]].fillna(0).astype(int)
@@ -119,13 +121,6 @@ def _parts(seen: Observed, steps: StepsFit, step_time: StepTimeFit, keys: Sequen
 
 
 _EXPOSED = ("exposed_seconds", "waiting_seconds")
-
-
-def _watts_per_worker(runs: pd.DataFrame) -> float:
-    if "energy_joules" not in runs:
-        return float("nan")
-    watts = runs["energy_joules"].astype(float) / (runs["train_seconds"] * runs["num_workers"])
-    return float(watts.mean())
 
 
 def _measured(seen: Observed, steps: StepsFit, step_time: StepTimeFit) -> pd.DataFrame:

@@ -87,11 +87,24 @@ class Choice:
 
 
 def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False) -> Array:
-    """Logarithm of what is to be least, by draw and cell; money and joules go as worker-seconds do."""
+    """Logarithm of what is to be least, by draw and cell; ValueError where nothing is known of it."""
     logs = forecast.log_run_seconds if of_run else forecast.log_seconds
     if objective.minimize == "seconds":
         return logs
-    return np.asarray(logs + np.log(forecast.cells["num_workers"].to_numpy(float)))
+    cells = forecast.cells
+    of_worker_second = cells[objective.minimize].to_numpy(float) / cells["worker_seconds"].to_numpy(float)
+    if np.isnan(of_worker_second).any():
+        raise ValueError(f"objective {objective.minimize}: {_LACKING[objective.minimize]}.")
+    return np.asarray(logs + np.log(cells["num_workers"].to_numpy(float) * of_worker_second))
+
+
+_LACKING = {
+    "money": "give --price-per-worker-hour",
+    "joules": (
+        "no run recorded its energy: the hardware did not say it (NVIDIA's GPUs by NVML, CPUs by RAPL's counters where "
+        "they may be read). Use cheapest, which counts worker-seconds"
+    ),
+}
 
 
 def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame:
@@ -127,12 +140,11 @@ def choose(forecast: Forecast, objective: Objective) -> Choice:
     order = allowed[np.argsort(np.median(values[:, allowed], axis=0), kind="stable")]
     place, others = int(order[0]), [int(other) for other in order[1:]]
     better = {other: float((values[:, other] < values[:, place]).mean()) for other in others}
-    scale = _unit_values(table, objective)
-    low, high = np.exp(np.quantile(log_objective(forecast, objective, of_run=True)[:, place], INTERVAL)) * scale
+    low, high = np.exp(np.quantile(log_objective(forecast, objective, of_run=True)[:, place], INTERVAL))
     in_time = table["probability_in_time"].iloc[place]
     return Choice(
         place=place,
-        value=float(np.exp(np.median(values[:, place])) * scale),
+        value=float(np.exp(np.median(values[:, place]))),
         low=float(low),
         high=float(high),
         probability_best=float(table["probability_best"].iloc[place]),
@@ -141,17 +153,6 @@ def choose(forecast: Forecast, objective: Objective) -> Choice:
         runner_up=others[0] if others else None,
         probability_in_time=None if np.isnan(in_time) else float(in_time),
     )
-
-
-def _unit_values(table: pd.DataFrame, objective: Objective) -> float:
-    """What a worker-second is of the objective's measure."""
-    if objective.minimize in ("seconds", "worker_seconds"):
-        return 1.0
-    unit = float((table[objective.minimize] / table["worker_seconds"]).iloc[0])
-    if np.isnan(unit):
-        lacking = {"money": "give --price-per-worker-hour", "joules": "no run recorded its energy"}
-        raise ValueError(f"objective {objective.minimize}: {lacking[objective.minimize]}.")
-    return unit
 
 
 def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
