@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -62,6 +63,20 @@ class Recorded(Policy):
 
     def shares(self, epochs_done: float) -> tuple[Share, ...]:
         return self.of_global_batch([batch for since, batch in self._changes if since <= epochs_done][-1])
+
+
+class RecordedRates(Policy):
+    """The configured batch at the rates of another run: until so many epochs are done, a multiple of the base rate."""
+
+    def __init__(self, config: RunConfig, until: list[float], factors: list[float]) -> None:
+        super().__init__(config)
+        self._until, self._factors = until, factors
+
+    def shares(self, epochs_done: float) -> tuple[Share, ...]:
+        return self.of_batches(self.config.local_batches)
+
+    def rate_factor(self, epochs_done: float) -> float:
+        return self._factors[bisect.bisect_right(self._until, epochs_done)]
 
 
 def identified(config: RunConfig) -> Policy:

@@ -272,6 +272,22 @@ def test_the_rate_that_goes_on_record_has_the_gain() -> None:
     assert rates[:9] == [0.1] * 9 and all(0.1 < rate <= 0.2 for rate in rates[9:])
 
 
+def test_workers_reach_one_workers_weights_at_adascales_rates() -> None:
+    """A lone worker measures the noise of other steps, and would find other gains: it is given those of the workers."""
+    point = ("global_batch=8", "log_every_steps=1", "optimizer.lr=0.1")
+    rule = ("optimizer.lr_rule=adascale", "optimizer.reference_batch=4")
+    workers = trained(2, "strategy=allreduce", *point, *rule)
+    steps = workers[0]["steps"]
+    until, factors = ([step[key] for step in steps] for key in ("epochs_done", "learning_rate"))
+    assert len(set(factors)) > 2
+    options = (f"+batching.options.until={until}", f"+batching.options.factors={[rate / 0.1 for rate in factors]}")
+    own = ("batching=own", f"batching.target={ROOT}/tests/policies.py:RecordedRates", *options)
+    (one,) = trained(1, "strategy=single", *point, *own, "optimizer.lr_rule=fixed")
+    assert one["moved"] > 0.01 and [step["learning_rate"] for step in one["steps"]] == pytest.approx(factors)
+    for worker in workers:
+        torch.testing.assert_close(worker["parameters"], one["parameters"], rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -275,7 +275,8 @@ def test_a_policy_sees_the_running_estimate_from_the_first_record_on() -> None:
     records, average = runs[0]["noise_scales"], Average()
     assert seen[:9] == [None] * 9 and seen[9] and len(records) == 3
     for record in records:
-        average = average.joined(record["gradient_square"], record["variance"], record["num_gradients"] // 2)
+        num_steps = noise_meter.measured_steps(record["num_gradients"], 2)
+        average = average.joined(record["gradient_square"], record["variance"], num_steps)
         known = average.estimate()
         assert known and [known.squared_norm, known.trace, known.num_samples] in seen
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import bsweep
-from bsweep import replay
+from bsweep import noise_meter, replay
+from bsweep.analysis.keys import keyed
 from bsweep.config import save
 from bsweep.plots import FIGURES
 from bsweep.runlog import BatchChanged, NoiseScale, RunLog, RunPaths, Start, Step
@@ -101,6 +102,13 @@ def test_recorded_seconds_are_of_the_passes_that_the_run_made(tmp_path: Path) ->
     assert shares[0].num_passes == 1 and seconds == pytest.approx(0.1)
 
 
+def test_a_policy_is_told_of_as_many_measured_steps_as_in_training(tmp_path: Path) -> None:
+    run_id = write_run(tmp_path, 32.0)
+    (*_, (done, noise)) = replay._recorded(tmp_path / run_id).noises
+    assert (done, noise.num_samples) == (2.0, 16), "a lone worker's two halves are of one step"
+    assert [noise_meter.measured_steps(10, 2), noise_meter.measured_steps(2, 4)] == [5, 1]
+
+
 def test_the_figure_has_runs_whose_batch_changed(tmp_path: Path) -> None:
     write_run(tmp_path, 32.0)
     changing = write_run(tmp_path, 32.0, "batching=schedule")
@@ -110,3 +118,10 @@ def test_the_figure_has_runs_whose_batch_changed(tmp_path: Path) -> None:
     batch, noise, _ = figure.axes
     assert list(batch.lines[0].get_ydata()) == [8] * 8 + [16] * 8  # type: ignore[arg-type]
     assert list(noise.lines[0].get_ydata()) == [32] * 16  # type: ignore[arg-type]
+
+
+def test_policies_are_named_before_those_of_their_settings_that_tell_them_apart(tmp_path: Path) -> None:
+    for policy in ("noise_scale", "schedule", "schedule batching.factor=4"):
+        write_run(tmp_path, 32.0, "batching.max_global_batch=64", *f"batching={policy}".split())
+    variants = set(keyed(bsweep.load(tmp_path).runs)["variant"])
+    assert variants == {"noise_scale", "schedule factor 2", "schedule factor 4"}

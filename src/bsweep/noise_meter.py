@@ -216,6 +216,11 @@ def meter_of(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: 
     return meter
 
 
+def measured_steps(num_gradients: int, num_workers: int) -> int:
+    """The steps behind a record: each worker has one gradient in each; a lone worker puts every one on record."""
+    return max(1, round(num_gradients / num_workers)) if num_workers > 1 else 1
+
+
 _COUNTS = ("steps", "gradients", "examples")
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import yaml
 
-from bsweep import batching, optim, runlog
+from bsweep import batching, noise_meter, optim, runlog
 from bsweep.batching import GradientNoise, Policy, Seen
 from bsweep.batching.goodput import StepTime
 from bsweep.config import ConfigError, RunConfig, conf_dir, did_you_mean, own, parse, read
@@ -179,7 +179,8 @@ def _recorded(folder: Path) -> Recorded:
     start = next((record for record in run.records if record["type"] == "start"), {"num_train": 0})
     noises, average = [], Average()
     for record in numbered(run.records, "noise_scale", by="num_steps"):
-        average = average.joined(record["gradient_square"], record["variance"], record["num_gradients"])
+        measured = noise_meter.measured_steps(record["num_gradients"], config.num_workers)
+        average = average.joined(record["gradient_square"], record["variance"], measured)
         if (estimate := average.estimate()) is not None:
             noises.append((record["epochs_done"], estimate))
     steps = numbered(run.records, "step")
