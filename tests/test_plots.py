@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -383,6 +384,19 @@ def test_more_than_eight_lines_have_a_panel_each_before_the_others(strategies: a
     assert_readable(figure)
 
 
+def test_labels_of_many_batch_sizes_do_not_touch(tmp_path: Path) -> None:
+    sizes = tuple(2**power for power in range(3, 13))
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=sizes, num_workers=(1, 2), epochs=2))
+    for draw in (plots.accuracy_and_loss_by_batch, plots.time_by_batch, plots.throughput_and_speedup):
+        figure = draw(study)
+        figure.draw_without_rendering()
+        for axes in figure.axes[:1] if draw is plots.throughput_and_speedup else figure.axes:
+            boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+            assert len(boxes) >= 4 and {*axes.get_xticks(), *axes.get_xticks(minor=True)} == {*sizes}
+            assert all(one.x1 + 2 < other.x0 for one, other in itertools.pairwise(boxes)), tick_labels(axes)
+    assert tick_labels(plots.accuracy_and_loss_by_batch(study).axes[0]) == ["8", "32", "128", "512", "2048"]
+
+
 def test_of_very_many_lines_some_are_shown_and_the_legend_says_so(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", local_batches=tuple(range(8, 38)), num_workers=(1,)))
     figure = plots.loss_by_epoch(study)
@@ -467,6 +481,7 @@ def test_workers_with_unequal_threads_have_no_speedup_and_the_caption_says_so(tm
          "parameter server, 1 server, by memory, stale-synchronous, staleness 4"),
         ("diloco steps_by_flops", "DiLoCo, steps by FLOP/s"),
         ("batch_by_memory", "batch by memory"),
+        ("goodput every_steps 200 max_global_batch 99", "batch by goodput, every 200 steps, global batch at most 99"),
     ],
 )  # fmt: skip
 def test_variants_are_said_in_words(variant: str, said: str) -> None:

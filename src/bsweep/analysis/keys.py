@@ -58,7 +58,7 @@ def keyed(runs: pd.DataFrame) -> pd.DataFrame:
     kept, mixed = _told_apart(filled)
     told_apart = sorted(
         (name for name in settings(runs) if _of_exchange(name) and name not in mixed and filled[name].nunique() > 1),
-        key=lambda name: _EXCHANGE.index(name.partition(".")[0]),
+        key=lambda name: (_EXCHANGE.index(name.partition(".")[0]), "." in name),  # a policy before its settings
     )
     strategies = filled.groupby("strategy")
     details = [""] * len(runs)
@@ -109,8 +109,8 @@ def varying(table: pd.DataFrame) -> list[str]:
 def _told_apart(filled: pd.DataFrame) -> tuple[list[str], list[str]]:
     kept: list[str] = []
     mixed: list[str] = []
-    last = columns.names(columns.RUNS, "placement")  # for it follows from others
-    for column in sorted(settings(filled), key=last.__contains__):
+    last = columns.names(columns.RUNS, "placement")  # it follows from others, as settings of a policy do
+    for column in sorted(settings(filled), key=lambda name: (name in last, _of_exchange(name) and "." in name)):
         if filled[column].nunique() < 2 or _follows(filled, column, [*kept, "strategy"]):
             continue
         may_follow = columns.role(column) in ("minor", "placement")

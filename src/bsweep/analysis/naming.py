@@ -80,6 +80,8 @@ _OF_VARIANTS = {
     "norm_test": ", batch by norm test",
     "cabs": ", batch by CABS",
     "goodput": ", batch by goodput",
+    "hysteresis": ", hysteresis",
+    "theta": ", theta",
     "min_global_batch": ", global batch at least",
     "max_global_batch": ", global batch at most",
     "max_local_batch": ", local batch at most",
@@ -110,5 +112,6 @@ def length_of(study: Study) -> str:
 
 def _variant(text: str) -> str:
     text = re.sub(r"num_servers (\d+)", lambda found: ", " + counted(found[1], "server"), text)
+    text = re.sub(r"every_steps (\d+)", r", every \1 steps", text)
     text = _KNOWN.sub(lambda found: _OF_VARIANTS[found[0]], text)
     return text.replace(" ,", ",").replace("_", " ").strip(", ")

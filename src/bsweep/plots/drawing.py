@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from bsweep import analysis
 from bsweep.analysis import Study
@@ -29,7 +29,8 @@ PALE = "#A9C6D9"
 GRAY = "#7A7A7A"
 BEHIND: dict[str, Any] = {"color": "#D5D5D5", "linewidth": 0.8, "zorder": 1}  # lines that have panels of their own
 WIDTH = 7.0  # inches, of a page
-_MAX_TICKS = 12
+_BESIDE = 0.75  # inches of an axes' place that its labels take
+_DIGIT = 0.071  # inches of a tick label's
 _CUT = 1000  # losses this many times above or below a panel's median leave it
 _MAX_LABEL = 60  # letters of a line of a legend
 STYLE: dict[Any, Any] = {
@@ -174,18 +175,40 @@ def broken(text: str, letters: int) -> str:
 
 
 def log_axis(axes: Axes, cells: pd.DataFrame, along: str, also: Iterable[int] = ()) -> None:
-    """A log2 axis with plain integers at the measured sizes, as many as there is room for."""
+    """A log2 axis with a tick at each measured size, and a plain integer at as many as there is room for."""
     sizes = sorted({*cells.index.get_level_values(along), *also})
-    apart = math.log2(sizes[-1] / sizes[0]) / _MAX_TICKS
-    ticks = sizes[:1]
-    for size in sizes[1:]:
-        if math.log2(size / ticks[-1]) >= apart:
-            ticks.append(size)
+    limits = (sizes[0] / 1.3, sizes[-1] * 1.3)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [str(size) for size in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
+    axes.set_xlim(limits)
+    named = _with_room(sizes, _width(axes) / math.log2(limits[1] / limits[0]))
+    axes.set_xticks(named, [str(size) for size in named])
+    axes.set_xticks([size for size in sizes if size not in named], minor=True)
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(AXES[along][0])
+
+
+def _width(axes: Axes) -> float:
+    """Inches that an axes in a grid will have at least, what stands beside it left out."""
+    place, figure = axes.get_subplotspec(), axes.get_figure(root=True)
+    assert place is not None and figure is not None
+    return figure.get_figwidth() / place.get_gridspec().ncols - _BESIDE
+
+
+def _with_room(sizes: Sequence[int], doubling_inches: float) -> list[int]:
+    """The sizes to write below an axis: all, every second one and so on; of uneven ones those that find room."""
+
+    def fits(one: int, other: int) -> bool:
+        letters = (len(str(one)) + len(str(other))) / 2 + 1
+        return math.log2(other / one) * doubling_inches >= letters * _DIGIT
+
+    found = [sizes[0]]
+    for size in sizes[1:]:
+        if fits(found[-1], size):
+            found.append(size)
+    evenly = next(
+        every for every in (sizes[::step] for step in range(1, len(sizes) + 1)) if all(map(fits, every, every[1:]))
+    )
+    return list(evenly) if 2 * len(evenly) > len(found) else found
 
 
 def loss_axis(axes: Axes, values: Iterable[float], flat: bool = False, few: bool = False) -> None:
