@@ -203,6 +203,17 @@ def test_the_least_batch_leaves_the_smallest_of_uneven_workers_two_examples() ->
     assert least == 64
 
 
+@pytest.mark.parametrize(("workers", "least"), [(1, 2), (2, 2)])
+def test_the_least_batch_leaves_a_lone_worker_the_halves_by_which_it_measures_the_noise(
+    workers: int, least: int
+) -> None:
+    for words in (("batching=cabs",), ("batching=schedule", "optimizer.lr_rule=adascale")):
+        config = compose("model=tiny_cnn", "global_batch=16", f"num_workers={workers}", *words)
+        assert config.batching.bounds(config)[0] == least  # type: ignore[union-attr]
+    config = compose("model=tiny_cnn", "global_batch=16", "batching=schedule")
+    assert config.batching.bounds(config)[0] == 1, "which nobody measures"  # type: ignore[union-attr]
+
+
 def test_a_norm_test_that_fails_grows_the_batch_by_a_pass_at_least() -> None:
     words = ("batching=norm_test", "global_batch=64", "model=tiny_cnn", "batching.every_steps=1", "batching.theta=0.5")
     barely = GradientNoise(11.0, 320.0, 10)  # 5 / 16 of the square of the batch's gradient is noise
@@ -269,7 +280,7 @@ def test_the_rate_that_goes_on_record_has_the_gain() -> None:
     words = ("global_batch=8", "optimizer.lr=0.1", "optimizer.lr_rule=adascale", "optimizer.reference_batch=4")
     (run, _) = trained(2, "strategy=allreduce", "log_every_steps=1", *words)
     rates = [step["learning_rate"] for step in run["steps"]]
-    assert rates[:9] == [0.1] * 9 and all(0.1 < rate <= 0.2 for rate in rates[9:])
+    assert rates[:9] == [0.1] * 9 and all(0.1 < rate <= 0.2 for rate in rates[10:])
 
 
 def test_workers_reach_one_workers_weights_at_adascales_rates() -> None:

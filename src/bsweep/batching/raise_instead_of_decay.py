@@ -26,7 +26,8 @@ class RaiseInsteadOfDecay(Changing[RaiseInsteadOfDecayConfig]):
     def decide(self, seen: Seen) -> Decision:
         self._milestones = self._passed(seen.epochs_done)
         wanted = self.configured / self.config.optimizer.gamma**self._milestones
-        return Decision(wanted, {"milestones": self._milestones}, f"{self._milestones} milestones are passed")
+        reason = f"{self._milestones} milestone{'s are' if self._milestones != 1 else ' is'} passed"
+        return Decision(wanted, {"milestones": self._milestones}, reason)
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "milestones": self._milestones}

@@ -67,7 +67,7 @@ class ChangingConfig(DecidingConfig):
     def bounds(self, point: Point) -> tuple[int, int]:
         """The least and the largest batch, as given or within a factor of the configured one."""
         configured = point.examples_per_step
-        least = min(configured, max(_least_batch(point), -(-configured // _MOST_FACTOR)))
+        least = min(configured, max(self._least_batch(point), -(-configured // _MOST_FACTOR)))
         return self.min_global_batch or least, self.max_global_batch or configured * _MOST_FACTOR
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -79,10 +79,11 @@ class ChangingConfig(DecidingConfig):
                 f"batching.{key}_global_batch={bound} excludes the configured global batch of {configured}, with which "
                 f"a run begins: use batching.{key}_global_batch={configured}, or another batch."
             )
-        if self.min_global_batch is not None and self.min_global_batch < _least_batch(point):
+        if self.min_global_batch is not None and self.min_global_batch < self._least_batch(point):
             yield (
                 f"batching.min_global_batch={self.min_global_batch} is too small for num_workers={point.num_workers}: "
-                f"each needs an example, or two for the statistics of BatchNorm. Use {_least_batch(point)} or more."
+                f"each needs an example, or two for the statistics of BatchNorm, and a lone one two for the noise. Use "
+                f"{self._least_batch(point)} or more."
             )
         largest = max(point.local_batches)
         if self.max_local_batch is not None and self.max_local_batch < largest:
@@ -96,18 +97,22 @@ class ChangingConfig(DecidingConfig):
                 "Use optimizer.lr_rule=fixed."
             )
 
+    def _least_batch(self, point: Point) -> int:
+        """Of all workers, in proportion to their batches: an example for each, or two where BatchNorm wants statistics.
+
+        Two also where a lone worker measures the noise, by the halves of its batch: at one example a policy would see
+        no more of it, and stay there.
+        """
+        needs_halves = point.num_workers == 1 and (self.measures_noise or point.optimizer.measures_noise)
+        each, batches = 2 if needs_halves or point.model.has_batchnorm is not False else 1, point.local_batches
+        return -(-each * sum(batches) // min(batches))
+
     def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
         if self.max_global_batch is not None and self.max_global_batch > num_train:
             yield (
                 f"batching.max_global_batch={self.max_global_batch} is larger than the training set of {num_train} "
                 f"examples: use {num_train} or less."
             )
-
-
-def _least_batch(point: Point) -> int:
-    """Of all workers, in proportion to their batches: an example for each, or two where BatchNorm wants statistics."""
-    each, batches = 1 if point.model.has_batchnorm is False else 2, point.local_batches
-    return -(-each * sum(batches) // min(batches))
 
 
 @dataclass(frozen=True, kw_only=True)
