@@ -40,7 +40,8 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
         axes.set(xlabel=f"Time to {targets_in_words(rows)} (s)", ylabel="Worker-seconds")
     handles = [handle(_look(counts, count), _workers(count)) for count in counts]
     front = handle({"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.0}, "front")
-    drawing.legends(figure, ([*handles, front], ""))
+    has_line = cells.groupby("where")["is_on_front"].sum().max() > 1
+    drawing.legends(figure, ([*handles, *[front] * bool(has_line)], ""))
     return drawing.captioned(
         figure,
         f"Worker-seconds against seconds to {targets_in_words(cells)}, a point for each cell of the grid; pale ones "
@@ -93,6 +94,8 @@ def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
         colors = ["white" if none else COLORS[0] for none in is_open]
         axes.barh(places, steps[name], 0.6, color=colors, edgecolor=COLORS[0], alpha=0.8)
         axes.errorbar(steps[name], places, xerr=np.abs(off), fmt="none", ecolor="black", elinewidth=1.0)
+        axes.use_sticky_edges = False  # or zero is cut in half where it is the edge
+        axes.margins(x=0.06)
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set_xlabel(label)
         axes.grid(visible=False, axis="y")

@@ -152,10 +152,10 @@ def _luminance(color: Any) -> float:
 
 
 def _time_text(cell: dict[str, Any], unit: float) -> str:
-    """`12` above `9-16`: as many digits as the interval leaves known."""
-    low, high = cell["seconds_low"] / unit, cell["seconds_high"] / unit
-    decimals = max(0, 1 - math.floor(math.log10(max(high - low, 1e-9) / 2)) - 1)
-    return f"{cell['seconds'] / unit:.{decimals}f}\n{low:.{decimals}f}\N{EN DASH}{high:.{decimals}f}"
+    """`12` above `9-16`: as many digits as the interval leaves known, and two at least."""
+    value, low, high = (cell[name] / unit for name in ("seconds", "seconds_low", "seconds_high"))
+    decimals = max(0, -math.floor(math.log10(max(high - low, 1e-9) / 2)), 1 - math.floor(math.log10(value)))
+    return f"{value:.{decimals}f}\n{low:.{decimals}f}\N{EN DASH}{high:.{decimals}f}"
 
 
 def _unit(seconds: pd.Series[float]) -> tuple[str, float]:
