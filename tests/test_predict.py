@@ -104,7 +104,8 @@ def test_one_more_run_brings_most_where_the_choice_is_open(prediction: bsweep.an
 def test_limits_and_measures_change_what_is_recommended(folder: Path) -> None:
     study = bsweep.load(folder)
     cheapest = bsweep.predict(study, TARGET, objective="cheapest", price_per_worker_hour=3.6)
-    assert cheapest.recommended["num_workers"] == 1
+    assert cheapest.recommended["num_workers"] == 1 and cheapest.sentence().startswith("Cheapest to")
+    assert cheapest.choice.value == pytest.approx(cheapest.recommended["worker_seconds"] / 1000)
     assert cheapest.cells["money"].to_numpy() == pytest.approx(cheapest.cells["worker_seconds"].to_numpy() / 1000)
     assert cheapest.cells["joules"].isna().all()
     one = bsweep.predict(study, TARGET, objective="fastest,workers<=1", workers=[1, 2, 4])
@@ -161,7 +162,9 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
         ([], "give a target"),
         (["--target-accuracy", "0.9", "--batches", "64", "--workers", "2"], "a grid of one cell"),
         (["--target-accuracy", "0.9", "--objective", "fastes"], "Did you mean 'fastest'?"),
-        (["--target-accuracy", "0.9", "--objective", "money"], "--price-per-worker-hour"),
+        (["--target-accuracy", "0.9", "--objective", "money"], "needs a price: give --price-per-worker-hour"),
+        (["--target-accuracy", "0.9", "--objective", "money", "--price-per-worker-hour", "-1"], "such as 2.5"),
+        (["--target-accuracy", "0.9", "--where", "strategy"], "--where strategy=horovod"),
         (["--target-accuracy", "0.9", "--where", "optimiser=sgd"], "Did you mean 'optimizer'?"),
         (["--target-accuracy", "0.9", "--where", "global_batch=128"], "1 batch size is missing"),
         (["--target-accuracy", "0.9", "--batches", "0"], "--batches"),

@@ -169,13 +169,20 @@ def predict(arguments: Sequence[str]) -> int:
     from bsweep.analysis import predict as predicted
 
     try:
-        where = dict(text.split("=", 1) if "=" in text else (text, "") for text in options.pop("where"))
+        where = dict(_column_and_value(text) for text in options.pop("where"))
         prediction = predicted(study, **options, where=where)
         print(json.dumps(prediction.as_json(), indent=2, allow_nan=False) if as_json else prediction)
     except (ValueError, OSError) as error:
         _say(str(error))
         return BAD_CONFIG
     return 0
+
+
+def _column_and_value(text: str) -> tuple[str, str]:
+    column, found, value = text.partition("=")
+    if not found:
+        raise ValueError(f"--where {text}: give a column and its value, as in --where strategy=horovod.")
+    return column, value
 
 
 def replay(arguments: Sequence[str]) -> int:

@@ -29,7 +29,8 @@ def run(arguments: Sequence[str]) -> int:
         if inside_horovodrun():
             raise ValueError("bsweep recommend starts workers of several numbers: leave horovodrun out")
         target = target_of(options.target_accuracy, options.target_loss)
-        objective = parse_objective(options.objective)
+        price = options.price_per_worker_hour
+        objective = parse_objective(options.objective, price)
         budget = None if options.budget is None else parse_seconds(options.budget)
         metric = "target_accuracy" if options.target_loss is None else "target_loss"
         given = [*options.overrides, f"{metric}={target.value!r}"]
@@ -37,9 +38,6 @@ def run(arguments: Sequence[str]) -> int:
         if not configs:
             return code
         sys.argv = ["bsweep recommend", *arguments]  # the command that the records of its runs have
-        price = options.price_per_worker_hour
-        if objective.minimize == "money" and price is None:
-            raise ValueError(f"--objective {options.objective} needs a price: give --price-per-worker-hour 2.5, say.")
         search = Search(_cells(configs, objective), given, target, objective, budget, price)
         return _led(search, options.json)
     except (ValueError, OSError) as error:

@@ -284,9 +284,8 @@ class Search:
 
 def _in_short(prediction: Prediction) -> str:
     choice = prediction.choice
-    interval = f"{choice.value:.3g} (90 % interval {choice.low:.3g} to {choice.high:.3g})"
     close = f"within {100 * CLOSE:.0f} % of the best with probability {choice.probability_close:.2f}"
-    return f"{cell_name(prediction.recommended)}, {interval}, {close}"
+    return f"{cell_name(prediction.recommended)}, {prediction.amount}, {close}"
 
 
 def named(cell: Key) -> str:

@@ -56,7 +56,7 @@ def predict(
         ValueError: the target was not reached, points are missing, the grid is one cell, runs differ in more than
             batch size and workers; the message has the remedy. FileNotFoundError: there is no such study.
     """
-    wanted = parse_objective(objective)
+    wanted = parse_objective(objective, price_per_worker_hour)
     known = study if isinstance(study, Study) else load(study, mix=True)  # `where` may choose
     seen = observed(known, _target(known, target_accuracy, target_loss), where)
     timings = probe_timings(probe) if probe else ()

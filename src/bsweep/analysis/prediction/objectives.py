@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from bsweep.analysis.naming import counted
+from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.forecast import Forecast
 from bsweep.analysis.prediction.sampler import Array
@@ -38,8 +40,12 @@ class Objective:
     text: str = field(default="fastest", compare=False)
 
 
-def parse_objective(text: str) -> Objective:
-    """An objective as a user writes it; ValueError that names what is wrong."""
+def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Objective:
+    """An objective as a user writes it, where a price is given in money; ValueError that names what is wrong."""
+    if price_per_worker_hour is not None and not 0 < price_per_worker_hour < np.inf:
+        raise ValueError(
+            f"--price-per-worker-hour {price_per_worker_hour:g}: give what an hour of a worker costs, such as 2.5."
+        )
     found = Objective(text=text)
     given: list[Measure] = []
     for part in (part.strip() for part in text.split(",")):
@@ -54,8 +60,12 @@ def parse_objective(text: str) -> Objective:
             raise ValueError(f"objective {part or text!r}: unknown.{did_you_mean(part, names)} Use {_EXAMPLES}.")
     if len(set(given)) > 1:
         raise ValueError(f"objective {text!r}: one thing alone can be least. Use {_EXAMPLES}.")
-    within = "worker_seconds" if found.deadline_seconds else "seconds"  # what is done in time need not be done sooner
-    return replace(found, minimize=given[0] if given else within)  # type: ignore[arg-type]
+    within: Measure = "worker_seconds" if found.deadline_seconds else "seconds"  # done in time need not be done sooner
+    least = given[0] if given else within
+    if least == "money" and price_per_worker_hour is None:
+        raise ValueError(f"objective {text!r} needs a price: give --price-per-worker-hour 2.5, say.")
+    is_priced = least == "worker_seconds" and price_per_worker_hour is not None
+    return replace(found, minimize="money" if is_priced else least)
 
 
 def parse_seconds(text: str) -> float:
@@ -93,18 +103,12 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
         return logs
     cells = forecast.cells
     of_worker_second = cells[objective.minimize].to_numpy(float) / cells["worker_seconds"].to_numpy(float)
-    if np.isnan(of_worker_second).any():
-        raise ValueError(f"objective {objective.minimize}: {_LACKING[objective.minimize]}.")
+    if np.isnan(of_worker_second).any():  # only of joules: money has a price
+        raise ValueError(
+            "objective joules: no run recorded its energy: the hardware did not say it (NVIDIA's GPUs by NVML, CPUs by "
+            "RAPL's counters where they may be read). Use cheapest, which counts worker-seconds."
+        )
     return np.asarray(logs + np.log(cells["num_workers"].to_numpy(float) * of_worker_second))
-
-
-_LACKING = {
-    "money": "give --price-per-worker-hour",
-    "joules": (
-        "no run recorded its energy: the hardware did not say it (NVIDIA's GPUs by NVML, CPUs by RAPL's counters where "
-        "they may be read). Use cheapest, which counts worker-seconds"
-    ),
-}
 
 
 def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame:
@@ -167,8 +171,9 @@ def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
     nearest = possible.sort_values(["probability_in_time", "seconds"], ascending=[False, True]).iloc[0]
     return (
         f"objective {objective.text!r}: no cell meets the deadline with a probability of {SURE:g}. The nearest is "
-        f"global batch {nearest['global_batch']} on {nearest['num_workers']} worker(s), with "
-        f"{nearest['probability_in_time']:.2f} (median {nearest['seconds']:.0f} s). Allow more time or more workers."
+        f"global batch {nearest['global_batch']} on {counted(nearest['num_workers'], 'worker')}, "
+        f"with {nearest['probability_in_time']:.2f} (median {number(nearest['seconds'])} s). Allow more time or more "
+        "workers."
     )
 
 

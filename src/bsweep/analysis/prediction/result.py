@@ -22,7 +22,7 @@ from bsweep.analysis.prediction.selection import Observed
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.config import Target
 
-_UNITS = {"seconds": "s", "worker_seconds": "worker-seconds", "money": "(money)", "joules": "J"}
+_UNITS = {"seconds": "s", "worker_seconds": "worker-seconds", "money": "in money", "joules": "J"}
 _WIDTH = 100
 
 
@@ -86,15 +86,20 @@ class Prediction:
         """What measuring each cell next is expected to bring, see `objectives.gains`."""
         return gains(self.forecast, self.objective, self.fitted.steps.sigma, self.fitted.step_time.sigma)
 
+    @property
+    def amount(self) -> str:
+        """What the recommended cell takes of what is to be least, with its interval."""
+        value, low, high = map(number, (self.choice.value, self.choice.low, self.choice.high))
+        return f"{value} {_UNITS[self.objective.minimize]} (90 % interval {low} to {high})"
+
     def sentence(self) -> str:
         """The recommendation, how sure it is, and what is as good."""
         choice, best = self.choice, self.recommended
-        unit = _UNITS[self.objective.minimize]
-        shown = f"{number(choice.value)} {unit} (90 % interval {number(choice.low)} to {number(choice.high)})"
-        in_time = "" if choice.probability_in_time is None else f", in time with {choice.probability_in_time:.2f}"
-        time = "" if unit == "s" else f", {number(best['seconds'])} s"
+        in_time = choice.probability_in_time
+        sure = "" if in_time is None else f", in time with probability {in_time:.2f}"
+        time = "" if self.objective.minimize == "seconds" else f", {number(best['seconds'])} s"
         first = (
-            f"{_ADVERB[self.objective.minimize]} to {self.target}: {cell_name(best)}, {shown}{time}{in_time}. "
+            f"{_ADVERB[self.objective.minimize]} to {self.target}: {cell_name(best)}, {self.amount}{time}{sure}. "
             f"{_basis(best)}. It is the best cell with probability "
             f"{choice.probability_best:.2f}, and within {100 * CLOSE:.0f} % of the best with "
             f"{choice.probability_close:.2f}."
