@@ -64,6 +64,13 @@ def test_the_map_has_every_cell_with_the_true_time_in_its_interval(cells: pd.Dat
     assert set(cells.loc[cells["num_runs"] == 0, "global_batch"]) == {32, 128}
 
 
+def test_the_time_to_the_target_that_runs_name_is_drawn(study: analysis.Study) -> None:
+    figure = plots.time_to_target(study)
+    assert "until a test accuracy of 90 %, by the median" in plots.caption(figure)
+    found = analysis.time_to_target(study)
+    assert found["seconds"].notna().all() and set(found["seconds"]) == set(study.runs["seconds_to_target"])
+
+
 def test_the_front_is_that_of_the_true_times(cells: pd.DataFrame) -> None:
     front = cells[cells["is_on_front"]]
     assert list(front["num_workers"]) == [1, 4]

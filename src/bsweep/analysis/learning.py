@@ -51,8 +51,8 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
     they did before; others that did not complete are left out.
 
     Args:
-        target: a fraction; None: `TARGET_SHARE` of the best cell's mean final test accuracy, in whole percents. The
-            table is empty where no cell has learned.
+        target: a fraction; None: the one that all runs name and some reach, else `TARGET_SHARE` of the best cell's
+            mean final test accuracy, in whole percents. The table is empty where no cell has learned.
     """
     keys, runs = cell_keys(study.runs), keyed(study.runs)
     wanted = _default_target(study) if target is None else target
@@ -65,7 +65,18 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
     return table.assign(seconds=grouped["seconds"].mean().where(table["reached"]))
 
 
+def named_target(study: Study) -> float | None:
+    """The test accuracy that all runs of a study name as theirs, where some run reached it."""
+    runs = study.runs
+    if not {"target_accuracy", "reached"} <= {*runs} or not runs["reached"].eq(True).any():
+        return None
+    named = runs["target_accuracy"].astype(float)
+    return float(named.iloc[0]) if named.notna().all() and named.nunique() == 1 else None
+
+
 def _default_target(study: Study) -> float:
+    if (named := named_target(study)) is not None:
+        return named
     table = cells(study.runs)
     best = table.loc[table["has_learned"].fillna(True), "test_accuracy"].max()
     return round(TARGET_SHARE * float(best), 2)

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
+from bsweep.analysis.learning import named_target
 from bsweep.analysis.statistics import over_seeds, seed_points
 from bsweep.plots import drawing
 from bsweep.plots.along import along, beside, draw_panel
@@ -33,15 +34,15 @@ def times_to_target(study: Study) -> pd.DataFrame:
 
 def time_to_target(study: Study, table: pd.DataFrame) -> Figure:
     """Training time to a target accuracy by batch size, with those that do not reach it on the edge."""
-    target = 100 * table["target"].iloc[0]
-    label = f"Training time to {target:.0f} % test accuracy (s)"
+    target = f"{100 * table['target'].iloc[0]:.4g} %"
+    whose = f", {100 * analysis.TARGET_SHARE:.0f} % of the best cell's final one" * (named_target(study) is None)
+    label = f"Training time to {target} test accuracy (s)"
     highest = 1.08 * drawing.extent(table["seconds_points"].explode().dropna().astype(float))[1]
     name = along(analysis.cells(study.runs))
     figure, missed = _as_lines(table, name, label, highest) if name else _as_dots(table, label, highest)
     return drawing.captioned(
         figure,
-        f"Seconds of training until a test accuracy of {target:.0f} %, "
-        f"{100 * analysis.TARGET_SHARE:.0f} % of the best cell's final one, by the median of three evaluations.",
+        f"Seconds of training until a test accuracy of {target}{whose}, by the median of three evaluations.",
         drawing.repeats(table["n"]),
         "Open triangles on the edge are seeds that did not reach it." if missed else "",
     )
