@@ -223,9 +223,20 @@ def test_runs_that_never_got_there_count_as_such(tmp_path: Path) -> None:
     assert row["num_runs"] == 2 and row["num_reached"] == 0 and np.isnan(row["measured_seconds"])
     assert "0 of 2 reached" in repr(prediction)
     assert row["is_unreached"] and not row["is_allowed"] and row["probability_best"] == 0
+    assert "0 of 2 reached; left out" in repr(prediction) and "Left out: cells of a batch size of which" in repr(
+        prediction
+    )
     unreached = bsweep.predict(study, TARGET, batches=[512, 1024])
     assert "Its 2 own runs did not reach it." in unreached.sentence(), "where there is nothing else"
     assert any(warning.startswith("no run of the recommended cell") for warning in unreached.warnings)
+
+
+def test_a_run_that_was_too_short_for_any_batch_does_not_rule_its_batch_out(tmp_path: Path) -> None:
+    for batch in (32, 512):
+        write_target_run(tmp_path / "s", TRUTH, batch=batch)
+    write_target_run(tmp_path / "s", TRUTH, batch=128, most_examples=0.5 * 32 * TRUTH.steps(32))
+    row = bsweep.predict(tmp_path / "s", TARGET).cells.set_index("global_batch").loc[128]
+    assert (row["num_runs"], row["num_reached"]) == (1, 0) and not row["is_unreached"] and row["is_allowed"]
 
 
 _BROKEN_OFF: tuple[tuple[int, float, Status], ...] = (

@@ -141,8 +141,13 @@ def measured_log(runs: pd.DataFrame, steps: StepsFit, step_time: StepTimeFit) ->
 
 
 def unreached(runs: pd.DataFrame) -> set[int]:
-    """Batch sizes of runs that trained to their end, none of which reached the target."""
+    """Batch sizes of runs that trained to their end, none of which reached the target.
+
+    A run on fewer examples than any other run took to the target was merely too short to tell.
+    """
+    fewest = runs.loc[runs["reached"].eq(True), "examples_to_target"].astype(float).min()  # NaN where none got there
     has_ended = runs["status"].isin(["completed", "diverged"]) & runs["reached"].eq(False)
+    has_ended &= ~((runs["status"] == "completed") & (runs["trained_examples"].astype(float) < fewest))
     reached = set(runs.loc[runs["reached"].eq(True), "global_batch"])
     return {int(batch) for batch in set(runs.loc[has_ended, "global_batch"]) - reached}
 

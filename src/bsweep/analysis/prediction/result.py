@@ -116,16 +116,17 @@ class Prediction:
         return f"The intervals tell no difference from {shown}{more}."
 
     def __repr__(self) -> str:
-        wrapped = [textwrap.fill(line, _WIDTH) for line in (self.sentence(), *self._warned(), self._rule())]
+        below = (*self._warned(), *filter(None, [self._not_allowed()]), self._rule(), self._left_out())
+        wrapped = [textwrap.fill(line, _WIDTH) for line in (self.sentence(), *below)]
         lines = [
             wrapped[0], "", _as_text(self._shown_cells()), "", _as_text(self._shown_fits()), "",
-            _as_text(self._shown_critical()), "", *wrapped[1:], textwrap.fill(self._left_out(), _WIDTH),
+            _as_text(self._shown_critical()), "", *wrapped[1:],
         ]  # fmt: skip
         return "\n".join(lines).rstrip()
 
     def _repr_html_(self) -> str:
         tables = (self._shown_cells(), self._shown_fits(), self._shown_critical())
-        lines = (*self._warned(), self._rule(), self._left_out())
+        lines = (*self._warned(), self._not_allowed(), self._rule(), self._left_out())
         body = "".join(table.to_html(index=False) for table in tables)
         return f"<p><b>{html.escape(self.sentence())}</b></p>{body}" + "".join(
             f"<p>{html.escape(line)}</p>" for line in lines if line
@@ -159,6 +160,16 @@ class Prediction:
     def _warned(self) -> Iterator[str]:
         yield from (f"Warning: {text}" for text in self.warnings)
 
+    def _not_allowed(self) -> str:
+        left_out = ~self.cells["is_allowed"] & (self.cells["problem"] == "")
+        if not left_out.any():
+            return ""
+        is_limited = self.objective.max_workers is not None or self.objective.deadline_seconds is not None
+        reasons = ["beyond the objective's limits"] * is_limited
+        if self.cells.loc[left_out, "is_unreached"].any():
+            reasons.append("of a batch size of which runs trained to their end and none reached the target")
+        return f"Left out: cells {', or '.join(reasons)}."
+
     def _rule(self) -> str:
         return (
             f"Holds for the learning-rate rule of these runs ({self.rate_rule}), for their model, data and machine, "
@@ -167,7 +178,7 @@ class Prediction:
 
     def _left_out(self) -> str:
         table = self.leave_one_out
-        if table.empty:
+        if len(table) < 2:
             return "Leave-one-cell-out error: too few cells were measured for one."
         return (
             f"Leave-one-cell-out: each of {len(table)} measured cells is predicted from the others with a median error "
@@ -182,6 +193,7 @@ class Prediction:
         for place, cell in enumerate(self.cells.to_dict("records")):
             mark = f"{cell['num_reached']} of {cell['num_runs']} reached" if cell["num_runs"] else ""
             mark += "; extrapolated" * bool(cell["is_extrapolated"]) + f"; {cell['problem']}" * bool(cell["problem"])
+            mark += "; left out" * (not cell["is_allowed"] and not cell["problem"])
             row = {
                 "": "*" if place == self.choice.place else "",
                 "batch": f"{cell['global_batch']}",
