@@ -85,11 +85,34 @@ def test_what_a_start_has_left_on_a_host_ends_when_another_one_begins(tmp_path: 
     assert ours.wait(60) == 1, "what starts processes lets go of them when it ends"
 
 
+def test_a_start_that_has_gone_on_to_another_run_goes_by_that_one_alone(tmp_path: Path) -> None:
+    """The run before may be retried, by another sweep, while this one's processes train elsewhere."""
+    file, before, now = (tmp_path / name for name in ("lifeline", "before", "now"))
+    lifeline.begin(file)
+    lifeline.go_on(file, before)
+    ours = subprocess.Popen(lifeline.words(file, 600, ["sleep", "600"]))
+    lifeline.go_on(file, now)
+    lifeline.begin(before)
+    with pytest.raises(subprocess.TimeoutExpired):
+        ours.wait(5)
+    lifeline.begin(now)
+    assert ours.wait(60) == 1
+
+
+def test_what_a_start_has_left_ends_where_its_file_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "lifeline"
+    lifeline.begin(file)
+    left = subprocess.Popen(lifeline.words(file, 600, ["sleep", "600"]))
+    time.sleep(3)  # until it has seen the file: one that it has never seen may be late
+    file.unlink()
+    assert left.wait(60) == 1
+
+
 def test_a_launcher_that_waits_in_vain_tells_the_first_error(paths: RunPaths) -> None:
     """And not that it took too long, where a process said what was wrong and did not end."""
     runlog.write_json(paths.rank_logs(1) / "error.json", {**ERROR, "time": 1.0})
     config = point("launch.start_timeout_seconds=1")
-    outcome = processes.launch(config, paths, lambda: None, "bsweep.worker", lambda _: [["sleep", "60"]], lambda _: [])
+    outcome = processes.launch(config, paths, lambda: None, "bsweep.worker", lambda *_: [["sleep", "60"]], lambda _: [])
     assert (outcome.status, outcome.message) == ("out_of_memory", f"rank 1 failed: {ERROR['message']}")
 
 

@@ -119,7 +119,7 @@ def test_a_host_that_does_not_answer_ends_the_wait_for_workers_who_would_outlive
         paths,
         lambda: None,
         "bsweep.worker",
-        lambda _: [["sleep", "60"], ["sh", "-c", script]],
+        lambda *_: [["sleep", "60"], ["sh", "-c", script]],
         lambda _: [],
     )
     assert time.monotonic() - began < 30
@@ -219,7 +219,7 @@ def test_horovodrun_is_told_the_interface_where_another_machine_is_to_be_reached
     assert isinstance(launched.launch, HorovodrunConfig)
     paths.logs.mkdir()
     lifeline.begin(paths.lifeline)
-    words = horovodrun.command(launched, launched.launch, paths, [])
+    words = horovodrun.command(launched, launched.launch, paths, [], paths.lifeline)
     assert ("--network-interfaces" in words) is is_named
 
 

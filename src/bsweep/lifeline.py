@@ -2,8 +2,8 @@
 
 `python -m bsweep.lifeline FILE START SECONDS COMMAND...` runs the command and ends with its exit code. It ends all that
 the command started when the launcher has not touched FILE for SECONDS, when the file names another start than its own,
-or when nobody reads this process's output any more, as where ssh has gone. The first and the last are told by the
-other's absence alone: a network that is cut sends no word of it.
+when the run that it trains belongs to another one since, or when nobody reads this process's output any more, as where
+ssh has gone. The first and the last are told by the other's absence alone: a network that is cut sends no word of it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,19 @@ _GRACE_SECONDS = 5.0
 
 def begin(path: Path) -> None:
     """Have the file name a new start: what an earlier one has left elsewhere ends before it is in the way."""
-    path.write_text(os.urandom(8).hex())
+    path.write_text(f"{os.urandom(8).hex()}\n")
+
+
+def go_on(path: Path, run: Path) -> None:
+    """Have the start of a file train a run: it leaves when another start begins with the file of that one."""
+    run.write_text(f"{_name(path.read_text())}\n")
+    with path.open("a") as file:
+        file.write(f"{run}\n")
 
 
 def words(path: Path, seconds: float, command: Sequence[str]) -> list[str]:
     """The command line that runs a command so, of the start that has begun."""
-    return [sys.executable, "-m", "bsweep.lifeline", str(path), path.read_text(), f"{seconds:g}", *command]
+    return [sys.executable, "-m", "bsweep.lifeline", str(path), _name(path.read_text()), f"{seconds:g}", *command]
 
 
 class _Told(Exception):
@@ -55,10 +62,12 @@ def run(path: str, start: str, seconds: float, command: Sequence[str]) -> int:
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(_POLL_SECONDS)
                 return 128 - code if code < 0 else code
-            latest, named = _seen(path)
+            latest, said = _seen(path)
+            if latest < 0 and touched < 0:
+                said = None  # its name may be seen late
             if latest != touched:
                 touched, seen_at = latest, time.monotonic()
-            if time.monotonic() - seen_at > seconds or named not in (start, None) or reader.poll(0):
+            if time.monotonic() - seen_at > seconds or reader.poll(0) or not _is_of(said, start):
                 return 1
     except _Told:
         return 128 + signal.SIGTERM
@@ -72,11 +81,29 @@ def _told(number: int, frame: FrameType | None) -> NoReturn:
     raise _Told
 
 
+def _name(said: str) -> str:
+    return said.partition("\n")[0]
+
+
+def _is_of(said: str | None, start: str) -> bool:
+    """Whether a file names a start, and that of the run which it trains does, by all that can be seen."""
+    if said is None:
+        return True
+    runs = said.split("\n")[1:-1]  # one after another; half a line is none
+    run = runs and _seen(runs[-1])[1]
+    return _name(said) == start and (not run or _name(run) == start)
+
+
 def _seen(path: str) -> tuple[int, str | None]:
-    """When the launcher touched its file, and which start it names; a file that is opened is seen as it is."""
+    """When somebody touched a file, and what is in it, which is nothing where it is gone.
+
+    A file that is opened is seen as it is, also on a file system of several hosts.
+    """
     try:
         with open(path) as file:  # noqa: PTH123 (as above)
             return os.fstat(file.fileno()).st_mtime_ns, file.read()
+    except FileNotFoundError:
+        return -1, ""
     except OSError:
         return -1, None
 

@@ -36,6 +36,11 @@ class TeamPaths:
         """Run folders to be trained, a line each; an empty line is the end."""
         return self.folder / "points"
 
+    @property
+    def lifeline(self) -> Path:
+        """What its processes on other hosts go by, see `bsweep.lifeline`."""
+        return self.folder / "lifeline"
+
     def through(self, rank: int) -> Path:
         """A byte of each point that a process has trained: `SPOILT`, if it had better train no other."""
         return self.folder / f"through.{rank}"

@@ -27,11 +27,18 @@ def launch(
 ) -> Outcome:
     """See `bsweep.launch.launch`."""
     return processes.launch(
-        config, paths, on_poll, entry, lambda words: [command(config, launch, paths, words)], failures
+        config,
+        paths,
+        on_poll,
+        entry,
+        lambda words, lifeline: [command(config, launch, paths, words, lifeline)],
+        failures,
     )
 
 
-def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths, words: Sequence[str]) -> list[str]:
+def command(
+    config: RunConfig, launch: HorovodrunConfig, paths: RunPaths, words: Sequence[str], lifeline: Path
+) -> list[str]:
     """The horovodrun command line of a point, whose processes run these words.
 
     Its `--output-filename` is not used: it fails for a lone worker, of which 0.28.1 takes log10(0).
@@ -56,7 +63,7 @@ def command(config: RunConfig, launch: HorovodrunConfig, paths: RunPaths, words:
     worker = processes.worker_command(config, paths, "HOROVOD_RANK", words)
     if nodes:
         horovodrun = [sys.executable, "-m", "bsweep.horovodrun", shlex.join(ssh.options(launch))]
-        worker = processes.watched(launch, paths, worker)
+        worker = processes.watched(launch, lifeline, worker)
     return [
         *horovodrun,
         "-np",

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from bsweep import lifeline
 from bsweep.config import ProcessesConfig, RunConfig
@@ -126,10 +127,9 @@ def _run(
     for rank in ranks:
         paths.rank_logs(rank).mkdir(parents=True, exist_ok=True)
 
-    def start(words: Sequence[str]) -> Sequence[Sequence[str]]:
+    def start(words: Sequence[str], file: Path) -> Sequence[Sequence[str]]:
         environment.write(paths.environment, environment.by_file(os.environ, launch))
-        lifeline.begin(paths.lifeline)
-        return commands(words)
+        return commands(words, file)
 
     def poll() -> None:
         on_poll()
@@ -155,9 +155,9 @@ def worker_command(config: RunConfig, paths: RunPaths, rank_variable: str, words
     return ["sh", "-c", read + script]
 
 
-def watched(launch: ProcessesConfig, paths: RunPaths, command: Sequence[str]) -> list[str]:
+def watched(launch: ProcessesConfig, file: Path, command: Sequence[str]) -> list[str]:
     """A command on another host, which ends there when this machine, or this start, is not heard of any more."""
-    return lifeline.words(paths.lifeline.resolve(), lifeline_seconds(launch), command)
+    return lifeline.words(file, lifeline_seconds(launch), command)
 
 
 def _hidden_failures(config: RunConfig, paths: RunPaths) -> list[tuple[int, int]]:

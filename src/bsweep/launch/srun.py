@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from bsweep.config import ProcessesConfig, RunConfig, SrunConfig
 from bsweep.config.launch import hosts_of_ranks, nodes_of
@@ -25,11 +26,16 @@ def launch(
 ) -> Outcome:
     """See `bsweep.launch.launch`."""
     return processes.launch(
-        config, paths, on_poll, entry, lambda words: [command(config, launch, paths, words)], failures
+        config,
+        paths,
+        on_poll,
+        entry,
+        lambda words, lifeline: [command(config, launch, paths, words, lifeline)],
+        failures,
     )
 
 
-def command(config: RunConfig, launch: SrunConfig, paths: RunPaths, words: Sequence[str]) -> list[str]:
+def command(config: RunConfig, launch: SrunConfig, paths: RunPaths, words: Sequence[str], lifeline: Path) -> list[str]:
     """The step of a point: a task for each rank in their order, on the host of its slot."""
     assert launch.named_hosts, "a point outside an allocation is refused"
     shape = config.num_workers, config.num_server_processes
@@ -42,7 +48,7 @@ def command(config: RunConfig, launch: SrunConfig, paths: RunPaths, words: Seque
     script = (
         f'set -- {" ".join(seats)}; shift "$SLURM_PROCID"; '
         f'export RANK="$SLURM_PROCID" WORLD_SIZE={len(ranks)} LOCAL_RANK="${{1%/*}}" LOCAL_WORLD_SIZE="${{1#*/}}" '
-        f"MASTER_ADDR={ranks[0]} MASTER_PORT={port}; exec {shlex.join(processes.watched(launch, paths, worker))}"
+        f"MASTER_ADDR={ranks[0]} MASTER_PORT={port}; exec {shlex.join(processes.watched(launch, lifeline, worker))}"
     )
     return [*_step(ranks), "sh", "-c", script]
 

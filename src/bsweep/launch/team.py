@@ -21,6 +21,7 @@ from typing import BinaryIO, Literal
 
 import psutil
 
+from bsweep import lifeline
 from bsweep.config import ProcessesConfig, RunConfig, own
 from bsweep.fresh import end_with_parent
 from bsweep.runlog import RunPaths
@@ -31,8 +32,11 @@ _EXIT_SECONDS = 10
 Entry = Literal["bsweep.worker", "bsweep.probe", "bsweep.profile"]
 """The module that a process runs: it trains, or measures for `bsweep probe` or `bsweep profile`."""
 
-Commands = Callable[[Sequence[str]], Sequence[Sequence[str]]]
-"""What starts processes that run `python -m` with such words: one command for each host where there are several."""
+Commands = Callable[[Sequence[str], Path], Sequence[Sequence[str]]]
+"""What starts processes that run `python -m` with such words: one command for each host where there are several.
+
+Processes on other hosts go by the file, see `bsweep.lifeline`.
+"""
 
 
 def lifeline_seconds(launch: ProcessesConfig) -> float:
@@ -49,15 +53,18 @@ class Started:
     is_spoilt = False
     """One of them has said that it had better train no other."""
 
-    def __init__(self, commands: Sequence[Sequence[str]], env: Mapping[str, str], run: RunPaths) -> None:
+    def __init__(
+        self, words: Sequence[str], file: Path, env: Mapping[str, str], run: RunPaths, commands: Commands
+    ) -> None:
+        to_start = commands(words, file)
         self.console = run.launcher_log
-        self._lifeline = run.lifeline.open("r+")  # its name may be that of a later start's, some day
+        self._lifeline = file.open("r+")  # its name may be that of a later start's, some day
         self._touched_at = float("-inf")
         self.commands: list[subprocess.Popen[bytes]] = []
         with self.console.open("wb") as output:
             try:
                 with _interrupts_held():
-                    self.commands.extend(_start(command, env, output) for command in commands)
+                    self.commands.extend(_start(command, env, output) for command in to_start)
             except BaseException:
                 self.end()
                 raise
@@ -102,14 +109,16 @@ class Team(Started):
         self._through = [self._paths.through(rank) for rank in range(config.num_workers + config.num_server_processes)]
         for path in self._through:
             path.touch()
+        lifeline.begin(self._paths.lifeline)
         self._num_points = 0
         self.train(run)
-        super().__init__(commands(["bsweep.team", str(self._paths.folder)]), env, run)
+        super().__init__(["bsweep.team", str(self._paths.folder)], self._paths.lifeline, env, run, commands)
 
     def train(self, run: RunPaths) -> None:
         """Have all train the point of a folder."""
         self._num_points += 1
         self.is_through = False
+        lifeline.go_on(self._paths.lifeline, run.lifeline.resolve())
         self._say(str(run.folder.resolve()))
 
     def can_train(self, config: RunConfig) -> bool:
@@ -188,7 +197,7 @@ def of(config: RunConfig, run: RunPaths, entry: Entry, env: Mapping[str, str], c
     if team is None or not is_warm:
         end()
         team = Team(config, run, env, commands) if _coming[key] > 0 else None
-    started = team or Started(commands([entry, str(run.folder.resolve())]), env, run)
+    started = team or _lone(run, entry, env, commands)
     _idle = None
     try:
         if team and is_warm:
@@ -199,6 +208,11 @@ def of(config: RunConfig, run: RunPaths, entry: Entry, env: Mapping[str, str], c
             _idle = team
         else:
             started.end()
+
+
+def _lone(run: RunPaths, entry: Entry, env: Mapping[str, str], commands: Commands) -> Started:
+    lifeline.begin(run.lifeline)
+    return Started([entry, str(run.folder.resolve())], run.lifeline.resolve(), env, run, commands)
 
 
 def end() -> None:

@@ -24,11 +24,18 @@ def launch(
 ) -> Outcome:
     """See `bsweep.launch.launch`."""
     return processes.launch(
-        config, paths, on_poll, entry, lambda words: commands(config, launch, paths, words), failures
+        config,
+        paths,
+        on_poll,
+        entry,
+        lambda words, lifeline: commands(config, launch, paths, words, lifeline),
+        failures,
     )
 
 
-def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths, words: Sequence[str]) -> list[list[str]]:
+def commands(
+    config: RunConfig, launch: TorchrunConfig, paths: RunPaths, words: Sequence[str], lifeline: Path
+) -> list[list[str]]:
     """A torchrun for each host, and one more where servers run beside its workers: a torchrun's ranks are in a row."""
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     # Workers' output goes to the run's folder; torchrun would leave an empty one of its own behind each time.
@@ -42,7 +49,7 @@ def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths, words: 
         _on_host(
             host,
             launch,
-            paths,
+            lifeline,
             [
                 torchrun,
                 f"--nnodes={len(nodes)}",
@@ -57,11 +64,11 @@ def commands(config: RunConfig, launch: TorchrunConfig, paths: RunPaths, words: 
     ]
 
 
-def _on_host(host: str, launch: TorchrunConfig, paths: RunPaths, command: list[str]) -> list[str]:
+def _on_host(host: str, launch: TorchrunConfig, lifeline: Path, command: list[str]) -> list[str]:
     """The command itself on this host, else over ssh."""
     if ssh.is_here(host):
         return command
-    return on_host(host, launch, processes.watched(launch, paths, command))
+    return on_host(host, launch, processes.watched(launch, lifeline, command))
 
 
 def failures(console: str) -> list[tuple[int, int]]:
