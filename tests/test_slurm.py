@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bsweep import launch, load
 from bsweep.config import ConfigError, slurm
-from bsweep.launch import environment, failure, srun
+from bsweep.launch import environment, failure, preflight, srun
 from bsweep.runlog import RunPaths, read_records
-from tests.running import ROOT, TINY, bsweep, compose, popen, summaries, tool
+from tests.running import HOSTS, ROOT, TINY, bsweep, compose, popen, summaries, tool
 from tests.synthetic_study import META, write_run
 
 SLURM = str(ROOT / "scripts/slurm.sh")
@@ -121,6 +122,27 @@ def test_a_node_that_slurm_lost_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert outcome.may_pass
 
 
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (
+            "srun: error: Task launch for StepId=2.5 failed on node h3: Communication connection failure\nsrun: Job",
+            "no way in by srun: Task launch for StepId=2.5 failed on node h3: Communication connection failure: see ",
+        ),
+        (
+            "srun: error: Unable to create step for job 3: Requested node configuration is not available\n",
+            "no way in by srun: Unable to create step for job 3: Requested node configuration is not available: see ",
+        ),
+        (
+            "/x/python: No module named bsweep\nsrun: error: h3: task 0: Exited with exit code 1\n",
+            "bsweep does not run there (/x/python: No module named bsweep): every host needs",
+        ),
+    ],
+)
+def test_why_a_node_does_not_answer_is_read_from_what_srun_prints(said: str, problem: str) -> None:
+    assert preflight._explain(1, said).startswith(problem)
+
+
 @pytest.mark.parametrize("more", [("strategy=horovod",), ("strategy=diloco", "strategy.on_loss=continue")])
 def test_what_srun_cannot_start_is_refused_with_a_remedy(more: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=r"launch=srun with strategy=.* launch\.hosts=slurm"):
@@ -129,20 +151,21 @@ def test_what_srun_cannot_start_is_refused_with_a_remedy(more: tuple[str, ...]) 
 
 # From here on with a real one.
 
-GRID = (*TINY, "model=tiny_cnn", "precision=fp32", "channels_last=true", "num_workers=2", "launch.threads_per_worker=1")
+POINTS = (*TINY, "model=tiny_cnn", "precision=fp32", "channels_last=true", "launch.threads_per_worker=1")
+GRID = (*POINTS, "num_workers=2")
 LONG = ("local_batch=4", "epochs=40", "checkpoint_every=1", "log_every_steps=1000")
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder on a SLURM of two nodes, with the batch script that the docs show."""
+    """A folder on a SLURM of three nodes, with the batch script that the docs show."""
     folder = tmp_path_factory.mktemp("cluster")
     (script,) = re.findall(r"```bash\n(#!/bin/sh\n# sweep.sh\n.*?)```", CLUSTERS.read_text(), re.DOTALL)
     (folder / "sweep.sh").write_text(script)
     with pytest.MonkeyPatch.context() as variables:
         variables.setenv("BSWEEP_HOSTS_PREFIX", f"slurm{os.getpid()}")
         variables.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-        started = subprocess.run([SLURM, "up", "2"], capture_output=True, text=True, check=False)
+        started = subprocess.run([SLURM, "up", "3"], capture_output=True, text=True, check=False)
         if started.returncode == 77:
             pytest.skip(started.stderr.strip())
         assert started.returncode == 0, started.stderr
@@ -173,6 +196,29 @@ def events(folder: Path, study: str) -> list[str]:
     return [record["event"] for records in found for record in records if record["type"] == "event"]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Path) -> list[float]:
+    """The losses of the long point, as torchrun has trained it on one machine."""
+    whole = bsweep("run", *GRID, *LONG, "strategy=allreduce", "study=whole", cwd=cluster)
+    assert whole.returncode == 0, whole.stderr
+    ((_, found),) = losses(cluster, "whole")
+    return found
+
+
+def allocation(num_nodes: int) -> list[str]:
+    """What runs a command in an allocation of its own, of a task on each node."""
+    return [SLURM, "run", "salloc", f"--nodes={num_nodes}", "--ntasks-per-node=1"]
+
+
+BY_SRUN = ("strategy=allreduce", "launch=srun")
+
+
+def of_study(folder: Path, study: str) -> list[psutil.Process]:
+    """All processes on any node that work on a study."""
+    found = psutil.process_iter(["cmdline"])
+    return [one for one in found if str(folder / "results" / study) in " ".join(one.info["cmdline"] or ())]
+
+
 def until(folder: Path, pattern: str) -> None:
     ends = time.monotonic() + 120
     while not list(folder.glob(pattern)):
@@ -192,19 +238,88 @@ def test_srun_trains_on_two_nodes_what_torchrun_does_on_one(cluster: Path) -> No
     assert [values for _, values in ours] == [values for _, values in theirs]
 
 
-def test_a_job_whose_time_is_over_is_queued_again_and_goes_on_within_the_point(cluster: Path) -> None:
+QUEUED_AGAIN = {
+    "time_over": ("scancel", "--signal=USR1", "--batch"),  # as --signal does before the time limit
+    "preempted": ("scontrol", "requeue"),  # with a signal for all processes of the job at once
+}
+
+
+def test_jobs_that_are_queued_again_have_saved_and_go_on_within_the_point(
+    cluster: Path, undisturbed: list[float]
+) -> None:
+    """Both wait together: SLURM has a job that is queued again wait for half a minute and more."""
     shape = ("--parsable", "--nodes=2", "--ntasks-per-node=1")
-    job = typed(cluster, "sbatch", *shape, "sweep.sh", *GRID, *LONG, "study=queued").strip()
-    until(cluster, "results/queued/b*/checkpoint/*/complete.json")
-    typed(cluster, "scancel", "--signal=USR1", "--batch", job)  # as --signal does before the time limit
-    whole = bsweep("run", *GRID, *LONG, "strategy=allreduce", "study=whole", cwd=cluster)
-    assert whole.returncode == 0, whole.stderr
+    for study, words in QUEUED_AGAIN.items():
+        job = typed(cluster, "sbatch", *shape, "sweep.sh", *GRID, *LONG, f"study={study}").strip()
+        until(cluster, f"results/{study}/b*/checkpoint/*/complete.json")
+        typed(cluster, *words, job)
+        until(cluster, f"results/{study}/b*/summary.json")
+        assert summaries(cluster, study)[4]["message"].startswith("stopped on request"), "it has saved"
     ends = time.monotonic() + 120
-    while summaries(cluster, "queued").get(4, {}).get("status") != "completed":
-        assert time.monotonic() < ends, typed(cluster, "squeue")
-        time.sleep(0.5)
-    assert "resumed" in events(cluster, "queued")
-    assert losses(cluster, "queued")[0][1] == losses(cluster, "whole")[0][1]
+    for study in QUEUED_AGAIN:
+        while (ended := summaries(cluster, study).get(4, {}).get("status")) != "completed":
+            assert time.monotonic() < ends, (ended, typed(cluster, "squeue"))
+            time.sleep(0.5)
+        assert "resumed" in events(cluster, study)
+        assert losses(cluster, study)[0][1] == undisturbed
+
+
+def test_a_killed_srun_leaves_nobody_on_the_nodes_and_the_next_one_goes_on(
+    cluster: Path, undisturbed: list[float]
+) -> None:
+    with (cluster / "said").open("w+") as said:
+        words = (*GRID, *LONG, *BY_SRUN, "launch.retries=1", "study=killed")
+        sweep = popen([*allocation(2), tool("bsweep"), "run", *words], cluster, output=said)
+        until(cluster, "results/killed/b*/checkpoint/*/complete.json")
+        left = of_study(cluster, "killed")
+        sruns = [one for one in left if one.name() == "srun"]
+        (step,) = (one for one in sruns if one.parent() not in sruns)  # it has one that looks after it
+        assert len(left) > 4
+        step.kill()
+        assert not psutil.wait_procs(left, timeout=60)[1]
+        assert sweep.wait(200) == 0, (cluster / "said").read_text()
+    assert events(cluster, "killed") == ["resumed", "retried"]
+    assert losses(cluster, "killed")[0][1] == undisturbed
+    assert not of_study(cluster, "killed")
+
+
+def cable(what: str, host: str) -> None:
+    subprocess.run([HOSTS, what, host], check=True)
+
+
+STAGES = """
+for stage in cut unplugged back; do
+    until [ $stage != back ] || [ -e plugged_in ]; do sleep 0.1; done
+    "$@" 2>$stage.said
+    echo $? >code
+    mv code $stage.code
+done
+"""
+
+
+@pytest.mark.nightly  # it waits for time-outs
+def test_a_node_that_is_cut_off_is_named_and_when_it_is_back_the_same_command_goes_on(cluster: Path) -> None:
+    """Within one allocation, as a batch script would: SLURM itself takes minutes to see that a node is back."""
+    points = (*POINTS, *LONG[1:], "num_workers=3", "local_batch=4,8", "study=cut", "launch.stall_timeout_seconds=12")
+    command = [*allocation(3), "sh", "-c", STAGES, "sh", tool("bsweep"), "run", "-m", *points, *BY_SRUN]
+    with (cluster / "said").open("w") as said:
+        job = popen(command, cluster, output=said)
+        until(cluster, "results/cut/b*/checkpoint/*/complete.json")
+        cable("cut", "h3")
+        try:
+            until(cluster, "unplugged.code")
+        finally:
+            cable("join", "h3")
+        assert not of_study(cluster, "cut")
+        (cluster / "plugged_in").touch()
+        assert job.wait(200) == 0
+    assert [(cluster / f"{stage}.code").read_text() for stage in ("cut", "unplugged", "back")] == ["1\n", "2\n", "0\n"]
+    first, second = (cluster / "cut.said").read_text().split("[2/2]")
+    no_way = "h3: no way in by srun: Task launch for StepId="
+    assert "timeout after" in first and "host h3 is lost: no answer to srun" in first
+    assert f"skipped, not tried: {no_way}" in second
+    assert f"bsweep: {no_way}" in (cluster / "unplugged.said").read_text()
+    assert len(losses(cluster, "cut")) == 2 and "resumed" in events(cluster, "cut")
 
 
 def test_submitit_runs_each_point_in_a_job_and_queues_it_again(cluster: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -131,14 +132,15 @@ def _on_host(host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[s
 
 def _explain(code: int, said: str) -> str:
     """Why `bsweep.machine` did not run there."""
-    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), f"exit code {code}")
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    last = next((line for line in reversed(lines) if not line.startswith("srun: ")), f"exit code {code}")
     if code == ssh.EXIT_CODE:
         why = ssh.reason(said) or last
         return f"no way in by ssh: {why}: {ssh.remedy(why)}"
-    if last.startswith("srun: error: Unable"):
-        return (
-            f"no way in by srun: {last.removeprefix('srun: error: ')}: see what SLURM says of it (scontrol show node)"
-        )
+    if unreachable := re.search(
+        r"^srun: error: (Unable .*|.* failed on node .*|Node failure on .*)", said, re.MULTILINE
+    ):
+        return f"no way in by srun: {unreachable[1]}: see what SLURM says of it (scontrol show node)"
     if "cd:" in last:
         return f"{Path.cwd()} is not there: every host needs this folder, as on a file system that all share"
     if code in (126, 127) or "No such file" in last:
