@@ -184,6 +184,32 @@ def test_a_run_that_is_told_to_stop_has_the_time_that_its_checkpoint_takes(
     assert clock[-1] == 431
 
 
+def test_a_run_that_is_told_to_stop_has_the_time_of_its_longest_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, clock = RunPaths(tmp_path), [0.0]
+    paths.alive(0).parent.mkdir(parents=True)
+    monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=lambda: clock[-1]))
+
+    def run() -> None:
+        with stop.Stopping(compose("local_batch=2"), paths, print) as stopping:
+            poll = stopping.polled_with(lambda: None)
+            poll()  # before a worker has begun
+            for seconds in (10, 110, 130):  # when one has ended a step
+                clock.append(seconds)
+                paths.alive(0).touch()
+                os.utime(paths.alive(0), (seconds, seconds))
+                poll()
+            signal.raise_signal(signal.SIGTERM)
+            for seconds in (130 + 129, 130 + 131):
+                clock.append(seconds)
+                poll()
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert clock[-1] == 130 + 131, "30 s and the 100 s of the second step"
+
+
 def test_a_signal_is_told_though_the_run_was_to_stop_already(tmp_path: Path) -> None:
     """A search that has a run broken off by its file goes on, unless somebody else asked it to stop meanwhile."""
     paths, said = RunPaths(tmp_path), list[str]()

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -16,7 +17,7 @@ from bsweep.runlog import RunPaths, is_saving, is_stop_requested, request_stop
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = signal.SIGUSR2
 """With which SLURM tells submitit, which queues the job again, that its time is over: but first the workers save."""
-_GRACE_SECONDS = 30.0
+_GRACE_SECONDS = 30.0  # for a step to end, and a checkpoint to begin
 _LONG_AGO = float("-inf")
 
 
@@ -35,6 +36,8 @@ class Stopping:
         self._asked_at: float | None = None
         self._saving_at = 0.0  # the workers, or since when they should
         self._polled_at = float("-inf")
+        self._grace_seconds = _GRACE_SECONDS
+        self._shown_at: float | None = None  # when the first worker last did something
         self._passes_on = False
         self._handlers: dict[int, Any] = {}
 
@@ -80,21 +83,29 @@ class Stopping:
         if now - self._polled_at < 1:
             return
         self._polled_at = now
+        self._look_at_steps()
         if self._asked_at is None and is_stop_requested(self._paths):
             self._asked_at = self._saving_at = now
         if self._asked_at is None:
             return
         if is_saving(self._paths):
             self._saving_at = now
-        if self._asked_at == _LONG_AGO or now - self._saving_at > _GRACE_SECONDS * self._can_save:
+        if self._asked_at == _LONG_AGO or now - self._saving_at > self._grace_seconds * self._can_save:
             raise KeyboardInterrupt
+
+    def _look_at_steps(self) -> None:
+        """Have the time for a step be that of the longest one so far, if that is longer."""
+        with suppress(OSError):  # no worker has begun
+            shown_at = self._paths.alive(0).stat().st_mtime
+            if self._shown_at is not None:
+                self._grace_seconds = max(self._grace_seconds, _GRACE_SECONDS + shown_at - self._shown_at)
+            self._shown_at = shown_at
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             terminal.leave()
         self._passes_on = self._passes_on or number == _PASSED_ON
         if not self.ask():
-            self._say("ending at once")
             raise KeyboardInterrupt
 
     @property
@@ -105,6 +116,7 @@ class Stopping:
         """Ask the run to stop; False if that is no time to ask, but it is to end at once."""
         if self._asked_at is not None or not self._can_save or not self._paths.alive(0).exists():
             self._asked_at = _LONG_AGO
+            self._say("ending at once")
             return False
         self._asked_at = self._saving_at = time.monotonic()
         request_stop(self._paths)
