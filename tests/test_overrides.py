@@ -74,6 +74,10 @@ def type_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
             ["hydra.job.chdir=true", "hydra.run.dir=a", "hydra.sweep.dir=b", "hydra.sweep.subdir=c"],
             ["hydra.job.chdir=true", "hydra.run.dir=a", "hydra.sweep.dir=b", "hydra.sweep.subdir=c", "results_dir="],
         ),
+        (
+            ["+hydra.job.env_set.OMP_PROC_BIND=close", "launch.parallel=auto"],
+            ["hydra.job.env_set (OMP_PROC_BIND) with launch.parallel=auto", "Export the variables"],
+        ),
         (["++hydra.mode=RUN"], ["bsweep's own sweeper"]),
         (["hydra.sweeper.params=3"], ["hydra.sweeper.params=3"]),
         (["hydra.sweeper._target_=x"], ["Invalid plugin 'x'"]),

@@ -7,11 +7,13 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import bsweep as package
@@ -40,6 +42,7 @@ from bsweep.launch.stop import Signals
 from bsweep.progress import Progress
 from bsweep.report import _write_data as write_data
 from bsweep.runlog import RunPaths, read_meta, read_records
+from bsweep.trackers import live
 from tests.running import TINY, Fork, bsweep, compose, imported_first, summaries
 from tests.synthetic_study import META, write_run
 from tests.test_operating import status
@@ -117,14 +120,78 @@ def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) 
     assert all(read_meta(paths)["beside_others"] for paths in runs(tmp_path))
 
 
-def wait_for_epochs(cwd: Path, num_runs: int, timeout: float = 90) -> None:
+def test_points_at_once_heed_a_stop_from_elsewhere_and_a_second_interrupt(tmp_path: Path) -> None:
+    slow = ("launch.slowdown=[800]", "checkpoint_every=auto")  # a step takes seconds
+    grid = ("-m", "local_batch=4,5", "epochs=30", "study=s", "launch.parallel=2", *slow, *POINT)
+    with (tmp_path / "said").open("w") as said:
+        sweep = Fork("bsweep", "run", *grid, cwd=tmp_path, has_forks=True)
+        wait_for(lambda: len(list(tmp_path.glob("results/s/*/logs/rank.0/alive"))) == 2)
+        assert bsweep("stop", "results/s", cwd=tmp_path).returncode == 0
+        assert sweep.wait(60) == 130
+        assert status(tmp_path)["counts"] == {"interrupted": 2}
+        assert len(list(tmp_path.glob("results/s/*/checkpoint/*/complete.json"))) == 2
+        for path in tmp_path.glob("results/s/*/logs/rank.0/alive"):
+            path.unlink()
+        again = Fork("bsweep", "resume", "results/s", cwd=tmp_path, stderr=said, has_forks=True)
+        wait_for(lambda: len(list(tmp_path.glob("results/s/*/logs/rank.0/alive"))) == 2)
+        os.kill(again.pid, signal.SIGINT)
+        wait_for(lambda: (tmp_path / "said").read_text().count("the workers save where they are") == 2)
+        os.kill(again.pid, signal.SIGINT)
+        wait_for(lambda: (tmp_path / "said").read_text().count("ending at once") == 2)
+        assert again.wait(15) == 130
+    assert status(tmp_path)["counts"] == {"interrupted": 2}
+    workers = [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(one.info["cmdline"])]
+    assert not psutil.wait_procs(workers, timeout=5)[1]
+
+
+def test_the_first_of_points_at_once_finds_what_is_fastest_for_all(tmp_path: Path) -> None:
+    path = tmp_path / "results/s/calibration.json"
+    path.parent.mkdir(parents=True)
+    calibration.write(path, calibration.Calibration(1, (8, 16)))
+    result = bsweep("run", "-m", "local_batch=8,16,4", "study=s", "launch.parallel=2", *POINT, "epochs=1", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = calibration.read(path)
+    assert found and found.timed and result.stderr.count("at local batch 8") == 1
+    starts = {paths: read_records(paths.metrics)[0][0] for paths in runs(tmp_path)}
+    assert len({(one["precision"], one["channels_last"]) for one in starts.values()}) == 1
+    launched_at = sorted(read_meta(paths)["launched_at"] for paths in starts)
+    assert launched_at[0] < path.stat().st_mtime < launched_at[1], "nobody was beside the one that measured"
+
+
+def test_a_tracker_of_points_at_once_has_all_cores(tmp_path: Path) -> None:
+    cores = os.sched_getaffinity(0)
+
+    def follower() -> live._Follower:
+        Seats((min(cores),), ()).take()
+        return live._Follower("tensorboard", tmp_path)
+
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(follower).result()
+    assert os.sched_getaffinity(started._process.pid) == cores
+    assert started.end() == []
+
+
+def test_a_point_that_is_put_off_has_no_number_of_anothers(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(3)
+    progress.skip(point(1), "completed already")
+    progress.beside().put_off(point(2), "another process is running it")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("[1/3] ") and not second.startswith("[")
+
+
+def wait_for(condition: Callable[[], bool], timeout: float = 90) -> None:
     ends = time.monotonic() + timeout
-    while time.monotonic() < ends:
-        found = [read_records(path)[0] for path in cwd.glob("results/s/*/metrics.jsonl")]
-        if sum(any(record["type"] == "epoch" for record in of_run) for of_run in found) == num_runs:
-            return
+    while not condition():
+        assert time.monotonic() < ends
         time.sleep(0.05)
-    raise AssertionError(f"there were no {num_runs} runs with an epoch")
+
+
+def wait_for_epochs(cwd: Path, num_runs: int) -> None:
+    def of_runs() -> Iterator[bool]:
+        for path in cwd.glob("results/s/*/metrics.jsonl"):
+            yield any(record["type"] == "epoch" for record in read_records(path)[0])
+
+    wait_for(lambda: sum(of_runs()) == num_runs)
 
 
 FAILING = """

@@ -154,8 +154,8 @@ def _values(override: Override, most: int) -> Iterator[object]:
         yield override.value()
 
 
-def refuse_folders(point: DictConfig) -> None:
-    """ConfigError where Hydra was told to write, or to start runs, elsewhere than in the study."""
+def refuse_settings(point: DictConfig) -> None:
+    """ConfigError where Hydra was told what it does not do here, as to write or start runs outside the study."""
     study = f"{point.results_dir}/{point.study}"
     expected = {
         "hydra.run.dir": study,
@@ -171,6 +171,12 @@ def refuse_folders(point: DictConfig) -> None:
         for key, value in given.items()
         if value != expected[key] and not (key == "hydra.job.chdir" and value is False)
     ]
+    variables, at_once = (OmegaConf.select(point, key) for key in ("hydra.job.env_set", "launch.parallel"))
+    if variables and at_once not in (None, 1):
+        problems.append(
+            f"hydra.job.env_set ({', '.join(map(str, variables))}) with launch.parallel={at_once}: points that run at "
+            "once share one environment. Export the variables where bsweep is started, or leave launch.parallel out."
+        )
     if problems:
         raise ConfigError(*problems)
 

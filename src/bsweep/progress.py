@@ -62,9 +62,8 @@ class Progress:
         self._say(f"{config.study_dir / config.run_id}: skipped, {why}")
 
     def put_off(self, config: RunConfig, why: str) -> None:
-        """Say that a point comes later."""
-        self._number = self._sweep.num_done
-        self._say(f"{config.study_dir / config.run_id}: put off, {why}")
+        """Say that a point comes later, and has no number until then."""
+        self.say(f"{config.study_dir / config.run_id}: put off, {why}")
 
     def give_up(self, config: RunConfig, why: str) -> None:
         """Say that a point ended whose files could not be written."""

@@ -30,7 +30,7 @@ class Sweeper(BasicSweeper):
 
         def compose(point: list[str]) -> DictConfig:
             composed = loader.load_sweep_config(master, point)
-            overrides.refuse_folders(composed)
+            overrides.refuse_settings(composed)
             return composed
 
         configs = grid.configs(compose, points)
