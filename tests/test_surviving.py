@@ -20,6 +20,7 @@ import torch
 import bsweep as package
 from bsweep import states, study
 from bsweep.data.cache import cache_folder, cached_tensors
+from bsweep.launch import failure
 from bsweep.runlog import RunPaths, checkpoint_at, claimed, ended, write_json
 from tests.running import TINY, bsweep, compose
 from tests.synthetic_study import META, write_run, write_study
@@ -111,6 +112,11 @@ def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk:
     assert len(package.load(tiny_disk / "s").runs) >= 1
     for state in states.read(tiny_disk / "s").values():
         assert f" {state.status}" in full.stderr, "the console and the files say the same"
+    report = bsweep("report", str(tiny_disk / "s"), cwd=tiny_disk.parent)
+    assert report.returncode == 2 and f"no space left for {tiny_disk}/s/report. Free some" in report.stderr
+    silent = RunPaths(next(tiny_disk.glob("s/b8_*")))  # its launcher had no room for what it had to say
+    launcher = failure.of(compose("local_batch=8"), silent, [], Path(os.devnull), [120])
+    assert f"no space left for {silent.logs}. Free some there" in launcher.message
     ballast.unlink()
     again = bsweep("run", *SHORT, f"results_dir={tiny_disk}", cwd=tiny_disk.parent)
     assert again.returncode == 0 and again.stderr.count("completed already") == 1, again.stderr

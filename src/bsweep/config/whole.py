@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_FEW_LINES = 1 << 14  # bytes
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -45,6 +46,17 @@ def space_for(path: Path) -> Iterator[None]:
             f"no space left for {path}. Free some there, or give another results_dir=..., and start the same sweep "
             "again, which repeats this run",
         ) from None
+
+
+def why_full(folder: Path) -> str:
+    """What a full disk says of a folder; nothing where it has room for a few lines."""
+    try:
+        with space_for(folder), tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_FEW_LINES))
+            file.flush()
+    except OSError as error:
+        return error.strerror if is_full(error) else ""
+    return ""
 
 
 def is_full(error: OSError) -> bool:

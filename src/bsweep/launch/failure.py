@@ -10,6 +10,7 @@ from pathlib import Path
 from bsweep.config import RunConfig, SshConfig
 from bsweep.config.hosts import names_in
 from bsweep.config.launch import hosts_of_ranks, nodes_of
+from bsweep.config.whole import why_full
 from bsweep.launch import ssh
 from bsweep.launch.outcome import Outcome, first_error
 from bsweep.memory import CRASHES
@@ -118,7 +119,7 @@ def _of_command(paths: RunPaths, console: Path, codes: Sequence[int | None]) -> 
     ended = ", ".join(str(code) for code in codes if code)
     lines = _plain(_read(console).splitlines())
     why = ssh.reason("\n".join(lines)) or next((line for line in reversed(lines) if _ERROR.match(line)), "")
-    why = why or (lines[-1] if lines else "it printed nothing")
+    why = why or (lines[-1] if lines else why_full(paths.logs) or "it printed nothing")
     return f"{what} (exit code {ended or 0}): {why.rstrip('.')}; see {console}"
 
 

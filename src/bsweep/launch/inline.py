@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from bsweep import fresh
 from bsweep.config import InlineConfig, RunConfig
+from bsweep.config.whole import is_full
 from bsweep.launch.outcome import Outcome, recorded
 from bsweep.launch.team import Entry
 from bsweep.runlog import RunPaths
@@ -39,7 +40,8 @@ def launch(
             _train(config, paths, time.time(), on_poll)
     except Exception as error:
         _is_spoilt = _is_spoilt or (not is_apart and spoils_process(error))
-        traceback.print_exc()
+        if not (isinstance(error, OSError) and is_full(error)):  # which says what to do, and is nobody's mistake
+            traceback.print_exc()
         return Outcome(status_of(error), described(error))
     ended = recorded(paths)
     assert ended, "the worker returned without its last record"
