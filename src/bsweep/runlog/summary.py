@@ -102,14 +102,13 @@ def _crc32(paths: RunPaths) -> int | None:
 
 def _known_crc32(paths: RunPaths) -> int | None:
     """As `_crc32`, but read once as long as nobody writes: who watches a study asks every few seconds."""
-    path = str(paths.metrics)
     try:
-        status = os.stat(path)  # noqa: PTH116 (10,000 times, for a plan)
+        status = paths.metrics.stat()
     except FileNotFoundError:
         return None
-    return _crc32_of(path, status.st_mtime_ns, status.st_size)
+    return _crc32_of(paths.metrics, status.st_mtime_ns, status.st_size)
 
 
 @functools.cache
-def _crc32_of(path: str, mtime_ns: int, num_bytes: int) -> int:
-    return zlib.crc32(Path(path).read_bytes())
+def _crc32_of(path: Path, mtime_ns: int, num_bytes: int) -> int:
+    return zlib.crc32(path.read_bytes())
