@@ -55,7 +55,7 @@ def why_full(folder: Path) -> str:
             file.write(bytes(_FEW_LINES))
             file.flush()
     except OSError as error:
-        return error.strerror if is_full(error) else ""
+        return str(error.strerror) if is_full(error) else ""
     return ""
 
 
