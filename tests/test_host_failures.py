@@ -127,6 +127,20 @@ def test_a_host_that_does_not_answer_ends_the_wait_for_workers_who_would_outlive
     assert outcome.message.startswith("host h2 is lost: connect to host h2 port 22: No route to host: see that")
 
 
+def test_a_host_whose_command_had_to_be_ended_is_not_named_as_lost(tmp_path: Path) -> None:
+    """A ssh that is told to end does so with the code of one that lost its way."""
+    paths = RunPaths(tmp_path)
+    paths.metrics.touch()
+    waits = "trap 'exit 255' TERM; sleep 60 & wait"
+    lost = "echo 'Timeout, server h3 not responding.'; exit 255"
+    config = over(
+        "strategy=ddp", "num_workers=3", "launch.hosts='localhost:1,h2:1,h3:1'", "launch.stall_timeout_seconds=6"
+    )
+    commands = [["sleep", "60"], ["sh", "-c", waits], ["sh", "-c", lost]]
+    outcome = processes.launch(config, paths, lambda: None, "bsweep.worker", lambda *_: commands, lambda _: [])
+    assert outcome.message.startswith("host h3 is lost: Timeout, server h3 not responding: see")
+
+
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh")
 def test_a_retry_on_a_host_that_is_gone_starts_nothing(tmp_path: Path) -> None:
     config = over("launch.hosts='localhost:1,nowhere.invalid:1'", f"results_dir={tmp_path}")

@@ -104,7 +104,7 @@ def launch(
         commands: What starts them.
         failures: Finds in the commands' output which ranks failed, the first one first, and their exit codes.
     """
-    started, timeout = _run(config, paths, on_poll, entry, commands)
+    started, codes, timeout = _run(config, paths, on_poll, entry, commands)
     ended = recorded(paths)
     failed = not started.is_through and any(command.returncode for command in started.commands)
     if ended and (ended.status in ("diverged", "interrupted") or config.strategy.outlives_workers or not failed):
@@ -115,13 +115,16 @@ def launch(
         return Outcome("timeout", f"{timeout}\n{failure.last_lines_of_all(config, paths)}", may_pass=True)
     console = started.console.read_text(errors="replace")
     found = [] if timeout else failures(console) or _hidden_failures(config, paths)
-    return failure.of(config, paths, found, started.console, [command.returncode for command in started.commands])
+    return failure.of(config, paths, found, started.console, codes)
 
 
 def _run(
     config: RunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry, commands: Commands
-) -> tuple[Started, str | None]:
-    """The commands that trained a point, which have ended or wait for another; what took too long, if something did."""
+) -> tuple[Started, list[int | None], str | None]:
+    """The commands that trained a point, which have ended or wait for another; what took too long, if something did.
+
+    Between them, with what each ended by itself: one that had to be ended says nothing of its host.
+    """
     launch, ranks = config.launch, range(config.num_workers + config.num_server_processes)
     assert isinstance(launch, ProcessesConfig), launch
     for rank in ranks:
@@ -137,7 +140,8 @@ def _run(
 
     try:
         with team.of(config, paths, entry, environment.in_the_open(os.environ, launch), start) as started:
-            return started, _wait(started, config, paths, poll)
+            timeout = _wait(started, config, paths, poll)
+            return started, [command.poll() for command in started.commands], timeout
     finally:
         paths.environment.unlink(missing_ok=True)
 
