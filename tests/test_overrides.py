@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -138,6 +139,35 @@ def test_a_flag_may_stand_anywhere_and_letters_need_no_quotes(type_run: Type) ->
     assert Path("größe/default").is_dir()
     assert as_hydra_takes("data.root=a,größe/b") == "data.root=a,'größe/b'"
     assert as_hydra_takes("data.root='größe'") == "data.root='größe'"
+
+
+@pytest.mark.parametrize(("more", "num_composed"), [((), 2), (("+hydra.job.env_set.NAMED=here",), 2 + 4)])
+def test_a_grid_is_composed_once_for_its_settings_and_once_for_all_its_points(
+    type_run: Type, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], num_composed: int
+) -> None:
+    """Hydra's own launcher, which sets the variables that it is told to, composes each point once more."""
+    composed, seen, compose_one = list[object](), list[str | None](), ConfigLoaderImpl.load_configuration
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        composed.append(kwargs)
+        return compose_one(*args, **kwargs)
+
+    def run_point(*_: object) -> str:
+        seen.append(os.environ.get("NAMED"))
+        return "completed"
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    monkeypatch.setattr(study, "run_point", run_point)
+    code, said = type_run("-m", "local_batch=8,16", "seed=0,1", *more)
+    assert code == 0, said
+    assert len(composed) == num_composed and seen == ["here" if more else None] * 4
+
+
+def test_a_point_that_cannot_be_run_fails_alone(type_run: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "run_point", lambda config, *_: 1 // config.seed and "completed")
+    code, said = type_run("-m", "local_batch=8", "seed=0,1")
+    assert code == 1 and said.count("a point could not be run: ZeroDivisionError") == 1
+    assert sweep.STATUSES == ["failed", "completed"]
 
 
 def test_the_largest_seed_trains_and_is_read(tmp_path: Path) -> None:

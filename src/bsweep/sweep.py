@@ -14,10 +14,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from bsweep import allocation, anatomy, claims, commands, launch, overrides, parallel, study
+from bsweep import allocation, anatomy, claims, commands, composing, launch, overrides, parallel, study
 from bsweep.cli import BAD_CONFIG, report
 from bsweep.commands import Command
-from bsweep.config import ConfigError, ProcessesConfig, RunConfig, conf_dir, own, parse, slurm
+from bsweep.config import ConfigError, ProcessesConfig, RunConfig, own, parse, slurm
 from bsweep.config.whole import is_full
 from bsweep.grid import to_config, values_of
 from bsweep.launch import preflight, team
@@ -146,8 +146,6 @@ def _run_hydra(
 ) -> int:
     """Have Hydra compose points, and run those that `choose` gives the places of, in that order; the exit code."""
     global ARE_COMPOSED, _choose
-    import hydra
-
     _choose = choose
     shows_config = any(argument in ("--cfg", "-c", "--info", "-i") for argument in arguments)
     if shows_config and {"-m", "--multirun"} & set(arguments):
@@ -157,8 +155,7 @@ def _run_hydra(
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting with 1
     ARE_COMPOSED = False
     try:
-        sys.argv = [name, *overrides.arranged(arguments)]
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
+        composing.start(name, overrides.arranged(arguments), job)
     except Exception as error:
         is_known = isinstance(error, _BAD) or (isinstance(error, OSError) and is_full(error))
         if wants_traceback or (ARE_COMPOSED and not is_known):
@@ -177,7 +174,12 @@ def job(composed: DictConfig) -> str:
     """Hydra's task function: run one point of a sweep that was checked; its status."""
     if slurm.number_of_task(os.environ):  # submitit starts a job once on each of its nodes
         return "led by the first task"
-    return _run(to_config(composed), PROGRESS or Progress(1), _launcher())
+    return run_one(to_config(composed))
+
+
+def run_one(config: RunConfig) -> str:
+    """Run a point of a sweep that was checked, after those before it; its status."""
+    return _run(config, PROGRESS or Progress(1), _launcher())
 
 
 def _run(config: RunConfig, progress: Progress, start: study.Launch) -> str:
@@ -338,7 +340,7 @@ def profile(arguments: Sequence[str]) -> int:
 def one_point(arguments: Sequence[str]) -> RunConfig | int:
     """A point to look at hosts for, by the keys that say where; the exit code where they are wrong."""
     try:
-        composed = _first_point(overrides.arranged(arguments))
+        composed = composing.first_point(overrides.arranged(arguments))
         if composed.local_batch is None and composed.global_batch is None:
             composed.local_batch = 8
         config = own.resolve(parse(values_of(composed)))
@@ -366,7 +368,7 @@ def _measured(
         print(f"bsweep: {problem}", file=sys.stderr)
         return BAD_CONFIG
     try:
-        composed = _first_point(overrides.arranged(arguments))
+        composed = composing.first_point(overrides.arranged(arguments))
         config = fill_in(own.resolve(parse(values_of(composed))))
         warnings = study.check(config)
         config.study_dir.mkdir(parents=True, exist_ok=True)
@@ -382,18 +384,3 @@ def _measured(
         print(f"bsweep: the {command} ended as {outcome.status}: {outcome.message}", file=sys.stderr)
         return 1
     return config
-
-
-def _first_point(arguments: Sequence[str]) -> DictConfig:
-    """What Hydra composes, with the first value of each axis that an experiment or the command line sweeps.
-
-    Raises:
-        HydraException: an override is none, or names what there is not.
-    """
-    from hydra import compose, initialize_config_dir
-
-    given = overrides.first_values(arguments)
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        axes = compose("config", list(given.values()), return_hydra_config=True).hydra.sweeper.params or {}
-        swept = [f"{axis}={values}" for axis, values in axes.items() if values is not None and axis not in given]
-        return compose("config", [*overrides.first_values(swept).values(), *given.values()])

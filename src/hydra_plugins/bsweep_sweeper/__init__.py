@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobStatus
 from omegaconf import DictConfig
+
+if TYPE_CHECKING:
+    from bsweep.config import RunConfig
 
 
 class Sweeper(BasicSweeper):
@@ -28,16 +31,23 @@ class Sweeper(BasicSweeper):
         overrides.refuse([*axes, *arguments])
         (points,) = self.split_arguments(parser.parse_overrides([*axes, *arguments]), None)
 
+        are_plain: list[bool] = []
+
         def compose(point: list[str]) -> DictConfig:
             composed = loader.load_sweep_config(master, point)
             overrides.refuse_settings(composed)
+            are_plain.append(_is_plain(composed.hydra))
             return composed
 
         configs = grid.configs(compose, points)
         runs_here = isinstance(self.launcher, BasicLauncher)
-        return sweep.run_points(
-            configs, lambda places: self._start([points[place] for place in places]), runs_here=runs_here
-        )
+
+        def start(places: Sequence[int]) -> list[str]:
+            if runs_here and all(are_plain):  # Hydra's own launcher would compose each point once more
+                return [_run(sweep.run_one, configs[place]) for place in places]
+            return self._start([points[place] for place in places])
+
+        return sweep.run_points(configs, start, runs_here=runs_here)
 
     def _start(self, points: Sequence[Sequence[str]]) -> list[str]:
         assert self.launcher is not None
@@ -51,10 +61,25 @@ class Sweeper(BasicSweeper):
         return [f"{axis}={values}" for axis, values in axes.items() if values is not None]
 
 
+def _is_plain(hydra: DictConfig) -> bool:
+    """Whether Hydra is to do nothing around a point: no variables to set, nobody to call, no log of its own."""
+    has_log = hydra.runtime.choices.get("hydra/job_logging") != "none"
+    return not (hydra.job.env_set or hydra.callbacks or has_log)
+
+
+def _run(run_one: Callable[[RunConfig], str], config: RunConfig) -> str:
+    try:
+        return run_one(config)
+    except Exception as error:
+        return _failed(error)
+
+
 def _status(job: Any) -> str:
-    if job.status == JobStatus.COMPLETED:
-        return str(job.return_value)
-    print(f"bsweep: a point could not be run: {job._return_value!r}", file=sys.stderr)
+    return str(job.return_value) if job.status == JobStatus.COMPLETED else _failed(job._return_value)
+
+
+def _failed(error: Exception) -> str:
+    print(f"bsweep: a point could not be run: {error!r}", file=sys.stderr)
     return "failed"
 
 
