@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import re
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,9 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
+from fontTools.ttLib import TTFont
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -69,6 +74,24 @@ def test_a_figure_is_saved_the_same_twice_and_leaves_nothing_behind(
     assert first.read_bytes() == second.read_bytes()
     assert first.stat().st_size > 1_000
     assert dict(matplotlib.rcParams) == settings
+
+
+def test_a_figure_is_drawn_once_for_its_layout_and_once_for_each_file(
+    grid: analysis.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure, drawn, draw = plots.throughput_and_speedup(grid), list[RendererBase](), Figure.draw
+
+    def counted(self: Figure, renderer: RendererBase) -> None:
+        drawn.append(renderer)
+        draw(self, renderer)
+
+    monkeypatch.setattr(Figure, "draw", counted)
+    for suffix in ("png", "svg", "pdf"):
+        plots.save(figure, tmp_path / f"one.{suffix}")
+    assert len(drawn) == 4
+    streams = re.findall(rb"(?<!end)stream\n(.*?)\nendstream", (tmp_path / "one.pdf").read_bytes(), re.DOTALL)
+    (font,) = (TTFont(io.BytesIO(data)) for data in map(zlib.decompress, streams) if b"glyf" in data[:500])
+    assert {"GDEF", "GPOS", "GSUB"}.isdisjoint(font.keys()) and len(font["glyf"].glyphs) > 30
 
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from fontTools.subset import Options
 from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -53,7 +55,15 @@ STYLE: dict[Any, Any] = {
     "errorbar.capsize": 2.5,
 }
 # Text as outlines in SVG, which look alike everywhere; as embedded fonts in PDF, which publishers ask for.
-_FILE_STYLE: dict[Any, Any] = {"svg.fonttype": "path", "svg.hashsalt": "bsweep", "pdf.fonttype": 42}
+_FILE_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "path",
+    "svg.hashsalt": "bsweep",
+    "pdf.fonttype": 42,
+    "figure.autolayout": False,
+    "figure.constrained_layout.use": False,
+}
+# Tables of a font that lay out text. A PDF places each glyph itself, and to keep them for those in it takes long.
+_LAYOUT_TABLES = ["GDEF", "GPOS", "GSUB"]
 _NO_METADATA = {
     ".png": ("Software",),
     ".svg": ("Date", "Creator"),
@@ -89,14 +99,26 @@ def _nothing(name: str) -> Figure:
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, SVG or PDF, by the path's suffix, without dates or names of programs.
 
-    Its layout is computed once for all files: it takes longer than drawing.
+    Its layout is computed once for all files: it takes longer than drawing. Afterwards it has no layout engine, not
+    even one that does nothing ("none"), with which matplotlib would draw it twice for each file.
     """
     metadata = dict.fromkeys(_NO_METADATA[path.suffix])
-    with rc_context(_FILE_STYLE):
+    with rc_context(_FILE_STYLE), _fonts_without_layout():
         if figure.get_layout_engine() is not None:
             figure.draw_without_rendering()
-            figure.set_layout_engine("none")
+            figure.set_layout_engine(None)
         figure.savefig(path, dpi=200, metadata=metadata)
+
+
+@contextmanager
+def _fonts_without_layout() -> Iterator[None]:
+    """Have fontTools leave `_LAYOUT_TABLES` out of fonts that matplotlib embeds, which has no option for it."""
+    before = Options._drop_tables_default
+    Options._drop_tables_default = [*before, *_LAYOUT_TABLES]
+    try:
+        yield
+    finally:
+        Options._drop_tables_default = before
 
 
 def caption(figure: Figure) -> str:
