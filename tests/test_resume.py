@@ -164,7 +164,7 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
 
 @pytest.mark.parametrize("by", ["SIGTERM", "its file"])
 def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path: Path, by: str) -> None:
-    point = (*POINT, *LONG[:-1], "checkpoint_every=1000s", *STRATEGIES["servers"])
+    point = (*POINT, "local_batch=4", "epochs=40", "checkpoint_every=1000s", *STRATEGIES["servers"])
     with begun("-m", "seed=0,1", *point, "study=s", cwd=tmp_path) as process:
         wait_until(lambda: any(records_of(paths)["epoch"] for paths in runs(tmp_path)), process)
         (paths,) = runs(tmp_path)
@@ -217,7 +217,7 @@ def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_sweep_inside_horovodrun_goes_on_after_a_kill_and_after_a_stop(tmp_path: Path) -> None:
     prefix = [tool("horovodrun"), "-np", "2", "--gloo", forks().bsweep]
-    point = ("run", "-m", "local_batch=8,4", *POINT, "epochs=90", "checkpoint_every=0.4s")
+    point = ("run", "-m", "local_batch=8,4", *POINT, "epochs=45", "checkpoint_every=0.2s")
     for how in (signal.SIGKILL, signal.SIGTERM, None):
         process = popen([*prefix, *point, "study=s"], tmp_path, output=subprocess.PIPE)
         if how:
@@ -262,7 +262,7 @@ def torn(tmp_path: Path) -> RunPaths:
     return paths
 
 
-ALONE = (*POINT, *EPOCHS, "epochs=60", "num_workers=1", "launch=inline", "strategy=single")
+ALONE = (*POINT, *EPOCHS, "epochs=30", "num_workers=1", "launch=inline", "strategy=single")
 
 
 def test_of_two_checkpoints_the_older_one_is_there_for_a_torn_one(tmp_path: Path, torn: RunPaths) -> None:
