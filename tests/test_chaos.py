@@ -21,7 +21,7 @@ from tests.test_resume import records_of
 from tests.test_run import runs, summary
 
 GRID = (
-    *("-m", "strategy=parameter_server,allreduce", "local_batch=4", "epochs=120", "checkpoint_every=1s"),
+    *("-m", "strategy=parameter_server,allreduce", "local_batch=4", "epochs=60", "checkpoint_every=0.5s"),
     *(*TINY, "model=tiny_cnn", "precision=fp32", "channels_last=true", "num_workers=2", "optimizer.lr=0.02"),
     *("log_every_steps=5", "launch.stall_timeout_seconds=20"),
 )
