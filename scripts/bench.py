@@ -326,7 +326,7 @@ def spent_on_results(run: RunPaths) -> float:
 
 def bench_points() -> Seconds:
     """Composing and checking the points of a sweep, and with which power of their number that grows."""
-    counts = (10, 20, 40, 80)
+    counts = (500, 1000, 2000, 4000)
     found: Seconds = {}
     for count in (1, *counts):
         # The last point cannot be: that is said when all are checked, and before any is started.

@@ -3,10 +3,9 @@
     python scripts/policies.py results/measured/truth --target-accuracy 0.65
 
 Beside what `truth.py` reads the folder has `policies`, the tables of a study whose runs differ in `batching` and seed.
-All are
-of single workers; on N workers the same steps take what `steps` says of each batch, between measured ones interpolated
-in logarithms. The best fixed batch is chosen for each N by all its seeds, and ratios of time are of equal seeds:
-below 1 the policy is sooner. Written there: `policies.csv`.
+All are of single workers; on N workers the same steps take what `steps` says of each batch, between measured ones
+interpolated in logarithms. The best fixed batch is chosen for each N by the seeds that all fixed batches have, and
+ratios of time are of equal seeds: below 1 the policy is sooner. Written there: `policies.csv`.
 """
 
 from __future__ import annotations
@@ -26,6 +25,9 @@ from bsweep.analysis.targets import to_target
 from bsweep.config import Target
 
 _OF_RUN = ["batching", "lr_rule", "seed", "global_batch", "local_batch", "epochs_to_target", "accuracy"]
+
+_OF_TIME = ["ratio", "low", "high", "p_sooner"]
+_OF_ACCURACY = ["accuracy_difference", "accuracy_low", "accuracy_high", "p_less_accurate"]
 
 FINAL_EPOCHS = 9  # after which accuracies are compared
 
@@ -57,24 +59,26 @@ def seconds_to(truth: Measured, batches: pd.DataFrame, epochs: float, workers: i
 def times(truth: Measured, study: Study) -> pd.DataFrame:
     """Of each run that ended its `rule`, with the batch that it began with, `seed`, and by `num_workers` `seconds`.
 
-    Seconds are NaN where the target was not reached; `accuracy`, the test accuracy after `FINAL_EPOCHS`, where a run
-    ended before. Goodput decides by the seconds of the worker that it had: it has no others.
+    Seconds are infinite where the target was not reached; `accuracy`, the test accuracy after `FINAL_EPOCHS`, is NaN
+    where a run ended before. Goodput decides by the seconds of the worker that it had: it has no others. Who measures
+    the noise in passes stands for several workers, and is not held against a lone one; the step is that of one pass.
     """
     runs = study.runs.drop(columns="epochs_to_target", errors="ignore").set_index("run_id")
     runs = runs.join(to_target(study, truth.target)["epochs_to_target"])
     at_end = study.evaluations[study.evaluations["epochs_done"].astype(float) == FINAL_EPOCHS]
     runs["accuracy"] = at_end.drop_duplicates("run_id").set_index("run_id")["test_accuracy"].astype(float)
-    runs = runs[runs["epochs_to_target"].notna() | runs["status"].eq("completed")]
+    runs = runs[runs["epochs_to_target"].notna() | runs["status"].isin(["completed", "diverged"])]
     runs["batching"] = runs["batching"].replace("", np.nan).fillna("fixed") if "batching" in runs else "fixed"
-    rows = []
+    counts = sorted({cell[1] for cell in truth.cells})
+    of_passes, rows = [count for count in counts if count > 1], []
     for run_id, policy, lr_rule, seed, batch, one_pass, epochs, accuracy in runs[_OF_RUN].itertuples(name=None):
         own = study.batches[study.batches["run_id"] == run_id]
         if own.empty:  # its batch never changed
             own = pd.DataFrame({"epochs_done": [0.0], "global_batch": [batch]})
         rule = f"fixed {batch}" if policy == "fixed" else f"{policy} from {batch}"
         rule += ", AdaScale" * (lr_rule == "adascale") + f", passes of {one_pass}" * (one_pass < batch)
-        for workers in sorted({cell[1] for cell in truth.cells} if policy != "goodput" else {1}):
-            seconds = seconds_to(truth, own, float(epochs), workers)
+        for workers in [1] if policy == "goodput" else of_passes if one_pass < batch else counts:
+            seconds = seconds_to(truth, own, float(epochs), workers) if epochs == epochs else math.inf
             rows.append((rule, seed, workers, seconds, accuracy))
     return pd.DataFrame(rows, columns=["rule", "seed", "num_workers", "seconds", "accuracy"])
 
@@ -82,11 +86,12 @@ def times(truth: Measured, study: Study) -> pd.DataFrame:
 def compared(known: pd.DataFrame) -> pd.DataFrame:
     """Each rule against the best fixed batch on as many workers, by differences of equal seeds.
 
-    Columns: `ratio` of seconds, geometric mean, with `low` and `high`, its 95 % t-interval; `p_sooner`, of the
-    one-sided paired t-test that it is sooner, and `p_holm`, that of all policies on as many workers together (Holm,
-    1979); `num_seeds`; `num_missed`, runs that did not reach the target, of which a ratio says nothing; `regret`, the
-    mean share by which it took longer than the fixed batch that was best for the very seed; `accuracy_difference` with
-    `accuracy_low` and `accuracy_high`, and `p_less_accurate`, of the one-sided test that it ends with less.
+    Columns: `num_seeds`, and of them `num_missed`, which did not reach the target; of the others `ratio` of seconds,
+    geometric mean, with `low` and `high`, its 95 % t-interval; `p_sooner`, of the one-sided paired t-test that it is
+    sooner, 1 where one missed, and `p_holm`, that of all policies on as many workers together (Holm, 1979); `regret`,
+    the mean share by which it took longer than the fixed batch that was best for the very seed, over the seeds that all
+    fixed batches have; `accuracy_difference` with `accuracy_low` and `accuracy_high`, its 95 % t-interval, and
+    `p_less_accurate`, of the one-sided test that it ends with less: a large one does not prove that it does not.
     """
     tables = []
     for workers in sorted(set(known["num_workers"].tolist())):
@@ -95,44 +100,39 @@ def compared(known: pd.DataFrame) -> pd.DataFrame:
         fixed = [str(rule) for rule in logs if re.fullmatch(r"fixed \d+", str(rule))]
         of_all = logs[fixed].dropna()
         best = str(of_all.mean().idxmin())
-        found = pd.DataFrame(
-            [
-                {"rule": rule, "num_seeds": int((logs[rule] - logs[best]).count()), "num_missed": int(missed)}
-                | _ratio(logs[rule] - logs[best])
-                | {"regret": float(np.expm1(logs[rule] - of_all.min(axis="columns")).mean())}
-                | _accuracy(accuracy[rule] - accuracy[best])
-                for rule, missed in of["seconds"].isna().groupby(of["rule"]).sum().drop(best).items()
-            ]
-        ).assign(num_workers=workers, best_fixed=best)
+        rows = []
+        for rule in logs.columns.drop(best):
+            both, regret = (logs[rule] - logs[best]).dropna(), logs[rule] - of_all.min(axis="columns")
+            row = {"rule": rule, "num_seeds": len(both), "num_missed": int(np.isposinf(both).sum())}
+            row |= zip(_OF_TIME, _paired(both[np.isfinite(both)]), strict=True)
+            row["regret"] = float(np.expm1(regret.dropna()).mean())
+            row |= zip(_OF_ACCURACY, _paired((accuracy[rule] - accuracy[best]).dropna()), strict=True)
+            rows.append(row)
+        found = pd.DataFrame(rows).assign(num_workers=workers, best_fixed=best)
+        found[_OF_TIME[:3]] = np.exp(found[_OF_TIME[:3]])
+        found["p_sooner"] = found["p_sooner"].mask(found["num_missed"] > 0, 1.0)
         p = found.loc[~found["rule"].isin(fixed), "p_sooner"].dropna().sort_values()
         tables.append(found.assign(p_holm=(p * np.arange(len(p), 0, -1)).cummax().clip(upper=1)))
     return pd.concat(tables, ignore_index=True)
 
 
-def _ratio(differences: pd.Series) -> dict[str, float]:
-    mean, low, high, p = _paired(differences)
-    return {"ratio": math.exp(mean), "low": math.exp(low), "high": math.exp(high), "p_sooner": p}
-
-
-def _accuracy(differences: pd.Series) -> dict[str, float]:
-    mean, low, high, p = _paired(differences)
-    return {"accuracy_difference": mean, "accuracy_low": low, "accuracy_high": high, "p_less_accurate": p}
-
-
 def _paired(differences: pd.Series) -> tuple[float, float, float, float]:
     """Mean, its 95 % t-interval, and p of the one-sided test that it is below 0; NaN of fewer than two."""
-    known = differences.dropna()
-    if len(known) < 2:
+    if len(differences) < 2:
         return math.nan, math.nan, math.nan, math.nan
-    low, high = stats.t.interval(0.95, len(known) - 1, known.mean(), stats.sem(known))
-    return float(known.mean()), float(low), float(high), float(stats.ttest_1samp(known, 0, alternative="less").pvalue)
+    mean = float(differences.mean())
+    if differences.nunique() == 1:
+        return mean, mean, mean, float(mean >= 0)
+    low, high = stats.t.interval(0.95, len(differences) - 1, mean, stats.sem(differences))
+    return mean, float(low), float(high), float(stats.ttest_1samp(differences, 0, alternative="less").pvalue)
 
 
 def main(folder: Path, target: Target) -> None:
     truth = measured(folder, target)
-    known = pd.concat([times(truth, truth.study), times(truth, load(folder / "policies", mix=True))])
+    of_truth = times(truth, truth.study).assign(accuracy=math.nan)  # whose runs end at the target
+    known = pd.concat([times(truth, load(folder / "policies", mix=True)), of_truth])
     # A seed of a rule that was run to the target and again beyond it counts once.
-    known = known.sort_values("accuracy").drop_duplicates(["rule", "seed", "num_workers"])
+    known = known.sort_values("accuracy", key=pd.isna, kind="stable").drop_duplicates(["rule", "seed", "num_workers"])
     table = compared(known)
     table.to_csv(folder / "policies.csv", index=False, float_format="%.6g")
     print(table.round(3).to_string(index=False))

@@ -212,6 +212,8 @@ def test_the_least_batch_leaves_a_lone_worker_the_halves_by_which_it_measures_th
         assert config.batching.bounds(config)[0] == least  # type: ignore[union-attr]
     config = compose("model=tiny_cnn", "global_batch=16", "batching=schedule")
     assert config.batching.bounds(config)[0] == 1, "which nobody measures"  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="one example a step"):
+        compose("model=tiny_cnn", "global_batch=1", "batching=cabs")
 
 
 def test_a_norm_test_that_fails_grows_the_batch_by_a_pass_at_least() -> None:
@@ -280,7 +282,7 @@ def test_the_rate_that_goes_on_record_has_the_gain() -> None:
     words = ("global_batch=8", "optimizer.lr=0.1", "optimizer.lr_rule=adascale", "optimizer.reference_batch=4")
     (run, _) = trained(2, "strategy=allreduce", "log_every_steps=1", *words)
     rates = [step["learning_rate"] for step in run["steps"]]
-    assert rates[:9] == [0.1] * 9 and all(0.1 < rate <= 0.2 for rate in rates[10:])
+    assert rates[:10] == [0.1] * 10 and all(0.1 < rate <= 0.2 for rate in rates[10:])
 
 
 def test_workers_reach_one_workers_weights_at_adascales_rates() -> None:

@@ -16,14 +16,15 @@ import numpy as np
 import pytest
 
 import bsweep
+from bsweep import energy, recommend
 from bsweep.analysis.prediction import Prediction, fit, predict_from
 from bsweep.analysis.prediction.next_run import SHARE, Grid, Key, Next, Offer, first_run, next_run
 from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.selection import Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
-from bsweep.config import target_of
+from bsweep.config import ConfigError, target_of
 from bsweep.runlog import Status
-from tests.running import Fork, imported_first
+from tests.running import Fork, compose, imported_first
 from tests.running import bsweep as command
 from tests.synthetic_targets import TARGET, Truth, write_target_run
 
@@ -270,3 +271,17 @@ def test_what_cannot_be_searched_is_refused_with_the_remedy(arguments: list[str]
     result = command("recommend", *arguments, "model=tiny_cnn", cwd=tmp_path)
     assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr, result.stderr
     assert not (tmp_path / "results").exists(), "nothing was started"
+
+
+def test_joules_that_nobody_counts_are_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(energy, "_POWERCAP", tmp_path)
+    configs = [compose(f"local_batch={batch}", "model=tiny_cnn", "device=cpu") for batch in (8, 16)]
+    with pytest.raises(ConfigError, match="do not say what they use"):
+        recommend._cells(configs, parse_objective("joules"))
+    package = tmp_path / "intel-rapl:0"
+    package.mkdir()
+    for name in ("energy_uj", "max_energy_range_uj"):
+        (package / name).write_text("1000")
+    assert len(recommend._cells(configs, parse_objective("joules"))) == 2

@@ -137,6 +137,7 @@ def test_a_node_that_slurm_lost_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
             "/x/python: No module named bsweep\nsrun: error: h3: task 0: Exited with exit code 1\n",
             "bsweep does not run there (/x/python: No module named bsweep): every host needs",
         ),
+        ("srun: error: Invalid job id\n", "bsweep does not run there (srun: error: Invalid job id): every host needs"),
     ],
 )
 def test_why_a_node_does_not_answer_is_read_from_what_srun_prints(said: str, problem: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 
@@ -99,18 +100,48 @@ def test_rules_are_held_against_the_best_fixed_batch_by_equal_seeds() -> None:
         "fixed 32": ((10, 11, 12), (0.70, 0.71, 0.70)),
         "fixed 64": ((20, 10, 22), (0.72, 0.74, 0.72)),
         "goodput": ((8, 9, 9), (nan, nan, nan)),
-        "cabs": ((11, nan, 12), (0.65, 0.66, 0.66)),
+        "cabs": ((11, math.inf, 12), (0.65, 0.66, 0.66)),
+        "schedule": ((10, 11, 12), (0.7, 0.71, 0.7)),
     }
     rows = [(rule, seed, 2, *each) for rule, of in of_rules.items() for seed, each in enumerate(zip(*of, strict=True))]
     table = policies.compared(pd.DataFrame(rows, columns=["rule", "seed", "num_workers", "seconds", "accuracy"]))
     found = table.set_index("rule")
-    assert set(table["best_fixed"]) == {"fixed 32"} and set(table["rule"]) == {"fixed 64", "goodput", "cabs"}
+    assert set(table["best_fixed"]) == {"fixed 32"} and set(table["rule"]) == {
+        "fixed 64",
+        "goodput",
+        "cabs",
+        "schedule",
+    }
     assert found["ratio"]["goodput"] == pytest.approx((8 * 9 * 9 / (10 * 11 * 12)) ** (1 / 3))
     assert found["p_sooner"]["goodput"] < 0.05 < found["p_sooner"]["fixed 64"]
-    assert found["p_holm"]["goodput"] == 2 * found["p_sooner"]["goodput"], "of two policies"
+    assert found["p_holm"]["goodput"] == 3 * found["p_sooner"]["goodput"], "of three policies"
     assert found["low"]["goodput"] < found["ratio"]["goodput"] < found["high"]["goodput"] < 1
     assert found["regret"]["goodput"] == pytest.approx((8 / 10 + 9 / 10 + 9 / 12) / 3 - 1), "64 was better once"
-    assert found["num_missed"]["cabs"] == 1 and found["num_seeds"]["cabs"] == 2
+    assert found["num_missed"]["cabs"] == 1 and found["num_seeds"]["cabs"] == 3
+    assert found["p_sooner"]["cabs"] == 1 and math.isinf(found["regret"]["cabs"])
+    assert (found["ratio"]["schedule"], found["p_sooner"]["schedule"]) == (1, 1), "which never changed"
     assert found["accuracy_difference"]["fixed 64"] == pytest.approx(0.07 / 3)
     assert found["p_less_accurate"]["cabs"] < 0.05 and found["p_less_accurate"]["fixed 64"] > 0.95
     assert math.isnan(found["accuracy_difference"]["goodput"]), "runs that ended at the target"
+
+
+def test_who_never_gets_there_takes_for_ever_and_passes_stand_for_several_workers(grid: measured_grid.Measured) -> None:
+    runs = grid.study.runs.set_index("run_id")
+    first, second, third = runs.index[:3]
+    runs["batching"], runs["lr_rule"] = "fixed", "linear"
+    runs.loc[first, ["batching", "status"]] = "norm_test", "diverged"
+    runs.loc[second, ["lr_rule", "local_batch"]] = "adascale", 16
+    runs.loc[third, "batching"] = "goodput"
+    study = dataclasses.replace(
+        grid.study,
+        runs=runs.loc[[first, second, third]].reset_index(),
+        evaluations=grid.study.evaluations[grid.study.evaluations["run_id"] != first],
+    )
+    found = policies.times(grid, study)
+    batches = runs["global_batch"]
+    of = {rule: rows.set_index("num_workers")["seconds"] for rule, rows in found.groupby("rule")}
+    missed = of[f"norm_test from {batches[first]}"]
+    assert [*missed.index] == [1, 2] and np.isinf(missed).all()
+    seconds = of[f"fixed {batches[second]}, AdaScale, passes of 16"]
+    assert [*seconds.index] == [2] and np.isfinite(seconds).all()
+    assert [*of[f"goodput from {batches[third]}"].index] == [1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from bsweep.analysis.prediction.selection import missing
 from bsweep.cli import BAD_CONFIG
 from bsweep.config import ConfigError, RunConfig, flatten, target_of
 from bsweep.estimate import duration
+from bsweep.gpus import num_gpus
 from bsweep.launch import team
 from bsweep.place import inside_horovodrun
 from bsweep.search import AXES, Search, named, say
@@ -80,11 +82,27 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
             f"the points differ in {', '.join(sorted(differ))}: batch size, workers and seed may have several values. "
             "Give one of each other key; optimizer.lr_rule=linear has the rate follow the batch."
         ] = None
+    if objective.minimize == "joules" and not any(map(_may_tell_energy, configs)):
+        problems[
+            "--objective joules: the processors here do not say what they use, or not to you "
+            "(/sys/class/powercap/intel-rapl:*/energy_uj). Use cheapest, which counts worker-seconds."
+        ] = None
     if len(cells) < 2:
         problems["a grid of one cell: give several batch sizes or worker counts, as local_batch=8,16,32."] = None
     if problems:
         raise ConfigError(*problems)
     return cells
+
+
+def _may_tell_energy(config: RunConfig) -> bool:
+    """Whether what a point would run on may say what it uses: of GPUs and of other hosts that is not known here."""
+    if getattr(config.launch, "named_hosts", None) or num_gpus(config.device):
+        return True
+    import torch  # which takes seconds
+
+    from bsweep import energy
+
+    return not math.isnan(energy.Meter(torch.device("cpu"), counts_host=True).joules())
 
 
 def _problems(config: RunConfig) -> list[str]:

@@ -51,17 +51,19 @@ def recommendations(study: Study) -> list[str]:
     """The recommended cells in sentences with their intervals; nothing where something is missing for all of them."""
     found = [answer for answer in answers(study) if answer.prediction is not None]
     lines = [f"{answer.where}: {line}" if answer.where else line for answer in found for line in answer.sentences]
-    return [*lines, *_not_looked_at(study, found[0].prediction)] if found else []
+    return [*lines, *_not_looked_at(study)] if found else []
 
 
-def _not_looked_at(study: Study, found: Prediction | None) -> list[str]:
+def _not_looked_at(study: Study) -> list[str]:
     """The parts beyond `MOST_ANSWERS`, each with the options that choose it."""
     more = [part for _, part in _parts(study)[MOST_ANSWERS:]]
-    if not more or found is None:
+    if not more:
         return []
     left = study.runs["run_id"].isin({run_id for part in more for run_id in part.runs["run_id"]})
     parts = choices(study.runs, study.runs[left], among=of_one_batch(study.runs))
-    command = f"bsweep predict {shlex.quote(str(study.folder))} {found.target.option}"
+    named = _named_targets(study)  # else each part supports one of its own
+    option = named[0].option if len(named) == 1 else "--target-accuracy ..."
+    command = f"bsweep predict {shlex.quote(str(study.folder))} {option}"
     were = f"{counted(len(more), 'further part')} of the study {'was' if len(more) == 1 else 'were'}"
     return [f"{were} not looked at. To ask for one: {command} with {parts}."]
 
@@ -123,14 +125,18 @@ def _answer(where: str, study: Study) -> Answer:
     return Answer(where, None, (_missing(study, problems),))
 
 
-def _targets(study: Study) -> Iterator[tuple[Target, str]]:
-    """The target that all runs name, then the one that they support, with what to say of it."""
-    named = [
+def _named_targets(study: Study) -> list[Target]:
+    return [
         Target(metric, float(value))
         for name, metric in _TARGETS.items()
         if name in study.runs
         for value in pd.to_numeric(study.runs[name]).dropna().unique()
     ]
+
+
+def _targets(study: Study) -> Iterator[tuple[Target, str]]:
+    """The target that all runs name, then the one that they support, with what to say of it."""
+    named = _named_targets(study)
     if len(named) == 1:
         yield named[0], ""
     supported = supported_target(tuned(study))  # rates that do not suit a batch say nothing of what it reaches

@@ -85,6 +85,11 @@ class ChangingConfig(DecidingConfig):
                 f"each needs an example, or two for the statistics of BatchNorm, and a lone one two for the noise. Use "
                 f"{self._least_batch(point)} or more."
             )
+        if self._needs_halves(point) and configured < 2:
+            yield (
+                f"batching={self.name} with one example a step: a lone worker measures the noise by the halves of its "
+                "batch. Use local_batch=2 or more."
+            )
         largest = max(point.local_batches)
         if self.max_local_batch is not None and self.max_local_batch < largest:
             yield (
@@ -100,12 +105,14 @@ class ChangingConfig(DecidingConfig):
     def _least_batch(self, point: Point) -> int:
         """Of all workers, in proportion to their batches: an example for each, or two where BatchNorm wants statistics.
 
-        Two also where a lone worker measures the noise, by the halves of its batch: at one example a policy would see
-        no more of it, and stay there.
+        Two also where a lone worker measures the noise: at one a policy would see no more of it, and stay there.
         """
-        needs_halves = point.num_workers == 1 and (self.measures_noise or point.optimizer.measures_noise)
-        each, batches = 2 if needs_halves or point.model.has_batchnorm is not False else 1, point.local_batches
-        return -(-each * sum(batches) // min(batches))
+        needs_two = self._needs_halves(point) or point.model.has_batchnorm is not False
+        return -(-(2 if needs_two else 1) * sum(point.local_batches) // min(point.local_batches))
+
+    def _needs_halves(self, point: Point) -> bool:
+        """Whether a lone worker measures the noise, by the halves of its batch."""
+        return point.num_workers == 1 and (self.measures_noise or point.optimizer.measures_noise)
 
     def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
         if self.max_global_batch is not None and self.max_global_batch > num_train:

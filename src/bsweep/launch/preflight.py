@@ -133,7 +133,8 @@ def _on_host(host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[s
 def _explain(code: int, said: str) -> str:
     """Why `bsweep.machine` did not run there."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    last = next((line for line in reversed(lines) if not line.startswith("srun: ")), f"exit code {code}")
+    of_host = [line for line in lines if not line.startswith("srun: ")]
+    last = (of_host or lines or [f"exit code {code}"])[-1]
     if code == ssh.EXIT_CODE:
         why = ssh.reason(said) or last
         return f"no way in by ssh: {why}: {ssh.remedy(why)}"

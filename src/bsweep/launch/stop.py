@@ -37,7 +37,8 @@ class Stopping:
         self._saving_at = 0.0  # the workers, or since when they should
         self._polled_at = float("-inf")
         self._grace_seconds = _GRACE_SECONDS
-        self._shown_at: float | None = None  # when the first worker last did something
+        self._shown_at: float | None = None  # when the first worker last did something, by its file
+        self._seen_at = 0.0  # and when that was seen
         self._passes_on = False
         self._handlers: dict[int, Any] = {}
 
@@ -96,10 +97,11 @@ class Stopping:
     def _look_at_steps(self) -> None:
         """Have the time for a step be that of the longest one so far, if that is longer."""
         with suppress(OSError):  # no worker has begun
-            shown_at = self._paths.alive(0).stat().st_mtime
-            if self._shown_at is not None:
-                self._grace_seconds = max(self._grace_seconds, _GRACE_SECONDS + shown_at - self._shown_at)
-            self._shown_at = shown_at
+            shown_at, now = self._paths.alive(0).stat().st_mtime, time.monotonic()
+            if shown_at != self._shown_at:  # times of files are of a clock that may be set
+                if self._shown_at is not None:
+                    self._grace_seconds = max(self._grace_seconds, _GRACE_SECONDS + now - self._seen_at)
+                self._shown_at, self._seen_at = shown_at, now
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from fontTools.subset import Options
 from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -103,7 +102,7 @@ def save(figure: Figure, path: Path) -> None:
     even one that does nothing ("none"), with which matplotlib would draw it twice for each file.
     """
     metadata = dict.fromkeys(_NO_METADATA[path.suffix])
-    with rc_context(_FILE_STYLE), _fonts_without_layout():
+    with rc_context(_FILE_STYLE), _fonts_without_layout() if path.suffix == ".pdf" else nullcontext():
         if figure.get_layout_engine() is not None:
             figure.draw_without_rendering()
             figure.set_layout_engine(None)
@@ -113,6 +112,8 @@ def save(figure: Figure, path: Path) -> None:
 @contextmanager
 def _fonts_without_layout() -> Iterator[None]:
     """Have fontTools leave `_LAYOUT_TABLES` out of fonts that matplotlib embeds, which has no option for it."""
+    from fontTools.subset import Options
+
     before = Options._drop_tables_default
     Options._drop_tables_default = [*before, *_LAYOUT_TABLES]
     try:

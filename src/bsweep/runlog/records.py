@@ -200,7 +200,7 @@ class Epoch:
     for gradients overflowed in fp16; null in other precisions. `checkpoint_seconds` is what saving checkpoints took
     since the last epoch's record; it is not in `train_seconds`. `energy_joules` is what all workers' GPUs used, or of
     workers on CPUs the processors of their hosts, from the epoch's begin until its last step, without the evaluations
-    between, as `train_seconds` is; null where the hardware does not say it, and of an epoch that was taken up within.
+    between, but with checkpoints; null where the hardware does not say it, and of an epoch that was taken up within.
     """
 
     epoch: Natural  # from 1

@@ -45,7 +45,8 @@ def predict(
         study: a study or its folder.
         target_accuracy: the test accuracy to reach, a fraction; or
         target_loss: the test loss. Without either, the one that the study's runs were ended at.
-        objective: `fastest`, `cheapest`, `deadline=2h`, `workers<=4`, or some of them joined by commas.
+        objective: `fastest`, `cheapest` (in worker-seconds, or in money where a price is given), `joules`,
+            `deadline=2h`, `workers<=4`, or some of them joined by commas.
         batches: global batch sizes of the grid; None: those of the runs, and doublings between them.
         workers: worker counts of the grid; None: those of the runs.
         price_per_worker_hour: in any currency.

@@ -27,7 +27,7 @@ _MEASURES: dict[str, Measure] = {
     "money": "money", "joules": "joules",
 }  # fmt: skip
 _UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_EXAMPLES = "fastest, cheapest, deadline=2h, workers<=4, or some of them as in cheapest,workers<=4"
+_EXAMPLES = "fastest, cheapest, joules, deadline=2h, workers<=4, or some of them as in cheapest,workers<=4"
 
 
 @dataclass(frozen=True)

@@ -164,9 +164,9 @@ class Prediction:
         left_out = ~self.cells["is_allowed"] & (self.cells["problem"] == "")
         if not left_out.any():
             return ""
-        is_limited = self.objective.max_workers is not None or self.objective.deadline_seconds is not None
-        reasons = ["beyond the objective's limits"] * is_limited
-        if self.cells.loc[left_out, "is_unreached"].any():
+        is_unreached = self.cells.loc[left_out, "is_unreached"]
+        reasons = ["beyond the objective's limits"] * (not is_unreached.all())
+        if is_unreached.any():
             reasons.append("of a batch size of which runs trained to their end and none reached the target")
         return f"Left out: cells {', or '.join(reasons)}."
 
