@@ -2,10 +2,11 @@
 
     python scripts/policies.py results/measured/truth --target-accuracy 0.65
 
-Beside what `truth.py` reads the folder has `policies`, the tables of a study whose runs differ in `batching` and seed.
-All are of single workers; on N workers the same steps take what `steps` says of each batch, between measured ones
-interpolated in logarithms. The best fixed batch is chosen for each N by the seeds that all fixed batches have, and
-ratios of time are of equal seeds: below 1 the policy is sooner. Written there: `policies.csv`.
+Beside what `truth.py` reads the folder has `policies`, the tables of a study whose runs differ in `batching` and seed,
+and `batchnorm`, of fixed batches in passes. All are of single workers; on N workers the same steps take what `steps`
+says of each batch, between measured ones interpolated in logarithms. The best fixed batch is chosen for each N by the
+seeds that all fixed batches have, and ratios of time are of equal seeds: below 1 the policy is sooner. Written there:
+`policies.csv`.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def compared(known: pd.DataFrame) -> pd.DataFrame:
         found = pd.DataFrame(rows).assign(num_workers=workers, best_fixed=best)
         found[_OF_TIME[:3]] = np.exp(found[_OF_TIME[:3]])
         found["p_sooner"] = found["p_sooner"].mask(found["num_missed"] > 0, 1.0)
-        p = found.loc[~found["rule"].isin(fixed), "p_sooner"].dropna().sort_values()
+        is_policy = ~found["rule"].str.fullmatch(r"fixed \d+(, passes of \d+)?")
+        p = found.loc[is_policy, "p_sooner"].dropna().sort_values()
         tables.append(found.assign(p_holm=(p * np.arange(len(p), 0, -1)).cummax().clip(upper=1)))
     return pd.concat(tables, ignore_index=True)
 
@@ -129,8 +131,9 @@ def _paired(differences: pd.Series) -> tuple[float, float, float, float]:
 
 def main(folder: Path, target: Target) -> None:
     truth = measured(folder, target)
-    of_truth = times(truth, truth.study).assign(accuracy=math.nan)  # whose runs end at the target
-    known = pd.concat([times(truth, load(folder / "policies", mix=True)), of_truth])
+    to_target_alone = pd.concat([times(truth, truth.study), times(truth, load(folder / "batchnorm", mix=True))])
+    policies = times(truth, load(folder / "policies", mix=True))
+    known = pd.concat([policies, to_target_alone.assign(accuracy=math.nan)])
     # A seed of a rule that was run to the target and again beyond it counts once.
     known = known.sort_values("accuracy", key=pd.isna, kind="stable").drop_duplicates(["rule", "seed", "num_workers"])
     table = compared(known)
