@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from bsweep.config import ProcessesConfig, RunConfig, SrunConfig
@@ -25,14 +26,8 @@ def launch(
     config: RunConfig, launch: SrunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry
 ) -> Outcome:
     """See `bsweep.launch.launch`."""
-    return processes.launch(
-        config,
-        paths,
-        on_poll,
-        entry,
-        lambda words, lifeline: [command(config, launch, paths, words, lifeline)],
-        failures,
-    )
+    start = partial(command, config, launch, paths)
+    return processes.launch(config, paths, on_poll, entry, lambda *of: [start(*of)], failures)
 
 
 def command(config: RunConfig, launch: SrunConfig, paths: RunPaths, words: Sequence[str], lifeline: Path) -> list[str]:
