@@ -21,6 +21,12 @@ GRIDS = {
         ["seed=0", "seed=7"],
         ["num_workers=2"],
     ),
+    "whole numbers, written in all ways": (
+        [TINY_CNN],
+        ["local_batch=8", "local_batch=+16", "local_batch=1_0", "local_batch=008"],
+        ["seed=0", "seed=7", "seed=999999999999999999", "seed=9223372036854775807"],
+        ["optimizer.lr=1", "optimizer.lr=2"],
+    ),
     "groups and their keys": (
         ["local_batch=8"],
         ["strategy=horovod", "strategy=ddp", "strategy=diloco"],

@@ -84,6 +84,20 @@ def test_json_files_are_replaced_whole(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"a": 1}
 
 
+def test_records_are_held_to_their_schema_unless_they_are_those_of_the_summary(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    write(paths.metrics, "a")
+    write_summary(paths, compose("local_batch=8"), "completed", "", 1.0)
+    event = json.loads(paths.metrics.read_text())
+    for bad in ({**event, "message": 5}, {**event, "schema": 0}, [event]):
+        paths.metrics.write_text(json.dumps(bad) + "\n")
+        with pytest.raises(ValueError, match=r"metrics\.jsonl:1"):
+            read_run(paths.folder)
+        write_summary(paths, compose("local_batch=8"), "failed", "", 1.0)
+        with pytest.raises(ValueError, match=r"metrics\.jsonl:1"):
+            read_run(paths.folder)  # though nothing has changed since
+
+
 def test_summary_of_a_run_that_never_started_has_every_column_and_null_numbers(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     write_summary(paths, compose("local_batch=8", "num_workers=2"), "failed", "no luck", 3.5)

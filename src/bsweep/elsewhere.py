@@ -69,7 +69,7 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
             f"what batching={config.batching.name} has decided is for its batch and its workers. Give the same "
             "local_batch, num_workers and accumulation_steps, or use batching=fixed in both."
         )
-    here, there = dict(flatten(asdict(config))), dict(flatten(asdict(other)))
+    here, there = flatten(asdict(config)), flatten(asdict(other))
     for key in here.keys() | there.keys():
         if not key.startswith(_MAY_DIFFER) and here.get(key) != there.get(key):
             yield f"its {key}={show(there.get(key))} is {show(here.get(key))} here: give it the same."

@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import OverrideType
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
@@ -25,6 +25,8 @@ Compose = Callable[[list[str]], DictConfig]
 
 # A value that is another key's, or that a resolver makes of one; the environment's stays the same.
 _REFERENCE = re.compile(r"\$\{(?!oc\.(env|decode):)")
+# What most axes give. Hydra's grammar would take longer to read it than the point takes in all else.
+_WHOLE_NUMBER = re.compile(r"([a-z_]+(?:\.[a-z_]+)?)=(0|[1-9][0-9]{0,17})")
 _TOP_KEYS = frozenset(one.name for one in fields(RunConfig)) - set(GROUPS)
 
 
@@ -38,12 +40,11 @@ def configs(compose: Compose, points: Sequence[Sequence[str]]) -> list[RunConfig
     Raises:
         ConfigError: lists what is wrong with any of them.
     """
-    plain_key = functools.cache(_plain_key)
     families: dict[tuple[str, ...], _Family] = {}
     found: list[RunConfig] = []
     problems: dict[str, None] = {}  # each once, in order
     for point in points:
-        keys = tuple([plain_key(text) or text for text in point])
+        keys = tuple([given[0] if (given := _given(text)) else text for text in point])
         try:
             if keys not in families:
                 families[keys] = _Family(compose(list(point)), keys)
@@ -115,8 +116,10 @@ class _Family:
 
     def _check(self, key: str, text: str) -> Any:
         """The value of an override as the schema has it."""
+        given = _given(text)
+        assert given is not None  # else the text would be the key
         group, _, name = key.rpartition(".")
-        changed = {name: _parsed(text).value()}
+        changed = {name: given[1]}
         config = validate({**self._values, **({group: {**self._values[group], **changed}} if group else changed)})
         return getattr(getattr(config, group) if group else config, name)
 
@@ -130,12 +133,16 @@ def _without_hydra(composed: DictConfig) -> DictConfig:
     return OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
 
 
-def _plain_key(text: str) -> str | None:
-    """The key of an override that gives one a plain value; None of others."""
-    override = _parsed(text)
+@functools.cache
+def _given(text: str) -> tuple[str, Any] | None:
+    """The key of an override that gives one a plain value, and the value; None of others."""
+    if whole := _WHOLE_NUMBER.fullmatch(text):
+        return (whole[1], int(whole[2])) if _is_plain_key(whole[1]) else None
+    override = _parser().parse_override(text)
+    key, value = override.key_or_group, override.value()
     is_given = override.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD) and override.package is None
-    is_plain = is_given and _is_plain_key(override.key_or_group) and _is_plain(override.value()) and "${" not in text
-    return override.key_or_group if is_plain else None
+    is_plain = is_given and "${" not in text and _is_plain_key(key) and _is_plain(value)
+    return (key, value) if is_plain else None
 
 
 def _concerns(override: str, key: str) -> bool:
@@ -143,11 +150,6 @@ def _concerns(override: str, key: str) -> bool:
     other, _, value = override.lstrip("+~").partition("=")
     other = other.split("@")[0]
     return other == key or other.startswith(f"{key}.") or (value.startswith("{") and other == key.rpartition(".")[0])
-
-
-@functools.cache
-def _parsed(text: str) -> Override:
-    return _parser().parse_override(text)
 
 
 _parser = functools.cache(OverridesParser.create)  # it looks at the signatures of all functions of the grammar

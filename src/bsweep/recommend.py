@@ -75,7 +75,7 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
     for config in {config.run_id: config for config in configs}.values():
         cells.setdefault(_key(config), []).append(config)
     problems = dict.fromkeys(text for config in configs for text in _problems(config))
-    settings = [dict(flatten(asdict(config))) for config in configs]
+    settings = [flatten(asdict(config)) for config in configs]
     differ = {key for one in settings for key in one if one[key] != settings[0].get(key)} - set(AXES)
     if differ := {key for key in differ if not key.startswith("allocation.")}:
         problems[

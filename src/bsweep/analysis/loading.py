@@ -96,11 +96,10 @@ class _Growing:
 
     def add(self, run_id: str, rows: Rows, without: Collection[str] = ()) -> None:
         run_ids = self._columns["run_id"]
-        names = tuple(rows[0]) if rows else ()
-        if all(tuple(row) == names for row in rows):  # as is usual, and fast
-            found = dict(zip(names, zip(*(row.values() for row in rows), strict=True), strict=True))
+        if len(kinds := {*map(tuple, rows)}) == 1:  # all have the same names, as is usual, and fast
+            found = dict(zip(*kinds, zip(*(row.values() for row in rows), strict=True), strict=True))
         else:
-            names = tuple(dict.fromkeys(chain.from_iterable(rows)))
+            names = dict.fromkeys(chain.from_iterable(rows))
             found = {name: tuple(row.get(name, math.nan) for row in rows) for name in names}
         for name in found:  # in their order, which tables keep
             if name == "run_id" or name in without:
@@ -111,11 +110,15 @@ class _Growing:
         run_ids += [run_id] * len(rows)
 
     def frame(self, table: Sequence[columns.Column]) -> pd.DataFrame:
-        num_rows, numbers = len(self._columns["run_id"]), {of.name for of in table if of.type == "number"}
+        num_rows = len(self._columns["run_id"])
         for column in self._columns.values():
             column += [math.nan] * (num_rows - len(column))
-        arrays = {name: np.array(self._columns[name], float) for name in numbers & self._columns.keys()}
+        types = {of.name: _ARRAYS[of.type] for of in table if of.type in _ARRAYS and of.name in self._columns}
+        arrays = {name: np.array(self._columns[name], of_type) for name, of_type in types.items()}
         return pd.DataFrame({**self._columns, **arrays})
+
+
+_ARRAYS = {"number": "float64", "count": "int64"}  # of types of columns; pandas takes longer to find them out
 
 
 def _from_csv(folder: Path) -> Study:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
@@ -47,24 +47,24 @@ def rows_of(run: Run) -> dict[str, Rows]:
     Raises:
         Damaged: nothing says how it was configured.
     """
-    epochs, noise = numbered(run.records, "epoch"), numbered(run.records, "noise_scale", by="num_steps")
+    epochs, noise = numbered(run.of("epoch"), "epoch"), numbered(run.of("noise_scale"), "noise_scale", by="num_steps")
     return {
         "runs": [_run_row(run, len(epochs))],
         "epochs": epochs,
-        "evaluations": _of_table(numbered(run.records, "evaluation", by="num_steps"), columns.EVALUATIONS),
+        "evaluations": _of_table(numbered(run.of("evaluation"), "evaluation", by="num_steps"), columns.EVALUATIONS),
         "noise_scales": _of_table(noise, columns.NOISE_SCALES),
         "noise_of_layers": _layer_rows(noise),
-        "batches": _of_table(numbered(run.records, "step"), columns.BATCHES) if changes_batch(run) else [],
+        "batches": _of_table(numbered(run.of("step"), "step"), columns.BATCHES) if changes_batch(run) else [],
         "servers": _server_rows(epochs),
         "waits": _wait_rows(epochs),
-        "rounds": _round_rows(numbered(run.records, "round")),
+        "rounds": _round_rows(numbered(run.of("round"), "round")),
         "provenance": [_provenance(run.meta)],
     }
 
 
 def changes_batch(run: Run) -> bool:
     """Whether its batch changed while it trained."""
-    return any(record.get("event") == "batch_changed" for record in run.records)
+    return any(event["event"] == "batch_changed" for event in run.of("event"))
 
 
 def _of_table(records: Rows, table: Sequence[columns.Column]) -> Rows:
@@ -84,18 +84,18 @@ def _layer_rows(noise: Rows) -> Rows:
 
 def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:
     """One row of `runs`: from the summary; without one from the start record; without that from the config."""
-    start: dict[str, Any] = next((record for record in reversed(run.records) if record["type"] == "start"), {})
+    start: dict[str, Any] = next(reversed(run.of("start")), {})
     config = start["config"] if start else _saved_config(run.folder)
     settings = _settings(config)
     found_out = _found_out(start)
     unfinished = {**config, **start, **settings, "status": "unfinished", "epochs": num_epochs}
     summary = run.summary or unfinished
-    warnings = [*run.warnings, *runlog.warnings(run.records)]
+    warnings = [*run.warnings, *runlog.warnings(run.of("event"))]
     return {
         **settings,
         **_place(config, run.meta),
         **found_out,
-        **_branch(run.records),
+        **_branch(run.of("event")),
         **{key: summary.get(key) for key in _PROMISED},
         "run_id": run.run_id,
         "message": summary.get("message") or "",
@@ -108,8 +108,8 @@ def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a run was told, by the columns of `runs`."""
-    told = ((key, value) for key, value in _flat(config) if _column(key) and not schema.is_left_out(key, value))
-    settings = {_column(key): value for key, value in told}
+    told = ((_column(key), key, value) for key, value in _flat(config).items())
+    settings = {column: value for column, key, value in told if column and not schema.is_left_out(key, value)}
     for key in _PATHS:
         if settings.get(key):
             settings[key] = Path(settings[key]).name  # which data, not where on which machine
@@ -129,9 +129,9 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _branch(records: Rows) -> dict[str, Any]:
+def _branch(events: Rows) -> dict[str, Any]:
     """Of a run that went on from another one's checkpoint: which, and after how many steps and seconds."""
-    begun = next((one for one in reversed(records) if one["type"] == "event" and "branch_of" in one), None)
+    begun = next((one for one in reversed(events) if "branch_of" in one), None)
     if begun is None:
         return {}
     told = {"branch_steps": begun["num_steps"], "branch_seconds": begun["train_seconds"]}
@@ -217,7 +217,7 @@ def _hardware(meta: Mapping[str, Any]) -> str:
 
 def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
     """`meta.json` by dotted names; its command, as the settings, without where the data lie on which machine."""
-    flat = dict(_flat(meta))
+    flat = _flat(meta)
     command = flat.get("command") or ""
     with contextlib.suppress(ValueError):  # an unbalanced quote
         for word in shlex.split(command) if any(name in command for name in _PATHS) else ():
@@ -234,7 +234,8 @@ def _column(key: str) -> str:
     return _SHORT_NAMES.get(key, key) if is_setting else ""
 
 
-def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Its leaves by their dotted keys, lists as text."""
-    for key, value in schema.flatten(tree):
-        yield key, ", ".join(map(setting_text, value)) if isinstance(value, list | tuple) else value
+    leaves = schema.flatten(tree)
+    lists = {key: value for key, value in leaves.items() if isinstance(value, list | tuple)}
+    return {**leaves, **{key: ", ".join(map(setting_text, value)) for key, value in lists.items()}}

@@ -191,7 +191,7 @@ _TOP_KEYS = tuple(one.name for one in fields(RunConfig) if one.name not in (*GRO
 def _texts_of_part(part: str, card: Card | MeasureConfig) -> tuple[tuple[str, str], ...]:
     """What a run id hashes of a card: dotted keys, and each with its value as in a JSON object."""
     changes_none = card.changes_no_number if isinstance(card, Card) else ()
-    numbers = [(f"{part}.{key}", value) for key, value in flatten(asdict(card)) if key not in changes_none]
+    numbers = [(f"{part}.{key}", value) for key, value in flatten(asdict(card)).items() if key not in changes_none]
     return tuple((key, _text(key, value)) for key, value in numbers if not is_left_out(key, value))
 
 

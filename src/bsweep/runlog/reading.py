@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +17,6 @@ from bsweep.runlog import records as kinds
 from bsweep.runlog.beside import Meta, Summary
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import SCHEMA, adapter
-from bsweep.runlog.values import MOST
 
 REMEDY = "The same sweep repeats the run."
 _TYPES: Mapping[str, type] = {
@@ -51,6 +52,17 @@ class Run:
     meta: Mapping[str, Any]
     warnings: tuple[str, ...] = field(default=())
 
+    def of(self, kind: str) -> Sequence[dict[str, Any]]:
+        """The records of a type."""
+        return self._by_type.get(kind, ())
+
+    @functools.cached_property
+    def _by_type(self) -> Mapping[str, Sequence[dict[str, Any]]]:
+        found: dict[str, list[dict[str, Any]]] = {}
+        for record in self.records:
+            found.setdefault(record["type"], []).append(record)
+        return found
+
 
 def read_run(folder: Path, with_steps: bool = True) -> Run:
     """Read a run folder; without its `step` records, which are the most, where nobody asks for them.
@@ -60,8 +72,8 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
         Newer: it was written by a newer schema.
     """
     paths = RunPaths(folder)
-    records, warning = read_records(paths.metrics, with_steps)
     summary = read_summary(paths)
+    records, warning = read_records(paths.metrics, with_steps, (summary or {}).get("metrics_crc32"))
     if summary and summary["epochs"] != (found := len(numbered(records, "epoch"))):
         raise Damaged(f"{paths.metrics}: has {found} epochs, {paths.summary.name} says {summary['epochs']}. {REMEDY}")
     if summary and summary["status"] == "completed" and not any(record["type"] == "start" for record in records):
@@ -111,89 +123,38 @@ def read_meta(paths: RunPaths) -> dict[str, Any]:
     return meta
 
 
-def read_records(path: Path, with_steps: bool = True) -> tuple[tuple[dict[str, Any], ...], str | None]:
+def read_records(
+    path: Path, with_steps: bool = True, crc32: int | None = None
+) -> tuple[tuple[dict[str, Any], ...], str | None]:
     """The records of a `metrics.jsonl` and, if its last line was torn, a sentence that says so.
+
+    Args:
+        path: The file, which need not be there.
+        with_steps: Whether `step` records are wanted.
+        crc32: Of the file as its run's summary has it. Records were sound when that was written, so that a file which
+            still has it is not held to its schema again, which takes several times as long as to read it.
 
     Raises:
         Damaged, Newer: the first line that is no record, by its number.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        content = path.read_bytes()
     except FileNotFoundError:
         return (), None
     except OSError as error:
         raise Damaged(f"{path}: {error.strerror}.") from None
-    torn = lines.pop()  # b"" after the newline of the last whole record
-    wanted = lines if with_steps else [line for line in lines if not line.endswith(b'"type": "step"}')]
-    records = _parsed(wanted)
-    if records is None or not _are_sound(records, wanted):
-        for number, line in enumerate(lines, 1):
-            _check(line, f"{path}:{number}")
-        raise Damaged(f"{path}: a line holds several records. {REMEDY}")
+    *lines, torn = content.split(b"\n")  # b"" after the newline of the last whole record
+    wanted = [(n, line) for n, line in enumerate(lines, 1) if with_steps or not line.endswith(b'"type": "step"}')]
+    if crc32 is not None and zlib.crc32(content) == crc32:
+        records = [_renamed(record) for record in from_json(b"[" + b",".join(line for _, line in wanted) + b"]")]
+    else:
+        records = [_checked(line, f"{path}:{number}") for number, line in wanted]
     warning = f"{path.name}: left out a torn last line of {len(torn)} bytes." if torn else None
     return tuple(records), warning
 
 
-def _parsed(lines: Sequence[bytes]) -> list[dict[str, Any]] | None:
-    """The objects of lines, at once, which takes half the time of one by one; None where a line is damaged."""
-    try:
-        records = from_json(b"[" + b",".join(lines) + b"]", allow_inf_nan=False)
-    except ValueError:
-        return None
-    return records if len(records) == len(lines) and all(type(record) is dict for record in records) else None
-
-
-def _are_sound(records: Sequence[dict[str, Any]], lines: Sequence[bytes]) -> bool:
-    epochs = [record for record in records if record.get("type") == "epoch"]
-    are_approved = _are_approved(epochs)
-    try:
-        for record, line in zip(records, lines, strict=True):
-            if record.get("type") != "epoch" or not are_approved:
-                _check(line, "")
-                _rename(record)
-    except Damaged:
-        return False
-    if epochs and not are_approved:
-        _approve(epochs)
-    return True
-
-
-_APPROVED: set[tuple[Any, ...]] = set()
-"""Names and types of epochs that were held to their schema: the others of a study, most likely."""
-
-
-def _are_approved(epochs: Sequence[dict[str, Any]]) -> bool:
-    """Whether all are like those that have passed; by columns, in a tenth of the time that the schema takes."""
-    columns = _columns(epochs)
-    if columns is None or _shape(columns) not in _APPROVED or {*columns["schema"]} != {SCHEMA}:
-        return False
-    numbers = ([n for n in column if n is not None] for name, column in columns.items() if name != "type")
-    return all(not column or (min(column) >= 0 and max(column) < MOST) for column in numbers)
-
-
-def _approve(epochs: Sequence[dict[str, Any]]) -> None:
-    columns = _columns(epochs)
-    if columns and all(
-        {*map(type, column)} <= ({str} if name == "type" else {int, float, type(None)})
-        for name, column in columns.items()
-    ):
-        _APPROVED.add(_shape(columns))
-
-
-def _columns(epochs: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, ...]] | None:
-    """By name, where all have the same names in the same order."""
-    names = tuple(epochs[0]) if epochs else ()
-    if not names or any(tuple(epoch) != names for epoch in epochs):
-        return None
-    return dict(zip(names, zip(*(epoch.values() for epoch in epochs), strict=True), strict=True))
-
-
-def _shape(columns: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
-    return (*columns, *(frozenset(map(type, column)) for column in columns.values()))
-
-
-def _check(line: bytes, place: str) -> None:
-    """Damaged or Newer, with the place, if a line is no record."""
+def _checked(line: bytes, place: str) -> dict[str, Any]:
+    """The record of a line; Damaged or Newer, with the place, if it is none."""
     try:
         record = from_json(line, allow_inf_nan=False)
     except ValueError as error:
@@ -202,14 +163,15 @@ def _check(line: bytes, place: str) -> None:
         raise Damaged(f"{place}: damaged record: {line[:40].decode(errors='replace')}. {REMEDY}")
     _check_schema(record, place)
     if schema := _TYPES.get(record["type"]):
-        _rename(record)
-        hold(record, schema, place)
+        hold(_renamed(record), schema, place)
+    return record
 
 
-def _rename(record: dict[str, Any]) -> None:
-    """Have a record of an earlier version say what it is called today."""
+def _renamed(record: dict[str, Any]) -> dict[str, Any]:
+    """The record, which says what an earlier version called otherwise as it is called today."""
     if record["type"] == "round" and "local_batches" in record:
         record["worker_batches"] = record.pop("local_batches")
+    return record
 
 
 def _check_schema(record: Mapping[str, Any], place: object) -> None:

@@ -29,8 +29,10 @@ def write_summary(paths: RunPaths, config: RunConfig, status: Status, message: s
     """End a run: its status and what its records come to, in one file that is the last to be written."""
     try:
         records, _ = read_records(paths.metrics)
+        checksum = _crc32(paths)
     except Damaged as error:
         records, status, message = (), "failed", f"{message}\n{error}".strip()
+        checksum = None  # which says that the records are sound
     epochs = numbered(records, "epoch")
     last = epochs[-1] if epochs else {}
     train_seconds = sum(epoch["train_seconds"] for epoch in epochs) if epochs else None
@@ -59,7 +61,7 @@ def write_summary(paths: RunPaths, config: RunConfig, status: Status, message: s
         sent_bytes=None if not epochs or None in sent_bytes else sum(sent_bytes),
         warnings=tuple(warnings(records)),
         lost_workers=lost_workers(records),
-        metrics_crc32=_crc32(paths),
+        metrics_crc32=checksum,
     )
     if paths.metrics.exists():
         with paths.metrics.open("rb") as file:

@@ -20,7 +20,7 @@ def forward(record: Mapping[str, Any], tracked: Tracked) -> None:
     """Pass a record on."""
     kind, time = record["type"], record["time"]
     if kind == "start":
-        tracked.config(dict(flatten(record["config"])) | {name: record[name] for name in ("run_id", "device")})
+        tracked.config(flatten(record["config"]) | {name: record[name] for name in ("run_id", "device")})
     elif kind == "event":
         tracked.note(f"{record['event']}: {record['message']}", time)
     elif kind in _AXES:
