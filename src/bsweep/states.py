@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,15 +61,14 @@ def of_run(folder: Path) -> State:
     """The state of a run, `damaged` where the same command would repeat it for that; NEW where there is none."""
     paths = RunPaths(folder)
     try:
-        summary = runlog.read_whole_summary(paths)
-        if summary is not None:
-            return _ended(summary, paths)
+        if ended := runlog.read_ended(paths):
+            return _ended(*ended, paths)
         return _under_way(paths) if paths.config.exists() else NEW
     except (ValueError, KeyError, TypeError) as error:
         return State("damaged", str(error))
 
 
-def _ended(summary: dict[str, Any], paths: RunPaths) -> State:
+def _ended(summary: Mapping[str, Any], meta: Mapping[str, Any], paths: RunPaths) -> State:
     return State(
         summary["status"],
         summary["message"],
@@ -79,7 +78,7 @@ def _ended(summary: dict[str, Any], paths: RunPaths) -> State:
         wall_seconds=summary["wall_seconds"],
         can_resume=summary["status"] not in RESULTS and bool(runlog.checkpoints(paths)),
         lost_workers=tuple(summary.get("lost_workers", ())),
-        beside_others=_was_beside_others(paths),
+        beside_others=bool(meta.get("beside_others")),
     )
 
 

@@ -165,10 +165,6 @@ class RunConfig(Schema):
             f"{name} on {hosts_of_ranks(hosts, self.num_workers, self.num_server_processes)[rank]}" if hosts else name
         )
 
-    def cards(self) -> dict[str, Card]:
-        """The variant of each group."""
-        return {group: getattr(self, group) for group in GROUPS}
-
 
 _ADDED_LATER: Mapping[str, object] = {
     "graph": "auto",

@@ -42,7 +42,7 @@ from bsweep.runlog.records import (
     Step,
     Traffic,
 )
-from bsweep.runlog.summary import ended, read_whole_summary, write_summary
+from bsweep.runlog.summary import ended, read_ended, write_summary
 
 __all__ = [
     "REMEDY",
@@ -79,12 +79,12 @@ __all__ = [
     "lost_workers",
     "numbered",
     "prune",
+    "read_ended",
     "read_json",
     "read_meta",
     "read_records",
     "read_run",
     "read_summary",
-    "read_whole_summary",
     "request_stop",
     "warnings",
     "write_json",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import zlib
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -76,14 +77,14 @@ def ended(paths: RunPaths) -> Status | None:
         Newer: a newer bsweep wrote it.
     """
     try:
-        summary = read_whole_summary(paths)
+        found = read_ended(paths)
     except Damaged:
         return None
-    return summary["status"] if summary else None
+    return found[0]["status"] if found else None
 
 
-def read_whole_summary(paths: RunPaths) -> dict[str, Any] | None:
-    """How a run ended whose files are whole; None where it has not ended.
+def read_ended(paths: RunPaths) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """How a run ended whose files are whole, and its surroundings; None where it has not ended.
 
     Raises:
         Damaged, Newer: as `read_run`.
@@ -92,10 +93,8 @@ def read_whole_summary(paths: RunPaths) -> dict[str, Any] | None:
     if summary is None:
         return None
     if summary.get("metrics_crc32") is None or summary["metrics_crc32"] != _known_crc32(paths):
-        read_run(paths.folder, with_steps=False)
-    else:
-        read_meta(paths)
-    return summary
+        return summary, read_run(paths.folder, with_steps=False).meta
+    return summary, read_meta(paths)
 
 
 def _crc32(paths: RunPaths) -> int | None:
@@ -104,13 +103,14 @@ def _crc32(paths: RunPaths) -> int | None:
 
 def _known_crc32(paths: RunPaths) -> int | None:
     """As `_crc32`, but read once as long as nobody writes: who watches a study asks every few seconds."""
+    metrics = paths.metrics
     try:
-        status = paths.metrics.stat()
+        status = metrics.stat()
     except FileNotFoundError:
         return None
-    return _crc32_of(paths.metrics, status.st_mtime_ns, status.st_size)
+    return _crc32_of(str(metrics), status.st_mtime_ns, status.st_size)  # a path takes longer to hash
 
 
 @functools.cache
-def _crc32_of(path: Path, mtime_ns: int, num_bytes: int) -> int:
-    return zlib.crc32(path.read_bytes())
+def _crc32_of(path: str, mtime_ns: int, num_bytes: int) -> int:
+    return zlib.crc32(Path(path).read_bytes())
