@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from bsweep import lifeline, peers, runlog
 from bsweep.config import RunConfig
-from bsweep.errors import WorkerLost, worker_lost
+from bsweep.errors import WorkerLost, said_by, worker_lost
 from bsweep.launch import failure, processes
 from bsweep.runlog import RunPaths
 from bsweep.strategies import ddp
@@ -62,6 +62,13 @@ def test_who_ended_without_a_word_is_named_before_those_who_waited_for_it(paths:
     runlog.write_json(paths.rank_logs(0) / "error.json", {**ERROR, "is_consequence": True, "time": 1.0})
     outcome = failure.of(point(), paths, [(0, 1)], paths.logs / "none")
     assert outcome.message.startswith("rank 1 ended without a word, perhaps killed from outside; then rank 0 ended")
+
+
+def test_an_error_is_told_from_its_first_line_on() -> None:
+    assert [said_by(error) for error in (AssertionError(), ValueError("\n\nno"))] == [
+        "AssertionError",
+        "ValueError: no",
+    ]
 
 
 def test_nodes_that_slurm_lost_together_are_all_named(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:

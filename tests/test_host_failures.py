@@ -206,7 +206,7 @@ def answers(**changes: object) -> Iterator[list[preflight.Answer]]:
         ({"code": "c0ffee"}, "h2: its bsweep has other code than this one"),
         ({"point": "c0ffee"}, "is another folder there: have results_dir on a file system"),
         ({"data": {"num_train": 5}}, "h2: data=synthetic are others there than here: give all hosts the same files"),
-        ({"gpus": 1}, "h2: it has 1 GPUs for 2 workers: give it no more slots than GPUs"),
+        ({"gpus": 1}, "h2: it has 1 GPU for 2 workers: give it no more slots than GPUs"),
         ({"problems": ["/data: Permission denied"]}, "h2: /data: Permission denied"),
     ],
 )

@@ -63,7 +63,7 @@ def type_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         (["--frobnicate"], ["--frobnicate", "--help"]),
         (["--cfg"], ["--cfg", "expected one argument"]),
         (["-sc"], ["install", "query"]),
-        (["study=größe"], ["study=größe: not of the form letters, digits"]),
+        (["study=größe"], ["study=größe: not of the form letters a to z, digits"]),
         (["optimizer.learningrate=3"], ["Did you mean 'optimizer.lr'?"]),
         (["lr=3"], ["Did you mean 'optimizer.lr'?"]),
         (["data.nope={a: 1}"], ["data.nope"]),
@@ -78,6 +78,14 @@ def type_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         (
             ["+hydra.job.env_set.OMP_PROC_BIND=close", "launch.parallel=auto"],
             ["hydra.job.env_set (OMP_PROC_BIND) with launch.parallel=auto", "Export the variables"],
+        ),
+        (
+            ["+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback", "launch.parallel=2"],
+            ["hydra.callbacks (mine) with launch.parallel=2", "Leave them out, or"],
+        ),
+        (
+            ["hydra/job_logging=default", "launch.parallel=auto"],
+            ["hydra/job_logging=default with launch.parallel=auto", "share one log"],
         ),
         (["++hydra.mode=RUN"], ["bsweep's own sweeper"]),
         (["hydra.sweeper.params=3"], ["hydra.sweeper.params=3"]),
@@ -168,6 +176,20 @@ def test_a_point_that_cannot_be_run_fails_alone(type_run: Type, monkeypatch: pyt
     code, said = type_run("-m", "local_batch=8", "seed=0,1")
     assert code == 1 and said.count("a point could not be run: ZeroDivisionError") == 1
     assert sweep.STATUSES == ["failed", "completed"]
+
+
+def test_a_launcher_of_hydras_that_fails_is_quoted_without_a_traceback(
+    type_run: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = pytest.importorskip("hydra_plugins.hydra_submitit_launcher.submitit_launcher")
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("sbatch: error: no such partition")
+
+    monkeypatch.setattr(plugin.BaseSubmititLauncher, "launch", fail)
+    code, said = type_run("-m", "local_batch=8", "seed=0,1", "hydra/launcher=submitit_slurm")
+    assert code == 1 and "Traceback" not in said
+    assert "hydra/launcher=submitit_slurm could not run the points: sbatch: error: no such partition" in said
 
 
 def test_the_largest_seed_trains_and_is_read(tmp_path: Path) -> None:

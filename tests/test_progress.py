@@ -48,6 +48,7 @@ def told(config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, *reco
     ("overrides", "described", "counted"),
     [
         (("epochs=4",), "local batch 8, 2 workers, horovod, 4 epochs", "epoch 1/4: 10.0 s"),
+        (("epochs=1",), "local batch 8, 2 workers, horovod, 1 epoch", "epoch 1/1: 10.0 s"),
         (
             ("epochs=4", "target_accuracy=0.9"),
             "local batch 8, 2 workers, horovod, 4 epochs, target a test accuracy of 0.9",

@@ -75,6 +75,9 @@ def test_a_sweep_goes_on_after_a_failed_point_unless_its_processes_are_spoilt(tm
     assert ends[8]["message"].startswith("rank 1 failed: OutOfMemoryError: ")
     assert "not trained" in ends[10]["message"] and "rank 1 failed: MemoryError: no room" in ends[10]["message"]
     assert result.returncode != 0
+    printed = result.stdout + result.stderr
+    assert "rank 0: the exchange broke off, another worker has probably ended" in printed
+    assert "horovod/torch/" not in printed, "where Horovod noticed it says nothing of the cause"
 
 
 def test_points_leave_no_memory_to_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

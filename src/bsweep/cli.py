@@ -129,13 +129,13 @@ def report(arguments: Sequence[str]) -> int:
     parser.add_argument("--beside", action="store_true", help="also times of runs beside others (launch.parallel)")
     options = parser.parse_args(arguments)
     from bsweep import report as writer
-    from bsweep.config.whole import is_full
+    from bsweep.config.whole import is_full, no_space
 
     try:
         print(writer.write(options.study, options.out, mix=options.mix, beside=options.beside, say=_say))
     except (ValueError, OSError) as error:
-        no_space = f"no space left for {options.out or options.study / 'report'}. Free some there, or give --out DIR"
-        _say(no_space if isinstance(error, OSError) and is_full(error) else str(error))
+        is_no_space = isinstance(error, OSError) and is_full(error)
+        _say(no_space(options.out or options.study / "report", "give --out DIR") if is_no_space else str(error))
         return BAD_CONFIG
     return 0
 

@@ -62,7 +62,7 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
             folder / "error.json",
             {
                 "status": status_of(error),
-                "message": f"{type(error).__name__}: {error}",
+                "message": said_by(error),
                 "traceback": own.traced(error),
                 "is_consequence": isinstance(error, WorkerLost),
                 "time": time.time(),
@@ -71,9 +71,14 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
         raise
 
 
+def said_by(error: BaseException) -> str:
+    """An error's kind, and what it says, if it says something, from its first line on."""
+    return f"{type(error).__name__}: {str(error).strip()}".removesuffix(": ")
+
+
 def described(error: BaseException) -> str:
-    """What an error says; of one from the user's own code, its traceback from the first line of theirs on."""
-    return f"{type(error).__name__}: {error}\n{own.traced(error) or ''}".strip()
+    """As `said_by`; of an error from the user's own code, with its traceback from the first line of theirs on."""
+    return f"{said_by(error)}\n{own.traced(error) or ''}".strip()
 
 
 def _is_reported(error: BaseException | None) -> bool:

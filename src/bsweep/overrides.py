@@ -17,6 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from bsweep.config import GROUPS, ConfigError, conf_dir, did_you_mean, shortened, show, unknown_key
+from bsweep.config.whole import is_full
 
 _MOST_POINTS = 1_000_000  # of one sweep, which are all planned before the first one starts
 _MOST_LETTERS = 255  # of a key, which Hydra looks for as a file
@@ -171,19 +172,36 @@ def refuse_settings(point: DictConfig) -> None:
         for key, value in given.items()
         if value != expected[key] and not (key == "hydra.job.chdir" and value is False)
     ]
-    variables, at_once = (OmegaConf.select(point, key) for key in ("hydra.job.env_set", "launch.parallel"))
-    if variables and at_once not in (None, 1):
-        problems.append(
-            f"hydra.job.env_set ({', '.join(map(str, variables))}) with launch.parallel={at_once}: points that run at "
-            "once share one environment. Export the variables where bsweep is started, or leave launch.parallel out."
-        )
+    if (at_once := OmegaConf.select(point, "launch.parallel")) not in (None, 1):
+        problems += [
+            f"{what} with launch.parallel={at_once}: {why}, or leave launch.parallel out."
+            for what, why in around_point(point).items()
+        ]
     if problems:
         raise ConfigError(*problems)
+
+
+def around_point(point: DictConfig) -> dict[str, str]:
+    """What Hydra is to do before and after a point, in its own process; why it cannot where several run at once."""
+    variables, callbacks = (OmegaConf.select(point, key) or {} for key in ("hydra.job.env_set", "hydra.callbacks"))
+    logging = point.hydra.runtime.choices.get("hydra/job_logging")
+    found = {}
+    if variables:
+        what = f"hydra.job.env_set ({', '.join(map(str, variables))})"
+        found[what] = "points that run at once share one environment. Export the variables where bsweep is started"
+    if callbacks:
+        what = f"hydra.callbacks ({', '.join(map(str, callbacks))})"
+        found[what] = "Hydra calls them around points that run one after another. Leave them out"
+    if logging != "none":
+        found[f"hydra/job_logging={logging}"] = "points that run at once share one log. Leave it out"
+    return found
 
 
 def explain(error: Exception) -> str:
     """What is wrong in one paragraph, with what was perhaps meant."""
     text = str(error)
+    if isinstance(error, OSError):
+        return f"{error.strerror if is_full(error) else error}."
     if not isinstance(error, ValueError | HydraException) and not type(error).__module__.startswith("omegaconf"):
         text = f"Hydra cannot compose this: {type(error).__name__}: {text}. HYDRA_FULL_ERROR=1 shows where."
     unknown = re.search(r"Could not override '([^'@]+)'", text)

@@ -79,6 +79,8 @@ def of_study(study_dir: Path) -> tuple[list[Row], str]:
     Raises:
         ValueError: there is no such study, or nothing in it.
     """
+    if not study_dir.is_dir():
+        raise ValueError(_no_study(study_dir))
     found = states.read(study_dir)
     known = {point.run_id: point for command in commands.read(study_dir) for point in command.points}
     if not found and not known:

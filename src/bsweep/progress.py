@@ -174,10 +174,11 @@ class Progress:
         steps = f", local steps {_listed(given.local_steps)}" if given.local_steps else ""
         allocated = f", {given.name}" if given.name != "uniform" else ""
         allocated += f", batching {c.batching.name}" if c.batching != FIXED else ""
-        workers = f"{c.num_workers} worker{'s' * (c.num_workers > 1)}"
-        ends = ((self._max_rounds, "rounds"), (self._max_seconds, "s"))
-        most = " or ".join(f"{end:g} {unit}" for end, unit in ends if end) or f"{c.epochs} epochs"
+        ends = [_counted(self._max_rounds, "round")] if self._max_rounds else []
+        ends += [f"{self._max_seconds:g} s"] if self._max_seconds else []
+        most = " or ".join(ends) or _counted(c.epochs, "epoch")
         target = f", target {c.target}" if c.target else ""
+        workers = _counted(c.num_workers, "worker")
         return f"local batch{batches}{steps}, {workers}, {c.strategy.name}{allocated}, {most}{target}"
 
     def _status_line(self) -> str:
@@ -272,6 +273,10 @@ class Output:
                 self._offsets[rank] += len(whole[0]) + len(whole[1])
                 lines += [f"worker {rank}: {line}" for line in whole[0].decode(errors="replace").splitlines()]
         return lines
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _listed(values: Sequence[int]) -> str:

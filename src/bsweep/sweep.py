@@ -193,7 +193,7 @@ def _run(config: RunConfig, progress: Progress, start: study.Launch) -> str:
     except OSError as error:  # of files of the run itself: what fails in its processes is on record
         if not is_full(error):
             raise
-        progress.give_up(config, str(error))
+        progress.give_up(config, str(error.strerror))
         return "interrupted"  # which is what it looks like to who finds no summary
 
 

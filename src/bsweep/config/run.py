@@ -347,7 +347,7 @@ def _codec_contradictions(c: RunConfig) -> Iterator[str]:
         )
 
 
-_NAME_FORM = "letters, digits, '.', '_', '+' or '-'"
+_NAME_FORM = "letters a to z, digits, '.', '_', '+' or '-'"
 _FORMS = {
     "launch.network_interface": "eth0",
 }

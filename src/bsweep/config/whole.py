@@ -41,11 +41,13 @@ def space_for(path: Path) -> Iterator[None]:
     except OSError as error:
         if not is_full(error):
             raise
-        raise OSError(
-            error.errno,
-            f"no space left for {path}. Free some there, or give another results_dir=..., and start the same sweep "
-            "again, which repeats this run",
-        ) from None
+        otherwise = "give another results_dir=..., and start the same sweep again, which repeats this run"
+        raise OSError(error.errno, no_space(path, otherwise)) from None
+
+
+def no_space(path: Path, otherwise: str) -> str:
+    """What to say where a full disk has no room for a path."""
+    return f"no space left for {path}. Free some there, or {otherwise}"
 
 
 def why_full(folder: Path) -> str:

@@ -167,10 +167,10 @@ def of(config: RunConfig, workers: Mapping[str, int], answers: Sequence[Answer])
         if answer.facts["unresolved"]:
             names = ", ".join(answer.facts["unresolved"])
             there.append(f"it cannot resolve {names}: hosts must know each other's names")
-        if has_gpus and workers[answer.host] > answer.facts["gpus"]:
+        if has_gpus and workers[answer.host] > (gpus := answer.facts["gpus"]):
             there.append(
-                f"it has {answer.facts['gpus'] or 'no'} GPUs for {workers[answer.host]} workers: give it no more slots "
-                "than GPUs, or set device=cpu"
+                f"it has {gpus or 'no'} GPU{'s' * (gpus != 1)} for {workers[answer.host]} workers: give it no more "
+                "slots than GPUs, or set device=cpu"
             )
         found += [f"{answer.host}: {problem}" for problem in there]
     return list(dict.fromkeys(found))

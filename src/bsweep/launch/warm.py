@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -145,7 +146,10 @@ def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) ->
     except (Diverged, Stopped):
         return None  # on all ranks alike, and on record
     except Exception as error:
-        traceback.print_exc()
+        if isinstance(error, WorkerLost):  # where Horovod noticed it tells nothing of who, or why
+            print(f"rank {hvd.rank()}: {str(error).splitlines()[0]}", file=sys.stderr)
+        else:
+            traceback.print_exc()
         message = f"rank {hvd.rank()} failed: {described(error)}"
         return _Failure(Outcome(status_of(error), message), isinstance(error, WorkerLost), spoils_process(error))
     return None

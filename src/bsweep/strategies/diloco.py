@@ -348,7 +348,7 @@ class DiLoCo(Rounds):
         message = (
             f"{self._config.process_name(lost)} was lost in round {self._round}: no sign of life for "
             f"strategy.loss_timeout_seconds={self._strategy.loss_timeout_seconds:g}; "
-            + (f"{len(self.members)} workers go on" if goes_on else "stopped after the round")
+            + ("the others go on" if goes_on else "stopped after the round")
         )
         self.records.append(Event(event="worker_lost", message=message))
         if not goes_on:

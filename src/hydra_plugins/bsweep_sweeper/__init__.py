@@ -31,27 +31,33 @@ class Sweeper(BasicSweeper):
         overrides.refuse([*axes, *arguments])
         (points,) = self.split_arguments(parser.parse_overrides([*axes, *arguments]), None)
 
-        are_plain: list[bool] = []
+        need_nothing_of_hydra: list[bool] = []
 
         def compose(point: list[str]) -> DictConfig:
             composed = loader.load_sweep_config(master, point)
             overrides.refuse_settings(composed)
-            are_plain.append(_is_plain(composed.hydra))
+            need_nothing_of_hydra.append(not overrides.around_point(composed))
             return composed
 
         configs = grid.configs(compose, points)
         runs_here = isinstance(self.launcher, BasicLauncher)
 
         def start(places: Sequence[int]) -> list[str]:
-            if runs_here and all(are_plain):  # Hydra's own launcher would compose each point once more
-                return [_run(sweep.run_one, configs[place]) for place in places]
+            if runs_here and all(need_nothing_of_hydra):  # Hydra's own launcher would compose each point once more
+                return [_status_here(sweep.run_one, configs[place]) for place in places]
             return self._start([points[place] for place in places])
 
         return sweep.run_points(configs, start, runs_here=runs_here)
 
     def _start(self, points: Sequence[Sequence[str]]) -> list[str]:
-        assert self.launcher is not None
-        return [_status(job) for job in self.launcher.launch(points, initial_job_idx=0)]
+        assert self.launcher is not None and self.config is not None
+        try:
+            jobs = self.launcher.launch(points, initial_job_idx=0)
+        except Exception as error:  # such as sbatch's, or of a job that was cancelled
+            name = self.config.hydra.runtime.choices["hydra/launcher"]
+            print(f"bsweep: hydra/launcher={name} could not run the points: {error}", file=sys.stderr)
+            return ["failed"] * len(points)
+        return [_status_of_job(job) for job in jobs]
 
     def _parse_config(self) -> list[str]:
         """The axes of an experiment; one that it inherits is not swept where it is null."""
@@ -61,20 +67,15 @@ class Sweeper(BasicSweeper):
         return [f"{axis}={values}" for axis, values in axes.items() if values is not None]
 
 
-def _is_plain(hydra: DictConfig) -> bool:
-    """Whether Hydra is to do nothing around a point: no variables to set, nobody to call, no log of its own."""
-    has_log = hydra.runtime.choices.get("hydra/job_logging") != "none"
-    return not (hydra.job.env_set or hydra.callbacks or has_log)
-
-
-def _run(run_one: Callable[[RunConfig], str], config: RunConfig) -> str:
+def _status_here(run_one: Callable[[RunConfig], str], config: RunConfig) -> str:
+    """The status of a point that is run in this process, without Hydra around it."""
     try:
         return run_one(config)
     except Exception as error:
         return _failed(error)
 
 
-def _status(job: Any) -> str:
+def _status_of_job(job: Any) -> str:
     return str(job.return_value) if job.status == JobStatus.COMPLETED else _failed(job._return_value)
 
 
