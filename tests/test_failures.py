@@ -6,16 +6,19 @@ import re
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from bsweep import lifeline, peers, runlog
+from bsweep import lifeline, peers, runlog, study
 from bsweep.config import RunConfig
 from bsweep.errors import WorkerLost, said_by, worker_lost
-from bsweep.launch import failure, processes
+from bsweep.launch import failure, processes, stop
+from bsweep.launch.outcome import Outcome
+from bsweep.progress import Progress
 from bsweep.runlog import RunPaths
 from bsweep.strategies import ddp
 from tests.running import TINY, bsweep, compose, imported_first
@@ -69,6 +72,27 @@ def test_an_error_is_told_from_its_first_line_on() -> None:
         "AssertionError",
         "ValueError: no",
     ]
+
+
+def test_tries_are_further_and_further_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(study, "pause", pauses.append)
+    config = compose(*TINY, "local_batch=8", "launch.retries=9", f"results_dir={tmp_path}")
+
+    def start(*_: object) -> Outcome:
+        return Outcome("completed") if len(pauses) == 9 else Outcome("failed", "a host was lost", may_pass=True)
+
+    assert study.run_point(config, Progress(1), start) == "completed"
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_a_pause_between_tries_ends_with_the_sweep() -> None:
+    with ThreadPoolExecutor() as pool, stop.Signals() as signals:
+        waiting = pool.submit(stop.pause, 60)
+        signals.ask_all()
+        with pytest.raises(KeyboardInterrupt):
+            waiting.result(30)
+    stop.pause(0)
 
 
 def test_nodes_that_slurm_lost_together_are_all_named(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,7 @@ def test_a_failure_that_is_no_result_is_tried_again(tmp_path: Path) -> None:
     env = struck(tmp_path, (1,), "steps", "train_step", 20)
     result = bsweep("run", "-m", "seed=0,1", *point, "study=s", cwd=tmp_path, env=env)
     assert result.returncode == 0 and "[2/2]" in result.stderr and "[3/" not in result.stderr, result.stderr
+    assert "\n  retry 1 of 1 in 1 s\n" in result.stderr
     assert bsweep("run", "-m", "seed=0,1", *point, "study=whole", cwd=tmp_path).returncode == 0
     check_equal(tmp_path)
     struck_run, _ = runs(tmp_path)

@@ -25,7 +25,7 @@ from bsweep import allocation, anatomy, calibration, claims, data, elsewhere, la
 from bsweep.config import ConfigError, RunConfig, own, refuse_vain_evaluations, save
 from bsweep.launch import Outcome, team
 from bsweep.launch import check as check_launch
-from bsweep.launch.stop import Stopping
+from bsweep.launch.stop import Stopping, pause, seconds_before_retry
 from bsweep.launch.team import Entry
 from bsweep.place import inside_horovodrun, num_cores
 from bsweep.progress import Output, Progress
@@ -165,14 +165,16 @@ def run_point(config: RunConfig, progress: Progress, start: Launch) -> str:
             progress.skip(config, _SKIPPED[result])
             return result
         outcome = _attempt(config, paths, progress, start, warnings)
-        for number in range(config.launch.num_retries):
+        for number in range(1, config.launch.num_retries + 1):
             if not outcome.may_pass:
                 break
+            retry, seconds = f"retry {number} of {config.launch.num_retries}", seconds_before_retry(number)
+            progress.note(f"{retry} in {seconds} s")
+            pause(seconds)
             team.expect_again(config)
             progress.once_more()
-            cause = f"{outcome.status}: {outcome.message.splitlines()[0]}"
-            retry = Event(event="retried", message=f"retry {number + 1} of {config.launch.num_retries} after {cause}")
-            outcome = _attempt(config, paths, progress, start, warnings, retry)
+            event = Event(event="retried", message=f"{retry} after {outcome.status}: {outcome.message.splitlines()[0]}")
+            outcome = _attempt(config, paths, progress, start, warnings, event)
     return outcome.status
 
 

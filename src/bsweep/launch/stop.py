@@ -127,6 +127,18 @@ class Stopping:
 
 
 _elsewhere: list[Stopping] = []  # of the points that other threads run
+_all_are_to_stop = threading.Event()
+
+
+def seconds_before_retry(number: int) -> int:
+    """How long to wait before the first try again, the second, ...: ten outlast a host that reboots."""
+    return 60 if number > 6 else 1 << (number - 1)
+
+
+def pause(seconds: float) -> None:
+    """Wait while nothing of a point runs; KeyboardInterrupt where it is to stop, in whichever thread."""
+    if _all_are_to_stop.wait(seconds):
+        raise KeyboardInterrupt
 
 
 class Signals:
@@ -149,6 +161,7 @@ class Signals:
     ) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        _all_are_to_stop.clear()
 
     def look_after(self) -> None:
         """To be called a few times a second: a point may have been about to begin when the others were asked."""
@@ -160,6 +173,7 @@ class Signals:
     def ask_all(self) -> None:
         """Ask all points to stop, as the next signal would."""
         self.have_come = True
+        _all_are_to_stop.set()
         for stopping in _elsewhere.copy():
             stopping.ask()
 
