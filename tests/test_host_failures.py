@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -112,7 +113,8 @@ def test_a_host_that_does_not_answer_ends_the_wait_for_workers_who_would_outlive
     paths = RunPaths(tmp_path)
     paths.metrics.touch()
     script = "echo 'ssh: connect to host h2 port 22: No route to host'; exit 255"
-    config = over("strategy=diloco", "strategy.on_loss=continue", "optimizer=adamw_diloco")
+    diloco = ("strategy=diloco", "strategy.on_loss=continue", "optimizer=adamw_diloco")
+    config = over(*diloco, "launch.stall_timeout_seconds=6")
     began = time.monotonic()
     outcome = processes.launch(
         config,
@@ -127,18 +129,17 @@ def test_a_host_that_does_not_answer_ends_the_wait_for_workers_who_would_outlive
     assert outcome.message.startswith("host h2 is lost: connect to host h2 port 22: No route to host: see that")
 
 
-def test_a_host_whose_command_had_to_be_ended_is_not_named_as_lost(tmp_path: Path) -> None:
-    """A ssh that is told to end does so with the code of one that lost its way."""
+def test_hosts_whose_connection_ended_by_itself_are_named_as_lost_and_no_others(tmp_path: Path) -> None:
+    """A ssh that is told to end does so with the code of one that lost its way; one may notice later than another."""
     paths = RunPaths(tmp_path)
     paths.metrics.touch()
     waits = "trap 'exit 255' TERM; sleep 60 & wait"
-    lost = "echo 'Timeout, server h3 not responding.'; exit 255"
-    config = over(
-        "strategy=ddp", "num_workers=3", "launch.hosts='localhost:1,h2:1,h3:1'", "launch.stall_timeout_seconds=6"
-    )
-    commands = [["sleep", "60"], ["sh", "-c", waits], ["sh", "-c", lost]]
+    lost, lost_later = (f"sleep {late}; echo 'Timeout, server h3 not responding.'; exit 255" for late in (0, 1.5))
+    hosts = "launch.hosts='localhost:1,h2:1,h3:1,h4:1'"
+    config = over("strategy=ddp", "num_workers=4", hosts, "launch.stall_timeout_seconds=6")
+    commands = [["sleep", "60"], *(["sh", "-c", script] for script in (waits, lost, lost_later))]
     outcome = processes.launch(config, paths, lambda: None, "bsweep.worker", lambda *_: commands, lambda _: [])
-    assert outcome.message.startswith("host h3 is lost: Timeout, server h3 not responding: see")
+    assert re.findall(r"host (h\d) is lost: Timeout, server h3 not responding", outcome.message) == ["h3", "h4"]
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh")

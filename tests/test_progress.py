@@ -48,7 +48,6 @@ def told(config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, *reco
     ("overrides", "described", "counted"),
     [
         (("epochs=4",), "local batch 8, 2 workers, horovod, 4 epochs", "epoch 1/4: 10.0 s"),
-        (("epochs=1",), "local batch 8, 2 workers, horovod, 1 epoch", "epoch 1/1: 10.0 s"),
         (
             ("epochs=4", "target_accuracy=0.9"),
             "local batch 8, 2 workers, horovod, 4 epochs, target a test accuracy of 0.9",
@@ -78,3 +77,8 @@ def test_a_run_is_described_by_what_it_does_and_what_ends_it(
     begin, epoch = told(config, tmp_path, monkeypatch, {"type": "round", "round": 1}, EPOCH)
     assert begin == f"[1/1] {tmp_path}: {described}"
     assert epoch.startswith(f"  {counted}") and epoch.endswith(", 30 s left"), "a quarter took ten seconds"
+
+
+def test_a_lone_worker_and_a_lone_epoch_are_counted_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (begin,) = told(compose("local_batch=8", "epochs=1"), tmp_path, monkeypatch)
+    assert begin.endswith("local batch 8, 1 worker, horovod, 1 epoch")

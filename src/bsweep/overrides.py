@@ -200,7 +200,7 @@ def around_point(point: DictConfig) -> dict[str, str]:
 def explain(error: Exception) -> str:
     """What is wrong in one paragraph, with what was perhaps meant."""
     text = str(error)
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and not isinstance(error, HydraException):
         return f"{error.strerror if is_full(error) else error}."
     if not isinstance(error, ValueError | HydraException) and not type(error).__module__.startswith("omegaconf"):
         text = f"Hydra cannot compose this: {type(error).__name__}: {text}. HYDRA_FULL_ERROR=1 shows where."

@@ -192,7 +192,7 @@ def _wait(started: Started, config: RunConfig, paths: RunPaths, on_poll: Callabl
         elif any(codes) and recorded(paths):
             failed_at = failed_at or time.monotonic()  # what is left waits for the host that was lost
         if failed_at:
-            if time.monotonic() - failed_at > min(_GRACE_SECONDS, launch.stall_timeout_seconds / 6):
+            if time.monotonic() - failed_at > _grace_of_others(launch, codes):
                 return None
             continue
         beats = _signs_of_life(config, paths)
@@ -210,6 +210,12 @@ def _wait(started: Started, config: RunConfig, paths: RunPaths, on_poll: Callabl
                 f"no sign of life for launch.stall_timeout_seconds={launch.stall_timeout_seconds}; the first to fall "
                 f"silent was {config.process_name(first)}"
             )
+
+
+def _grace_of_others(launch: ProcessesConfig, codes: Sequence[int | None]) -> float:
+    """Seconds for what runs on other hosts to end after the first that failed; for ssh to give up others like it."""
+    grace = min(_GRACE_SECONDS, launch.stall_timeout_seconds / 6)
+    return max(grace, ssh.interval_seconds(launch) + 1) if ssh.EXIT_CODE in codes else grace
 
 
 def _grace(config: RunConfig) -> float:

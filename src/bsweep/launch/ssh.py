@@ -31,14 +31,18 @@ def as_others_say(host: str) -> str:
 
 def options(launch: ProcessesConfig) -> list[str]:
     """Ask nobody for a password, and give up a host that is silent, well within the stall time-out."""
-    interval = max(1, min(_LONGEST_SECONDS, launch.stall_timeout_seconds // (2 * _SIGNS)))
     return [
         *("-o", "BatchMode=yes"),
         *("-o", "StrictHostKeyChecking=no"),
         *("-o", f"ConnectTimeout={CONNECT_SECONDS}"),
-        *("-o", f"ServerAliveInterval={interval}"),
+        *("-o", f"ServerAliveInterval={interval_seconds(launch)}"),
         *("-o", f"ServerAliveCountMax={_SIGNS}"),
     ]
+
+
+def interval_seconds(launch: ProcessesConfig) -> int:
+    """How often a silent host is asked for a sign; so much later than another is it given up, cut off with it."""
+    return max(1, min(_LONGEST_SECONDS, launch.stall_timeout_seconds // (2 * _SIGNS)))
 
 
 def command(host: str, launch: SshConfig, script: str) -> list[str]:
