@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,12 +55,16 @@ def test_a_damaged_middle_is_an_error_that_names_the_line(tmp_path: Path) -> Non
         read_records(path)
 
 
-def test_rounds_of_earlier_versions_are_read_by_the_name_of_today(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
+def round_of_earlier_versions() -> dict[str, Any]:
     seconds = ("began_seconds", "compute_seconds", "idle_seconds", "exchange_seconds")
     said = {"workers": [0, 1], "local_batches": [8, 16], "local_steps": [1, 1], **{name: [0.1] * 2 for name in seconds}}
     numbers = {"epoch": 1, "round": 1, "train_loss": 0.5, "num_examples": 24, "is_whole": True}
-    path.write_text(json.dumps({"schema": 1, "type": "round", **said, **numbers}) + "\n")
+    return {"schema": 1, "type": "round", **said, **numbers}
+
+
+def test_rounds_of_earlier_versions_are_read_by_the_name_of_today(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text(json.dumps(round_of_earlier_versions()) + "\n")
     (record,) = read_records(path)[0]
     assert record["worker_batches"] == [8, 16] and "local_batches" not in record
 
@@ -84,18 +91,37 @@ def test_json_files_are_replaced_whole(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"a": 1}
 
 
-def test_records_are_held_to_their_schema_unless_they_are_those_of_the_summary(tmp_path: Path) -> None:
+def test_damaged_records_are_never_vouched_for(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     write(paths.metrics, "a")
     write_summary(paths, compose("local_batch=8"), "completed", "", 1.0)
     event = json.loads(paths.metrics.read_text())
-    for bad in ({**event, "message": 5}, {**event, "schema": 0}, [event]):
+    for bad in ({**event, "message": 5}, {**event, "schema": 0}, [event], 5, {}, {**event, "time": math.nan}):
         paths.metrics.write_text(json.dumps(bad) + "\n")
         with pytest.raises(ValueError, match=r"metrics\.jsonl:1"):
             read_run(paths.folder)
         write_summary(paths, compose("local_batch=8"), "failed", "", 1.0)
         with pytest.raises(ValueError, match=r"metrics\.jsonl:1"):
             read_run(paths.folder)  # though nothing has changed since
+        summary = json.loads(paths.summary.read_text())  # as an earlier version left it
+        write_json(paths.summary, summary | {"metrics_crc32": zlib.crc32(paths.metrics.read_bytes())})
+        with pytest.raises(ValueError, match=r"metrics\.jsonl:1"):
+            read_run(paths.folder)
+
+
+@pytest.mark.parametrize("with_steps", [True, False])
+def test_records_that_are_vouched_for_are_read_as_others_are(tmp_path: Path, with_steps: bool) -> None:
+    paths = RunPaths(tmp_path)
+    write(paths.metrics, "a")
+    with paths.metrics.open("a") as file:
+        file.write(json.dumps({"schema": 1, "time": 0.0, "epochs_done": 0.5, "type": "step"}) + "\n")
+        file.write(json.dumps(round_of_earlier_versions()) + '\n{"schema": 1, "ty')
+    write_summary(paths, compose("local_batch=8"), "timeout", "", 1.0)
+    vouched = read_run(paths.folder, with_steps)
+    summary = json.loads(paths.summary.read_text())
+    write_json(paths.summary, {key: value for key, value in summary.items() if key != "metrics_crc32"})
+    assert vouched.records == read_run(paths.folder, with_steps).records and len(vouched.records) == 2 + with_steps
+    assert vouched.warnings == read_run(paths.folder, with_steps).warnings != ()
 
 
 def test_summary_of_a_run_that_never_started_has_every_column_and_null_numbers(tmp_path: Path) -> None:

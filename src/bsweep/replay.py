@@ -176,14 +176,14 @@ def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunCo
 def _recorded(folder: Path) -> Recorded:
     """Of a run folder; without a step where it has not begun. Damaged, Newer or ConfigError if it cannot be read."""
     run, config = runlog.read_run(folder), read(RunPaths(folder).config)
-    start = next(iter(run.of("start")), {"num_train": 0})
+    start = next((record for record in run.records if record["type"] == "start"), {"num_train": 0})
     noises, average = [], Average()
-    for record in numbered(run.of("noise_scale"), "noise_scale", by="num_steps"):
+    for record in numbered(run.records, "noise_scale", by="num_steps"):
         measured = noise_meter.measured_steps(record["num_gradients"], config.num_workers)
         average = average.joined(record["gradient_square"], record["variance"], measured)
         if (estimate := average.estimate()) is not None:
             noises.append((record["epochs_done"], estimate))
-    steps = numbered(run.of("step"), "step")
+    steps = numbered(run.records, "step")
     return Recorded(run.run_id, config, start["num_train"], steps, noises)
 
 

@@ -110,15 +110,11 @@ class _Growing:
         run_ids += [run_id] * len(rows)
 
     def frame(self, table: Sequence[columns.Column]) -> pd.DataFrame:
-        num_rows = len(self._columns["run_id"])
+        num_rows, numbers = len(self._columns["run_id"]), {of.name for of in table if of.type == "number"}
         for column in self._columns.values():
             column += [math.nan] * (num_rows - len(column))
-        types = {of.name: _ARRAYS[of.type] for of in table if of.type in _ARRAYS and of.name in self._columns}
-        arrays = {name: np.array(self._columns[name], of_type) for name, of_type in types.items()}
+        arrays = {name: np.array(self._columns[name], float) for name in numbers & self._columns.keys()}
         return pd.DataFrame({**self._columns, **arrays})
-
-
-_ARRAYS = {"number": "float64", "count": "int64"}  # of types of columns; pandas takes longer to find them out
 
 
 def _from_csv(folder: Path) -> Study:

@@ -47,24 +47,24 @@ def rows_of(run: Run) -> dict[str, Rows]:
     Raises:
         Damaged: nothing says how it was configured.
     """
-    epochs, noise = numbered(run.of("epoch"), "epoch"), numbered(run.of("noise_scale"), "noise_scale", by="num_steps")
+    epochs, noise = numbered(run.records, "epoch"), numbered(run.records, "noise_scale", by="num_steps")
     return {
         "runs": [_run_row(run, len(epochs))],
         "epochs": epochs,
-        "evaluations": _of_table(numbered(run.of("evaluation"), "evaluation", by="num_steps"), columns.EVALUATIONS),
+        "evaluations": _of_table(numbered(run.records, "evaluation", by="num_steps"), columns.EVALUATIONS),
         "noise_scales": _of_table(noise, columns.NOISE_SCALES),
         "noise_of_layers": _layer_rows(noise),
-        "batches": _of_table(numbered(run.of("step"), "step"), columns.BATCHES) if changes_batch(run) else [],
+        "batches": _of_table(numbered(run.records, "step"), columns.BATCHES) if changes_batch(run) else [],
         "servers": _server_rows(epochs),
         "waits": _wait_rows(epochs),
-        "rounds": _round_rows(numbered(run.of("round"), "round")),
+        "rounds": _round_rows(numbered(run.records, "round")),
         "provenance": [_provenance(run.meta)],
     }
 
 
 def changes_batch(run: Run) -> bool:
     """Whether its batch changed while it trained."""
-    return any(event["event"] == "batch_changed" for event in run.of("event"))
+    return any(record.get("event") == "batch_changed" for record in run.records)
 
 
 def _of_table(records: Rows, table: Sequence[columns.Column]) -> Rows:
@@ -84,18 +84,18 @@ def _layer_rows(noise: Rows) -> Rows:
 
 def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:
     """One row of `runs`: from the summary; without one from the start record; without that from the config."""
-    start: dict[str, Any] = next(reversed(run.of("start")), {})
+    start: dict[str, Any] = next((record for record in reversed(run.records) if record["type"] == "start"), {})
     config = start["config"] if start else _saved_config(run.folder)
     settings = _settings(config)
     found_out = _found_out(start)
     unfinished = {**config, **start, **settings, "status": "unfinished", "epochs": num_epochs}
     summary = run.summary or unfinished
-    warnings = [*run.warnings, *runlog.warnings(run.of("event"))]
+    warnings = [*run.warnings, *runlog.warnings(run.records)]
     return {
         **settings,
         **_place(config, run.meta),
         **found_out,
-        **_branch(run.of("event")),
+        **_branch(run.records),
         **{key: summary.get(key) for key in _PROMISED},
         "run_id": run.run_id,
         "message": summary.get("message") or "",
@@ -129,9 +129,9 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _branch(events: Rows) -> dict[str, Any]:
+def _branch(records: Rows) -> dict[str, Any]:
     """Of a run that went on from another one's checkpoint: which, and after how many steps and seconds."""
-    begun = next((one for one in reversed(events) if "branch_of" in one), None)
+    begun = next((one for one in reversed(records) if one["type"] == "event" and "branch_of" in one), None)
     if begun is None:
         return {}
     told = {"branch_steps": begun["num_steps"], "branch_seconds": begun["train_seconds"]}

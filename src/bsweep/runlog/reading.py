@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -52,17 +51,6 @@ class Run:
     meta: Mapping[str, Any]
     warnings: tuple[str, ...] = field(default=())
 
-    def of(self, kind: str) -> Sequence[dict[str, Any]]:
-        """The records of a type."""
-        return self._by_type.get(kind, ())
-
-    @functools.cached_property
-    def _by_type(self) -> Mapping[str, Sequence[dict[str, Any]]]:
-        found: dict[str, list[dict[str, Any]]] = {}
-        for record in self.records:
-            found.setdefault(record["type"], []).append(record)
-        return found
-
 
 def read_run(folder: Path, with_steps: bool = True) -> Run:
     """Read a run folder; without its `step` records, which are the most, where nobody asks for them.
@@ -73,7 +61,7 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
     """
     paths = RunPaths(folder)
     summary = read_summary(paths)
-    records, warning = read_records(paths.metrics, with_steps, (summary or {}).get("metrics_crc32"))
+    records, warning = read_records(paths.metrics, with_steps, vouched_crc32(summary or {}))
     if summary and summary["epochs"] != (found := len(numbered(records, "epoch"))):
         raise Damaged(f"{paths.metrics}: has {found} epochs, {paths.summary.name} says {summary['epochs']}. {REMEDY}")
     if summary and summary["status"] == "completed" and not any(record["type"] == "start" for record in records):
@@ -146,11 +134,17 @@ def read_records(
     *lines, torn = content.split(b"\n")  # b"" after the newline of the last whole record
     wanted = [(n, line) for n, line in enumerate(lines, 1) if with_steps or not line.endswith(b'"type": "step"}')]
     if crc32 is not None and zlib.crc32(content) == crc32:
-        records = [_renamed(record) for record in from_json(b"[" + b",".join(line for _, line in wanted) + b"]")]
+        records = [_renamed(record) for record in from_json(b"[" + b",".join([line for _, line in wanted]) + b"]")]
     else:
         records = [_checked(line, f"{path}:{number}") for number, line in wanted]
     warning = f"{path.name}: left out a torn last line of {len(torn)} bytes." if torn else None
     return tuple(records), warning
+
+
+def vouched_crc32(summary: Mapping[str, Any]) -> int | None:
+    """The checksum of sound records in a run's summary; earlier versions left one of damaged records too, as failed."""
+    found: int | None = summary.get("metrics_crc32")
+    return None if summary.get("status") == "failed" else found
 
 
 def _checked(line: bytes, place: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from bsweep.runlog.reading import (
     read_records,
     read_run,
     read_summary,
+    vouched_crc32,
     warnings,
 )
 from bsweep.runlog.records import SCHEMA, Status
@@ -92,7 +93,7 @@ def read_ended(paths: RunPaths) -> tuple[Mapping[str, Any], Mapping[str, Any]] |
     summary = read_summary(paths)
     if summary is None:
         return None
-    if summary.get("metrics_crc32") is None or summary["metrics_crc32"] != _known_crc32(paths):
+    if (crc32 := vouched_crc32(summary)) is None or crc32 != _known_crc32(paths):
         return summary, read_run(paths.folder, with_steps=False).meta
     return summary, read_meta(paths)
 
