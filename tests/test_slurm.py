@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bsweep import launch, load
+from bsweep import launch, load, states
 from bsweep.config import ConfigError, slurm
 from bsweep.launch import environment, failure, preflight, srun
 from bsweep.runlog import RunPaths, read_records
@@ -263,6 +263,30 @@ def test_jobs_that_are_queued_again_have_saved_and_go_on_within_the_point(
             time.sleep(0.5)
         assert "resumed" in events(cluster, study)
         assert losses(cluster, study)[0][1] == undisturbed
+
+
+@pytest.mark.nightly  # SLURM has a job that is queued again wait
+def test_jobs_of_an_array_share_a_sweep_and_one_is_queued_again(cluster: Path, undisturbed: list[float]) -> None:
+    points = (*GRID, "local_batch=4,8", "seed=0,1,2", *LONG[1:], "study=array")
+    shape = ("--parsable", "--array=1-3", "--nodes=1", "--ntasks-per-node=2")
+    job = typed(cluster, "sbatch", *shape, "sweep.sh", "-m", *points).strip()
+    said = [cluster / f"slurm-{job}_{number}.out" for number in (1, 2, 3)]
+    until(cluster, "results/array/b*/checkpoint/*/complete.json")
+    ends = time.monotonic() + 120
+    while "epoch 1/40" not in said[1].read_text():
+        assert time.monotonic() < ends, said[1].read_text()
+        time.sleep(0.2)
+    typed(cluster, "scancel", "--signal=USR1", "--batch", f"{job}_2")
+    while typed(cluster, "squeue", "--noheader", f"--jobs={job}").strip():
+        assert time.monotonic() < ends, typed(cluster, "squeue")
+        time.sleep(0.5)
+    assert [state.status for state in states.read(cluster / "results/array").values()] == ["completed"] * 6
+    assert undisturbed in [values for _, values in losses(cluster, "array")]
+    printed = [path.read_text() for path in said]
+    assert all("2 workers, allreduce, 40 epochs" in text for text in printed), "each has trained a part"
+    first, again = printed[1].split("bsweep: interrupted; completed points are kept")
+    assert "[6/6]" not in first and "[6/6]" in again, "it has saved, and come again"
+    assert sum(text.count(" completed after") for text in printed) == 6, "and none what another has"
 
 
 def test_a_killed_srun_leaves_nobody_on_the_nodes_and_the_next_one_goes_on(
