@@ -46,7 +46,8 @@ def test_every_part_of_a_step_is_timed_and_nothing_is_trained(device: str, tmp_p
     before = job.vector.parameters.clone()
     found = profile.dissect(job, most_rounds=4)
     assert found.parts.keys() == {*COMPUTING, "exchange", "optimizer", "loop"}
-    assert min(found.parts.values()) > 0 and found.step_seconds > 0 and found.wait_seconds == 0
+    assert min(found.parts.values()) > 0 and found.untimed_step_seconds > 0 and found.wait_seconds == 0
+    assert found.adds_up_to == pytest.approx(1, abs=0.05)
     assert torch.equal(job.vector.parameters, before)
     optim.set_learning_rate(job.optimizer, 0.1)
     steps.train_step(job, torch.arange(16), torch.arange(16), 1, 2)
@@ -96,6 +97,7 @@ def test_workers_are_profiled_together(overrides: tuple[str, ...], tmp_path: Pat
     workers = anatomy.read(config)
     parts = {*COMPUTING, "exchange", "optimizer", "loop"}
     assert [one.parts.keys() for one in workers] == [parts, parts]
+    assert [one.adds_up_to for one in workers] == pytest.approx([1, 1], abs=0.05)
     assert workers[0].overlaps == ("strategy=ddp" in overrides) == ("exchange in it" in result.stdout)
     traces = sorted(anatomy.folder_of(config).glob("trace.*"))
     assert [str(path.relative_to(tmp_path)) for path in traces] == result.stdout.splitlines()[-2:]
@@ -103,7 +105,8 @@ def test_workers_are_profiled_together(overrides: tuple[str, ...], tmp_path: Pat
 
 
 def worker_of(wait: float | None = None, busy: float | None = None, **parts: float) -> Anatomy:
-    return Anatomy(parts=parts, step_seconds=1.0, wait_seconds=wait, busy_seconds=busy, overlaps=False)
+    seconds = {"step_seconds": 1.0, "untimed_step_seconds": 1.0}
+    return Anatomy(parts=parts, **seconds, wait_seconds=wait, busy_seconds=busy, overlaps=False)
 
 
 @pytest.mark.parametrize(

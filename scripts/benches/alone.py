@@ -139,4 +139,4 @@ def dissected(job: Job, size: int, name: str) -> dict[str, float]:
     if job.place.rank == 0:
         print(f"{name}: the parts add up to {found.adds_up_to:.1%} of a step (target: within 5 % of it)")
         print(anatomy.table([found]), flush=True)
-    return {**found.parts, "step": found.step_seconds}
+    return {**found.parts, "step": found.step_seconds, "step, parts not timed": found.untimed_step_seconds}

@@ -21,15 +21,16 @@ _WORTH_NAMING = 0.2  # of a step: a part that is no computing and takes less is 
 class Anatomy:
     """Seconds of one worker's step, means; what was not measured is None."""
 
-    parts: dict[str, float]  # they add up to a step whose parts were timed
-    step_seconds: float  # of steps whose parts were not, in the same run
+    parts: dict[str, float]
+    step_seconds: float  # of the same steps, by a clock around them
+    untimed_step_seconds: float  # of as many whose parts were not timed, in turns with them
     wait_seconds: float | None  # of the exchange, for slower workers
     busy_seconds: float | None  # in which a GPU computes
     overlaps: bool  # an exchange may hide in the backward pass
 
     @property
     def adds_up_to(self) -> float:
-        """The parts' share of a step: what is beyond 1 is what it took to time them, or noise."""
+        """The parts' share of the steps that they are of."""
         return sum(self.parts.values()) / self.step_seconds
 
 
@@ -46,7 +47,8 @@ def table(workers: Sequence[Anatomy]) -> str:
         if part == "exchange" and any(waits):
             rows.append(["  of it waiting", *_cells(waits, step)])
     rows.append(["all parts", *_cells([sum(worker.parts.values()) for worker in workers], step)])
-    rows.append(["step, parts not timed", *_cells([worker.step_seconds for worker in workers], step)])
+    rows.append(["step", *_cells([worker.step_seconds for worker in workers], step)])
+    rows.append(["step, parts not timed", *_cells([worker.untimed_step_seconds for worker in workers], step)])
     busy = [worker.busy_seconds for worker in workers if worker.busy_seconds is not None]
     if busy:
         rows.append(["GPU busy", *_cells(busy, step)])

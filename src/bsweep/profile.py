@@ -54,30 +54,27 @@ def measure(config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callab
 def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:
     """The parts of this worker's steps, in rounds of full batches that train nothing; all workers call it together.
 
-    Half of the rounds, by lot, are not timed in parts, and show what timing costs. An exchange that comes with every
-    tenth step only would meet always the same half if they took turns.
+    One of each two rounds, by lot, is not timed in parts, and shows what timing costs. An exchange that comes with
+    every tenth step only would meet always the same half if they took turns.
     """
     rounds = _Rounds(job)
     seconds = [rounds.seconds_of_one() for _ in range(3)][-1]
     slowest = float(job.strategy.gather(torch.tensor([seconds], dtype=torch.float64)).max())
     pairs = max(1, min(most_rounds, int(_MOST_SECONDS / slowest)) // 2)
-    turns = [True, False] * pairs
-    random.Random(0).shuffle(turns)
-    phases, others = PhaseClock(job.device), StepClock(job.device, [])
+    lot = random.Random(0)
+    phases, whole, others = PhaseClock(job.device), StepClock(job.device, []), StepClock(job.device, [])
     job.strategy.traffic()  # what was counted so far
     steps_before = rounds.cursor.num_steps
-    for is_timed in turns:
-        if is_timed:
-            rounds.one(phases.phase)
-        else:
-            with others.step():
-                rounds.one()
+    for is_timed in (each for _ in range(pairs) for each in lot.sample([True, False], 2)):
+        with (whole if is_timed else others).step():
+            rounds.one(phases.phase if is_timed else None)
     steps_each = (rounds.cursor.num_steps - steps_before) / 2
     traffic, found = job.strategy.traffic(), phases.seconds()
     waits = traffic.worker_wait_seconds
     return Anatomy(
         parts={part: found[part] / steps_each for part in PARTS if part in found},
-        step_seconds=sum(others.seconds()) / steps_each,
+        step_seconds=sum(whole.seconds()) / steps_each,
+        untimed_step_seconds=sum(others.seconds()) / steps_each,
         wait_seconds=waits[job.place.rank] / (2 * steps_each) if waits else None,
         busy_seconds=None,
         overlaps=traffic.exchange_seconds is None and job.place.num_workers > 1,
