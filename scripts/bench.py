@@ -10,7 +10,8 @@ noise       what measuring the gradient noise scale, and deciding by it, add to 
 step, exchange, strategies, start, points, analysis      see there
 
 The file (by default, of the whole suite, results/bench/HARDWARE.json) gets every timed round of every program, in
-seconds, with the hardware and the command; --against such a file says what got slower since, and exits with 1 then.
+seconds, with the hardware and the command. --against such a file says how many values were compared with it and which
+got slower, and exits with 1 then; with 2 where the file has none of what was measured.
 Where there is a GPU, benches run on it; those of two workers, where there are two.
 """
 
@@ -57,17 +58,33 @@ NOWHERE = RunPaths(Path("nowhere"))
 def main(given: argparse.Namespace) -> int:
     then = json.loads(given.against.read_text()) if given.against else {}  # before minutes of measuring
     wanted = [name for name in NAMES if name in (given.names or NAMES)]
+    if given.against and not then.keys() & {*wanted}:
+        has = ", ".join(name for name in NAMES if name in then) or "none that there is today"
+        print(f"{given.against} has no bench of {', '.join(wanted)}. It has {has}.", file=sys.stderr)
+        return 2
     found = {name: globals()[f"bench_{name}"](*[given.quick] * (name in FAMILIES)) for name in wanted}
     hardware = study.provenance(compose("local_batch=64"))
     if file := given.json or (None if given.names or given.quick else default_file(hardware)):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({**hardware, **found}, indent=1) + "\n")
         print(file)
-    slower = against.slower(found, then)
-    if given.against:
-        if then.get("cpu") != hardware["cpu"] or then.get("gpus") != hardware["gpus"]:
-            print(f"{given.against} is of other hardware: {then.get('cpu')} {' '.join(then.get('gpus') or ())}")
-        print("\n".join(slower) or f"nothing got slower since {given.against}")
+    return told_against(given.against, then, found, hardware) if given.against else 0
+
+
+def told_against(file: Path, then: dict[str, Any], found: dict[str, Any], hardware: dict[str, Any]) -> int:
+    """Print what got slower since a file was written, and return the exit code."""
+    same_hardware = all(then.get(key) == hardware[key] for key in ("cpu", "cores", "gpus"))
+    if not same_hardware:
+        print(
+            f"{file} is of other hardware: {then.get('cores')} cores of {then.get('cpu')} "
+            f"{' '.join(then.get('gpus') or ())}. Only what has a reference beside it is compared."
+        )
+    slower, count = against.compared(found, then, same_hardware)
+    print(*slower, sep="\n", end="\n" * bool(slower))
+    if not count:
+        print(f"nothing was compared: {file} has none of what was measured")
+        return 2
+    print(f"compared with {file}: {len(slower) or 'none'} of {count} values got slower or larger")
     return 1 if slower else 0
 
 
