@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bsweep import claims, commands, runlog, states, terminal
+from bsweep import claims, commands, runlog, states, study, terminal
 from bsweep.commands import Planned
 from bsweep.estimate import Estimate, Timed
 from bsweep.launch import stop
@@ -307,7 +308,8 @@ def write_runs(study_dir: Path, number: int, status: str = "completed") -> None:
 
 MEASURED = """
 import resource, subprocess, sys, time
-subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
+with open("said", "w") as said:
+    subprocess.run(sys.argv[1:], stdout=said, check=True)
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 """
@@ -315,27 +317,39 @@ print(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose study of ten thousand points is looked at alone."""
+    """A folder whose study of ten thousand runs is looked at alone; half of them are points of `MANY`."""
     folder = tmp_path_factory.mktemp("many")
-    write_runs(folder / "results/many", 10_000)
+    study_dir = folder / "results/many"
+    write_runs(study_dir, 10_000)
+    point = compose("local_batch=1", *MANY[2:])
+    for number in range(5000):
+        config = replace(point, local_batch=1 + number % 80, seed=number // 80)
+        (study_dir / f"run{number}").rename(study_dir / config.run_id)
     return folder
 
 
+MANY = ("local_batch=range(1,81)", "seed=range(125)", *ALONE, *QUICK[:-1])
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "expected"),
     [
-        ("status", "results/many"),
-        ("status", "results/many", "--json"),
-        ("plan", "-m", "study=many", "local_batch=range(1,81)", "seed=range(125)", *ALONE, *QUICK[:-1]),
+        (("status", "results/many"), "10000 completed"),
+        (("status", "results/many", "--json"), '"completed": 10000'),
+        (("plan", "-m", "study=other", *MANY), "10000 new"),
+        (("plan", "-m", "study=many", *MANY), "5000 completed, 5000 new; left: about "),
     ],
-    ids=lambda arguments: " ".join(arguments[:3]),
+    ids=["status", "status --json", "plan of new points", "plan of which half is done"],
 )
-def test_ten_thousand_points_take_seconds_and_little_memory(many: Path, arguments: tuple[str, ...]) -> None:
+def test_ten_thousand_points_take_seconds_and_little_memory(
+    many: Path, arguments: tuple[str, ...], expected: str
+) -> None:
     """Two seconds where nothing else runs; by the processor's seconds, of which others' load takes more."""
     command = [sys.executable, "-c", MEASURED, tool("bsweep"), *arguments]
     result = subprocess.run(command, cwd=many, capture_output=True, text=True, timeout=120, check=True)
     seconds, mebibytes = map(float, result.stdout.split())
     assert seconds < 6 and mebibytes < 500
+    assert expected in (many / "said").read_text()
 
 
 def test_an_estimate_is_a_line_through_what_was_timed() -> None:
@@ -354,6 +368,14 @@ def test_an_estimate_is_a_line_through_what_was_timed() -> None:
     assert "3 completed" in estimate.source and "within 0%" in estimate.source
     falling = [Timed(point(8), 0.02), Timed(point(64), 0.01)]
     assert 0 < (Estimate(falling).seconds(point(128), NEW) or 0) < 10, "no step takes less than none"
+
+
+def test_an_estimate_takes_as_long_for_each_point_however_many_were_timed() -> None:
+    points = [Planned(str(number), 1, 1 + number % 80, 1000, 10, "k") for number in range(20_000)]
+    began = time.process_time()
+    estimate = Estimate([Timed(point, 0.01, 5.0) for point in points[::2]])
+    assert all(estimate.seconds(point, NEW) for point in points)
+    assert time.process_time() - began < 2, "to look at each timed point for each open one takes minutes"
 
 
 def test_who_has_read_enough_is_not_told_of_a_broken_pipe(tmp_path: Path) -> None:
@@ -378,6 +400,19 @@ def test_states_of_what_cannot_be_read_are_states(tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
     found = states.read(tmp_path)
     assert [state.status for state in found.values()] == ["damaged"] * 3 + ["completed"]
+
+
+def test_what_is_set_aside_again_and_again_overwrites_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for number in range(3):
+        folder.mkdir()
+        (folder / str(number)).touch()
+        study._set_aside(folder, folder)
+    assert {path.parent.name: path.name for path in tmp_path.glob(".previous/*/*")} == {
+        "run.1": "0",
+        "run.2": "1",
+        "run.3": "2",
+    }
 
 
 def test_a_sweep_is_known_though_somebody_looked_while_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

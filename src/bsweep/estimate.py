@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +41,8 @@ class Estimate:
         """From points of the study, and points that were tried for a few steps."""
         self._timed, self._num_tried = [*timed, *tried], len(tried)
         self._own = {one.point.run_id: one for one in self._timed}
-        self._lines: dict[tuple[str, int | None], tuple[float, float] | None] = {}
+        self._lines = {key: _fitted(pairs) for key, pairs in self._steps().items()}
+        self._others = {key: statistics.median(seconds) for key, seconds in self._other_times().items()}
         self.source = self._named() if self._timed else ""
 
     def seconds(self, point: Planned, state: State) -> float | None:
@@ -58,25 +60,28 @@ class Estimate:
         return point.num_examples / point.examples_per_step * step + self._other_seconds(point)
 
     def _step_seconds(self, point: Planned) -> float | None:
-        for num_workers in (point.num_workers, None):  # those with as many workers, else all
-            line = self._line(point.kind, num_workers)
-            if line:
-                return line[0] + line[1] * point.local_batch
-        return None
+        line = self._lines.get((point.kind, point.num_workers)) or self._lines.get((point.kind, None))
+        return line[0] + line[1] * point.local_batch if line else None
 
     def _other_seconds(self, point: Planned) -> float:
-        every = [one for one in self._timed if one.other_seconds is not None]
-        alike = [one for one in every if (one.point.kind, one.point.epochs) == (point.kind, point.epochs)]
-        return statistics.median([one.other_seconds or 0.0 for one in alike or every] or [0.0])
+        return self._others.get((point.kind, point.epochs), self._others.get(None, 0.0))
 
-    def _line(self, kind: str, num_workers: int | None) -> tuple[float, float] | None:
-        """Seconds of a step of no examples, and of each example of a worker; None where nothing was timed."""
-        key = (kind, num_workers)
-        if key not in self._lines:
-            alike = [one for one in self._timed if one.point.kind == kind]
-            alike = [one for one in alike if num_workers in (None, one.point.num_workers)]
-            self._lines[key] = _fitted([(one.point.local_batch, one.step_seconds) for one in alike])
-        return self._lines[key]
+    def _steps(self) -> dict[tuple[str, int | None], list[tuple[float, float]]]:
+        """Examples of a worker and seconds of steps that are alike: of as many workers, and (None) of any number."""
+        found: dict[tuple[str, int | None], list[tuple[float, float]]] = defaultdict(list)
+        for one in self._timed:
+            for num_workers in (one.point.num_workers, None):
+                found[one.point.kind, num_workers].append((one.point.local_batch, one.step_seconds))
+        return found
+
+    def _other_times(self) -> dict[tuple[str, int] | None, list[float]]:
+        """Seconds beside the steps of points of the same kind and number of epochs, and (None) of all."""
+        found: dict[tuple[str, int] | None, list[float]] = defaultdict(list)
+        for one in self._timed:
+            if one.other_seconds is not None:
+                found[one.point.kind, one.point.epochs].append(one.other_seconds)
+                found[None].append(one.other_seconds)
+        return found
 
     def _named(self) -> str:
         num_completed = sum(one.other_seconds is not None for one in self._timed) - self._num_tried
@@ -91,10 +96,8 @@ class Estimate:
         return f"the steps of points ({points}){within}"
 
 
-def _fitted(pairs: list[tuple[float, float]]) -> tuple[float, float] | None:
+def _fitted(pairs: list[tuple[float, float]]) -> tuple[float, float]:
     """Offset and slope, neither negative, of the line with least relative errors; through 0 where x is one."""
-    if not pairs:
-        return None
     weights = [1 / y**2 for _, y in pairs]
     total = sum(weights)
     x_mean = sum(w * x for w, (x, _) in zip(weights, pairs, strict=True)) / total

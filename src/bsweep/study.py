@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import itertools
 import os
 import platform
 import shlex
@@ -300,8 +301,8 @@ def _set_aside(folder: Path, part: Path) -> None:
     RunPaths(folder).environment.unlink(missing_ok=True)  # left where a launcher was killed
     previous = folder.parent / ".previous"
     previous.mkdir(exist_ok=True)
-    number = 1 + max((int(one.suffix[1:]) for one in previous.glob(f"{folder.name}.*")), default=0)
-    shutil.move(part, previous / f"{folder.name}.{number}")
+    numbered = (previous / f"{folder.name}.{number}" for number in itertools.count(1))
+    shutil.move(part, next(path for path in numbered if not path.exists()))
 
 
 def _prepare(config: RunConfig, paths: RunPaths) -> tuple[float, Sequence[str]]:

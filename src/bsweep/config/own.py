@@ -19,6 +19,7 @@ import re
 import sys
 import sysconfig
 import traceback
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -66,7 +67,16 @@ class Own(Card):
 
 def cards(config: object) -> dict[str, Own]:
     """The cards of the user's own code in a run's configuration, by their groups."""
-    return {group: card for group, card in vars(config).items() if isinstance(card, Own)}
+    schema: type = type(config)
+    found = ((group, getattr(config, group)) for group in _groups(schema))
+    return {group: card for group, card in found if isinstance(card, Own)}
+
+
+@functools.cache
+def _groups(schema: type) -> tuple[str, ...]:
+    """The keys of a schema that may have such a card."""
+    hints = {key: typing.get_args(hint) or (hint,) for key, hint in typing.get_type_hints(schema).items()}
+    return tuple(key for key, kinds in hints.items() if any(isinstance(k, type) and issubclass(k, Own) for k in kinds))
 
 
 def resolve(config: _Config) -> _Config:
