@@ -180,11 +180,12 @@ def test_who_hears_of_no_parent_any_more_ends(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(team, "PATIENCE_SECONDS", 0.2)
     paths = TeamPaths(tmp_path)
     paths.points.write_text("first\nsecond")
-    assert team._next(paths, 0) == "first"
+    assert team._next(paths, 0) == b"first\n"
     with pytest.raises(SystemExit, match="has said nothing"):
-        team._next(paths, 1)  # half a line is none
+        team._next(paths, len(b"first\n"))  # half a line is none
     paths.points.write_text("first\nsecond\n\n")
-    assert (team._next(paths, 1), team._next(paths, 2)) == ("second", "")
+    assert team._next(paths, len(b"first\n")) == b"second\n"
+    assert team._next(paths, len(b"first\nsecond\n")) == b"\n"
 
 
 def test_code_of_ones_own_is_imported_anew_for_each_run(tmp_path: Path) -> None:

@@ -180,7 +180,8 @@ class Search:
         return predict_from(seen, fits, objective, sorted(self.cells), self.price, tuple(self.timings))
 
     def _next(self, prediction: Prediction | None) -> Next:
-        grid, offers = self.grid, self._offers()
+        grid = self.grid
+        offers = self._offers(grid)
         step_time = prediction.fitted.step_time if prediction else fit_step_time(self._all_timings(), _DRAWS)
         left = self._left(grid, step_time, prediction)
         if prediction is None:
@@ -219,10 +220,8 @@ class Search:
             spent += seconds * (1 if is_wall else self.planned[run_id].num_workers)
         return spent
 
-    def _offers(self) -> list[Offer]:
-        return [
-            Offer(cell, self.grid.most_steps[cell], done) for cell in self.cells for _, done in self._points(cell)[:1]
-        ]
+    def _offers(self, grid: Grid) -> list[Offer]:
+        return [Offer(cell, grid.most_steps[cell], done) for cell in self.cells for _, done in self._points(cell)[:1]]
 
     def _still_open(self, offers: Sequence[Offer]) -> list[Offer]:
         """Those that may reach the target where runs that trained to their end did not.

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
@@ -60,24 +59,24 @@ def train(paths: TeamPaths) -> None:
 
 def _points(paths: TeamPaths) -> Iterator[RunPaths]:
     """Run folders as they come. What this process prints goes to the one that it trains."""
-    for number in count():
-        line = _next(paths, number)
-        if not line:
-            return
-        run = RunPaths(Path(line))
-        if number:
+    begin = 0
+    while (line := _next(paths, begin)) != b"\n":
+        run = RunPaths(Path(os.fsdecode(line[:-1])))
+        if begin:
             _print_to(run)
+        begin += len(line)
         yield run
 
 
-def _next(paths: TeamPaths, number: int) -> str:
-    """Wait for a line of the points, from 0."""
+def _next(paths: TeamPaths, begin: int) -> bytes:
+    """Wait for the line of the points that begins at a byte; with its newline, for half a line is none."""
     seen, since = -1, time.monotonic()
     while True:
-        with paths.points.open() as file:
-            lines, touched = file.read().split("\n")[:-1], os.fstat(file.fileno()).st_mtime_ns
-        if len(lines) > number:
-            return lines[number]
+        with paths.points.open("rb") as file:
+            file.seek(begin)
+            line, touched = file.readline(), os.fstat(file.fileno()).st_mtime_ns
+        if line.endswith(b"\n"):
+            return line
         if touched != seen:
             seen, since = touched, time.monotonic()
         if time.monotonic() - since > PATIENCE_SECONDS:

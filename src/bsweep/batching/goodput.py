@@ -28,6 +28,7 @@ LEAST_GAIN = 1.05
 
 _FACTOR, _SPREAD = 10.0, 0.05  # of a prior; of what the form misses of a timing
 _HALF_DOUBLINGS = range(-8, 9)  # of the configured batch, which are compared
+_MOST_TIMED = 1000  # steps of a median: one of all steps of an epoch, at each look, would take longer and longer
 
 
 class StepTime:
@@ -101,10 +102,10 @@ class Goodput(Measuring[GoodputConfig]):
             return None
         return self._decision(best, scale, time, goodputs[best] / here)
 
-    def _recent(self, seen: Seen) -> list[float]:
-        """Seconds of this epoch's steps of the present batch, without the first one of it and a shorter last one."""
-        seconds = list(seen.step_seconds())
-        first = max(0, len(seconds) - self._num_alike + 1)
+    def _recent(self, seen: Seen) -> Sequence[float]:
+        """Seconds of this epoch's latest steps of the present batch, without its first one and a shorter last one."""
+        seconds = seen.step_seconds()
+        first = max(0, len(seconds) - self._num_alike + 1, len(seconds) - _MOST_TIMED)
         return seconds[first : len(seconds) - seen.ends_epoch]
 
     def _candidates(self, num_train: int) -> set[int]:
