@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import runpy
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
+from PIL import Image
 
 import bsweep
 from bsweep import analysis, plots, report
 from bsweep.analysis import advice, answering
 from bsweep.analysis.numbers import number, spread
-from bsweep.report import formats
+from bsweep.report import formats, images
 from bsweep.report.tables import tables
 from tests.synthetic_study import META, diloco, server, write_run, write_study
 
@@ -165,7 +168,7 @@ def test_out_folder_and_one_run_a_cell(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("one_figure")
 def test_a_page_of_a_large_study_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_study(tmp_path / "s")
-    monkeypatch.setattr(report, "_MAX_SVG_BYTES", 1000)
+    monkeypatch.setattr(images, "_MAX_SVG_BYTES", 1000)
     monkeypatch.setattr(report, "_MAX_RUN_IDS", 2)
     monkeypatch.setattr(formats, "_MAX_ROWS", 3)
     page = report.write(tmp_path / "s").read_text()
@@ -174,6 +177,19 @@ def test_a_page_of_a_large_study_stays_small(tmp_path: Path, monkeypatch: pytest
     means = page[page.index("What each cell came to.") :].partition("</table>")[0]
     assert "The first 3 of 12 rows; the files beside have all." in means and means.count("<tr>") == 4
     assert (tmp_path / "s" / "report" / "table.md").read_text().count("| 256 |") > 2
+
+
+def test_the_largest_of_many_figures_are_shown_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, num_bytes in (("small", 10_000), ("large", 100_000), ("huge", 600_000)):
+        (tmp_path / f"{name}.svg").write_bytes(bytes(num_bytes))
+        noise = np.random.default_rng(0).integers(256, size=(200, 300, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / f"{name}.png")
+    monkeypatch.setattr(images, "_MAX_BYTES", 70_000)
+    shown = images.within_page(tmp_path, ["small", "large", "huge"])
+    assert [kind for kind, _ in shown.values()] == ["svg+xml", "png", "png"]
+    assert 50_000 < sum(len(image) for _, image in shown.values()) <= 70_000
+    width, height = Image.open(io.BytesIO(shown["huge"][1])).size
+    assert width < 300 and height == pytest.approx(width * 2 / 3, abs=1)
 
 
 @pytest.mark.usefixtures("one_figure")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import shlex
 import tempfile
 from collections import Counter
@@ -14,19 +13,17 @@ from pathlib import Path
 from string import Template
 
 import pandas as pd
-from PIL import Image
 
 from bsweep import analysis, plots
 from bsweep.analysis import Study, headlines
 from bsweep.analysis.columns import TABLES, heading
 from bsweep.analysis.once import computing_once
-from bsweep.report import formats, tables
+from bsweep.report import formats, images, tables
 
 __all__ = ["headlines", "idle_text", "write"]
 
 _MAX_LINES = 4  # of a list that are not folded away
 _MAX_RUN_IDS = 500  # of a figure; all are in runs.csv
-_MAX_SVG_BYTES = 500_000  # of a figure in the page, which shows the PNG of a larger one
 
 
 def write(
@@ -109,7 +106,7 @@ def _page(
         *(f"<p class=headline>{html.escape(line)}</p>" for line in _opening(study)),
         _list("Warnings", [*analysis.doubts(study), *analysis.caveats(study), *study.warnings], "warnings"),
         "<h2>Figures</h2>",
-        *(_figure(study, name, caption, folder) for name, caption in captions.items()),
+        *(_figure(study, name, captions[name], *image) for name, image in images.within_page(folder, captions).items()),
         "<h2>Tables</h2>",
         *(formats.as_html(table) for table in all_tables),
         "" if failures.empty else "<h2>Runs that did not complete</h2>" + formats.as_html(_failures(failures)),
@@ -131,28 +128,16 @@ def _opening(study: Study) -> list[str]:
     return [*analysis.recommendations(study), *rates, *headlines(study), *analysis.what_is_missing(study)]
 
 
-def _figure(study: Study, name: str, caption: str, folder: Path) -> str:
-    is_small = (folder / f"{name}.svg").stat().st_size <= _MAX_SVG_BYTES
-    suffix, media_type = ("svg", "svg+xml") if is_small else ("png", "png")
-    path = folder / f"{name}.{suffix}"
-    image = base64.b64encode(path.read_bytes() if is_small else _few_colors(path)).decode()
+def _figure(study: Study, name: str, caption: str, kind: str, image: bytes) -> str:
     caption = html.escape(caption)
     first, more = study.runs["run_id"][:_MAX_RUN_IDS], len(study.runs) - _MAX_RUN_IDS
     run_ids = html.escape(", ".join(first) + (f" and {more} more in runs.csv" if more > 0 else ""))
     files = " ".join(f'<a href="{name}.{suffix}">{suffix.upper()}</a>' for suffix in ("pdf", "svg", "png"))
     return (
         f'<figure id="{name}"><img alt="{caption} The tables below give the numbers." '
-        f'src="data:image/{media_type};base64,{image}"><figcaption>{caption} {files}'
+        f'src="data:image/{kind};base64,{base64.b64encode(image).decode()}"><figcaption>{caption} {files}'
         f"<details><summary>Runs behind it</summary>{run_ids}</details></figcaption></figure>"
     )
-
-
-def _few_colors(path: Path) -> bytes:
-    """A PNG in 64 colours, which are enough for a figure and a third of its bytes."""
-    buffer = io.BytesIO()
-    with Image.open(path) as image:
-        image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
-    return buffer.getvalue()
 
 
 def _failures(runs: pd.DataFrame) -> formats.Table:

@@ -1,0 +1,43 @@
+"""A page's figures as images within it, so small that all of the page fits into a mail."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from PIL import Image
+
+_MAX_SVG_BYTES = 500_000  # of a figure that is shown so
+_MAX_BYTES = 2_700_000  # of all, which a page writes as text of a third more
+_SHRINK = 0.7
+
+
+def within_page(folder: Path, names: Iterable[str]) -> dict[str, tuple[str, bytes]]:
+    """By figure, the kind of its image and the image: SVG, or a PNG of the largest ones while all are too large."""
+    smaller = {name: _ever_smaller(folder, name) for name in names}
+    images = {name: next(candidates) for name, candidates in smaller.items()}
+    while sum(len(image) for _, image in images.values()) > _MAX_BYTES:
+        largest = max(images, key=lambda name: len(images[name][1]))
+        images[largest] = next(smaller[largest])
+    return images
+
+
+def _ever_smaller(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
+    svg = (folder / f"{name}.svg").read_bytes()
+    if len(svg) <= _MAX_SVG_BYTES:
+        yield "svg+xml", svg
+    scale = 1.0
+    while True:
+        yield "png", _few_colors(folder / f"{name}.png", scale)
+        scale *= _SHRINK
+
+
+def _few_colors(path: Path, scale: float) -> bytes:
+    """A PNG in 64 colours, which are enough for a figure and a third of its bytes."""
+    buffer = io.BytesIO()
+    with Image.open(path) as image:
+        width, height = (max(1, round(side * scale)) for side in image.size)
+        shown = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
+        shown.quantize(64, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
