@@ -1,15 +1,16 @@
 """A process of the contract tests: trains as a worker does, one job after another, and saves what the tests compare.
 
 `horovodrun -np 2 python -m tests.one_run FOLDER`, or torchrun's equal; without either it is a lone worker. Job number k
-is FOLDER/k.json, overrides and a policy; each rank answers with FOLDER/k.rank.pt; a job of `null` is the last.
+is FOLDER/k.pickle, a configuration and what else `run` is given; each rank answers with FOLDER/k.rank.pt; a job of None
+is the last.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
-import json
 import os
+import pickle
 import sys
 import time
 from contextlib import suppress
@@ -20,7 +21,7 @@ import torch
 
 from bsweep import batching, data, steps, strategies, worker
 from bsweep.checkpoint import _GO_ON, _SAVE, Keeper
-from bsweep.config import own
+from bsweep.config import RunConfig, own
 from bsweep.data import augment
 from bsweep.errors import Stopped
 from bsweep.job import Job, memory_format
@@ -28,7 +29,7 @@ from bsweep.place import Place, inside_horovodrun
 from bsweep.runlog import RunPaths, checkpoints, cut_records, read_records
 from bsweep.vector import Vector
 from tests import policies
-from tests.running import compose, free_port
+from tests.running import meeting_at
 
 _PLAIN_STEP, _PLAIN_CROP, _PLAIN_POLICY, _PLAIN_WARM_UP = (
     steps.train_step,
@@ -42,15 +43,16 @@ _PLAIN_SCALED = Job.scaled
 def main(folder: Path) -> None:
     sent_early = _count_early_sends()
     for number in itertools.count():
-        job = json.loads(_awaited(folder / f"{number}.json"))
+        job = pickle.loads(_awaited(folder / f"{number}.pickle"))
         if job is None:
             return
-        saved_after, broken_after = job.pop("break_off", (0, 0))
+        saved_after, broken_after = job.pop("break_off")
+        ports = job.pop("ports")
         if broken_after:
-            _meet_anew(folder / f"{number}.first.port")
+            _meet_at(ports.pop())
             break_off(folder / f"{number}.run", saved_after, broken_after, **job)
             job["overflow"] = []
-        _meet_anew(folder / f"{number}.port")
+        _meet_at(ports.pop())
         answer = run(folder / f"{number}.run", **job)
         if answer:
             answer["sent_early"] = [sent_early.pop(0) for _ in tuple(sent_early)]
@@ -61,13 +63,13 @@ def main(folder: Path) -> None:
 
 
 def run(
-    folder: Path, overrides: list[str], policy: str | None, warm_up: bool, overflow: list[int]
+    folder: Path, config: RunConfig, policy: str | None, warm_up: bool, overflow: list[int]
 ) -> dict[str, object] | None:
     """What this worker saw and ended with; None of a parameter server.
 
     Gradients of rank `overflow[0]` are infinite in step `overflow[1]`, if there is such.
     """
-    config = own.resolve(compose(*overrides))
+    config = own.resolve(config)
     place = Place.from_environment(config.num_server_processes)
     seen: list[tuple[list[int], list[torch.Tensor]]] = []
 
@@ -148,20 +150,16 @@ def _whole_record(paths: RunPaths) -> tuple[dict[str, Any], ...]:
     return records
 
 
-def _awaited(path: Path) -> str:
+def _awaited(path: Path) -> bytes:
     while not path.exists():
         time.sleep(0.01)
-    return path.read_text()
+    return path.read_bytes()
 
 
-def _meet_anew(port_file: Path) -> None:
-    """Give torch.distributed another store for each job: what is left in the last one's would mislead it."""
-    if inside_horovodrun() or "RANK" not in os.environ:
-        return
-    if os.environ["RANK"] == "0":
-        port_file.with_suffix(".tmp").write_text(str(free_port()))
-        port_file.with_suffix(".tmp").rename(port_file)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=_awaited(port_file), TORCHELASTIC_USE_AGENT_STORE="False")
+def _meet_at(port: int) -> None:
+    """Give torch.distributed another store for each run: what is left in the last one's would mislead it."""
+    if not inside_horovodrun() and "RANK" in os.environ:
+        os.environ.update(meeting_at(port))
 
 
 def _count_early_sends() -> list[int]:

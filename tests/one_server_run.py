@@ -25,6 +25,7 @@ from bsweep.strategies.parameter_server import ParameterServer, serve
 from bsweep.strategies.server import Server
 from bsweep.strategies.server_links import Arrival
 from bsweep.vector import Vector
+from tests.running import meeting_at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,7 @@ def run(folder: Path) -> None:
     rank, size = int(os.environ["RANK"]), config.num_workers + config.num_server_processes
     if rank >= size:
         return
-    os.environ.update(WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(case.port))
+    os.environ.update(WORLD_SIZE=str(size), **meeting_at(case.port))
     place = Place(rank, config.num_workers, rank, config.num_workers)
     _break_server(case, rank)
     (folder / f"pid{rank}").write_text(str(os.getpid()))

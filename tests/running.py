@@ -10,11 +10,11 @@ import random
 import select
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -63,18 +63,28 @@ def popen(
     )
 
 
-def free_port() -> int:
-    """A port that nothing listens on, and that the system gives to no connection of its own meanwhile."""
-    while True:
-        port = random.randrange(10_000, 32_768)  # where Linux takes ports for connections, it begins above
-        with socket.socket() as free, contextlib.suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return port
+_STORES: deque[Any] = deque(maxlen=50)  # of older ones no process has use
+
+
+def meeting_port() -> int:
+    """The port of a store that this process keeps, in which others meet, as torchrun keeps one.
+
+    Of one that rank 0 kept, ranks that come before it would wait longer and longer to look again.
+    """
+    from torch._C._distributed_c10d import TCPStore  # most of what is here needs no torch
+
+    _STORES.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    return int(_STORES[-1].port)
+
+
+def meeting_at(port: int) -> dict[str, str]:
+    """The variables with which processes meet at a `meeting_port`."""
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
 def ranks(num_processes: int) -> list[dict[str, str]]:
     """The variables that torchrun gives to each of its processes, and where they meet."""
-    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    there = meeting_at(meeting_port())
     size = {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
     return [{**there, **size, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)]
 

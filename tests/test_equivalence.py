@@ -7,7 +7,7 @@ step uneven. Every test also checks that the weights moved, so that it cannot pa
 from __future__ import annotations
 
 import functools
-import json
+import pickle
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ import torch
 
 from bsweep.config import conf_dir
 from tests.gpus import on_gpus
-from tests.running import ROOT, TINY, Fork, compose, forks, popen, ranks, write_text
+from tests.running import ROOT, TINY, Fork, compose, forks, meeting_port, popen, ranks, write_text
 
 NUM_TRAIN = 91  # the last step of an epoch, 19 of 24, has uneven parts for two workers and for three
 CONTRACT = (
@@ -68,8 +68,8 @@ class Processes:
         """Each process's answer to a job; None ends them."""
         number, self.num_jobs = self.num_jobs, self.num_jobs + 1
         unfinished = self.folder / f"{number}.tmp"
-        unfinished.write_text(json.dumps(job))
-        unfinished.rename(self.folder / f"{number}.json")
+        unfinished.write_bytes(pickle.dumps(job))
+        unfinished.rename(self.folder / f"{number}.pickle")
         if job is None:
             assert all(process.wait(60) == 0 for process in self.processes)
             return []
@@ -114,15 +114,18 @@ def trained(
     """
     given = ("local_batch=8", *overrides) if not any("_batch=" in o for o in overrides) else overrides
     words = [f"num_workers={num_workers}", *contract, *given]
-    config = compose(*words)
+    config = _composed(*words)
     num_processes = num_workers + config.num_server_processes
     launcher = "alone" if num_processes == 1 and config.launch.name == "horovodrun" else config.launch.name
     key = (launcher, num_processes)
     if key not in _STARTED:
         (folder := _FOLDER / f"{launcher}{num_processes}").mkdir()
         _STARTED[key] = Processes(folder, *key)
-    job = {"overrides": words, "policy": policy, "warm_up": warm_up, "overflow": overflow, "break_off": break_off}
-    return _STARTED[key].run(job)[:num_workers]
+    job = {"config": config, "policy": policy, "warm_up": warm_up, "overflow": list(overflow), "break_off": break_off}
+    return _STARTED[key].run({**job, "ports": [meeting_port(), meeting_port()]})[:num_workers]
+
+
+_composed = functools.cache(compose)  # a run that is broken off has the configuration of the whole one
 
 
 def oracle(global_batch: int, *overrides: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from bsweep.strategies.server import Server, encode_layout
 from bsweep.strategies.server_links import Arrival, Inbox, Kind, Request, ToRemoteWorker, ToWorker, Within
 from bsweep.vector import Slice
 from tests.one_server_run import Case, gradient, learning_rate, make_vector
-from tests.running import ROOT, Fork, compose, free_port
+from tests.running import ROOT, Fork, compose, meeting_port
 from tests.test_sharding import SHARDINGS
 
 PLAIN = ("optimizer.momentum=0", "optimizer.nesterov=false", "optimizer.weight_decay=0")
@@ -103,7 +103,7 @@ SYNCHRONOUS["default"] = ("num_workers=2",)
 def synchronous_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("synchronous")
     for name, overrides in SYNCHRONOUS.items():
-        Case(port=free_port()).save(folder / name, configure(*overrides))
+        Case(port=meeting_port()).save(folder / name, configure(*overrides))
     assert finish(start(folder, list(SYNCHRONOUS), 5)) == [0] * 5
     return folder
 
@@ -162,7 +162,7 @@ OUT_OF_STEP_CASE = Case(port=0, steps=8, epochs=2, sleeps=(0.0, 0.0, SLOW), depe
 def runs_out_of_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("out_of_step")
     for name, overrides in OUT_OF_STEP.items():
-        replace(OUT_OF_STEP_CASE, port=free_port()).save(folder / name, configure(*overrides))
+        replace(OUT_OF_STEP_CASE, port=meeting_port()).save(folder / name, configure(*overrides))
     assert finish(start(folder, list(OUT_OF_STEP), 5)) == [0] * 5
     return folder
 
@@ -216,7 +216,7 @@ def test_holding_back_is_the_wait_of_the_fast(runs_out_of_step: Path, name: str)
 @pytest.mark.slow
 def test_workers_notice_a_killed_server(tmp_path: Path) -> None:
     config = configure("num_workers=2", "strategy.num_servers=2")
-    Case(port=free_port(), steps=100_000).save(tmp_path / "killed", config)
+    Case(port=meeting_port(), steps=100_000).save(tmp_path / "killed", config)
     processes = start(tmp_path, ["killed"], 4)
     record = RunPaths(tmp_path / "killed").server_clocks(1)
     wait_for(lambda: record.exists() and record.stat().st_size > 10_000)
@@ -237,7 +237,7 @@ def test_what_breaks_beside_a_colocated_server_ends_the_run_with_its_error(
     tmp_path: Path, broken: str, consistency: str
 ) -> None:
     overrides = ("strategy.colocated=true", "strategy.num_servers=2", f"strategy.consistency={consistency}")
-    case = Case(port=free_port(), steps=50, sleeps=(0.0, 0.01))
+    case = Case(port=meeting_port(), steps=50, sleeps=(0.0, 0.01))
     rank = 0 if broken == "server" else 1
     case = replace(case, broken_server=rank) if broken == "server" else replace(case, broken_worker=rank)
     case.save(tmp_path / "broken", configure("num_workers=2", *overrides))

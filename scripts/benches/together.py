@@ -22,7 +22,7 @@ from bsweep.data import plan
 from bsweep.job import Job
 from bsweep.place import Place, num_cores
 from bsweep.strategies import process_group
-from tests.running import free_port, tool, write_text
+from tests.running import meeting_at, meeting_port, tool, write_text
 
 TARGETS = {8: 1.15, 64: 1.05}  # against DDP, of the same precision and layout
 _BATCHES = {"resnet18 imagenet": (8, 64), "resnet18 cifar": (8, 64), "llama_tiny": (8,)}
@@ -38,7 +38,7 @@ def steps_together(quick: bool) -> dict[str, Any]:
             alone.calibrate([configs(case, size, own_folder)["default"]])
         python = [sys.executable, "-u", "-W", "ignore::FutureWarning"]
         command = [tool("horovodrun"), "-np", "2", "--gloo", *python, bench, "together_worker", folder]
-        variables = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+        variables = {**os.environ, **meeting_at(meeting_port()), "WORLD_SIZE": "2"}
         command += ["--quick"] if quick else []
         with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout or ():
