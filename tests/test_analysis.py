@@ -21,6 +21,7 @@ from bsweep import analysis, report
 from bsweep.analysis.columns import EPOCHS, RUNS, names
 from bsweep.analysis.derived import placement
 from bsweep.analysis.sharding import largest_share
+from bsweep.analysis.statistics import differ_by_chance
 from bsweep.runlog import RunPaths
 from tests.synthetic_study import META, diloco, server, server_step_seconds, train_seconds, write_run, write_study
 
@@ -779,3 +780,12 @@ def test_runs_from_before_a_key_was_added_are_of_one_cell_with_those_at_its_defa
     write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,), seeds=2, settings={"batching.name": "fixed"})
     runs = bsweep.load(tmp_path / "s").runs
     assert len(runs) > 1 and len(analysis.cells(runs)) == 1 and "batching.name" not in runs
+
+
+def test_welchs_test_is_scipys_and_silent_where_all_are_equal() -> None:
+    draw = np.random.default_rng(0)
+    for sizes in ((2, 2), (3, 9), (40, 5)):
+        one, other = draw.normal(0, 1, sizes[0]), draw.normal(0.5, 3, sizes[1])
+        assert differ_by_chance(one, other) == pytest.approx(stats.ttest_ind(one, other, equal_var=False).pvalue)
+    assert differ_by_chance([3.0, 3.0], [3.0, 3.0]) == 1
+    assert differ_by_chance([3.0, 3.0], [4.0, 4.0]) == 0

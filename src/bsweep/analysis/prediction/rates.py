@@ -7,11 +7,11 @@ from itertools import combinations
 
 import numpy as np
 import pandas as pd
-from scipy.stats import ttest_ind
 
 from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.cells import CellRuns
 from bsweep.analysis.prediction.selection import Observed, rate_rule, schedule
+from bsweep.analysis.statistics import differ_by_chance
 
 _BEYOND_CHANCE = 2.5  # standard errors of a difference
 
@@ -88,7 +88,7 @@ def _by_workers(runs: pd.DataFrame) -> Iterator[str]:
     for batch, of in reached.groupby("global_batch"):
         groups = [np.log(group["steps_to_target"]) for _, group in of.groupby("num_workers") if len(group) > 1]
         for one, other in combinations(groups, 2):
-            if ttest_ind(one, other, equal_var=False).pvalue < 0.01:
+            if differ_by_chance(one, other) < 0.01:
                 change = float(np.exp(abs(one.mean() - other.mean()))) - 1
                 yield (
                     f"at batch {batch:g} steps differ by {100 * change:.0f} % between worker counts: the prediction "
