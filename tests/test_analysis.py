@@ -475,18 +475,49 @@ def test_how_an_epoch_grows_with_parameters_is_told_across_models(tmp_path: Path
     assert analysis.epoch_growth(replace(study, runs=in_rounds), "num_parameters").empty, "the last is a fragment"
 
 
+def test_how_an_epoch_grows_with_examples_is_told_of_real_settings(tmp_path: Path) -> None:
+    for count in (1000, 4000, 16_000):
+        write_run(tmp_path / "s", local_batch=8, settings={"data.subset": count}, num_train=count)
+    loaded = bsweep.load(tmp_path / "s")
+    counts = loaded.epochs["run_id"].map(loaded.runs.set_index("run_id")["num_train"])
+    study = replace(loaded, epochs=loaded.epochs.assign(train_seconds=counts.astype(float) ** 1.2))
+    growth = analysis.common_growth(study, "num_train")
+    assert growth.exponent == pytest.approx(1.2) and (growth.num_points, growth.num_series) == (3, 1)
+
+
+def test_series_have_an_exponent_in_common_and_factors_of_their_own(tmp_path: Path) -> None:
+    exponent, half = analysis.fit_power([1, 2, 4, 2, 4, 8], [3, 6, 12, 70, 140, 280], ["a"] * 3 + ["b"] * 3)
+    assert exponent == pytest.approx(1) and half == pytest.approx(0, abs=1e-9)
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(16, 64), num_workers=(1, 2, 4)))
+    growth = analysis.common_growth(study, "num_workers")
+    assert growth.exponent == pytest.approx(-0.9) and (growth.num_points, growth.num_series) == (6, 2)
+    assert analysis.common_growth(study, "local_batch").why_not == "two values"
+    assert analysis.common_growth(study, "num_train").why_not == "one value"
+
+
+def test_what_workers_send_grows_with_the_bytes_of_a_ring(tmp_path: Path) -> None:
+    loaded = bsweep.load(write_study(tmp_path / "s", local_batches=(16,), num_workers=(1, 2, 3, 4)))
+    ring = 2 * (loaded.runs["num_workers"] - 1) / loaded.runs["num_workers"] * 4 * loaded.runs["num_parameters"]
+    sent = loaded.epochs["run_id"].map(pd.Series(ring.to_numpy(float), loaded.runs["run_id"]))
+    study = replace(loaded, epochs=loaded.epochs.assign(sent_bytes=sent**2 * loaded.epochs["num_steps"]))
+    growth = analysis.sent_growth(study)
+    assert growth.exponent == pytest.approx(2) and growth.num_points == 3, "a lone worker sends nothing"
+    assert "two values" in analysis.sent_growth(replace(study, runs=study.runs.iloc[:3])).why_not
+
+
 def test_how_the_overhead_grows_with_the_number_of_runs(tmp_path: Path) -> None:
-    loaded = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16, 32, 64), num_workers=(1,)))
-    assert analysis.overhead_growth(loaded).empty, "all were launched at once"
-    number = pd.Series([1.0, 4.0, 2.0, 3.0], loaded.runs.index)
+    loaded = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16, 32, 64), num_workers=(1, 2)))
+    assert "order" in analysis.overhead_growth(loaded).why_not, "all were launched at once"
+    number = pd.Series([1.0, 4.0, 2.0, 3.0, 6.0, 5.0, 8.0, 7.0], loaded.runs.index)
     launched = pd.Series(10 * number.to_numpy(), loaded.runs["run_id"])
     provenance = loaded.provenance.assign(launched_at=loaded.provenance["run_id"].map(launched))
+    starts = loaded.runs["num_workers"] ** 3  # of more workers, which come later: no growth with the number of runs
     for power in (0, 1):  # what each takes: always the same, or longer with each run before
-        runs = loaded.runs.assign(wall_seconds=loaded.runs["train_seconds"] + 3 * number**power)
+        runs = loaded.runs.assign(wall_seconds=loaded.runs["train_seconds"] + 3 * starts * number**power)
         growth = analysis.overhead_growth(replace(loaded, runs=runs, provenance=provenance))
-        assert growth["exponent"].tolist() == pytest.approx([1 + power]) and growth["num_points"].tolist() == [4]
-        few = replace(loaded, runs=runs.iloc[2:], provenance=provenance)
-        assert analysis.overhead_growth(few).empty, "two lie on any power law"
+        assert growth.exponent == pytest.approx(1 + power) and (growth.num_points, growth.num_series) == (8, 2)
+        few = replace(loaded, runs=runs.iloc[[0, 1, 4, 5]], provenance=provenance)
+        assert "fewer than three" in analysis.overhead_growth(few).why_not
 
 
 def test_speedup_is_by_images_per_second_at_equal_local_batch(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from bsweep import analysis, plots, report
 from bsweep.analysis import advice, answering
 from bsweep.analysis.numbers import number, spread
 from bsweep.report import formats, images
+from bsweep.report.scaling import exponent_text
 from bsweep.report.tables import tables
 from tests.synthetic_study import META, diloco, server, write_run, write_study
 
@@ -98,19 +99,41 @@ def test_the_page_answers_in_words(page: Path) -> None:
     assert "Crosses on the lower edge are runs that did not complete." in text
 
 
+def test_the_section_on_costs_says_each_exponent_or_why_there_is_none(page: Path) -> None:
+    text, markdown = page.read_text(), page.with_name("table.md").read_text()
+    section = text.partition("<h2>Cost as the work grows</h2>")[2].partition("<h2>")[0]
+    assert section.count("<tr>") == 7 and "num_" not in section
+    for row in (
+        "| seconds of an epoch | local batch | -0.52 ± 0.08 | 12 cells in 2 series | -1 to 0 |",
+        "| seconds of an epoch | workers | not fitted: two values | - | -1 |",
+        "| seconds of an epoch | training examples | not fitted: one value | - | 1 |",
+        "| bytes a worker sends in a step | 2 (p - 1) / p n | not fitted: one value; ratio 0.984 | - | 1; ratio 1 |",
+    ):
+        assert row in markdown and all(f">{cell}</td>" in section for cell in row.strip("| ").split(" | "))
+
+
+@pytest.mark.parametrize(
+    ("exponent", "half", "expected"),
+    [(1.000000000000001, 5e-15, "1.00 ± 0.00"), (-0.2764, 0.153, "-0.28 ± 0.15"), (-1e-17, 1e-16, "0.00 ± 0.00")],
+)
+def test_exponents_have_sensible_digits(exponent: float, half: float, expected: str) -> None:
+    assert exponent_text(exponent, half) == expected
+    assert spread(1.000000000000001, 5e-15) == "1.000 ± 0"
+
+
 def test_tables_hold_what_was_measured_and_are_escaped(page: Path) -> None:
     cells = analysis.cells(bsweep.load(page.parent.parent).runs)
     first, second = cells.xs(("horovod", 2, 64))["train_seconds_points"]
     markdown, latex = (page.with_name(name).read_text() for name in ("table.md", "table.tex"))
     assert f"| 2 | 64 | 128 | 0.2 | {first:.1f}, {second:.1f} |" in markdown, "below three seeds there is no interval"
-    assert "±" not in markdown.partition("How the cost grows")[0]
+    assert "±" not in markdown.partition("The seconds of an epoch against")[0]
     assert f"2 & 64 & 128 & 0.2 & {first:.1f}, {second:.1f} &" in latex
     assert r"\caption{a\_study\_50\%: What each cell came to. Of two seeds" in latex
     assert (
         latex.count(r"\toprule")
         == latex.count(r"\bottomrule")
         == latex.count(r"{adjustbox}{max width=\linewidth}")
-        == 8
+        == 9
     )
     assert "resizebox" not in latex, "it would blow narrow tables up to the width of the text"
     assert r"\begin{tabular}{rrrrrrrrrrl}" in latex

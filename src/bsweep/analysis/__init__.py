@@ -5,7 +5,15 @@ from bsweep.analysis.answering import MOST_ANSWERS, answers, doubts, recommendat
 from bsweep.analysis.beside import left_out
 from bsweep.analysis.fairness import fairness_words
 from bsweep.analysis.geo_distributed import CONTRADICTIONS, IdleModel, idle_model, modelled_idle, published_idle
-from bsweep.analysis.growth import GROWS_WITH, epoch_growth, fit_power, overhead_growth
+from bsweep.analysis.growth import (
+    GROWS_WITH,
+    Growth,
+    common_growth,
+    epoch_growth,
+    fit_power,
+    overhead_growth,
+    sent_growth,
+)
 from bsweep.analysis.idle import (
     NODE,
     compares_allocations,
@@ -72,6 +80,7 @@ __all__ = [
     "NODE",
     "NO_DIFFERENCE",
     "TARGET_SHARE",
+    "Growth",
     "IdleModel",
     "Line",
     "Prediction",
@@ -85,6 +94,7 @@ __all__ = [
     "caveats",
     "cell_keys",
     "cells",
+    "common_growth",
     "comparable",
     "compares_allocations",
     "computing_seconds",
@@ -124,6 +134,7 @@ __all__ = [
     "rounds_timeline",
     "scaling",
     "seconds_fits",
+    "sent_growth",
     "server_loads",
     "server_shares",
     "setting_text",

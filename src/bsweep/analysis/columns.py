@@ -75,7 +75,7 @@ RUNS = (
     Column("model", "any", role="context", source="model.name", said="{}"),
     Column("stem", "any", role="context", source="model.stem", said="{}"),
     Column("data", "any", role="context", source="data.name", said="{}"),
-    Column("num_train", "count_or_null", role="context", source="start"),
+    Column("num_train", "count_or_null", "training examples", role="context", source="start"),
     Column("optimizer", "any", role="setting", source="optimizer.name", said="{}"),
     Column("lr", heading="base learning rate", role="minor", source="optimizer.lr", said="base learning rate: {}"),
     Column("lr_rule", "any", "learning-rate rule", role="setting", source="optimizer.lr_rule"),

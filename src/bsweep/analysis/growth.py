@@ -1,6 +1,8 @@
-"""How costs grow: an epoch's with batch, workers, examples and parameters, a sweep's with its points, as exponents."""
+"""How costs grow: an epoch's with batch, workers, examples and parameters, a sweep's with its runs, as exponents."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -11,19 +13,37 @@ from bsweep.analysis.derived import of_rounds
 from bsweep.analysis.keys import levels
 from bsweep.analysis.once import once
 from bsweep.analysis.study import Study
-from bsweep.analysis.tables import cell_means
+from bsweep.analysis.tables import cell_means, ring_bytes, step_times, step_unit
 
 GROWS_WITH = ("local_batch", "num_workers", "num_train", "num_parameters")
 _MIN_POINTS = 3  # two lie on every power law
 
 
-def fit_power(x: ArrayLike, y: ArrayLike) -> tuple[float, float]:
-    """The exponent of y ~ x^k by least squares of logarithms, three points or more, and half its 95 % t-interval."""
-    places, values = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
-    exponent, intercept = np.polyfit(places, values, 1)
-    freedom = len(places) - 2
-    variance = np.sum((values - intercept - exponent * places) ** 2) / freedom
-    error = np.sqrt(variance / np.sum((places - places.mean()) ** 2))
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """With which power of one quantity a cost grows, over all series of cells that differ in nothing else."""
+
+    exponent: float = np.nan  # NaN where it cannot be fitted
+    exponent_ci95: float = np.nan  # half its 95 % t-interval
+    num_points: int = 0
+    num_series: int = 0  # each with a factor of its own
+    why_not: str = ""  # in words, where it cannot be fitted
+
+
+def fit_power(x: ArrayLike, y: ArrayLike, series: ArrayLike | None = None) -> tuple[float, float]:
+    """The exponent of y ~ x^k by least squares of logarithms, and half its 95 % t-interval.
+
+    Where points, of shape (n,), are of several `series`, each of these has a factor of its own and all have the
+    exponent in common: the within-group estimator. It takes two points more than there are series.
+    """
+    logarithms = pd.DataFrame({"x": np.log(np.asarray(x, float)), "y": np.log(np.asarray(y, float))})
+    labels = np.zeros(len(logarithms)) if series is None else np.asarray(series)
+    centred = logarithms - logarithms.groupby(labels).transform("mean")
+    places, values = centred["x"].to_numpy(), centred["y"].to_numpy()
+    square = np.sum(places**2)
+    exponent = np.sum(places * values) / square
+    freedom = len(places) - len(np.unique(labels)) - 1
+    error = np.sqrt(np.sum((values - exponent * places) ** 2) / freedom / square)
     return float(exponent), float(stdtrit(freedom, 0.975) * error)
 
 
@@ -35,35 +55,84 @@ def epoch_growth(study: Study, along: str) -> pd.DataFrame:
     out: their last epoch is a fragment. Columns: `exponent`, of the means of cells, each of which counts alike;
     `exponent_ci95`, half its 95 % t-interval, which is as wide as the means miss a power law; `num_points`.
     """
+    points, others = _epochs(study, along)
+    rows = [
+        (*key, *fit_power(series[along], series["train_seconds"]), len(series))
+        for key, series in (points.groupby(level=others) if len(points) else ())
+    ]
+    return pd.DataFrame(rows, columns=[*others, "exponent", "exponent_ci95", "num_points"]).set_index(others)
+
+
+def common_growth(study: Study, along: str) -> Growth:
+    """The exponent that all series of `epoch_growth` have in common."""
+    points, others = _epochs(study, along)
+    if len(points):
+        series = points.groupby(level=others).ngroup()
+        return _fitted(points[along], points["train_seconds"], series)
+    runs = study.runs[(study.runs["status"] == "completed") & ~of_rounds(study.runs)]
+    count = runs[along].nunique() if along in runs else 0
+    if count < _MIN_POINTS:
+        return Growth(why_not=_too_few(count))
+    return Growth(why_not=f"{count} values, but no three cells that differ in nothing else")
+
+
+def _epochs(study: Study, along: str) -> tuple[pd.DataFrame, list[str]]:
+    """Cells of series with three places or more along a quantity, indexed by what tells series apart: `others`."""
     runs = study.runs[~of_rounds(study.runs)].set_index("run_id").reindex(columns=["num_parameters"]).astype(float)
     seconds = study.epochs.groupby("run_id")["train_seconds"].mean()
     cells = cell_means(study, runs.join(seconds)).dropna(subset="train_seconds")
     others = [name for name in levels(cells) if not _differs(name, along)]
-    cells, rows = cells.reset_index([name for name in levels(cells) if name not in others]), []
-    for key, series in cells.groupby(level=others) if along in cells else ():
-        points = series.dropna(subset=along)
-        if points[along].nunique() >= _MIN_POINTS:
-            rows.append((*key, *fit_power(points[along], points["train_seconds"]), len(points)))
-    return pd.DataFrame(rows, columns=[*others, "exponent", "exponent_ci95", "num_points"]).set_index(others)
+    cells = cells.reset_index([name for name in levels(cells) if name not in others])
+    if along not in cells:
+        return cells[:0], others
+    points = cells.dropna(subset=along)
+    places = points.groupby(level=others)[along].transform("nunique")
+    return points[places >= _MIN_POINTS], others
 
 
-@once
-def overhead_growth(study: Study) -> pd.DataFrame:
+def sent_growth(study: Study) -> Growth:
+    """The exponent of the bytes that a worker sends in a step over 2 (p - 1) / p n, each variant a series."""
+    steps = step_times(study)
+    ring = cell_means(study, ring_bytes(study.runs).rename("ring_bytes").to_frame())["ring_bytes"]
+    points = steps.assign(ring_bytes=ring)[steps["sent_bytes"] > 0].dropna(subset="ring_bytes")
+    if step_unit(study) != "step" or points.empty:
+        return Growth(why_not="nothing sent" if points.empty else "workers take unequal steps")
+    series = points.groupby(level="variant")
+    enough = series["ring_bytes"].transform("nunique") >= _MIN_POINTS
+    if not enough.any():
+        return Growth(why_not=_too_few(int(series["ring_bytes"].nunique().max())))
+    return _fitted(points["ring_bytes"][enough], points["sent_bytes"][enough], series.ngroup()[enough])
+
+
+def overhead_growth(study: Study) -> Growth:
     """The exponent of all seconds that runs spent on anything but training steps, over how many runs there were.
 
-    One row, or none of fewer than three runs, or where their order is not on record. By the seconds of each run over
-    its number: if these go with its power k, their sum goes with k + 1. Columns as of `epoch_growth`.
+    By the seconds of each run over its number in the order of their starts: if these go with its power k, their sum
+    goes with k + 1. Runs of as many workers are a series: more of them take longer to start, and a sweep trains points
+    of as many workers one after another.
     """
     launched = study.provenance.reindex(columns=["run_id", "launched_at"]).set_index("run_id")["launched_at"]
     runs = study.runs.assign(launched_at=pd.to_numeric(study.runs["run_id"].map(launched)))
-    seconds = (runs["wall_seconds"] - runs["train_seconds"])[runs["status"] == "completed"]
-    seconds = seconds[(seconds > 0) & runs["launched_at"].notna()]
-    places = runs.loc[seconds.index, "launched_at"].astype(float)
-    if len(seconds) < _MIN_POINTS or places.duplicated().any():
-        return pd.DataFrame(columns=["exponent", "exponent_ci95", "num_points"])
-    exponent, half = fit_power(places.rank(), seconds.astype(float))
-    row = {"exponent": exponent + 1, "exponent_ci95": half, "num_points": len(seconds)}
-    return pd.DataFrame([row], index=pd.Index([study.name], name="study"))
+    runs["seconds"] = runs["wall_seconds"] - runs["train_seconds"]
+    runs = runs[(runs["status"] == "completed") & (runs["seconds"] > 0)]
+    number = runs["launched_at"].astype(float).rank()
+    if runs["launched_at"].isna().any() or number.duplicated().any():
+        return Growth(why_not="the order of the runs is not on record")
+    enough = runs.groupby("num_workers")["run_id"].transform("size") >= _MIN_POINTS
+    if not enough.any():
+        return Growth(why_not=f"{len(runs)} runs, fewer than three of any number of workers")
+    runs, number = runs[enough], number[enough]
+    found = _fitted(number, runs["seconds"].astype(float), runs["num_workers"])
+    return Growth(**{**vars(found), "exponent": found.exponent + 1})
+
+
+def _fitted(x: pd.Series[float], y: pd.Series[float], series: pd.Series[int]) -> Growth:
+    exponent, half = fit_power(x, y, series)
+    return Growth(exponent=exponent, exponent_ci95=half, num_points=len(x), num_series=series.nunique())
+
+
+def _too_few(count: int) -> str:
+    return {0: "not on record", 1: "one value"}.get(count, "two values")
 
 
 def _differs(name: str, along: str) -> bool:

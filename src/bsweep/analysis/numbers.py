@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+_ROUNDING = 1e-9  # of a number: an interval that small is of the arithmetic, nothing was measured that well
+
 
 def number(value: float) -> str:
     """A number for reading; `-` for one that was not measured."""
@@ -21,7 +23,7 @@ def spread(mean: float, half_width: float = math.nan, points: Sequence[float] = 
         return "-"
     if math.isnan(half_width):
         return ", ".join(map(number, points)) if len(points) == 2 else number(mean)
-    if not half_width:
+    if half_width <= _ROUNDING * abs(mean):
         return f"{number(mean)} ± 0"
     first = -math.floor(math.log10(half_width))  # the place of its first digit
     decimals = max(0, first, min(first + 1, _decimals(mean)))

@@ -18,7 +18,7 @@ from bsweep import analysis, plots
 from bsweep.analysis import Study, headlines
 from bsweep.analysis.columns import TABLES, heading
 from bsweep.analysis.once import computing_once
-from bsweep.report import formats, images, tables
+from bsweep.report import formats, images, scaling, tables
 
 __all__ = ["headlines", "idle_text", "write"]
 
@@ -63,10 +63,11 @@ def write(
 
 def _write_files(study: Study, folder: Path, command: str) -> None:
     _write_data(study, folder)
-    all_tables = list(tables.tables(study))
-    (folder / "table.md").write_text(formats.as_markdown(study.name, all_tables), encoding="utf-8")
-    (folder / "table.tex").write_text(formats.as_latex(study.name, all_tables), encoding="utf-8")
-    page = _page(study, all_tables, _write_figures(study, folder), folder, command)
+    all_tables, costs = list(tables.tables(study)), scaling.scaling(study)
+    titled = [*all_tables, replace(costs, caption=f"{scaling.TITLE}. {costs.caption}")]
+    (folder / "table.md").write_text(formats.as_markdown(study.name, titled), encoding="utf-8")
+    (folder / "table.tex").write_text(formats.as_latex(study.name, titled), encoding="utf-8")
+    page = _page(study, all_tables, costs, _write_figures(study, folder), folder, command)
     (folder / "report.html").write_text(page, encoding="utf-8")
 
 
@@ -98,7 +99,12 @@ def idle_text(study: Study) -> str:
 
 
 def _page(
-    study: Study, all_tables: Sequence[formats.Table], captions: dict[str, str], folder: Path, command: str
+    study: Study,
+    all_tables: Sequence[formats.Table],
+    costs: formats.Table,
+    captions: dict[str, str],
+    folder: Path,
+    command: str,
 ) -> str:
     statuses = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in Counter(study.runs["status"]).items())
     failures = analysis.failures(study.runs)
@@ -107,6 +113,8 @@ def _page(
         _list("Warnings", [*analysis.doubts(study), *analysis.caveats(study), *study.warnings], "warnings"),
         "<h2>Figures</h2>",
         *(_figure(study, name, captions[name], *image) for name, image in images.within_page(folder, captions).items()),
+        f"<h2>{scaling.TITLE}</h2>",
+        formats.as_html(costs),
         "<h2>Tables</h2>",
         *(formats.as_html(table) for table in all_tables),
         "" if failures.empty else "<h2>Runs that did not complete</h2>" + formats.as_html(_failures(failures)),

@@ -14,6 +14,7 @@ from bsweep.analysis.columns import heading, number_text
 from bsweep.analysis.numbers import fixed, spread
 from bsweep.report.formats import Table
 from bsweep.report.recommended import recommended
+from bsweep.report.scaling import exponent_text
 
 _MAX_NODES = 8  # that have a column each
 
@@ -29,10 +30,9 @@ def tables(study: Study) -> Iterator[Table]:
         " ".join(filter(None, (_SPEEDUP, no_speedup))): _speedups(cells),
         _FIT: _fits(study),
         **{
-            _GROWTH.format(heading(along)): _with_intervals(analysis.epoch_growth(study, along))
+            _GROWTH.format(heading(along)): _of_series(analysis.epoch_growth(study, along))
             for along in analysis.GROWS_WITH
         },
-        _OVERHEAD: _with_intervals(analysis.overhead_growth(study)),
         _steps_caption(study): _steps(study),
         "Parameter servers: how evenly they share model and work.": analysis.server_loads(study),
         _SHARDING: analysis.sharding_gains(study),
@@ -78,16 +78,7 @@ _FIT = (
     "Least-squares fit of training time, a + c / local batch. The misses are the largest below and above the fit, in "
     "percent of the times."
 )
-_GROWTH = (
-    "How the cost grows: the seconds of an epoch go with the power of the {} that the exponent says, by least squares "
-    "of logarithms over the means of cells that differ in it alone, within their range. ± is the half-width of its "
-    "95 % t-interval, which is as wide as the means miss a power law."
-)
-_OVERHEAD = (
-    "How the overhead grows: the seconds of all runs together that are no training steps (starts, evaluations, ...) "
-    "go with the power of the number of runs that the exponent says, by least squares of logarithms over each run's "
-    "seconds and its number. Beyond 1, each further run would take longer than the one before."
-)
+_GROWTH = "The seconds of an epoch against the {}: the exponent of each series of cells that differ in nothing else."
 _RING = (
     "A ring's bytes are 2 (p - 1) / p n, of p workers and n bytes of gradient. By that formula the bytes of Horovod, "
     "DDP and the native all-reduce are counted, so that their 1 is no finding; other algorithms count their messages, "
@@ -119,9 +110,11 @@ def _fits(study: Study) -> pd.DataFrame:
     return fits
 
 
-def _with_intervals(growth: pd.DataFrame) -> pd.DataFrame:
+def _of_series(growth: pd.DataFrame) -> pd.DataFrame:
+    """Where there are several; one is what the section on costs tells."""
     fits = zip(growth["exponent"], growth["exponent_ci95"], strict=True)
-    return growth.drop(columns="exponent_ci95").assign(exponent=[spread(*fit) for fit in fits])
+    table = growth.drop(columns="exponent_ci95").assign(exponent=[exponent_text(*fit) for fit in fits])
+    return table if len(table) > 1 else table[:0]
 
 
 def _steps_caption(study: Study) -> str:
