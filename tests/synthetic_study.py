@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from bsweep.config import RunConfig
-from bsweep.runlog import SCHEMA, Epoch, Event, Round, RunPaths, Start, Status, write_summary
+from bsweep.runlog import SCHEMA, Epoch, Event, Record, Round, RunPaths, Start, Status, write_summary
 
 NUM_TRAIN = 50_000
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -136,6 +136,7 @@ def write_run(
     num_epochs_done: int | None = None,
     message: str = "",
     events: tuple[str, ...] = (),
+    more: tuple[Record, ...] = (),
     settings: Mapping[str, Any] | None = None,
     meta: Mapping[str, Any] = META,
     num_train: int = NUM_TRAIN,
@@ -148,7 +149,8 @@ def write_run(
 ) -> Path:
     """Write one run folder. `status=None` leaves the summary out; `settings` overrides keys by dotted name.
 
-    `num_rounds` is of each epoch, see `diloco`; `accuracy` is that of training and test in place of the usual ones.
+    `more` are records after the start. `num_rounds` is of each epoch, see `diloco`; `accuracy` is that of training and
+    test in place of the usual ones.
     """
     config = _config(study.name, local_batch, num_workers, seed, epochs, settings or {})
     strategy = config["strategy"]["name"]
@@ -166,7 +168,7 @@ def write_run(
         precision=precision, threads=threads, start_seconds=1.5,
     )  # fmt: skip
     done = epochs if num_epochs_done is None else num_epochs_done
-    records = [start, *(Event(event="warning", message=text) for text in events)]
+    records = [start, *(Event(event="warning", message=text) for text in events), *more]
     lines = [_epoch(config, epoch, num_train) for epoch in range(1, done + 1)]
     rounds = [_round(config, number // num_rounds + 1, number + 1) for number in range(done * num_rounds)]
     if status == "diverged" and lines:

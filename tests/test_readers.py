@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from bsweep import config as schema
 from bsweep.analysis.loading import tables_of
 from bsweep.calibration import Numerics, Timed
 from bsweep.config import ConfigError
-from bsweep.runlog import Damaged, Newer, RunPaths, ended
+from bsweep.runlog import BatchChanged, Continued, Damaged, Newer, RunPaths, Step, ended
 from tests.running import compose
 from tests.synthetic_study import diloco, server, write_run
 from tests.test_allocation import POINT, worker, write_probe
@@ -128,6 +129,35 @@ def fuzz_run(folder: Path, run: Path, path: Path, others: list[Path]) -> None:
     report.write(kept, mix=True)
 
 
+STEP = Step(
+    epoch=1, step=20, train_loss=2.0, learning_rate=0.1, images_per_second=90.0, global_batch=64, epochs_done=0.1
+)  # fmt: skip
+BRANCH = Continued(message="it was another", branch_of="another", num_steps=10, train_seconds=1.5)
+CHANGE = BatchChanged(message="larger", epochs_done=0.1, before=64, global_batch=128, inputs={"noise_scale": 900.0})
+MORE = (BRANCH, STEP, CHANGE, replace(STEP, step=40, global_batch=128, epochs_done=0.2))
+
+
+@pytest.mark.parametrize(
+    ("whole", "odd"),
+    [
+        ('"learning_rate": 0.1, "images_per_second": 90.0', '"learning_rate": [1], "images_per_second": 90.0'),
+        ('"step": 40, ', ""),
+        ('"num_steps": 10, ', ""),
+        ('"before": 64, "global_batch": 128', '"before": 64, "global_batch": "more"'),
+        ('"lr_rule": "per_worker"', '"lr_rule": "cubic"'),
+    ],
+)
+def test_a_damaged_run_is_left_out_by_name_and_repeated(whole: str, odd: str, tmp_path: Path) -> None:
+    write_run(tmp_path, local_batch=8)
+    metrics = RunPaths(write_run(tmp_path, local_batch=16, more=MORE)).metrics
+    assert len(bsweep.load(tmp_path).runs) == 2
+    assert whole in metrics.read_text()
+    metrics.write_text(metrics.read_text().replace(whole, odd))
+    study = bsweep.load(tmp_path)
+    assert len(study.runs) == 1 and study.skipped.keys() == {metrics.parent.name}
+    assert "left out" in repr(study) and ended(RunPaths(metrics.parent)) is None
+
+
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "_write_figures", lambda *_: {})
@@ -137,7 +167,7 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "meta.json"])
 def test_a_run_with_anything_in_a_file_is_read_or_named(name: str, tmp_path: Path) -> None:
     others = [write_run(tmp_path / "s", local_batch=batch, num_workers=2) for batch in (8, 16)]
-    run = write_run(tmp_path / "s", local_batch=32, num_workers=2)
+    run = write_run(tmp_path / "s", local_batch=32, num_workers=2, more=MORE)
     fuzz_run(tmp_path, run, run / name, others)
 
 

@@ -114,7 +114,9 @@ def test_records_that_are_vouched_for_are_read_as_others_are(tmp_path: Path, wit
     paths = RunPaths(tmp_path)
     write(paths.metrics, "a")
     with paths.metrics.open("a") as file:
-        file.write(json.dumps({"schema": 1, "time": 0.0, "epochs_done": 0.5, "type": "step"}) + "\n")
+        step = {"epoch": 1, "step": 5, "train_loss": None, "learning_rate": 0.1, "images_per_second": None}
+        told = {"schema": 1, "time": 0.0, **step, "global_batch": 8, "epochs_done": 0.5, "type": "step"}
+        file.write(json.dumps(told) + "\n")
         file.write(json.dumps(round_of_earlier_versions()) + '\n{"schema": 1, "ty')
     write_summary(paths, compose("local_batch=8"), "timeout", "", 1.0)
     vouched = read_run(paths.folder, with_steps)

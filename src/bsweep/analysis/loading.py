@@ -16,9 +16,9 @@ from bsweep import config as schema
 from bsweep.analysis import columns, mixture
 from bsweep.analysis.beside import without_times
 from bsweep.analysis.derived import placement
-from bsweep.analysis.records import NO_COLUMNS, Rows, changes_batch, rows_of
+from bsweep.analysis.records import NO_COLUMNS, Rows, rows_of
 from bsweep.analysis.study import Study, study_of
-from bsweep.runlog import RunPaths, read_run
+from bsweep.runlog import RunPaths, read_told
 
 
 def load(study_dir: str | Path, *, mix: bool = False, beside: bool = False) -> Study:
@@ -81,8 +81,7 @@ def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
 
 def tables_of(run_folder: Path) -> dict[str, Rows]:
     """The rows of a run by table; Damaged or Newer where it cannot be read."""
-    run = read_run(run_folder, with_steps=False)
-    return rows_of(read_run(run_folder) if changes_batch(run) else run)
+    return rows_of(read_told(run_folder))
 
 
 class _Growing:

@@ -18,7 +18,7 @@ from bsweep.analysis import columns
 from bsweep.analysis.derived import placement
 from bsweep.analysis.numbers import setting_text
 from bsweep.config.hosts import SLURM
-from bsweep.runlog import REMEDY, Damaged, Run, RunPaths, numbered
+from bsweep.runlog import REMEDY, Damaged, Run, RunPaths, changes_batch, numbered
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -54,17 +54,12 @@ def rows_of(run: Run) -> dict[str, Rows]:
         "evaluations": _of_table(numbered(run.records, "evaluation", by="num_steps"), columns.EVALUATIONS),
         "noise_scales": _of_table(noise, columns.NOISE_SCALES),
         "noise_of_layers": _layer_rows(noise),
-        "batches": _of_table(numbered(run.records, "step"), columns.BATCHES) if changes_batch(run) else [],
+        "batches": _of_table(numbered(run.records, "step"), columns.BATCHES) if changes_batch(run.records) else [],
         "servers": _server_rows(epochs),
         "waits": _wait_rows(epochs),
         "rounds": _round_rows(numbered(run.records, "round")),
         "provenance": [_provenance(run.meta)],
     }
-
-
-def changes_batch(run: Run) -> bool:
-    """Whether its batch changed while it trained."""
-    return any(record.get("event") == "batch_changed" for record in run.records)
 
 
 def _of_table(records: Rows, table: Sequence[columns.Column]) -> Rows:

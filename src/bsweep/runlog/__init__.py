@@ -18,6 +18,7 @@ from bsweep.runlog.reading import (
     Damaged,
     Newer,
     Run,
+    changes_batch,
     lost_workers,
     numbered,
     read_json,
@@ -25,6 +26,7 @@ from bsweep.runlog.reading import (
     read_records,
     read_run,
     read_summary,
+    read_told,
     warnings,
 )
 from bsweep.runlog.records import (
@@ -68,6 +70,7 @@ __all__ = [
     "Status",
     "Step",
     "Traffic",
+    "changes_batch",
     "checkpoint_at",
     "checkpoints",
     "claimed",
@@ -85,6 +88,7 @@ __all__ = [
     "read_records",
     "read_run",
     "read_summary",
+    "read_told",
     "request_stop",
     "warnings",
     "write_json",

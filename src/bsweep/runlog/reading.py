@@ -22,6 +22,7 @@ _TYPES: Mapping[str, type] = {
     kind.type: kind
     for kind in (
         kinds.Start,
+        kinds.Step,
         kinds.Epoch,
         measured.Evaluation,
         measured.NoiseScale,
@@ -74,6 +75,12 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
         meta=read_meta(paths),
         warnings=(warning,) if warning else (),
     )
+
+
+def read_told(folder: Path) -> Run:
+    """As `read_run`, with what tables tell of a run: its `step` records only where its batch changed."""
+    run = read_run(folder, with_steps=False)
+    return read_run(folder) if changes_batch(run.records) else run
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -158,6 +165,10 @@ def _checked(line: bytes, place: str) -> dict[str, Any]:
     _check_schema(record, place)
     if schema := _TYPES.get(record["type"]):
         hold(_renamed(record), schema, place)
+    if schema is kinds.Event and "branch_of" in record:  # which earlier versions did not say
+        hold(record, kinds.Continued, place)
+    if schema is kinds.Event and record["event"] == "batch_changed":
+        hold(record, kinds.BatchChanged, place)
     return record
 
 
@@ -205,6 +216,11 @@ def numbered(
                 kept.pop()
             kept.append(record)
     return kept
+
+
+def changes_batch(records: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the batch changed while a run trained."""
+    return any(record.get("event") == "batch_changed" for record in records)
 
 
 _NO_WARNINGS = ("reallocated", "target_reached", "batch_changed")

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, TypeAdapter
 from pydantic_core import to_json
 
 from bsweep.config.hosts import SpelledOut
-from bsweep.config.values import Count, Positive
+from bsweep.config.values import Count, LrRule, Positive
 from bsweep.runlog.measured import Evaluation, NoiseScale
 from bsweep.runlog.values import Amount, Finite, Natural, Rate, Seed, plain
 
@@ -46,7 +46,7 @@ class _Variant:
 @dataclass(frozen=True, kw_only=True)
 class _ToldOptimizer(_Variant):
     lr: Finite
-    lr_rule: str | None = None
+    lr_rule: LrRule | None = None
     reference_batch: Positive | None = None
 
 
@@ -291,8 +291,8 @@ class Continued(Event):
 
     event: str = "continued"
     branch_of: str
-    num_steps: int
-    train_seconds: float | None
+    num_steps: Natural
+    train_seconds: Amount | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from bsweep.runlog.reading import (
     numbered,
     read_meta,
     read_records,
-    read_run,
     read_summary,
+    read_told,
     vouched_crc32,
     warnings,
 )
@@ -94,7 +94,7 @@ def read_ended(paths: RunPaths) -> tuple[Mapping[str, Any], Mapping[str, Any]] |
     if summary is None:
         return None
     if (crc32 := vouched_crc32(summary)) is None or crc32 != _known_crc32(paths):
-        return summary, read_run(paths.folder, with_steps=False).meta
+        return summary, read_told(paths.folder).meta
     return summary, read_meta(paths)
 
 
