@@ -133,10 +133,14 @@ def flock(*_):
 
 fcntl.flock = flock
 claims.HEARTBEAT_SECONDS = 0.05
+if "clock" in sys.argv:
+    time.time = lambda: 0.0
+if "folder" in sys.argv:
+    claims._now = lambda folder: 0.0
 for _ in range(2):
     with claims.claimed(Path(sys.argv[1])) as is_ours:
         print(is_ours, flush=True)
-        if sys.argv[2:]:
+        if "die" in sys.argv:
             sys.stdin.readline()
             os._exit(9)
 """
@@ -154,13 +158,17 @@ def test_without_flock_a_lease_keeps_others_out_and_ends_with_its_owner(tmp_path
     assert owner.stdout and owner.stdout.readline() == "True\n"
     printed, said = lease(path).communicate(timeout=60)
     assert printed.split() == ["False"] * 2 and said.count("this file system has no locks") == 1
+    for set_back in ("clock", "folder"):  # of who looks, and of the file system
+        assert lease(path, set_back).communicate(timeout=60)[0].split() == ["False"] * 2
     assert owner.communicate("\n")[0] == "" and file.exists(), "it died with its lease"
     printed, _ = lease(path).communicate(timeout=60)
     assert printed.split() == ["True"] * 2 and not file.exists()
     file.write_text('{"host": "another", "pid": 1}')
     assert lease(path).communicate(timeout=60)[0].split() == ["False"] * 2
-    os.utime(file, (0, 0))  # a day without a heartbeat
-    assert lease(path).communicate(timeout=60)[0].split() == ["True"] * 2
+    for touched_at in (0, time.time() + 3600):  # days without a heartbeat; and by a clock that was set back since
+        file.write_text('{"host": "another", "pid": 1}')
+        os.utime(file, (touched_at,) * 2)
+        assert lease(path).communicate(timeout=60)[0].split() == ["True"] * 2
     assert [path.name for path in (tmp_path / ".locks").iterdir()] == ["run"]
 
 

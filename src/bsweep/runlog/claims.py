@@ -7,6 +7,7 @@ import fcntl
 import os
 import platform
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from bsweep.runlog.reading import Damaged, read_json
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 120.0
-"""Without a heartbeat for so long the owner on another host is dead; hosts' clocks may differ by less."""
+"""Without a heartbeat for so long the owner on another host seems dead; who wants its lease watches it first."""
 _SETTLE_SECONDS = 1.0  # in which those who found a lease stale at the same time have all written theirs
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
@@ -47,7 +48,7 @@ def claimed(path: Path) -> Iterator[bool]:
 
 
 def is_claimed(path: Path) -> bool:
-    """Whether a process has the claim. Nothing is written; for a moment, nobody else could have it."""
+    """Whether a process has the claim. Nothing stays written; for a moment, nobody else could have it."""
     try:
         with path.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -105,7 +106,7 @@ def _take(path: Path, lease: dict[str, object]) -> bool:
     try:
         os.link(own, path)  # there whole or not at all, and of one process alone
     except FileExistsError:
-        if not _is_stale(path):
+        if not _is_stale(path, beats_to_watch=2):
             return False
         own.replace(path)
         time.sleep(_SETTLE_SECONDS)
@@ -116,8 +117,12 @@ def _take(path: Path, lease: dict[str, object]) -> bool:
         own.unlink(missing_ok=True)
 
 
-def _is_stale(path: Path) -> bool:
-    """Whether whoever holds a lease is dead: no process of this host any more, or without a heartbeat for long."""
+def _is_stale(path: Path, beats_to_watch: int = 0) -> bool:
+    """Whether whoever holds a lease is dead: no process of this host any more, or without a heartbeat for long.
+
+    A clock that is set makes all leases look old until their next heartbeat, one that differs from the file system's
+    makes its host's look so always: no lease should be taken that has a heartbeat while one watches.
+    """
     lease = _read(path) or {}
     if (
         lease.get("host") == platform.node()
@@ -126,9 +131,25 @@ def _is_stale(path: Path) -> bool:
     ):
         return True
     try:
-        return time.time() - path.stat().st_mtime > STALE_SECONDS
+        last_beat = _touched_at(path)
+        if abs(_now(path.parent) - last_beat) <= STALE_SECONDS:
+            return False
+        time.sleep(beats_to_watch * HEARTBEAT_SECONDS)
+        return _touched_at(path) == last_beat
     except FileNotFoundError:  # given back since
         return True
+
+
+def _touched_at(path: Path) -> float:
+    with path.open() as file:  # what has only its name looked at may be old on a file system of several hosts
+        return os.fstat(file.fileno()).st_mtime
+
+
+def _now(folder: Path) -> float:
+    """The time by the clock that a folder's file system has; by this host's, where nothing can be written to it."""
+    with suppress(OSError), tempfile.NamedTemporaryFile(dir=folder, prefix=".now.") as file:
+        return os.fstat(file.fileno()).st_mtime
+    return time.time()
 
 
 def _read(path: Path) -> dict[str, Any] | None:
