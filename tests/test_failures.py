@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,7 +23,7 @@ from bsweep.launch.outcome import Outcome
 from bsweep.progress import Progress
 from bsweep.runlog import RunPaths
 from bsweep.strategies import ddp
-from tests.running import TINY, bsweep, compose, imported_first
+from tests.running import TINY, bsweep, compose, imported_first, popen
 
 POINT = ("local_batch=10", "num_workers=2", "strategy=ddp", "model=tiny_cnn", "epochs=1", *TINY)
 ERROR = {
@@ -137,6 +139,18 @@ def test_what_a_start_has_left_ends_where_its_file_is_gone(tmp_path: Path) -> No
     time.sleep(3)  # until it has seen the file: one that it has never seen may be late
     file.unlink()
     assert left.wait(60) == 1
+
+
+def test_what_a_killed_launcher_has_started_ends_with_it(tmp_path: Path) -> None:
+    """It would train on, and write to a run whose end is on record."""
+    work = "from bsweep import worker; worker.work_and_leave(lambda: (print('works', flush=True), time.sleep(600)))"
+    words = ["sh", "-c", '"$@" & echo $!; wait', "sh", sys.executable, "-c", f"import time; {work}"]
+    launcher = popen(words, tmp_path, output=subprocess.PIPE)
+    assert launcher.stdout
+    started = psutil.Process(int(launcher.stdout.readline()))
+    assert launcher.stdout.readline() == "works\n"
+    launcher.kill()
+    started.wait(20)
 
 
 def test_a_launcher_that_waits_in_vain_tells_the_first_error(paths: RunPaths) -> None:

@@ -165,6 +165,7 @@ def test_a_retry_on_a_host_that_is_gone_starts_nothing(tmp_path: Path) -> None:
             "host h2 is lost: root@h2: Permission denied (publickey): let this key in there",
         ),
         ("", [1], "the workers could not be started (exit code 1): it printed nothing; see "),
+        ("W1 run.py:8] *****\n", [-9], "the workers could not be started (SIGKILL): killed from outside, perhaps by"),
     ],
 )
 def test_a_launchers_end_is_told_in_a_sentence(tmp_path: Path, console: str, codes: list[int], said: str) -> None:

@@ -22,6 +22,7 @@ from bsweep import (
     checkpoint,
     data,
     evaluation,
+    fresh,
     loop,
     memory,
     models,
@@ -209,8 +210,10 @@ def enter(work: Work) -> NoReturn:
 def work_and_leave(work: Callable[[], object]) -> NoReturn:
     """All that a launched process does.
 
-    One that fails leaves at once, when it has said why: what Python does before it ends may wait for other workers.
+    One that fails leaves at once, when it has said why: what Python does before it ends may wait for other workers. A
+    torchrun that is killed leaves its processes behind, which would train on after the run's end is on record.
     """
+    fresh.end_with_parent()
     try:
         work()
     except BaseException:

@@ -17,6 +17,7 @@ from bsweep.memory import CRASHES
 from bsweep.runlog import RunPaths
 
 _QUOTED_LINES = 15
+_KILLED = "killed from outside, perhaps by the kernel for lack of memory"
 
 
 def of(
@@ -116,11 +117,13 @@ def _of_command(paths: RunPaths, console: Path, codes: Sequence[int | None]) -> 
     """Why what starts the workers ended, where no worker is to blame by name."""
     began = any(paths.logs.glob("rank.*/alive"))
     what = "the workers' launcher ended while they trained" if began else "the workers could not be started"
-    ended = ", ".join(str(code) for code in codes if code)
+    signals = [_signal(code) for code in codes if code]
+    ended = [one.name if one else f"exit code {code}" for one, code in zip(signals, filter(None, codes), strict=True)]
     lines = _plain(_read(console).splitlines())
     why = ssh.reason("\n".join(lines)) or next((line for line in reversed(lines) if _ERROR.match(line)), "")
+    why = why or (_KILLED if signal.SIGKILL in signals else "")
     why = why or (lines[-1] if lines else why_full(paths.logs) or "it printed nothing")
-    return f"{what} (exit code {ended or 0}): {why.rstrip('.')}; see {console}"
+    return f"{what} ({', '.join(ended) or 'exit code 0'}): {why.rstrip('.')}; see {console}"
 
 
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b|.*\berror:", re.IGNORECASE)
@@ -129,7 +132,7 @@ _ERROR = re.compile(r"[\w.]*(Error|Exception)\b|.*\berror:", re.IGNORECASE)
 def _cause(code: int) -> str:
     number = _signal(code)
     if number:
-        hint = " (killed from outside, perhaps by the kernel for lack of memory)" if number == signal.SIGKILL else ""
+        hint = f" ({_KILLED})" if number == signal.SIGKILL else ""
         return f"was ended by {number.name}{hint}"
     return f"ended with exit code {code}"
 
