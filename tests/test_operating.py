@@ -21,13 +21,18 @@ from bsweep import claims, commands, runlog, states, study, terminal
 from bsweep.commands import Planned
 from bsweep.estimate import Estimate, Timed
 from bsweep.launch import stop
-from bsweep.runlog import RunPaths, checkpoint_at, read_records, request_stop
+from bsweep.runlog import RunPaths, Step, checkpoint_at, following, read_records, reading, request_stop
 from bsweep.states import NEW, State
 from tests.running import TINY, Fork, bsweep, compose, popen, struck, tool
-from tests.synthetic_study import META
+from tests.synthetic_study import META, write_run
 
 ALONE = ("launch=inline", "strategy=single", "launch.threads_per_worker=1")
 QUICK = (*TINY, "model=tiny_cnn", "study=s")
+
+
+STEP = Step(
+    epoch=2, step=9, train_loss=1.0, learning_rate=0.1, images_per_second=None, global_batch=8, epochs_done=1.5
+)  # fmt: skip
 
 
 def status(cwd: Path) -> dict[str, Any]:
@@ -400,6 +405,35 @@ def test_states_of_what_cannot_be_read_are_states(tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
     found = states.read(tmp_path)
     assert [state.status for state in found.values()] == ["damaged"] * 3 + ["completed"]
+
+
+def test_of_a_run_under_way_only_new_records_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[bytes] = []
+
+    def checked(line: bytes, place: str) -> dict[str, Any]:
+        read.append(line)
+        return reading.checked(line, place)
+
+    monkeypatch.setattr(following, "checked", checked)
+    paths = RunPaths(write_run(tmp_path, local_batch=8, status=None, num_epochs_done=2, more=(STEP,)))
+    start, step, first, second = paths.metrics.read_bytes().splitlines(keepends=True)
+    seconds = [json.loads(epoch)["train_seconds"] for epoch in (first, second)]
+
+    def look(more: bytes, mode: str = "ab") -> tuple[float, int, float | None, int]:
+        read.clear()
+        with paths.metrics.open(mode) as file:
+            file.write(more)
+        state = states.of_run(paths.folder)
+        return state.epochs_done, state.whole_epochs, state.train_seconds, len(read)
+
+    assert look(start + first[:9], "wb") == (0, 0, None, 1)
+    assert look(first[9:]) == (1, 1, seconds[0], 1) and look(b"") == (1, 1, seconds[0], 0)
+    assert look(step) == (1.5, 1, seconds[0], 1)
+    assert look(start + step, "wb") == (1.5, 0, None, 2), "it was cut, to be taken up again"
+    longer = first.replace(b'"train_loss"', b'"a": 1, "train_loss"')
+    assert look(start + longer + second, "wb") == (2, 2, sum(seconds), 3), "and went further than where one looked"
+    for _ in range(2):
+        assert look(b"5\n")[1] == 0 and states.of_run(paths.folder).status == "damaged"
 
 
 def test_what_is_set_aside_again_and_again_overwrites_nothing(tmp_path: Path) -> None:

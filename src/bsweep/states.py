@@ -82,22 +82,56 @@ def _ended(summary: Mapping[str, Any], meta: Mapping[str, Any], paths: RunPaths)
     )
 
 
+class _Recorded:
+    """What is on record of a run under way, as far as it was read."""
+
+    def __init__(self, metrics: Path) -> None:
+        self.num_epochs: int | None = None
+        self.epochs: list[tuple[int, float]] = []  # numbers, and seconds of training
+        self.epochs_done = 0.0
+        self.lost_workers: tuple[str, ...] = ()
+        self._file = runlog.Following(metrics)
+
+    def look(self) -> bool:
+        """Read what is new; whether what was read before is still there."""
+        news = self._file.news()
+        for record in news or ():
+            if record["type"] == "start":
+                self.num_epochs = self.num_epochs or record["config"]["epochs"]
+            elif record["type"] == "step":
+                self.epochs_done = record["epochs_done"]
+            elif record["type"] == "epoch":
+                while self.epochs and self.epochs[-1][0] >= record["epoch"]:  # which it was before it was taken up
+                    self.epochs.pop()
+                self.epochs.append((record["epoch"], record["train_seconds"]))
+                self.epochs_done = float(record["epoch"])
+        self.lost_workers += runlog.lost_workers(news or ())
+        return news is not None
+
+
+_RECORDED: dict[Path, _Recorded] = {}  # who watches a study looks every few seconds
+
+
+def _recorded(metrics: Path) -> _Recorded:
+    found = _RECORDED.setdefault(metrics, _Recorded(metrics))
+    if not found.look():
+        found = _RECORDED[metrics] = _Recorded(metrics)
+        found.look()
+    return found
+
+
 def _under_way(paths: RunPaths) -> State:
-    records, _ = runlog.read_records(paths.metrics)
-    epochs = runlog.numbered(records, "epoch")
-    steps = [record["epochs_done"] for record in records[-50:] if record["type"] == "step"]
-    start = next((record for record in records if record["type"] == "start"), None)
+    recorded = _recorded(paths.metrics)
     is_running = runlog.is_claimed(claims.of_run(paths.folder))
-    done = float(epochs[-1]["epoch"]) if epochs else 0.0
     return State(
         "running" if is_running else "interrupted",
         "" if is_running else "it was killed with the process that ran it, or no space was left for its summary",
-        epochs_done=max([done, *steps[-1:]]),
-        num_epochs=start["config"]["epochs"] if start else None,
-        whole_epochs=len(epochs),
-        train_seconds=sum(epoch["train_seconds"] for epoch in epochs) if epochs else None,
+        epochs_done=recorded.epochs_done,
+        num_epochs=recorded.num_epochs,
+        whole_epochs=len(recorded.epochs),
+        train_seconds=sum(seconds for _, seconds in recorded.epochs) if recorded.epochs else None,
         can_resume=is_running or bool(runlog.checkpoints(paths)),
-        lost_workers=runlog.lost_workers(records),
+        lost_workers=recorded.lost_workers,
         beside_others=_was_beside_others(paths),
     )
 

@@ -12,6 +12,7 @@ from bsweep.runlog.checkpoint import (
 )
 from bsweep.runlog.claims import claimed, is_claimed
 from bsweep.runlog.files import RunLog, RunPaths, SignOfLife, write_json
+from bsweep.runlog.following import Following
 from bsweep.runlog.measured import Evaluation, NoiseScale
 from bsweep.runlog.reading import (
     REMEDY,
@@ -57,6 +58,7 @@ __all__ = [
     "Epoch",
     "Evaluation",
     "Event",
+    "Following",
     "Newer",
     "NoiseScale",
     "Record",

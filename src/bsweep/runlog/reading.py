@@ -143,7 +143,7 @@ def read_records(
     if crc32 is not None and zlib.crc32(content) == crc32:
         records = [_renamed(record) for record in from_json(b"[" + b",".join([line for _, line in wanted]) + b"]")]
     else:
-        records = [_checked(line, f"{path}:{number}") for number, line in wanted]
+        records = [checked(line, f"{path}:{number}") for number, line in wanted]
     warning = f"{path.name}: left out a torn last line of {len(torn)} bytes." if torn else None
     return tuple(records), warning
 
@@ -154,7 +154,7 @@ def vouched_crc32(summary: Mapping[str, Any]) -> int | None:
     return None if summary.get("status") == "failed" else found
 
 
-def _checked(line: bytes, place: str) -> dict[str, Any]:
+def checked(line: bytes, place: str) -> dict[str, Any]:
     """The record of a line; Damaged or Newer, with the place, if it is none."""
     try:
         record = from_json(line, allow_inf_nan=False)
