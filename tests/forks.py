@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -121,6 +122,7 @@ def _become(
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    tempfile.tempdir = None  # what was found here is not where the variables say
     option, what, *arguments = command
     if option == "-m":
         os.setsid()  # torchrun ends its whole process group

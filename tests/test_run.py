@@ -194,7 +194,8 @@ def test_a_killed_process_ends_the_job_with_its_rank_and_the_sweep_goes_on(
     function = (
         ("strategies.server", "Server._step") if strategy == "parameter_server" else ("data.plan", "step_indices")
     )
-    env = struck(tmp_path, (killed,), *function, call=30)
+    (tmp_path / "temporary").mkdir()
+    env = {**struck(tmp_path, (killed,), *function, call=30), "TMPDIR": str(tmp_path / "temporary")}
     result = bsweep("run", "-m", "epochs=500,1", *point, cwd=tmp_path, env=env, fresh=strategy == "horovod")
     assert result.returncode == 1, result.stderr
     ends = {end["status"]: end for end in map(summary, runs(tmp_path))}
@@ -203,6 +204,7 @@ def test_a_killed_process_ends_the_job_with_its_rank_and_the_sweep_goes_on(
         culprit = "rank 1 ended without a word, perhaps killed"
     assert culprit in ends["failed"]["message"] and culprit in result.stderr
     assert ends["failed"]["num_steps"] >= 0 and not workers_left(tmp_path)
+    assert not list(tmp_path.glob("temporary/torchelastic_*"))
     if strategy == "allreduce":
         assert transports(tmp_path) == ["shared_memory"] * 2 and not list(Path("/dev/shm").glob("*bsweep*"))
 
