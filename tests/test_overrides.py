@@ -270,12 +270,16 @@ def test_of_anything_typed_with_what_cannot_be_nothing_is_composed(
     assert code == 2 and said.startswith("bsweep: ") and "Traceback" not in said
 
 
-@settings(FUZZ, max_examples=int(os.environ.get("BSWEEP_FUZZ_COMPOSITIONS", "20")))  # a third of a second each
-@given(st.lists(OVERRIDES, min_size=1, max_size=3))
-def test_whatever_is_typed_ends_with_0_or_2_and_no_traceback(type_run: Type, typed: list[str]) -> None:
-    with contextlib.suppress(SystemExit):  # --info and --help
-        code, said = type_run("launch=inline", "strategy=single", "local_batch=8", *typed)
-        assert code in (0, 2) and "Traceback" not in said and (code == 0 or said)
+@pytest.mark.parametrize("num_composed", [20, pytest.param(500, marks=pytest.mark.nightly)])  # a third of a second each
+def test_whatever_is_typed_ends_with_0_or_2_and_no_traceback(type_run: Type, num_composed: int) -> None:
+    @settings(FUZZ, max_examples=num_composed)
+    @given(st.lists(OVERRIDES, min_size=1, max_size=3))
+    def type_some(typed: list[str]) -> None:
+        with contextlib.suppress(SystemExit):  # --info and --help
+            code, said = type_run("launch=inline", "strategy=single", "local_batch=8", *typed)
+            assert code in (0, 2) and "Traceback" not in said and (code == 0 or said)
+
+    type_some()
 
 
 JSON = st.recursive(
