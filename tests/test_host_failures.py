@@ -62,7 +62,7 @@ def test_a_cut_link_is_named_leaves_nothing_there_and_the_same_command_goes_on_w
 ) -> None:
     arguments = (
         *("run", "-m", "local_batch=8,16", "epochs=600", f"strategy={strategy}"),
-        *(*POINT, *given({**up("2"), "num_workers": "2"}, "h1:1,h2:1")),
+        *(*POINT, *given({**up("3"), "num_workers": "3"}, "h1:1,h2:1,h3:1")),
         f"launch.stall_timeout_seconds={STALL_SECONDS}",
     )
     with (tmp_path / "said").open("w+") as said:

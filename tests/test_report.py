@@ -6,6 +6,7 @@ import io
 import math
 import re
 import runpy
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -32,6 +33,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(study, local_batch=512, status="out_of_memory", num_epochs_done=0, message="<b>CUDA</b> & memory\nline 2")
     write_run(study, local_batch=4, status="diverged", num_epochs_done=1, events=("2 workers share 1 core",))
     return report.write(study, command="bsweep report a_study")
+
+
+@pytest.mark.nightly
+def test_the_page_of_three_thousand_runs_is_small(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "s", local_batches=tuple(range(8, 2408, 8)), seeds=5)
+    began = time.monotonic()
+    page = report.write(study)
+    print(f"3000 runs: {time.monotonic() - began:.1f} s, a page of {page.stat().st_size / 1e6:.2f} MB")
+    assert page.stat().st_size < 5e6
 
 
 def test_all_files_are_written(page: Path) -> None:
