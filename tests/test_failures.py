@@ -76,6 +76,13 @@ def test_an_error_is_told_from_its_first_line_on() -> None:
     ]
 
 
+def test_of_a_long_traceback_whole_frames_are_quoted(paths: RunPaths) -> None:
+    frames = [line for number in range(9) for line in (f'  File "x.py", line {number}, in f', "    f()", "    ^^^")]
+    (paths.rank_logs(1) / "stderr").write_text("\n".join(["Traceback", *frames, "ValueError: no"]))
+    quoted = failure._last_lines(paths, 1).splitlines()
+    assert quoted[0] == '  File "x.py", line 5, in f' and quoted[-1] == "ValueError: no"
+
+
 def test_tries_are_further_and_further_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(study, "pause", pauses.append)

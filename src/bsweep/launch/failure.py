@@ -151,7 +151,10 @@ def _last_lines(paths: RunPaths, rank: int) -> str:
     lines = stderr.read_text(errors="replace").strip().splitlines()
     if any("/horovod/" in line for line in lines[-_QUOTED_LINES:]):  # its frames say nothing of the cause
         lines = [*_plain(lines), f"see {stderr}"]
-    return "\n".join(lines[-_QUOTED_LINES:])
+    quoted = lines[-_QUOTED_LINES:]
+    while len(quoted) > 1 and re.match(r"\s+(?!File )\S", quoted[0]):  # the rest of a frame that is cut off
+        del quoted[0]
+    return "\n".join(quoted)
 
 
 def _plain(lines: Sequence[str]) -> list[str]:
