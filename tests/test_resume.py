@@ -17,7 +17,7 @@ import pytest
 
 from bsweep.analysis import load
 from bsweep.runlog import RunPaths, checkpoints, read_records, request_stop
-from tests.running import TINY, Fork, bsweep, forks, popen, struck, summaries, tool
+from tests.running import TINY, Fork, bsweep, forks, popen, struck, summaries
 from tests.test_checkpoint import untimed
 from tests.test_run import runs, summary
 
@@ -217,7 +217,7 @@ def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sweep_inside_horovodrun_goes_on_after_a_kill_and_after_a_stop(tmp_path: Path) -> None:
-    prefix = [tool("horovodrun"), "-np", "2", "--gloo", forks().bsweep]
+    prefix = [forks().horovodrun, "-np", "2", "--gloo", forks().bsweep]
     point = ("run", "-m", "local_batch=8,4", *POINT, "epochs=45", "checkpoint_every=0.2s")
     for how in (signal.SIGKILL, signal.SIGTERM, None):
         process = popen([*prefix, *point, "study=s"], tmp_path, output=subprocess.PIPE)
@@ -233,7 +233,7 @@ def test_a_sweep_inside_horovodrun_goes_on_after_a_kill_and_after_a_stop(tmp_pat
 
 
 def test_a_run_inside_horovodrun_that_lost_a_worker_says_so_and_goes_on(tmp_path: Path) -> None:
-    prefix = (tool("horovodrun"), "-np", "2", "--gloo")
+    prefix = (forks().horovodrun, "-np", "2", "--gloo")
     point = ("run", *POINT, *EPOCHS)
     env = struck(tmp_path, (1,), "steps", "train_step", 20)
     killed = bsweep(*point, "study=s", cwd=tmp_path, prefix=prefix, env=env)

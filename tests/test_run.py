@@ -196,7 +196,7 @@ def test_a_killed_process_ends_the_job_with_its_rank_and_the_sweep_goes_on(
     )
     (tmp_path / "temporary").mkdir()
     env = {**struck(tmp_path, (killed,), *function, call=30), "TMPDIR": str(tmp_path / "temporary")}
-    result = bsweep("run", "-m", "epochs=500,1", *point, cwd=tmp_path, env=env, fresh=strategy == "horovod")
+    result = bsweep("run", "-m", "epochs=500,1", *point, cwd=tmp_path, env=env)
     assert result.returncode == 1, result.stderr
     ends = {end["status"]: end for end in map(summary, runs(tmp_path))}
     assert set(ends) == {"completed", "failed"}
@@ -287,14 +287,16 @@ def test_a_stopped_worker_is_a_timeout_and_what_was_logged_is_kept(tmp_path: Pat
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_sweep_ends_its_workers_and_is_started_again(tmp_path: Path, number: signal.Signals) -> None:
     point = ("local_batch=2", "num_workers=2", *QUICK[:-2], "study=s")
-    process = start("-m", "epochs=500,501", *point, cwd=tmp_path)
-    paths = wait_for_steps(tmp_path)
-    workers = workers_of(process)
-    process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
+    env = struck(tmp_path, (), "steps", "train_step", call=0)
+    process = Fork("bsweep", "run", "-m", "epochs=500,501", *point, cwd=tmp_path, env=env, has_forks=True)
+    try:
+        paths = wait_for_steps(tmp_path)
+        os.kill(process.pid, number)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
     assert summary(paths)["status"] == "interrupted" and len(runs(tmp_path)) == 1
-    assert not any(worker.is_running() for worker in workers)
+    assert len(list(tmp_path.glob("pid*"))) == 2 and not workers_left(tmp_path)
 
 
 def test_an_interrupt_while_workers_are_started_is_not_lost(tmp_path: Path) -> None:
