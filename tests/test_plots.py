@@ -522,6 +522,7 @@ def test_a_figures_table_is_computed_once_where_nothing_changes(
         return over_seeds(*args)
 
     monkeypatch.setattr(learning, "over_seeds", counted)
+    monkeypatch.setattr(plots, "FIGURES", {"accuracy_by_time": plots.accuracy_by_time})
     with computing_once():
         assert "accuracy_by_time" in plots.figures(grid)
         plots.accuracy_by_time(grid).axes[0].set_xlim(1, 2)
