@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep import calibrate, calibration, precision, steps, worker
+from bsweep import calibrate, calibration, precision, steps, study, worker
 from bsweep.calibration import Calibration, Numerics, Timed
 from bsweep.place import Place
-from bsweep.runlog import RunPaths, read_json, read_records
+from bsweep.runlog import RunPaths, hardware_words, read_json, read_records
 from tests.running import TINY, bsweep, compose
+from tests.synthetic_study import write_run
 
 FP32, FP32_LAST, BF16_LAST = Numerics("fp32", False), Numerics("fp32", True), Numerics("bf16", True)
 AUTO = compose("local_batch=8")
@@ -128,16 +129,70 @@ def test_gpus_take_their_half_precision_without_measuring(tmp_path: Path, monkey
     monkeypatch.setattr(precision, "choose", lambda *_: "bf16")
     monkeypatch.setattr(calibrate, "_measure", lambda *_: pytest.fail("measured"))
     strategy: Any = SimpleNamespace(gather_json=lambda own: [own], rank=0, members=(0,))
+    images: Any = SimpleNamespace(train_inputs=torch.zeros(1, 3, 8, 8))
+    of: dict[str, Any] = {"settled_by": "gpu", "torch": torch.__version__, "example_shape": (3, 8, 8)}
     asked, answered = Calibration(1, (8, 64)), measured(fp32=(0.1, 0.2))
     for found, chosen, kept in (
-        (asked, BF16_LAST, replace(asked, settled=BF16_LAST)),
+        (asked, BF16_LAST, replace(asked, settled=BF16_LAST, **of)),
         (answered, FP32, answered),
     ):
         calibration.write(calibration.path_of(point), found)
         none: Any = None
         paths = RunPaths(point.study_dir / "run")
-        assert calibrate.agree(point, paths, none, strategy, torch.device("cuda"), none) == chosen
+        assert calibrate.agree(point, paths, images, strategy, torch.device("cuda"), none) == chosen
         assert calibration.read(calibration.path_of(point)) == kept
+
+
+HERE, ELSEWHERE = {"cpu": "one", "cores": 2}, {"cpu": "other", "cores": 2}
+
+
+def test_on_other_hardware_a_study_is_asked_anew_and_keeps_both_answers(tmp_path: Path) -> None:
+    """What is native on one processor may be emulated on the next, whose runs do not compare anyway."""
+    point, here, elsewhere = replace(AUTO, results_dir=str(tmp_path)), "one, 2 cores", "other, 2 cores"
+    write_run(point.study_dir, local_batch=8, meta=ELSEWHERE, precision="bf16")
+    first = calibration.path_of(point)
+    calibration.write(first, replace(measured(bf16_last=(0.1, 0.2)), models=("old",)))  # which says not of what
+    calibration.request([point], 10, hardware=elsewhere)
+    kept = calibration.read(first)
+    assert kept and kept.hardware == elsewhere and kept.timed, "as its first run says"
+    calibration.request([point], 10, hardware=here)
+    path = calibration.path_of(point, here)
+    asked = calibration.read(path)
+    assert path != first and asked and asked.is_open and asked.models == ("resnet18",)
+    assert calibration.path_of(point, elsewhere) == first and calibration.read(first) == kept
+
+    # A worker finds it by what its own run is on, and the console says why there is another.
+    assert calibration.path_in(write_run(point.study_dir, local_batch=16, meta=HERE), point) == path
+    assert calibration.path_in(write_run(point.study_dir, local_batch=32, meta=ELSEWHERE), point) == first
+    answer = replace(asked, measured_batches=(8,), timed=(Timed(FP32, (0.1,)),))
+    assert answer.says(AUTO).endswith(f", on {here}; this study's first answer was for {elsewhere}")
+
+
+def test_runs_on_this_hardware_alone_say_what_a_study_goes_on_in(tmp_path: Path) -> None:
+    point, here = replace(AUTO, results_dir=str(tmp_path)), "one, 2 cores"
+    write_run(point.study_dir, local_batch=8, meta=ELSEWHERE, precision="bf16")
+    calibration.request([point], 10, hardware=here)
+    assert not calibration.path_of(point, here).exists(), "too few steps to measure, and no emulated bf16"
+    write_run(point.study_dir, local_batch=16, meta=HERE)
+    calibration.request([point], 10, hardware=here)
+    found = calibration.read(calibration.path_of(point, here))
+    assert found and found.settled == FP32_LAST and "as all runs of this study" in found.says(AUTO)
+
+
+def test_a_run_that_has_begun_goes_on_in_its_numbers(tmp_path: Path) -> None:
+    run = write_run(tmp_path, local_batch=8, meta=ELSEWHERE, precision="bf16")
+    found = calibration.begun(run / "metrics.jsonl", AUTO)
+    assert found and calibration.choose(AUTO, found, FP32) == BF16_LAST
+    assert calibration.begun(tmp_path / "none/metrics.jsonl", AUTO) is None
+
+
+def test_what_was_not_measured_is_said_too() -> None:
+    start = {"precision": "fp32", "channels_last": False, "device": "cpu"}
+    assert calibration.unmeasured(start) == "fp32, contiguous: of fewer than 1,000 steps, nothing was measured"
+    of_gpu = {**start, "precision": "bf16", "channels_last": True, "device": "NVIDIA H200"}
+    assert calibration.unmeasured(of_gpu) == "bf16, channels_last: by the kind of GPU, without measuring"
+    settled = Calibration(1, (8,), settled=BF16_LAST, settled_by="gpu")
+    assert settled.says(AUTO) == calibration.unmeasured(of_gpu)
 
 
 SWEEP = ("run", "-m", "study=s", "model=tiny_cnn", *TINY, "epochs=1", "local_batch=8,16")
@@ -148,7 +203,7 @@ def ask(cwd: Path) -> Path:
     """What a sweep of many steps leaves for its first point."""
     path = cwd / "results/s/calibration.json"
     path.parent.mkdir(parents=True)
-    calibration.write(path, Calibration(1, wanted_batches=(8, 16)))
+    calibration.write(path, Calibration(1, wanted_batches=(8, 16), hardware=hardware_words(study.provenance(AUTO))))
     return path
 
 
@@ -163,6 +218,7 @@ def test_the_first_point_measures_for_all_of_a_study(tmp_path: Path) -> None:
     said = bsweep(*SWEEP, "strategy=allreduce", "num_workers=2", cwd=tmp_path).stderr
     found = calibration.read(path)
     assert found and found.measured_batches[0] == 8 and len(found.timed) in (2, 4)
+    assert found.torch and found.example_shape == (3, 8, 8)
     chosen = found.ranked(AUTO)[0][0]
     assert said.count(f"  {chosen}: ") == said.count("at local batch 8") == 1
     bsweep(*SWEEP, *INLINE, cwd=tmp_path)
@@ -221,8 +277,9 @@ def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Pa
 
 def test_a_study_goes_on_as_its_runs_began(tmp_path: Path) -> None:
     """Its first sweep took too few steps to measure anything; a later one does not begin to."""
-    bsweep(*SWEEP, *INLINE, "local_batch=8", cwd=tmp_path)
+    said = bsweep(*SWEEP, *INLINE, "local_batch=8", cwd=tmp_path).stderr
     (before,) = starts(tmp_path)
+    assert f"  {before['precision']}, contiguous: of fewer than 1,000 steps" in said
     assert not (tmp_path / "results/s/calibration.json").exists()
     said = bsweep(*SWEEP, *INLINE, cwd=tmp_path).stderr
     assert said.count("as all runs of this study") == 1

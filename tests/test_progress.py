@@ -25,6 +25,9 @@ EPOCH = {
 }
 
 
+COMPUTES = {"device": "cpu", "precision": "fp32", "channels_last": False}
+
+
 def told(config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, *records: dict[str, object]) -> list[str]:
     """The lines of a run that wrote these records in ten seconds."""
     now = [100.0]
@@ -33,7 +36,7 @@ def told(config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, *reco
     lines = Progress(1, Console(file=screen, width=200))
     paths = RunPaths(folder)
     lines.begin(config, paths, [])
-    start = {"type": "start", "num_train": 90, "tokens_per_example": None}
+    start = {"type": "start", "num_train": 90, "tokens_per_example": None, **COMPUTES}
     paths.metrics.write_text(json.dumps(start) + "\n")
     now[0] += 1
     lines.poll()
@@ -74,11 +77,14 @@ def test_a_run_is_described_by_what_it_does_and_what_ends_it(
     overrides: tuple[str, ...], described: str, counted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = compose(*TINY, "model=tiny_cnn", "local_batch=8", "num_workers=2", *overrides)
-    begin, epoch = told(config, tmp_path, monkeypatch, {"type": "round", "round": 1}, EPOCH)
+    begin, numerics, epoch = told(config, tmp_path, monkeypatch, {"type": "round", "round": 1}, EPOCH)
+    assert numerics == "  fp32, contiguous: of fewer than 1,000 steps, nothing was measured"
     assert begin == f"[1/1] {tmp_path}: {described}"
     assert epoch.startswith(f"  {counted}") and epoch.endswith(", 30 s left"), "a quarter took ten seconds"
 
 
 def test_a_lone_worker_and_a_lone_epoch_are_counted_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (begin,) = told(compose("local_batch=8", "epochs=1"), tmp_path, monkeypatch)
+    (begin,) = told(
+        compose("local_batch=8", "epochs=1", "precision=fp32", "channels_last=false"), tmp_path, monkeypatch
+    )
     assert begin.endswith("local batch 8, 1 worker, horovod, 1 epoch")

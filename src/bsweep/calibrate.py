@@ -45,15 +45,17 @@ def agree(
     if not calibration.is_asked(config):
         return calibration.choose(config, None, default)
     path = calibration.path_in(paths.folder, config)
-    found = _of_first(strategy, calibration.read(path))
+    found = _of_first(strategy, calibration.begun(paths.metrics, config) or calibration.read(path))
     if found and found.is_open:
         if device.type == "cuda":
             # Passes that are launched kernel by kernel say how fast Python is, where the run replays a graph.
             native = precision.choose(replace(config, precision="auto"), device)
-            answer = replace(found, settled=Numerics(native, channels_last=True))
+            answer = replace(found, settled=Numerics(native, channels_last=True), settled_by="gpu")
         else:
             own = _measure(config, found, dataset, device, lone_job)
             answer = _of_slowest([calibration.parse(each) for each in strategy.gather_json(asdict(own))])
+        shape = tuple(dataset.train_inputs.shape[1:])
+        answer = replace(answer, torch=torch.__version__, example_shape=shape)
         earlier = _of_first(strategy, calibration.read(path))  # another point of the study may have been first
         found = earlier if earlier and not earlier.is_open else answer
         if strategy.rank == strategy.members[0]:

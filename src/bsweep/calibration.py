@@ -3,8 +3,9 @@
 A sweep that is long enough asks for it (`request`) and its first point's workers answer (`bsweep.calibrate`), in the
 study's `calibration.json`; those on GPUs do not, and take their half precision, channels last. All points of a study
 train alike, whatever was faster for some of them: else a curve over batch sizes would show what changed between them.
-So a study that has runs already goes on as they did. `bsweep probe` and `profile` take a study's answer but give none
-by their only point: where there is none they ask in their own folder.
+So a study that has runs already goes on as they did. On other hardware, whose runs do not compare with them anyway,
+what was fastest may be slow: there it is asked anew, and the answer kept in a file beside. `bsweep probe` and `profile`
+take a study's answer but give none by their only point: where there is none they ask in their own folder.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -22,11 +24,12 @@ from pydantic import Field, TypeAdapter
 
 from bsweep import runlog
 from bsweep.config import RunConfig
-from bsweep.config.values import Count, Positive
+from bsweep.config.values import Count, NonNegative, Positive
 
 _T = TypeVar("_T")
 
 LEAST_STEPS = 1000  # of a sweep: of fewer, a calibration would take more time than it saves
+_BY_GPU = "by the kind of GPU, without measuring"
 _INDISTINCT = 1.03  # times as slow, and the noise, is no difference: the first of such candidates is taken
 
 
@@ -64,7 +67,13 @@ class Calibration:
     measured_batches: tuple[Count, ...] = ()
     timed: tuple[Timed, ...] = ()
     settled: Numerics | None = None
-    noise: float = 0.0  # by which fraction the second of such steps was longer than the least, of most
+    settled_by: Literal["runs", "gpu"] = "runs"
+    noise: NonNegative = 0.0  # by which fraction the second of such steps was longer than the least, of most
+    hardware: str = ""  # of the machine that the sweep was started on; empty in files of earlier versions
+    instead_of: str = ""  # the hardware of the study's first answer, where that is other
+    models: tuple[str, ...] = ()  # of the points that asked
+    example_shape: tuple[Count, ...] = ()  # of the point that measured
+    torch: str = ""  # its version
 
     def __post_init__(self) -> None:
         are_timed = bool(self.measured_batches) == bool(self.timed)
@@ -89,13 +98,14 @@ class Calibration:
         open_to = [one for one in self.timed if is_open_to(config, one.numerics)] or self.timed
         timed = [(one.numerics, self.seconds_per_example(one)) for one in open_to]
         least = min(seconds for _, seconds in timed)
-        first = next(pair for pair in timed if pair[1] < (_INDISTINCT + self.noise) * least)
+        first = next(pair for pair in timed if pair[1] <= (_INDISTINCT + self.noise) * least)
         return [first, *sorted((pair for pair in timed if pair != first), key=lambda pair: pair[1])]
 
     def says(self, config: RunConfig) -> str:
         """What was chosen for a run, and why; nothing while nothing was measured."""
         if self.settled:
-            return f"{choose(config, self, self.settled)}: as all runs of this study"
+            why = "as all runs of this study" if self.settled_by == "runs" else _BY_GPU
+            return f"{choose(config, self, self.settled)}: {why}{self._of_here()}"
         if not self.measured_batches:
             return ""
         (chosen, least), *others = self.ranked(config)
@@ -103,16 +113,31 @@ class Calibration:
         batches = ", ".join(map(str, self.measured_batches))
         margin = f"none is faster by more than {_INDISTINCT - 1 + self.noise:.0%}"
         why = "the fastest" if least <= min((seconds for _, seconds in others), default=least) else margin
-        return f"{chosen}: {why} at local batch {batches}" + (f" (time of {compared})" if compared else "")
+        times = f" (time of {compared})" if compared else ""
+        return f"{chosen}: {why} at local batch {batches}{times}{self._of_here()}"
+
+    def _of_here(self) -> str:
+        return f", on {self.hardware}; this study's first answer was for {self.instead_of}" if self.instead_of else ""
 
 
-def path_of(config: RunConfig) -> Path:
-    return config.study_dir / _FILE
+def unmeasured(start: Mapping[str, Any]) -> str:
+    """What a run computes in where nothing was asked, and why, by its `start` record."""
+    why = f"of fewer than {LEAST_STEPS:,} steps, nothing was measured" if start["device"] == "cpu" else _BY_GPU
+    return f"{Numerics(start['precision'], start['channels_last'] is True)}: {why}"
+
+
+def path_of(config: RunConfig, hardware: str = "") -> Path:
+    """Where the answer of a study is, or will be, for some hardware; empty: for that of the first."""
+    first = config.study_dir / _FILE
+    found = read(first) if hardware else None
+    is_other = found and found.hardware not in ("", hardware)
+    return first.with_stem(f"{first.stem}-{zlib.crc32(hardware.encode()):08x}") if is_other else first
 
 
 def path_in(folder: Path, config: RunConfig) -> Path:
     """Where the workers that have this folder find what is asked: in it, or with their study."""
-    return folder / _FILE if (folder / _FILE).exists() else path_of(config)
+    own = folder / _FILE
+    return own if own.exists() else path_of(config, _hardware_of(folder))
 
 
 _FILE = "calibration.json"
@@ -138,28 +163,54 @@ def write(path: Path, calibration: Calibration) -> None:
 _ADAPTER: TypeAdapter[Calibration] = TypeAdapter(Calibration)
 
 
-def request(configs: Sequence[RunConfig], num_steps: float, folder: Path | None = None) -> None:
+def request(configs: Sequence[RunConfig], num_steps: float, folder: Path | None = None, hardware: str = "") -> None:
     """Have the first point that runs measure for all of a study, if that is left to it and pays.
 
     Args:
         configs: Points of one study.
         num_steps: That all of them will take together.
         folder: Where to ask for a point by itself, unless its study has an answer; None: for the study.
+        hardware: Of this machine, as `runlog.hardware_words`. Of a study with an answer for other, it is asked anew.
     """
     asking = [config for config in configs if is_asked(config)]
-    found = read(path_of(configs[0]))
-    if not asking or (found and not (folder and found.is_open)):
+    if not asking:
         return
-    settled = next(_of_runs(configs[0].study_dir), None)
-    if settled or num_steps >= LEAST_STEPS:
+    _say_hardware(path_of(configs[0]))
+    path = path_of(configs[0], hardware)
+    found, is_other = read(path), path.name != _FILE
+    if found and not (folder and found.is_open):
+        if folder and is_other:  # where its workers look
+            write(folder / _FILE, found)
+        return
+    settled = next(_of_runs(configs[0].study_dir, hardware), None)
+    first = read(path_of(configs[0])) if is_other else None
+    if settled or first or num_steps >= LEAST_STEPS:
         wanted = Calibration(
             1,
             wanted_batches=tuple(sorted({batch for config in asking for batch in config.local_batches})),
             precision=_common([config.precision for config in asking]),
             channels_last=_common([config.channels_last for config in asking]),
             settled=settled,
+            hardware=hardware,
+            instead_of=first.hardware if first else "",
+            models=tuple(sorted({config.model.name for config in asking})),
         )
-        write(folder / _FILE if folder else path_of(configs[0]), wanted)
+        write(folder / _FILE if folder else path, wanted)
+
+
+def _say_hardware(path: Path) -> None:
+    """Have an answer of an earlier version, which does not say for which hardware it was, say that of the first run."""
+    found = read(path)
+    if found and not found.hardware:
+        told = (_hardware_of(metrics.parent) for metrics in sorted(path.parent.glob(_RUNS)))
+        if hardware := next(filter(None, told), ""):
+            write(path, replace(found, hardware=hardware))
+
+
+def _hardware_of(run: Path) -> str:
+    with suppress(ValueError):  # a damaged run, which reports name
+        return runlog.hardware_words(runlog.read_meta(runlog.RunPaths(run)))
+    return ""
 
 
 def _common(values: Sequence[_T]) -> _T | Literal["auto"]:
@@ -188,13 +239,27 @@ def is_open_to(config: RunConfig | Calibration, numerics: Numerics) -> bool:
     return config.precision in ("auto", numerics.precision) and config.channels_last in ("auto", numerics.channels_last)
 
 
-def _of_runs(study_dir: Path) -> Iterator[Numerics]:
-    """What runs of the study that left it open did compute in, by their records."""
-    for metrics in sorted(study_dir.glob("*/metrics.jsonl")):
-        with suppress(ValueError):  # a damaged run, which reports name
-            for record in runlog.read_records(metrics, with_steps=False)[0]:
-                if record["type"] == "start" and (found := _of_start(record)):
-                    yield found
+def begun(metrics: Path, config: RunConfig) -> Calibration | None:
+    """Settles in what a run goes on that has begun, on whatever hardware that was; None for a new one."""
+    settled = next(_of_run(metrics), None)
+    return Calibration(1, wanted_batches=config.local_batches, settled=settled) if settled else None
+
+
+def _of_runs(study_dir: Path, hardware: str) -> Iterator[Numerics]:
+    """What runs of the study on such hardware that left it open did compute in, by their records."""
+    for metrics in sorted(study_dir.glob(_RUNS)):
+        if not hardware or _hardware_of(metrics.parent) in ("", hardware):
+            yield from _of_run(metrics)
+
+
+_RUNS = "*/metrics.jsonl"
+
+
+def _of_run(metrics: Path) -> Iterator[Numerics]:
+    with suppress(ValueError, FileNotFoundError):  # a damaged run, which reports name
+        for record in runlog.read_records(metrics, with_steps=False)[0]:
+            if record["type"] == "start" and (found := _of_start(record)):
+                yield found
 
 
 def _of_start(record: Mapping[str, Any]) -> Numerics | None:

@@ -188,7 +188,8 @@ def _is_to_measure(config: RunConfig) -> bool:
     """Whether a point is to find out, for all of its study, what is fastest, or may have to."""
     if not calibration.is_asked(config):
         return False
-    found = calibration.read(calibration.path_of(config))
+    here = runlog.hardware_words(study.provenance(config))
+    found = calibration.read(calibration.path_of(config, here))
     return found is not None and found.is_open
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +88,7 @@ class Progress:
         self._say(f"{paths.folder}: {self._describe()}")
         for warning in warnings:
             self._say(f"  warning: {warning}")
+        self._say_numerics()
         live.follow(config, paths)
         if self._has_live_line:
             self._live.start()
@@ -106,7 +107,7 @@ class Progress:
             if record["type"] == "start":
                 self._trained_at = time.monotonic()
                 self._tokens_per_example = record["tokens_per_example"]
-                self._say_calibration()
+                self._say_numerics(record)
             elif record["type"] in ("step", "epoch"):
                 self._latest = record
             elif record["type"] == "round":
@@ -134,13 +135,19 @@ class Progress:
             self._sweep.num_done += 1
             self._number = self._sweep.num_done
 
-    def _say_calibration(self) -> None:
-        """What `auto` stands for in this study: said at its first point."""
+    def _say_numerics(self, start: Mapping[str, Any] | None = None) -> None:
+        """What `auto` stands for in this study, and why: before its first point begins, or once that has measured it.
+
+        `start`: the record of a point that is about to train, whose workers may have found out.
+        """
         if self._config.study_dir in self._sweep.said_of or not calibration.is_asked(self._config):
             return
-        self._sweep.said_of.add(self._config.study_dir)
-        found = calibration.read(calibration.path_of(self._config))
-        if found and (reason := found.says(self._config)):
+        found = calibration.read(calibration.path_in(self._paths.folder, self._config))
+        reason = found.says(self._config) if found else ""
+        if not reason and start:
+            reason = calibration.unmeasured(start)
+        if reason:
+            self._sweep.said_of.add(self._config.study_dir)
             self._say(f"  {reason}")
 
     def once_more(self) -> None:

@@ -102,7 +102,7 @@ def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None)
     for study_dir in {config.study_dir for config in points}:
         own_points = [config for config in points if config.study_dir == study_dir]
         steps = [c.epochs * data.prepare(c.data).num_train / c.examples_per_step for c in own_points]
-        calibration.request(own_points, sum(steps), folder)
+        calibration.request(own_points, sum(steps), folder, runlog.hardware_words(_surroundings()))
 
 
 def result_of(config: RunConfig) -> str | None:

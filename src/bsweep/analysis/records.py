@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
@@ -94,7 +93,7 @@ def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:
         **{key: summary.get(key) for key in _PROMISED},
         "run_id": run.run_id,
         "message": summary.get("message") or "",
-        "hardware": _hardware(run.meta),
+        "hardware": runlog.hardware_words(run.meta),
         "asked_precision": config.get("precision"),
         "is_cifar10": settings.get("data") == "cifar10" or found_out["is_cifar10"],
         "warnings": "\n".join(dict.fromkeys(warnings)),
@@ -200,14 +199,6 @@ def _round_rows(rounds: Sequence[Mapping[str, Any]]) -> Rows:
         values = zip(*(told[name] for name in _BY_WORKER.values()), strict=True)
         rows += [of_all | dict(zip(_BY_WORKER, of_worker, strict=True)) for of_worker in values]
     return rows
-
-
-def _hardware(meta: Mapping[str, Any]) -> str:
-    """GPUs, CPU and cores, in words: what makes times differ. Drivers are in the provenance."""
-    gpus = Counter(line.split(",")[0].strip() for line in meta.get("gpus") or ())
-    parts = [f"{count} x {name}" for name, count in gpus.items()]
-    parts += [str(meta["cpu"])] if meta.get("cpu") else []
-    return ", ".join(parts + ([f"{meta['cores']} core{'s' * (meta['cores'] > 1)}"] if meta.get("cores") else []))
 
 
 def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from bsweep.runlog.checkpoint import (
 from bsweep.runlog.claims import claimed, is_claimed
 from bsweep.runlog.files import RunLog, RunPaths, SignOfLife, write_json
 from bsweep.runlog.following import Following
+from bsweep.runlog.hardware import hardware_words
 from bsweep.runlog.measured import Evaluation, NoiseScale
 from bsweep.runlog.reading import (
     REMEDY,
@@ -78,6 +79,7 @@ __all__ = [
     "claimed",
     "cut_records",
     "ended",
+    "hardware_words",
     "is_claimed",
     "is_saving",
     "is_stop_requested",
