@@ -38,8 +38,9 @@ check_machine() {
 
 write_configuration() {
     local number=$1 i
-    # Nothing is limited by cgroups, which the hosts' view of /sys does not have. A job that is queued again starts after
-    # the time for which a credential is good, two minutes if nobody says less.
+    # Nothing is limited by cgroups, which the hosts' view of /sys does not have. A job that is queued again starts when
+    # the scheduler first looks for work after the time for which a credential is good: every half minute and two
+    # minutes, if nobody says less.
     cat >"$state/slurm.conf" <<END
 ClusterName=$prefix
 SlurmctldHost=h1($network.1)
@@ -63,7 +64,7 @@ SlurmdParameters=config_overrides
 JobCompType=jobcomp/none
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
-SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=2,bf_interval=2
 ReturnToService=2
 KillWait=10
 END

@@ -248,7 +248,7 @@ QUEUED_AGAIN = {
 def test_jobs_that_are_queued_again_have_saved_and_go_on_within_the_point(
     cluster: Path, undisturbed: list[float]
 ) -> None:
-    """Both wait together: SLURM has a job that is queued again wait for half a minute and more."""
+    """Both wait together: SLURM has a job that is queued again wait."""
     shape = ("--parsable", "--nodes=2", "--ntasks-per-node=1")
     for study, words in QUEUED_AGAIN.items():
         job = typed(cluster, "sbatch", *shape, "sweep.sh", *GRID, *LONG, f"study={study}").strip()
