@@ -62,7 +62,7 @@ def test_tests_that_are_told_to_end_leave_no_process_and_no_folder(tmp_path: Pat
     folder = tmp_path / "t"  # short, for a socket's path may have 107 characters
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={folder}", test]
     run = popen(command, ROOT, env={"TMPDIR": str(tmp_path)}, output=subprocess.DEVNULL)
-    while run.poll() is None and not list(folder.glob("contract0/alone1/*.json")):
+    while run.poll() is None and not list(folder.glob("contract0/alone1/*.pickle")):
         time.sleep(0.05)
     started = psutil.Process(run.pid).children(recursive=True)
     assert started
