@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bsweep import lifeline, peers, runlog, study
+from bsweep import fresh, lifeline, peers, runlog, study, worker
 from bsweep.config import RunConfig
 from bsweep.errors import WorkerLost, said_by, worker_lost
 from bsweep.launch import failure, processes, stop
@@ -158,6 +159,13 @@ def test_what_a_killed_launcher_has_started_ends_with_it(tmp_path: Path) -> None
     assert launcher.stdout.readline() == "works\n"
     launcher.kill()
     started.wait(20)
+
+
+def test_what_lost_its_launcher_while_it_imported_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fresh, "end_with_parent", lambda: None)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    with pytest.raises(SystemExit, match="has ended"):
+        worker.work_and_leave(pytest.fail)
 
 
 def test_a_launcher_that_waits_in_vain_tells_the_first_error(paths: RunPaths) -> None:

@@ -128,9 +128,9 @@ class Search:
                 f"largest batches, which took {duration(spent)} so far: give --budget {round(10 * spent)}s or more."
             )
         say(f"timing a few steps of {named(cell)}")
-        began = time.time()
+        began = time.monotonic()
         found = study.try_out(self.cells[cell][0], lambda line: print(line, file=sys.stderr))
-        took = time.time() - began
+        took = time.monotonic() - began
         if not isinstance(found, str):
             self.probes[cell] = _Probe(self.kind, list(cell), found[0], took)
         elif found.startswith("out_of_memory"):

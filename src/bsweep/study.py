@@ -184,7 +184,7 @@ def _attempt(
 ) -> Outcome:
     """Train what is left of a point, to its summary; see `run_point` for what is raised."""
     seconds_before, said = _prepare(config, paths)
-    launched_at = time.time()
+    launched_at, began = time.time(), time.monotonic()  # the latter goes on where somebody sets the clock
     save(config, paths.config)
     own.keep(config, paths.own)
     was_beside_others = runlog.read_meta(paths).get("beside_others", False)  # in the part that it goes on from
@@ -207,7 +207,7 @@ def _attempt(
         traceback.print_exc()
         outcome = Outcome("failed", f"{type(error).__name__}: {error}")
     finally:
-        wall_seconds = seconds_before + time.time() - launched_at
+        wall_seconds = seconds_before + time.monotonic() - began
         runlog.write_summary(paths, config, outcome.status, outcome.message, wall_seconds)
         progress.end(outcome)
         if outcome.status in ("completed", "diverged"):
@@ -325,7 +325,7 @@ def _take_up(paths: RunPaths, facts: Mapping[str, Any]) -> tuple[float, Sequence
         wall_seconds = summary["wall_seconds"] or 0.0
     else:  # it was killed with its launcher
         launched_at = meta.get("launched_at") or facts["time"]
-        wall_seconds = (meta.get("wall_seconds_before") or 0.0) + facts["time"] - launched_at
+        wall_seconds = (meta.get("wall_seconds_before") or 0.0) + max(0.0, facts["time"] - launched_at)
     paths.summary.unlink(missing_ok=True)
     runlog.cut_records(paths, facts["metrics_bytes"])
     where = f"step {facts['num_steps']}, in epoch {facts['epoch']}"

@@ -197,7 +197,7 @@ def _start_record(job: Job, launched_at: float | None) -> runlog.Start:
         transport=job.strategy.transport,
         graph=job.graph is not None if job.device.type == "cuda" else None,
         threads=torch.get_num_threads(),
-        start_seconds=time.time() - launched_at if launched_at else None,
+        start_seconds=max(0.0, time.time() - launched_at) if launched_at else None,
         learning_rate=optim.base_learning_rate(config),
     )
 
@@ -214,6 +214,8 @@ def work_and_leave(work: Callable[[], object]) -> NoReturn:
     torchrun that is killed leaves its processes behind, which would train on after the run's end is on record.
     """
     fresh.end_with_parent()
+    if os.getppid() == 1:  # it was killed while this process imported: a launcher is never the first process itself
+        raise SystemExit("bsweep: what started this process has ended")
     try:
         work()
     except BaseException:
