@@ -357,7 +357,25 @@ def bench_points() -> Seconds:
     print(
         f"checking {2 * counts[-1]} points: {seconds[-1]:.1f} s; it grows with their number to the power of {slope:.2f}"
     )
-    return {**found, "exponent of points": [slope]}
+    return {**found, "exponent of points": [slope], **look_at_points()}
+
+
+def look_at_points() -> Seconds:
+    """Ten thousand points as an operator asks for them: none of them run, half, all."""
+    from tests.test_operating import MANY, write_many
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_many(Path(folder) / "results/many")
+        asked = {
+            "plan of 10000 new points": ("plan", "-m", "study=other", *MANY),
+            "plan of 10000 points, half done": ("plan", "-m", "study=many", *MANY),
+            "status of 10000 runs": ("status", "results/many"),
+        }
+        ask = functools.partial(subprocess.run, cwd=folder, capture_output=True, check=True)
+        looks = {name: functools.partial(ask, [tool("bsweep"), *words]) for name, words in asked.items()}
+        found = alternating(looks, rounds=3)
+    print("; ".join(f"{name}: {seconds:.1f} s" for name, seconds in medians(found).items()) + " (target: 2)")
+    return found
 
 
 def slope_of(x: Sequence[float], y: Sequence[float]) -> float:

@@ -322,15 +322,19 @@ print(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose study of ten thousand runs is looked at alone; half of them are points of `MANY`."""
+    """A folder with the study of `write_many`, which is looked at alone."""
     folder = tmp_path_factory.mktemp("many")
-    study_dir = folder / "results/many"
+    write_many(folder / "results/many")
+    return folder
+
+
+def write_many(study_dir: Path) -> None:
+    """Ten thousand runs, half of which are points of `MANY`."""
     write_runs(study_dir, 10_000)
     point = compose("local_batch=1", *MANY[2:])
     for number in range(5000):
         config = replace(point, local_batch=1 + number % 80, seed=number // 80)
         (study_dir / f"run{number}").rename(study_dir / config.run_id)
-    return folder
 
 
 MANY = ("local_batch=range(1,81)", "seed=range(125)", *ALONE, *QUICK[:-1])
