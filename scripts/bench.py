@@ -1,11 +1,14 @@
 """Speed and memory of bsweep against plain programs, measured in one run, alternating, as ratios of medians.
 
-python scripts/bench.py [--quick] [--json FILE] [--against FILE] [NAME...]      without names: all
+python scripts/bench.py [--quick] [--models M,M] [--batches N,N] [--json FILE] [--against FILE] [NAME...]
+
+Without names: all. Of these, alone and together go over all models and batches, accumulation, parts and noise over some
+of them, which takes long on few cores. --models and --batches choose a part of that, --quick a look at the first model.
 
 memory      peak memory of a lone worker
 alone       steps of each shipped model at batches of 8 to 256, beside the plain loop
 accumulation, parts      several passes a step; what a step consists of
-together    steps of two workers, beside DDP and Horovod's own optimizer wrapper
+together    steps of two workers, of the same models and batches, beside DDP and Horovod's own optimizer wrapper
 noise       what measuring the gradient noise scale, and deciding by it, add to a step
 step, exchange, strategies, start, points, analysis      see there
 
@@ -62,9 +65,10 @@ def main(given: argparse.Namespace) -> int:
         has = ", ".join(name for name in NAMES if name in then) or "none that there is today"
         print(f"{given.against} has no bench of {', '.join(wanted)}. It has {has}.", file=sys.stderr)
         return 2
-    found = {name: globals()[f"bench_{name}"](*[given.quick] * (name in FAMILIES)) for name in wanted}
+    grid = alone.QUICK if given.quick else alone.Grid(given.models, given.batches)
+    found = {name: globals()[f"bench_{name}"](*[grid] * (name in FAMILIES)) for name in wanted}
     hardware = study.provenance(compose("local_batch=64"))
-    if file := given.json or (None if given.names or given.quick else default_file(hardware)):
+    if file := given.json or (None if given.names or grid != alone.Grid() else default_file(hardware)):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({**hardware, **found}, indent=1) + "\n")
         print(file)
@@ -94,7 +98,7 @@ def default_file(hardware: dict[str, Any]) -> Path:
     return ROOT / "results/bench" / f"{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}.json"
 
 
-FAMILIES = ("alone", "accumulation", "parts", "together", "noise")  # which know a quick way
+FAMILIES = ("alone", "accumulation", "parts", "together", "noise")  # which go over a grid
 # Memory comes first: its peak is the process's.
 NAMES = ("memory", *FAMILIES, "step", "exchange", "strategies", "start", "points", "analysis")
 bench_alone, bench_accumulation, bench_parts = alone.steps_alone, alone.accumulation, alone.parts
@@ -106,13 +110,16 @@ STEP_TARGETS = {8: "5x", 64: "3x", 512: "65,000 images/s"}  # on one H100 or H20
 STEPS_A_ROUND = 50  # on a GPU: more than its queue hides of the host
 
 
-def bench_step() -> dict[str, Seconds]:
+def bench_step(*model: str) -> dict[str, Seconds]:
     """A training step, cifar stem, against a plain eager fp32 loop, and what the loop adds to its parts; by batch."""
-    return {f"batch {batch}": step_rounds(batch) for batch in (STEP_TARGETS if torch.cuda.is_available() else (64,))}
+    model = model or ("model.stem=cifar",)
+    return {
+        f"batch {size}": step_rounds(size, *model) for size in (STEP_TARGETS if torch.cuda.is_available() else (64,))
+    }
 
 
-def step_rounds(size: int) -> Seconds:
-    config = compose(f"local_batch={size}", "strategy=single", "model.stem=cifar", "data=synthetic")
+def step_rounds(size: int, *model: str) -> Seconds:
+    config = compose(f"local_batch={size}", "strategy=single", *model, "data=synthetic")
     job = prepare(config)
     batch = steps.examples(job, size)
     if job.device.type == "cuda":
@@ -191,10 +198,10 @@ def data_seconds(job: Job, batch: torch.Tensor) -> list[float]:
 CYCLE = f"Horovod's core looks for what is to travel every {PLAIN_HOROVOD.cycle_time_ms:g} ms"
 
 
-def bench_exchange() -> Seconds:
+def bench_exchange(*overrides: str) -> Seconds:
     """Horovod's all-reduce of ResNet-18's gradient against torch.distributed's Gloo on the same vector, 2 workers."""
     result = subprocess.run(
-        [tool("horovodrun"), "-np", "2", "--gloo", sys.executable, __file__, "exchange_worker"],
+        [tool("horovodrun"), "-np", "2", "--gloo", sys.executable, __file__, "exchange_worker", *overrides],
         capture_output=True,
         text=True,
         check=True,
@@ -206,7 +213,7 @@ def bench_exchange() -> Seconds:
     return rounds
 
 
-def bench_exchange_worker() -> None:
+def bench_exchange_worker(*overrides: str) -> None:
     import horovod.torch as hvd
     import torch.distributed as dist
 
@@ -215,7 +222,7 @@ def bench_exchange_worker() -> None:
     hvd.init()
     store = hvd.broadcast_object(tempfile.mktemp(), root_rank=0)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=place.rank, world_size=place.num_workers)
-    config = compose("local_batch=8", f"num_workers={place.num_workers}", "data=synthetic", "device=cpu")
+    config = compose("local_batch=8", f"num_workers={place.num_workers}", "data=synthetic", "device=cpu", *overrides)
     job = worker.prepare(config, NOWHERE, place)
     job.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     gloo_vector = job.vector.gradients.clone()
@@ -241,7 +248,7 @@ def bench_exchange_worker() -> None:
     dist.destroy_process_group()
 
 
-def bench_strategies() -> dict[str, Seconds]:
+def bench_strategies(rounds: int = 5) -> dict[str, Seconds]:
     """Whole runs of ResNet-18 at batch 64 per worker on two workers, alternating: seconds per step and per exchange."""
     servers = ("strategy=parameter_server", "strategy.sharding=memory")
     programs = {
@@ -254,7 +261,7 @@ def bench_strategies() -> dict[str, Seconds]:
     }
     steps: Seconds = {name: [] for name in programs}
     exchanges: Seconds = {name: [] for name in programs if name not in ("horovod", "ddp")}
-    for _ in range(5):
+    for _ in range(rounds):
         for name, overrides in programs.items():
             epoch = one_epoch(*overrides)
             steps[name].append(epoch["step_seconds_p50"])
@@ -295,13 +302,16 @@ def run_command(command: list[str], folder: str) -> None:
         result.check_returncode()
 
 
-def bench_start() -> Seconds:
+TWELVE = ("local_batch=8,16,32,64,128,256", "num_workers=1,2")
+
+
+def bench_start(rounds: int = 3, points: Sequence[str] = TWELVE) -> Seconds:
     """Twelve short points with processes that are reused, and with a launch for each: starts, and the overheads."""
     seconds: Seconds = {"cold start": [], "warm start": [], "overhead, reused": [], "overhead, a launch each": []}
-    for _ in range(3):
+    for _ in range(rounds):
         for reuse, name in (("true", "overhead, reused"), ("false", "overhead, a launch each")):
             with tempfile.TemporaryDirectory() as folder:
-                grid = ("local_batch=8,16,32,64,128,256", "num_workers=1,2", f"launch.reuse={reuse}", "study=bench")
+                grid = (*points, f"launch.reuse={reuse}", "study=bench")
                 point = ("data.subset=512", "model=tiny_cnn", "epochs=1", "launch.threads_per_worker=1")
                 began = time.perf_counter()
                 command = [tool("bsweep"), "run", "-m", *grid, *point, "log_every_steps=1"]
@@ -341,9 +351,8 @@ def spent_on_results(run: RunPaths) -> float:
     return seconds
 
 
-def bench_points() -> Seconds:
+def bench_points(counts: Sequence[int] = (500, 1000, 2000, 4000), rounds: int = 3) -> Seconds:
     """Composing and checking the points of a sweep, and with which power of their number that grows."""
-    counts = (500, 1000, 2000, 4000)
     found: Seconds = {}
     for count in (1, *counts):
         # The last point cannot be: that is said when all are checked, and before any is started.
@@ -351,9 +360,9 @@ def bench_points() -> Seconds:
         with tempfile.TemporaryDirectory() as folder:
             command = [tool("bsweep"), "run", "-m", *point]
             refuse = functools.partial(subprocess.run, command, cwd=folder, capture_output=True, check=False)
-            found[f"checking {2 * count} points"] = alternating({"bsweep": refuse}, rounds=3)["bsweep"]
+            found[f"checking {2 * count} points"] = alternating({"bsweep": refuse}, rounds)["bsweep"]
     one, *seconds = medians(found).values()
-    slope = slope_of(counts, [each - one for each in seconds])
+    slope = slope_of(counts, [max(each - one, 1e-3) for each in seconds])
     print(
         f"checking {2 * counts[-1]} points: {seconds[-1]:.1f} s; it grows with their number to the power of {slope:.2f}"
     )
@@ -383,7 +392,7 @@ def slope_of(x: Sequence[float], y: Sequence[float]) -> float:
     return statistics.linear_regression([*map(math.log, x)], [*map(math.log, y)]).slope
 
 
-def bench_analysis() -> Seconds:
+def bench_analysis(counts: Sequence[int] = (25, 50, 100, 200, 1000), epochs: int = 50) -> Seconds:
     """Loading and reporting synthetic studies, and with which power of the number of runs loading grows."""
     import bsweep
     from bsweep import report
@@ -400,22 +409,21 @@ def bench_analysis() -> Seconds:
             print(f"{name}: {statistics.median(found[name]):.2f} s")
             return statistics.median(found[name])
 
-        timed(100, 100)
-        counts = (25, 50, 100, 200, 1000)
-        seconds = [timed(count, 50, rounds=3 if count < 1000 else 1) for count in counts]
-        study = write_study(Path(folder) / "report", seeds=3, epochs=50)
+        timed(counts[2], 2 * epochs)
+        seconds = [timed(count, epochs, rounds=3 if count < 1000 else 1) for count in counts]
+        study = write_study(Path(folder) / "report", seeds=3, epochs=epochs)
         found |= alternating({"report of 36 runs": lambda: report.write(study)}, rounds=3)
     slope = slope_of(counts, seconds)
     found["exponent of runs"] = [slope]
-    print(f"report of 36 runs x 50 epochs: {statistics.median(found['report of 36 runs']):.1f} s")
+    print(f"report of 36 runs x {epochs} epochs: {statistics.median(found['report of 36 runs']):.1f} s")
     print(f"loading grows with the number of runs to the power of {slope:.2f}")
     return found
 
 
-def bench_memory() -> dict[str, int]:
+def bench_memory(*overrides: str) -> dict[str, int]:
     """Peak memory of a lone worker against the sum of what it must hold."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    config = compose("local_batch=64", "strategy=single", "data=synthetic", "data.num_train=50000")
+    config = compose("local_batch=64", "strategy=single", "data=synthetic", *(overrides or ("data.num_train=50000",)))
     job = prepare(config)
     images = job.dataset.train_inputs.numel() + job.dataset.test_inputs.numel()
     state = 3 * job.vector.num_bytes  # parameters, gradients, momentum
@@ -430,12 +438,37 @@ def bench_memory() -> dict[str, int]:
     return {"peak_bytes": peak, "data_bytes": images, "state_bytes": state}
 
 
+def model_name(case: alone.Case) -> str:
+    return case.name.replace(" ", "_")
+
+
+def models_of(text: str) -> tuple[alone.Case, ...]:
+    known = {model_name(case): case for case in alone.CASES}
+    if unknown := sorted({*text.split(",")} - {*known}):
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: unknown. Known: {', '.join(known)}.")
+    return tuple(case for name, case in known.items() if name in text.split(","))
+
+
+def batches_of(text: str) -> tuple[int, ...]:
+    batches = sorted({int(word) for word in text.split(",")})
+    if batches[0] < 1:
+        raise argparse.ArgumentTypeError(f"{batches[0]}: a batch has an example or more.")
+    return tuple(batches)
+
+
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--against", type=Path, metavar="FILE")
-    parser.add_argument("--quick", action="store_true", help="fewer batches and rounds: for a look, not for a figure")
+    whole = alone.Grid()
+    models, batches = ",".join(map(model_name, whole.cases)), ",".join(map(str, whole.batches))
+    parser.add_argument("--models", type=models_of, default=whole.cases, metavar="M,M", help=f"of {models}: all")
+    parser.add_argument(
+        "--batches", type=batches_of, default=whole.batches, metavar="N,N", help=f"of a worker: {batches}"
+    )
+    quick = "the first model, batches 8 and 64, three rounds: for a look, not for a figure"
+    parser.add_argument("--quick", action="store_true", help=quick)
     given = parser.parse_args()
     if unknown := sorted({*given.names} - {*NAMES}):
         parser.error(f"{', '.join(unknown)}: unknown. Known: {', '.join(NAMES)}.")
@@ -444,8 +477,8 @@ def parsed() -> argparse.Namespace:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["exchange_worker"]:
-        bench_exchange_worker()
+        bench_exchange_worker(*sys.argv[2:])
     elif sys.argv[1:2] == ["together_worker"]:
-        together.be_worker(Path(sys.argv[2]), "--quick" in sys.argv)
+        together.be_worker(Path(sys.argv[2]))
     else:
         sys.exit(main(parsed()))

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
+import functools
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from bsweep import report
+from bsweep.runlog import RunPaths
+from tests import running
 from tests.running import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import bench
-from benches import against, common
+from benches import against, alone, common
 
 THEN = {
     "cpu": "one",
@@ -100,3 +108,64 @@ def test_programs_take_turns_and_are_compared_by_ratios_of_medians() -> None:
     ]
     said = common.compared({"plain": [0.1, 0.2, 0.3], "ours": [0.1, 0.1, 0.1]}, "plain", {"ours": 1.15})
     assert said == "plain 200 ms; ours 2.00x (1.00-3.00, target 1.15x)"
+
+
+SHAPE = ("data.num_train=512", "data.num_test=16", "data.shape=[3,8,8]")
+MODEL = ("model=tiny_cnn", "data.num_train=256", "data.num_test=16")
+TINY_GRID = alone.Grid((alone.Case("tiny", ("model=tiny_cnn", *SHAPE), {}),), batches=(4,), rounds=2)
+
+
+@pytest.fixture
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands of the tool in forks, one epoch for all strategies, and a process that keeps its threads."""
+
+    def run(command: list[str], folder: str) -> None:
+        words = [word for word in command[1:] if not word.startswith("launch.")]
+        ended = running.bsweep(*words, "launch=inline", "strategy=single", "data=synthetic", *SHAPE, cwd=Path(folder))
+        assert not ended.returncode, ended.stderr
+        for path in list(Path(folder).glob("results/bench/b8*"))[:1]:  # as if it had been launched by itself
+            RunPaths(path).launcher_log.touch()
+
+    @functools.cache
+    def one_epoch() -> dict[str, Any]:
+        found = of_strategy("num_workers=1", "model=tiny_cnn")
+        return {**found, "exchange_seconds": 0.1}
+
+    of_strategy = bench.one_epoch
+    monkeypatch.setattr(bench, "run_command", run)
+    monkeypatch.setattr(bench, "one_epoch", lambda *overrides: one_epoch())
+    monkeypatch.setattr(report, "write", lambda study: None)  # has tests of its own
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("memory", MODEL),
+        ("alone", (TINY_GRID,)),
+        ("accumulation", (TINY_GRID,)),
+        ("parts", (TINY_GRID,)),
+        ("together", (TINY_GRID,)),
+        ("noise", (TINY_GRID,)),
+        ("step", MODEL),
+        ("exchange", ("model=tiny_cnn", *SHAPE)),
+        ("strategies", (1,)),
+        ("start", (1, ("local_batch=8,16",))),
+        ("points", ((2, 3), 1)),
+        ("analysis", ((1, 2, 3), 1)),
+    ],
+)
+@pytest.mark.usefixtures("cheap")
+def test_each_bench_runs_and_is_compared_with_itself(name: str, arguments: tuple[Any, ...]) -> None:
+    found = {name: getattr(bench, f"bench_{name}")(*arguments)}
+    slower, count = against.compared(found, json.loads(json.dumps(found)))
+    assert not slower and count
+
+
+def test_all_benches_have_a_cheap_case_and_a_grid_is_chosen_by_words() -> None:
+    (mark,) = (m for m in test_each_bench_runs_and_is_compared_with_itself.pytestmark if m.name == "parametrize")
+    assert [name for name, _ in mark.args[1]] == [*bench.NAMES]
+    assert [case.name for case in bench.models_of("vgg16,resnet18_cifar")] == ["resnet18 cifar", "vgg16"]
+    assert bench.batches_of("64,8") == (8, 64)
+    with pytest.raises(argparse.ArgumentTypeError, match=r"vgg: unknown\. Known: resnet18_imagenet, "):
+        bench.models_of("vgg")

@@ -28,7 +28,6 @@ from bsweep.job import Job
 from bsweep.place import Place
 from tests.running import compose, write_text
 
-BATCHES, QUICK_BATCHES = (8, 64, 128, 256), (8, 64)
 FP32 = ("precision=fp32", "channels_last=false")
 
 
@@ -55,24 +54,35 @@ CASES = (
 )
 
 
-def steps_alone(quick: bool) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Grid:
+    """What the benches of steps go over, in so many alternating rounds."""
+
+    cases: tuple[Case, ...] = CASES
+    batches: tuple[int, ...] = (8, 16, 32, 64, 128, 256)  # of one worker
+    rounds: int = 7
+
+
+QUICK = Grid((RESNET,), (8, 64), rounds=3)
+
+
+def steps_alone(grid: Grid) -> dict[str, Any]:
     """By model and batch, seconds of a step of the plain fp32 loop, of bsweep in the same, and by default."""
     found: dict[str, Any] = {}
-    for case in CASES:
+    for case in grid.cases:
         with tempfile.TemporaryDirectory() as folder:
             write_text(Path(folder) / "book.txt", 200_000)
-            batches = QUICK_BATCHES if quick else BATCHES
-            same, default = prepare(case, Path(folder), batches)
+            same, default = prepare(case, Path(folder), grid.batches)
             model = plain_model(default)
             optimizer = plain_optimizer(default, model)
-            for size in batches:
+            for size in grid.batches:
                 programs = {
                     "plain": plain_step(model, optimizer, ready(default.dataset, default.device, size)),
                     "same": of_job(same, size),
                     "default": of_job(default, size),
                 }
                 print(f"{case.name}, batch {size}, default is {default.numerics}: ", end="", flush=True)
-                rounds = alternating(programs, rounds=3 if quick else 7, calls=calls_of(size))
+                rounds = alternating(programs, grid.rounds, calls=calls_of(size))
                 print(compared(rounds, "plain", {"default": case.targets.get(size, 1.0)}), flush=True)
                 found[f"{case.name}, batch {size}"] = rounds
     return found
@@ -104,10 +114,12 @@ def of_job(job: Job, size: int, num_passes: int = 1) -> Program:
     return lambda: steps.train_step(job, batch, batch, 1, num_passes)
 
 
-def accumulation(quick: bool) -> dict[str, Seconds]:
-    """A step of 64 images in four passes of 16."""
+def accumulation(grid: Grid) -> dict[str, Seconds]:
+    """A step of 64 examples in four passes of 16, of the first model."""
+    case = grid.cases[0]
     with tempfile.TemporaryDirectory() as folder:
-        same, default = prepare(RESNET, Path(folder), (16,))
+        write_text(Path(folder) / "book.txt", 200_000)
+        same, default = prepare(case, Path(folder), (16,))
         model = plain_model(default)
         batch = ready(default.dataset, default.device, 64)
         programs = {
@@ -115,19 +127,20 @@ def accumulation(quick: bool) -> dict[str, Seconds]:
             "same": of_job(same, 64, 4),
             "default": of_job(default, 64, 4),
         }
-        rounds = alternating(programs, rounds=3 if quick else 7)
-    print(f"{RESNET.name}, 4 passes of 16: {compared(rounds, 'plain', {'default': 1.0})}", flush=True)
-    return {f"{RESNET.name}, 4 passes of 16": rounds}
+        rounds = alternating(programs, grid.rounds)
+    print(f"{case.name}, 4 passes of 16: {compared(rounds, 'plain', {'default': 1.0})}", flush=True)
+    return {f"{case.name}, 4 passes of 16": rounds}
 
 
-def parts(quick: bool) -> dict[str, Any]:
-    """What the steps of a lone worker consist of, at a small and at a common batch."""
+def parts(grid: Grid) -> dict[str, Any]:
+    """What the steps of a lone worker consist of, at the smallest batch, and at 64."""
     found = {}
-    for case in CASES[:1] if quick else CASES:
+    sizes = sorted({min(grid.batches), *({64} & {*grid.batches})})
+    for case in grid.cases:
         with tempfile.TemporaryDirectory() as folder:
             write_text(Path(folder) / "book.txt", 200_000)
-            _, job = prepare(case, Path(folder), (8, 64))
-            for size in (8, 64):
+            _, job = prepare(case, Path(folder), sizes)
+            for size in sizes:
                 found[f"{case.name}, batch {size}"] = dissected(job, size, f"{case.name}, batch {size}")
     return found
 

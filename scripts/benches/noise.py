@@ -21,16 +21,16 @@ MOST = 0.02  # of a step
 POLICIES = ("norm_test", "noise_scale", "cabs", "goodput")
 
 
-def noise(quick: bool) -> dict[str, Seconds]:
+def noise(grid: alone.Grid) -> dict[str, Seconds]:
     """By model, seconds of a step, of passes on its halves, of what a worker among others computes, and of policies."""
     found = {}
-    for case in alone.CASES[:1] if quick else alone.CASES[:2]:
+    for case in grid.cases[:2]:
         with tempfile.TemporaryDirectory() as folder:
             words = ("strategy=single", "launch=inline", "measure.noise_scale=true")
             config = case.config(Path(folder), *words)
             alone.calibrate([config])
             job = alone.job_of(config, Place())
-            found[case.name] = of_job(job, case.name, 3 if quick else 7)
+            found[case.name] = of_job(job, case.name, grid.rounds)
     return found
 
 

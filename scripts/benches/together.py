@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -25,21 +26,21 @@ from bsweep.strategies import process_group
 from tests.running import meeting_at, meeting_port, tool, write_text
 
 TARGETS = {8: 1.15, 64: 1.05}  # against DDP, of the same precision and layout
-_BATCHES = {"resnet18 imagenet": (8, 64), "resnet18 cifar": (8, 64), "llama_tiny": (8,)}
+_GRID = "grid.pickle"
 
 
-def steps_together(quick: bool) -> dict[str, Any]:
+def steps_together(grid: alone.Grid) -> dict[str, Any]:
     """By model and local batch, seconds of a step of two workers, of the first one's clock."""
     bench = str(Path(__file__).parents[1] / "bench.py")
     with tempfile.TemporaryDirectory() as folder:
-        for case, size, own_folder in compared_in(Path(folder), quick):
+        (Path(folder) / _GRID).write_bytes(pickle.dumps(grid))
+        for case, size, own_folder in compared_in(Path(folder), grid):
             own_folder.mkdir()
             write_text(own_folder / "book.txt", 200_000)
             alone.calibrate([configs(case, size, own_folder)["default"]])
         python = [sys.executable, "-u", "-W", "ignore::FutureWarning"]
         command = [tool("horovodrun"), "-np", "2", "--gloo", *python, bench, "together_worker", folder]
         variables = {**os.environ, **meeting_at(meeting_port()), "WORLD_SIZE": "2"}
-        command += ["--quick"] if quick else []
         with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout or ():
                 print(line.removeprefix("[0]<stdout>:"), end="", flush=True)
@@ -49,7 +50,7 @@ def steps_together(quick: bool) -> dict[str, Any]:
     return found
 
 
-def be_worker(folder: Path, quick: bool) -> None:
+def be_worker(folder: Path) -> None:
     """One of the two processes."""
     place = Place.from_environment()
     os.environ["RANK"] = str(place.rank)
@@ -60,18 +61,19 @@ def be_worker(folder: Path, quick: bool) -> None:
         dist.distributed_c10d._get_default_group() if dist.is_initialized() else join(*job)
     )
     found: dict[str, Any] = {"steps": {}, "parts": {}}
-    for case, size, own_folder in compared_in(folder, quick):
-        compare(case, size, own_folder, 3 if quick else 7, place, found)
+    grid: alone.Grid = pickle.loads((folder / _GRID).read_bytes())
+    for case, size, own_folder in compared_in(folder, grid):
+        compare(case, size, own_folder, grid.rounds, place, found)
     if place.rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def compared_in(folder: Path, quick: bool) -> Iterator[tuple[alone.Case, int, Path]]:
+def compared_in(folder: Path, grid: alone.Grid) -> Iterator[tuple[alone.Case, int, Path]]:
     """What is compared, and the folder for its runs, the same for both workers: they find each other by it."""
-    for case in alone.CASES[:1] if quick else alone.CASES:
-        for size in _BATCHES.get(case.name, ()):
+    for case in grid.cases:
+        for size in grid.batches:
             yield case, size, folder / f"{case.name.replace(' ', '_')}_{size}"
 
 
@@ -83,7 +85,7 @@ def compare(
     programs = {**plain_programs(jobs["horovod"], size), **{name: of_job(job, size) for name, job in jobs.items()}}
     seconds = alternating(programs, rounds, calls=calls_of(size), before=dist.barrier)
     if place.rank == 0:
-        targets = dict.fromkeys(("horovod", "allreduce"), TARGETS[size])
+        targets = dict.fromkeys(("horovod", "allreduce"), TARGETS[size]) if size in TARGETS else {}
         print(f"{name}, default is {jobs['default'].numerics}: {compared(seconds, 'DDP', targets)}", flush=True)
     found["steps"][name] = seconds
     for kind in ("horovod", "allreduce"):
@@ -91,7 +93,7 @@ def compare(
 
 
 def configs(case: alone.Case, size: int, folder: Path) -> dict[str, RunConfig]:
-    """Bsweep in plain fp32 over each exchange, and as a study would calibrate it."""
+    """Bsweep in plain fp32 over each exchange, and two of these as a study would calibrate them."""
     device = "auto" if torch.cuda.device_count() > 1 else "cpu"
     point = (f"local_batch={size}", "num_workers=2", f"device={device}")
     return {
@@ -100,6 +102,7 @@ def configs(case: alone.Case, size: int, folder: Path) -> dict[str, RunConfig]:
         "horovod": case.config(folder, *point, "strategy=horovod", *alone.FP32),
         "4 buckets": case.config(folder, *point, "strategy=horovod", "strategy.buckets=4", *alone.FP32),
         "default": case.config(folder, *point, "strategy=horovod"),
+        "allreduce by default": case.config(folder, *point, "strategy=allreduce"),
     }
 
 
