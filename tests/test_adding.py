@@ -176,9 +176,9 @@ def test_what_is_added_so_runs_and_reports(tmp_path: Path) -> None:
         for name, edit in edits.items():
             apply(tmp_path / name, edit)
     point = ("model=linear", "num_workers=2", "local_batch=8", "epochs=1", "study=s")
-    run = [sys.executable, "-m", "bsweep", "run", "--report", *TINY, *point]
+    run = [sys.executable, "-m", "bsweep", "run", *TINY, *point]
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
-    for exchange in (["strategy=twice"], ["strategy=allreduce", "compression=rounded"]):
+    for exchange in (["strategy=twice"], ["strategy=allreduce", "compression=rounded", "--report"]):
         result = subprocess.run([*run, *exchange], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stdout + result.stderr
     report = tmp_path / "results/s/report"

@@ -6,7 +6,7 @@ import io
 import itertools
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,13 @@ def tick_labels(axes: Axes) -> list[str]:
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
     return bsweep.load(write_study(tmp_path_factory.mktemp("studies") / "grid"))
+
+
+@pytest.fixture
+def unchanging() -> Iterator[None]:
+    """Compute each table once, in a test that changes no study."""
+    with computing_once():
+        yield
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
@@ -182,6 +189,7 @@ def test_one_worker_count_has_no_speedup_panel(tmp_path: Path) -> None:
     assert "peed-up" not in plots.caption(figure)
 
 
+@pytest.mark.usefixtures("unchanging")
 def test_repeats_get_bars_bands_and_their_number(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,), seeds=3))
     by_batch = plots.accuracy_and_loss_by_batch(study)
@@ -247,6 +255,7 @@ def sharding(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
     return bsweep.load(folder)
 
 
+@pytest.mark.usefixtures("unchanging")
 def test_figures_are_those_that_a_study_has_the_numbers_for(sharding: analysis.Study, grid: analysis.Study) -> None:
     of_others = {"idle_by_node", "round_timeline", "loss_by_time", "published_idle", "rate_by_batch", "batch_by_epoch"}
     assert list(plots.FIGURES)[:2] == ["time_surface", "pareto_front"], "what was asked comes first"
@@ -310,6 +319,7 @@ def test_a_page_has_room_for_the_bars_of_one_batch_size(tmp_path: Path) -> None:
     assert figure.get_figheight() < 3
 
 
+@pytest.mark.usefixtures("unchanging")
 def test_learning_rate_rules_are_told_apart_by_colour_or_dashes(tmp_path: Path) -> None:
     linear = {"optimizer.lr_rule": "linear"}
     write_study(tmp_path / "s", num_workers=(2,))
@@ -408,6 +418,7 @@ def test_more_than_eight_lines_have_a_panel_each_before_the_others(strategies: a
     assert_readable(figure)
 
 
+@pytest.mark.usefixtures("unchanging")
 def test_labels_of_many_batch_sizes_do_not_touch(tmp_path: Path) -> None:
     sizes = tuple(2**power for power in range(3, 13))
     study = bsweep.load(write_study(tmp_path / "s", local_batches=sizes, num_workers=(1, 2), epochs=2))
