@@ -38,6 +38,7 @@ class Case:
     name: str
     overrides: tuple[str, ...]
     targets: dict[int, float]
+    is_large: bool = False  # some programs of it at a time are all that a machine has memory for
 
     def config(self, folder: Path, *more: str) -> RunConfig:
         text = [f"data.path={folder / 'book.txt'}"] if "data=text" in self.overrides else ["data=synthetic"]
@@ -49,7 +50,7 @@ RESNET = Case("resnet18 imagenet", ("model.stem=imagenet",), {8: 1.15, 64: 1.15,
 CASES = (
     RESNET,
     Case("resnet18 cifar", ("model.stem=cifar",), {8: 1.5, 64: 2.2}),
-    Case("vgg16", ("model=vgg16",), {}),
+    Case("vgg16", ("model=vgg16",), {}, is_large=True),
     Case("llama_tiny", ("data=text", "model=llama_tiny", "optimizer=adamw"), {}),
 )
 

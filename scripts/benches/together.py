@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -80,16 +81,26 @@ def compared_in(folder: Path, grid: alone.Grid) -> Iterator[tuple[alone.Case, in
 def compare(
     case: alone.Case, size: int, folder: Path, rounds: int, place: Place, found: Mapping[str, dict[str, Any]]
 ) -> None:
-    name = f"{case.name}, 2 workers, local batch {size}"
-    jobs = {name: alone.job_of(config, place) for name, config in configs(case, size, folder).items()}
-    programs = {**plain_programs(jobs["horovod"], size), **{name: of_job(job, size) for name, job in jobs.items()}}
-    seconds = alternating(programs, rounds, calls=calls_of(size), before=dist.barrier)
-    if place.rank == 0:
-        targets = dict.fromkeys(("horovod", "allreduce"), TARGETS[size]) if size in TARGETS else {}
-        print(f"{name}, default is {jobs['default'].numerics}: {compared(seconds, 'DDP', targets)}", flush=True)
-    found["steps"][name] = seconds
-    for kind in ("horovod", "allreduce"):
-        found["parts"][f"{name}, {kind}"] = alone.dissected(jobs[kind], size, f"{name}, {kind}")
+    """In fp32, then by default: a group at a time, for all programs of a large model do not fit into memory."""
+    name, every = f"{case.name}, 2 workers, local batch {size}", configs(case, size, folder)
+    for group, label in ((IN_FP32[: 2 if case.is_large else None], ""), (BY_DEFAULT, ", by default")):
+        jobs = {kind: alone.job_of(every[kind], place) for kind in group}
+        programs = plain_programs(jobs[group[0]], size, with_horovod=not label)
+        programs |= {kind: of_job(job, size) for kind, job in jobs.items()}
+        seconds = alternating(programs, rounds, calls=calls_of(size), before=dist.barrier)
+        if place.rank == 0:
+            targets = dict.fromkeys(("horovod", "allreduce"), TARGETS[size]) if size in TARGETS else {}
+            numerics = jobs[group[0]].numerics
+            print(f"{name}{label}, {numerics}: {compared(seconds, 'DDP', targets)}", flush=True)
+        found["steps"][name + label] = seconds
+        for kind in () if label else ("horovod", "allreduce"):
+            found["parts"][f"{name}, {kind}"] = alone.dissected(jobs[kind], size, f"{name}, {kind}")
+        del jobs, programs
+        gc.collect()
+
+
+IN_FP32 = ("horovod", "allreduce", "by the network", "4 buckets")
+BY_DEFAULT = ("default", "allreduce by default")
 
 
 def configs(case: alone.Case, size: int, folder: Path) -> dict[str, RunConfig]:
@@ -113,19 +124,20 @@ def of_job(job: Job, size: int) -> Program:
     return lambda: steps.train_step(job, batch, part, 1)
 
 
-def plain_programs(job: Job, size: int) -> dict[str, Program]:
+def plain_programs(job: Job, size: int, with_horovod: bool) -> dict[str, Program]:
     """What one writes first: torch's DistributedDataParallel, and Horovod's DistributedOptimizer; fp32, contiguous."""
     import horovod.torch as hvd
     from torch.nn.parallel import DistributedDataParallel
 
     batch = ready(job.dataset, job.device, size)
-    of_ddp, of_horovod = plain_model(job), plain_model(job)
-    hvd.broadcast_parameters(of_horovod.state_dict(), root_rank=0)
-    wrapped = hvd.DistributedOptimizer(
-        plain_optimizer(job, of_horovod), named_parameters=list(of_horovod.named_parameters())
-    )
+    of_ddp = plain_model(job)
     ddp = DistributedDataParallel(of_ddp, broadcast_buffers=False)
-    return {
-        "DDP": plain_step(ddp, plain_optimizer(job, of_ddp), batch),
-        "Horovod's wrapper": plain_step(of_horovod, wrapped, batch),
-    }
+    programs = {"DDP": plain_step(ddp, plain_optimizer(job, of_ddp), batch)}
+    if with_horovod:
+        of_horovod = plain_model(job)
+        hvd.broadcast_parameters(of_horovod.state_dict(), root_rank=0)
+        wrapped = hvd.DistributedOptimizer(
+            plain_optimizer(job, of_horovod), named_parameters=list(of_horovod.named_parameters())
+        )
+        programs["Horovod's wrapper"] = plain_step(of_horovod, wrapped, batch)
+    return programs
