@@ -122,6 +122,7 @@ def _become(
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    os.environ.pop(fresh.LAUNCHER, None)  # the parent is another here
     tempfile.tempdir = None  # what was found here is not where the variables say
     option, what, *arguments = command
     if option == "-m":

@@ -67,12 +67,13 @@ int clock_gettime(clockid_t id, struct timespec *now) {
 
 
 def with_clock(desk: Path) -> dict[str, str]:
-    """Variables of processes whose clock is ahead by what the desk's file `clock` says; none without a compiler."""
+    """Variables of processes whose clock is ahead by what the desk's file `clock` says."""
     library, source = desk / "clock.so", desk / "clock.c"
     source.write_text(CLOCK)
     compile_it = ["cc", "-shared", "-fPIC", f'-DSET_BY="{desk / "clock"}"', "-o", str(library), str(source), "-ldl"]
-    if not shutil.which("cc") or subprocess.run(compile_it, check=False).returncode:
-        return {}
+    if not shutil.which("cc"):
+        pytest.skip("no C compiler")
+    subprocess.run(compile_it, check=True)
     (desk / "clock").write_text("0")
     return {"LD_PRELOAD": str(library)}
 

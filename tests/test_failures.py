@@ -163,7 +163,10 @@ def test_what_a_killed_launcher_has_started_ends_with_it(tmp_path: Path) -> None
 
 def test_what_lost_its_launcher_while_it_imported_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fresh, "end_with_parent", lambda: None)
-    monkeypatch.setattr(os, "getppid", lambda: 1)
+    fresh.end_with_launcher()  # of what nobody names a launcher is known
+    monkeypatch.setenv(fresh.LAUNCHER, str(os.getppid()))
+    fresh.end_with_launcher()
+    monkeypatch.setenv(fresh.LAUNCHER, "1")
     with pytest.raises(SystemExit, match="has ended"):
         worker.work_and_leave(pytest.fail)
 

@@ -270,7 +270,7 @@ def test_of_anything_typed_with_what_cannot_be_nothing_is_composed(
     assert code == 2 and said.startswith("bsweep: ") and "Traceback" not in said
 
 
-@pytest.mark.parametrize("num_composed", [20, pytest.param(500, marks=pytest.mark.nightly)])  # a third of a second each
+@pytest.mark.parametrize("num_composed", [20, pytest.param(500, marks=pytest.mark.nightly)])
 def test_whatever_is_typed_ends_with_0_or_2_and_no_traceback(type_run: Type, num_composed: int) -> None:
     @settings(FUZZ, max_examples=num_composed)
     @given(st.lists(OVERRIDES, min_size=1, max_size=3))

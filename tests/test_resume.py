@@ -198,7 +198,7 @@ def test_asynchronous_workers_stop_together_where_an_epoch_ends(tmp_path: Path) 
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     """The parent is killed at random, ever later, with all that it started, until nothing is left to do."""
-    point = ("-m", "seed=0,1", *POINT, *LONG, "epochs=60", *STRATEGIES["allreduce"])
+    point = ("-m", "seed=0,1", *POINT, *LONG, *STRATEGIES["allreduce"])
     draw, num_kills = random.Random(1), 0
     while True:
         process = Fork("bsweep", "run", *point, "study=s", cwd=tmp_path, has_forks=True)

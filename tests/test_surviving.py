@@ -132,7 +132,7 @@ def flock(*_):
     raise OSError(errno.ENOSYS, "Function not implemented")
 
 fcntl.flock = flock
-claims.HEARTBEAT_SECONDS = 0.05
+claims.HEARTBEAT_SECONDS = 0.25
 if "clock" in sys.argv:
     time.time = lambda: 0.0
 if "folder" in sys.argv:

@@ -86,4 +86,18 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
         _LIBC.prctl(pr_set_pdeathsig, number)
 
 
+def end_with_launcher() -> None:
+    """As `end_with_parent`, and at once where what started this process ended while it imported.
+
+    Raises:
+        SystemExit: it has another parent than the one that `LAUNCHER` tells.
+    """
+    end_with_parent()
+    if os.environ.get(LAUNCHER, parent := str(os.getppid())) != parent:
+        raise SystemExit("bsweep: what started this process has ended")
+
+
+LAUNCHER = "BSWEEP_LAUNCHER"
+"""The environment's number of the process that started a worker."""
+
 _LIBC = ctypes.CDLL(None)  # loaded here, for between fork and exec nothing may take a lock

@@ -213,9 +213,7 @@ def work_and_leave(work: Callable[[], object]) -> NoReturn:
     One that fails leaves at once, when it has said why: what Python does before it ends may wait for other workers. A
     torchrun that is killed leaves its processes behind, which would train on after the run's end is on record.
     """
-    fresh.end_with_parent()
-    if os.getppid() == 1:  # it was killed while this process imported: a launcher is never the first process itself
-        raise SystemExit("bsweep: what started this process has ended")
+    fresh.end_with_launcher()
     try:
         work()
     except BaseException:

@@ -94,7 +94,8 @@ def sent_growth(study: Study) -> Growth:
     """The exponent of the bytes that a worker sends in a step over 2 (p - 1) / p n, each variant a series."""
     steps = step_times(study)
     ring = cell_means(study, ring_bytes(study.runs).rename("ring_bytes").to_frame())["ring_bytes"]
-    points = steps.assign(ring_bytes=ring)[steps["sent_bytes"] > 0].dropna(subset="ring_bytes")
+    steps = steps.assign(ring_bytes=ring.reindex(steps.index))  # of which there may be none
+    points = steps[steps["sent_bytes"] > 0].dropna(subset="ring_bytes")
     if step_unit(study) != "step" or points.empty:
         return Growth(why_not="nothing sent" if points.empty else "workers take unequal steps")
     series = points.groupby(level="variant")

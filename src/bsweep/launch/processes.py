@@ -14,6 +14,7 @@ from pathlib import Path
 from bsweep import lifeline
 from bsweep.config import ProcessesConfig, RunConfig
 from bsweep.config.launch import nodes_of, slots_by_host, slots_of
+from bsweep.fresh import LAUNCHER
 from bsweep.gpus import num_gpus
 from bsweep.launch import environment, failure, preflight, ssh, team
 from bsweep.launch.outcome import Outcome, first_error, recorded
@@ -155,7 +156,8 @@ def worker_command(config: RunConfig, paths: RunPaths, rank_variable: str, words
     folder = shlex.quote(str(paths.logs.resolve())) + f'/rank."${rank_variable}"'
     read = f". {shlex.quote(str(paths.environment.resolve()))}; "
     run = f"{shlex.join([sys.executable, '-u', '-m', *words])} >{folder}/stdout 2>{folder}/stderr"
-    script = f"{run}; echo $? >{folder}/exit_code" if config.strategy.outlives_workers else f"exec {run}"
+    single = f"export {LAUNCHER}=$PPID; exec {run}"
+    script = f"{run}; echo $? >{folder}/exit_code" if config.strategy.outlives_workers else single
     return ["sh", "-c", read + script]
 
 

@@ -73,7 +73,7 @@ def _say_once(folder: Path) -> None:
         _SAID.add(folder)
         print(
             f"bsweep: {folder}: this file system has no locks (flock): lease files there say who is at work; what a "
-            f"process that died on another host was at is free after {STALE_SECONDS:.0f} s.",
+            f"process that died on another host was at is free after {STALE_SECONDS + 2 * HEARTBEAT_SECONDS:.0f} s.",
             file=sys.stderr,
         )
 
