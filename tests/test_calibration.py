@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +13,11 @@ import torch
 
 from bsweep import calibrate, calibration, precision, steps, study, worker
 from bsweep.calibration import Calibration, Numerics, Timed
+from bsweep.config import RunConfig
 from bsweep.place import Place
-from bsweep.runlog import RunPaths, hardware_words, read_json, read_records
+from bsweep.runlog import Continued, RunLog, RunPaths, hardware_words, read_json, read_records, write_json
 from tests.running import TINY, bsweep, compose
-from tests.synthetic_study import write_run
+from tests.synthetic_study import META, write_run
 
 FP32, FP32_LAST, BF16_LAST = Numerics("fp32", False), Numerics("fp32", True), Numerics("bf16", True)
 AUTO = compose("local_batch=8")
@@ -70,7 +72,6 @@ def test_runs_of_earlier_versions_say_what_a_study_goes_on_in() -> None:
     assert calibration._of_start(record) == FP32
     assert calibration._of_start({**record, "config": {"channels_last": True}}) == FP32_LAST
     assert calibration._of_start({**record, "channels_last": False, "config": {"channels_last": "auto"}}) == FP32
-    assert calibration._of_start({**record, "config": {"precision": "fp32"}}) is None
 
 
 def test_what_a_run_says_itself_is_not_chosen() -> None:
@@ -183,7 +184,84 @@ def test_a_run_that_has_begun_goes_on_in_its_numbers(tmp_path: Path) -> None:
     run = write_run(tmp_path, local_batch=8, meta=ELSEWHERE, precision="bf16")
     found = calibration.begun(run / "metrics.jsonl", AUTO)
     assert found and calibration.choose(AUTO, found, FP32) == BF16_LAST
+    assert "bf16, channels_last: as this run began" in found.says(AUTO)
     assert calibration.begun(tmp_path / "none/metrics.jsonl", AUTO) is None
+
+
+def test_a_run_that_has_begun_keeps_its_layout_where_it_says_its_precision(tmp_path: Path) -> None:
+    run = write_run(tmp_path, local_batch=8, precision="fp32", settings={"precision": "fp32"})
+    config = replace(AUTO, precision="fp32")
+    assert calibration.choose(config, calibration.begun(run / "metrics.jsonl", config), FP32) == FP32_LAST
+
+
+def test_a_branch_begins_in_what_its_study_takes(tmp_path: Path) -> None:
+    """It has a copy of the records of the run that it goes on from, until it begins itself."""
+    branch = write_run(tmp_path / AUTO.study, local_batch=8, meta=HERE, precision="bf16") / "metrics.jsonl"
+    (own,) = [record for record in read_records(branch)[0] if record["type"] == "start"]
+    with RunLog(branch) as log:
+        log.write(Continued(message="until step 3", branch_of="other", num_steps=3, train_seconds=None))
+    assert calibration.begun(branch, AUTO) is None
+    calibration.request([replace(AUTO, results_dir=str(tmp_path))], 10, hardware="one, 2 cores")
+    assert not (tmp_path / AUTO.study / "calibration.json").exists(), "the copy is no run of this study"
+    with branch.open("a") as lines:
+        lines.write(json.dumps({**own, "precision": "fp32"}) + "\n")
+    found = calibration.begun(branch, AUTO)
+    assert found and found.settled == FP32_LAST
+
+
+LOGIN = "login node, 4 cores"
+
+
+def agreed(point: RunConfig, monkeypatch: pytest.MonkeyPatch, **meta: Any) -> Numerics:
+    """What a new run comes to on a machine where nothing but plain fp32 is measured."""
+    folder = point.study_dir / f"run on {meta['cpu']}"
+    folder.mkdir()
+    write_json(folder / "meta.json", {**META, **meta})
+    found = {"measured_batches": (8,), "timed": (Timed(FP32, (0.1,)),)}
+    monkeypatch.setattr(calibrate, "_measure", lambda _, wanted, *__: replace(wanted, **found))
+    strategy: Any = SimpleNamespace(gather_json=lambda own: [own], rank=0, members=(0,))
+    images: Any = SimpleNamespace(train_inputs=torch.zeros(1, 3, 8, 8))
+    none: Any = None
+    return calibrate.agree(point, RunPaths(folder), images, strategy, torch.device("cpu"), none)
+
+
+def test_workers_on_other_machines_than_who_asked_measure_once_for_each_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = replace(AUTO, results_dir=str(tmp_path))
+    point.study_dir.mkdir()
+    calibration.request([point], calibration.LEAST_STEPS, hardware=LOGIN)
+    first = calibration.path_of(point)
+    assert agreed(point, monkeypatch, **HERE) == FP32
+    answer = calibration.read(first)
+    assert answer and answer.timed and answer.hardware == "one, 2 cores" and not answer.instead_of
+    assert agreed(point, monkeypatch, **ELSEWHERE) == FP32
+    (other,) = {*point.study_dir.glob("calibration*.json")} - {first}
+    found = calibration.read(other)
+    assert found and found.timed and (found.hardware, found.instead_of) == ("other, 2 cores", answer.hardware)
+    assert calibration.read(first) == answer
+
+
+def test_workers_on_another_machine_than_who_asked_go_on_as_its_runs_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = replace(AUTO, results_dir=str(tmp_path))
+    write_run(point.study_dir, local_batch=16, meta=ELSEWHERE, precision="bf16")
+    calibration.request([point], calibration.LEAST_STEPS, hardware=LOGIN)
+    assert agreed(point, monkeypatch, **ELSEWHERE) == BF16_LAST
+
+
+def test_a_short_sweep_measures_on_other_hardware_if_its_study_was_long_enough(tmp_path: Path) -> None:
+    point = replace(AUTO, results_dir=str(tmp_path))
+    point.study_dir.mkdir()
+    settled = Calibration(1, (8,), settled=BF16_LAST, hardware="one, 2 cores")
+    for first, is_asked in ((settled, False), (replace(settled, settled_by="gpu"), True)):
+        calibration.write(calibration.path_of(point), first)
+        calibration.request([point], 10, hardware=LOGIN)
+        path = calibration.path_of(point, LOGIN)
+        assert path.exists() == is_asked
+        path.unlink(missing_ok=True)
+        assert (calibration.asked(path, point, LOGIN) is not None) == is_asked
 
 
 def test_what_was_not_measured_is_said_too() -> None:
@@ -193,6 +271,7 @@ def test_what_was_not_measured_is_said_too() -> None:
     assert calibration.unmeasured(of_gpu) == "bf16, channels_last: by the kind of GPU, without measuring"
     settled = Calibration(1, (8,), settled=BF16_LAST, settled_by="gpu")
     assert settled.says(AUTO) == calibration.unmeasured(of_gpu)
+    assert calibration.unmeasured(start, was_asked=True) == "fp32, contiguous: nothing could be measured"
 
 
 SWEEP = ("run", "-m", "study=s", "model=tiny_cnn", *TINY, "epochs=1", "local_batch=8,16")

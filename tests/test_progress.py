@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from bsweep import calibration
 from bsweep.config import RunConfig
 from bsweep.progress import Progress
 from bsweep.runlog import RunPaths
 from tests.running import TINY, compose
+from tests.synthetic_study import write_run
 
 EPOCH = {
     "type": "epoch",
@@ -81,6 +83,17 @@ def test_a_run_is_described_by_what_it_does_and_what_ends_it(
     assert numerics == "  fp32, contiguous: of fewer than 1,000 steps, nothing was measured"
     assert begin == f"[1/1] {tmp_path}: {described}"
     assert epoch.startswith(f"  {counted}") and epoch.endswith(", 30 s left"), "a quarter took ten seconds"
+
+
+def test_a_run_that_is_taken_up_is_said_to_go_on_as_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its study's answer is here."""
+    config = compose("local_batch=8", f"results_dir={tmp_path}")
+    run = write_run(config.study_dir, local_batch=8, precision="bf16", status=None)
+    answer = calibration.Calibration(1, (8,), settled=calibration.PLAIN)
+    calibration.write(calibration.path_of(config), answer)
+    assert told(config, run, monkeypatch)[1:] == ["  bf16, channels_last: as this run began"]
+    (run / "metrics.jsonl").unlink()
+    assert told(config, run, monkeypatch)[1:] == ["  fp32, contiguous: as all runs of this study"]
 
 
 def test_a_lone_worker_and_a_lone_epoch_are_counted_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

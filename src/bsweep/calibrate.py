@@ -44,8 +44,9 @@ def agree(
     default = Numerics(rounded, channels_last=True) if device.type == "cuda" else calibration.PLAIN
     if not calibration.is_asked(config):
         return calibration.choose(config, None, default)
-    path = calibration.path_in(paths.folder, config)
-    found = _of_first(strategy, calibration.begun(paths.metrics, config) or calibration.read(path))
+    path, hardware = calibration.path_in(paths.folder, config), calibration.hardware_of(paths.folder)
+    begun = calibration.begun(paths.metrics, config)
+    found = _of_first(strategy, begun or calibration.asked(path, config, hardware))
     if found and found.is_open:
         if device.type == "cuda":
             # Passes that are launched kernel by kernel say how fast Python is, where the run replays a graph.
@@ -55,7 +56,9 @@ def agree(
             own = _measure(config, found, dataset, device, lone_job)
             answer = _of_slowest([calibration.parse(each) for each in strategy.gather_json(asdict(own))])
         shape = tuple(dataset.train_inputs.shape[1:])
-        answer = replace(answer, torch=torch.__version__, example_shape=shape)
+        own_hardware = hardware or found.hardware
+        answer = replace(answer, torch=torch.__version__, example_shape=shape, hardware=own_hardware)
+        path = calibration.path_in(paths.folder, config)  # on other hardware the first may have been answered since
         earlier = _of_first(strategy, calibration.read(path))  # another point of the study may have been first
         found = earlier if earlier and not earlier.is_open else answer
         if strategy.rank == strategy.members[0]:

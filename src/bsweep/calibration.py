@@ -4,7 +4,8 @@ A sweep that is long enough asks for it (`request`) and its first point's worker
 study's `calibration.json`; those on GPUs do not, and take their half precision, channels last. All points of a study
 train alike, whatever was faster for some of them: else a curve over batch sizes would show what changed between them.
 So a study that has runs already goes on as they did. On other hardware, whose runs do not compare with them anyway,
-what was fastest may be slow: there it is asked anew, and the answer kept in a file beside. `bsweep probe` and `profile`
+what was fastest may be slow: there it is asked anew, and the answer kept in a file beside. A sweep may be sent off from
+one machine to run on others: what is not answered yet belongs to whoever meets it first. `bsweep probe` and `profile`
 take a study's answer but give none by their only point: where there is none they ask in their own folder.
 """
 
@@ -30,6 +31,7 @@ _T = TypeVar("_T")
 
 LEAST_STEPS = 1000  # of a sweep: of fewer, a calibration would take more time than it saves
 _BY_GPU = "by the kind of GPU, without measuring"
+_SETTLED = {"runs": "as all runs of this study", "gpu": _BY_GPU, "itself": "as this run began"}
 _INDISTINCT = 1.03  # times as slow, and the noise, is no difference: the first of such candidates is taken
 
 
@@ -67,9 +69,9 @@ class Calibration:
     measured_batches: tuple[Count, ...] = ()
     timed: tuple[Timed, ...] = ()
     settled: Numerics | None = None
-    settled_by: Literal["runs", "gpu"] = "runs"
+    settled_by: Literal["runs", "gpu", "itself"] = "runs"
     noise: NonNegative = 0.0  # by which fraction the second of such steps was longer than the least, of most
-    hardware: str = ""  # of the machine that the sweep was started on; empty in files of earlier versions
+    hardware: str = ""  # of the run that answered, until then of who asked; empty in files of earlier versions
     instead_of: str = ""  # the hardware of the study's first answer, where that is other
     models: tuple[str, ...] = ()  # of the points that asked
     example_shape: tuple[Count, ...] = ()  # of the point that measured
@@ -83,6 +85,11 @@ class Calibration:
     @property
     def is_open(self) -> bool:
         return not self.timed and self.settled is None
+
+    @property
+    def was_worth_it(self) -> bool:
+        """Whether the study's steps were enough to measure, rather than its runs enough to go by."""
+        return bool(self.timed) or self.settled_by == "gpu"
 
     def seconds_per_example(self, candidate: Timed) -> float:
         """Over the wanted batches, each by the measured one that is nearest."""
@@ -104,8 +111,7 @@ class Calibration:
     def says(self, config: RunConfig) -> str:
         """What was chosen for a run, and why; nothing while nothing was measured."""
         if self.settled:
-            why = "as all runs of this study" if self.settled_by == "runs" else _BY_GPU
-            return f"{choose(config, self, self.settled)}: {why}{self._of_here()}"
+            return f"{choose(config, self, self.settled)}: {_SETTLED[self.settled_by]}{self._of_here()}"
         if not self.measured_batches:
             return ""
         (chosen, least), *others = self.ranked(config)
@@ -120,9 +126,10 @@ class Calibration:
         return f", on {self.hardware}; this study's first answer was for {self.instead_of}" if self.instead_of else ""
 
 
-def unmeasured(start: Mapping[str, Any]) -> str:
-    """What a run computes in where nothing was asked, and why, by its `start` record."""
-    why = f"of fewer than {LEAST_STEPS:,} steps, nothing was measured" if start["device"] == "cpu" else _BY_GPU
+def unmeasured(start: Mapping[str, Any], was_asked: bool = False) -> str:
+    """What a run computes in where nothing was found, and why, by its `start` record."""
+    why = "nothing could be measured" if was_asked else f"of fewer than {LEAST_STEPS:,} steps, nothing was measured"
+    why = why if start["device"] == "cpu" else _BY_GPU
     return f"{Numerics(start['precision'], start['channels_last'] is True)}: {why}"
 
 
@@ -130,14 +137,36 @@ def path_of(config: RunConfig, hardware: str = "") -> Path:
     """Where the answer of a study is, or will be, for some hardware; empty: for that of the first."""
     first = config.study_dir / _FILE
     found = read(first) if hardware else None
-    is_other = found and found.hardware not in ("", hardware)
+    is_other = found and not found.is_open and found.hardware not in ("", hardware)
     return first.with_stem(f"{first.stem}-{zlib.crc32(hardware.encode()):08x}") if is_other else first
 
 
 def path_in(folder: Path, config: RunConfig) -> Path:
     """Where the workers that have this folder find what is asked: in it, or with their study."""
     own = folder / _FILE
-    return own if own.exists() else path_of(config, _hardware_of(folder))
+    return own if own.exists() else path_of(config, hardware_of(folder))
+
+
+def asked(path: Path, config: RunConfig, hardware: str) -> Calibration | None:
+    """What workers on some hardware, of which `path` is, are asked or told; empty where no record says which it is.
+
+    Who asked may have been on a machine of another kind, so that nothing was asked of this one, nor its runs seen.
+    """
+    found = read(path)
+    first = None if found else read(path_of(config))
+    if first and not first.is_open and first.was_worth_it:
+        found = Calibration(
+            1,
+            wanted_batches=first.wanted_batches,
+            precision=first.precision,
+            channels_last=first.channels_last,
+            hardware=hardware,
+            instead_of=first.hardware,
+            models=first.models,
+        )
+    if found and found.is_open and hardware:
+        found = replace(found, settled=next(_of_runs(config.study_dir, hardware), None))
+    return found
 
 
 _FILE = "calibration.json"
@@ -184,7 +213,7 @@ def request(configs: Sequence[RunConfig], num_steps: float, folder: Path | None 
         return
     settled = next(_of_runs(configs[0].study_dir, hardware), None)
     first = read(path_of(configs[0])) if is_other else None
-    if settled or first or num_steps >= LEAST_STEPS:
+    if settled or (first and first.was_worth_it) or num_steps >= LEAST_STEPS:
         wanted = Calibration(
             1,
             wanted_batches=tuple(sorted({batch for config in asking for batch in config.local_batches})),
@@ -202,12 +231,13 @@ def _say_hardware(path: Path) -> None:
     """Have an answer of an earlier version, which does not say for which hardware it was, say that of the first run."""
     found = read(path)
     if found and not found.hardware:
-        told = (_hardware_of(metrics.parent) for metrics in sorted(path.parent.glob(_RUNS)))
+        told = (hardware_of(metrics.parent) for metrics in sorted(path.parent.glob(_RUNS)))
         if hardware := next(filter(None, told), ""):
             write(path, replace(found, hardware=hardware))
 
 
-def _hardware_of(run: Path) -> str:
+def hardware_of(run: Path) -> str:
+    """In the words of reports; empty where the run's folder does not say."""
     with suppress(ValueError):  # a damaged run, which reports name
         return runlog.hardware_words(runlog.read_meta(runlog.RunPaths(run)))
     return ""
@@ -241,30 +271,35 @@ def is_open_to(config: RunConfig | Calibration, numerics: Numerics) -> bool:
 
 def begun(metrics: Path, config: RunConfig) -> Calibration | None:
     """Settles in what a run goes on that has begun, on whatever hardware that was; None for a new one."""
-    settled = next(_of_run(metrics), None)
-    return Calibration(1, wanted_batches=config.local_batches, settled=settled) if settled else None
+    start = next(iter(_starts(metrics)), None)
+    if start is None:
+        return None
+    return Calibration(1, wanted_batches=config.local_batches, settled=_of_start(start), settled_by="itself")
 
 
 def _of_runs(study_dir: Path, hardware: str) -> Iterator[Numerics]:
     """What runs of the study on such hardware that left it open did compute in, by their records."""
     for metrics in sorted(study_dir.glob(_RUNS)):
-        if not hardware or _hardware_of(metrics.parent) in ("", hardware):
-            yield from _of_run(metrics)
+        if not hardware or hardware_of(metrics.parent) in ("", hardware):
+            starts = _starts(metrics)
+            yield from (_of_start(one) for one in starts if one["config"].get("precision", "auto") == "auto")
 
 
 _RUNS = "*/metrics.jsonl"
 
 
-def _of_run(metrics: Path) -> Iterator[Numerics]:
+def _starts(metrics: Path) -> list[dict[str, Any]]:
+    """Of the run itself, not of another that it went on from, whose records it has a copy of."""
+    starts: list[dict[str, Any]] = []
     with suppress(ValueError, FileNotFoundError):  # a damaged run, which reports name
         for record in runlog.read_records(metrics, with_steps=False)[0]:
-            if record["type"] == "start" and (found := _of_start(record)):
-                yield found
+            if record["type"] == "start":
+                starts.append(record)
+            elif record["type"] == "event" and record["event"] == "continued":
+                starts.clear()
+    return starts
 
 
-def _of_start(record: Mapping[str, Any]) -> Numerics | None:
-    config = record["config"]
-    if config.get("precision", "auto") != "auto":
-        return None
+def _of_start(record: Mapping[str, Any]) -> Numerics:
     told = record.get("channels_last")  # null in records of earlier versions, whose configuration said which, or none
-    return Numerics(record["precision"], config.get("channels_last") is True if told is None else told)
+    return Numerics(record["precision"], record["config"].get("channels_last") is True if told is None else told)

@@ -189,7 +189,7 @@ def _is_to_measure(config: RunConfig) -> bool:
     if not calibration.is_asked(config):
         return False
     here = runlog.hardware_words(study.provenance(config))
-    found = calibration.read(calibration.path_of(config, here))
+    found = calibration.asked(calibration.path_of(config, here), config, here)
     return found is not None and found.is_open
 
 

@@ -44,7 +44,7 @@ class Progress:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._sweep = _Sweep(num_points)
         self._number = 0  # of the current point
-        self._is_again = self._is_beside = False
+        self._is_again = self._is_beside = self._is_taken_up = False
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def beside(self) -> Progress:
@@ -142,10 +142,19 @@ class Progress:
         """
         if self._config.study_dir in self._sweep.said_of or not calibration.is_asked(self._config):
             return
-        found = calibration.read(calibration.path_in(self._paths.folder, self._config))
+        if not start:
+            begun = calibration.begun(self._paths.metrics, self._config)
+            self._is_taken_up = begun is not None
+            if begun:
+                self._say(f"  {begun.says(self._config)}")
+        if self._is_taken_up:  # the study's answer need not be what this run trains in
+            return
+        folder = self._paths.folder
+        path, hardware = calibration.path_in(folder, self._config), calibration.hardware_of(folder)
+        found = calibration.read(path) if start else calibration.asked(path, self._config, hardware)
         reason = found.says(self._config) if found else ""
         if not reason and start:
-            reason = calibration.unmeasured(start)
+            reason = calibration.unmeasured(start, was_asked=found is not None)
         if reason:
             self._sweep.said_of.add(self._config.study_dir)
             self._say(f"  {reason}")
