@@ -140,9 +140,9 @@ class RunConfig(Schema):
         """Examples of one forward pass on one worker, before an allocation makes them uneven: the local batch."""
         return self.local_batch or (self.global_batch or 0) // (self.num_workers * self.accumulation_steps)
 
-    @functools.cached_property
+    @property
     def study_dir(self) -> Path:
-        return Path(self.results_dir).expanduser() / self.study
+        return _study_dir(self.results_dir, self.study)
 
     @functools.cached_property
     def run_id(self) -> str:
@@ -164,6 +164,11 @@ class RunConfig(Schema):
         return (
             f"{name} on {hosts_of_ranks(hosts, self.num_workers, self.num_server_processes)[rank]}" if hosts else name
         )
+
+
+@functools.cache  # one for all points of a study
+def _study_dir(results_dir: str, study: str) -> Path:
+    return Path(results_dir).expanduser() / study
 
 
 _ADDED_LATER: Mapping[str, object] = {
