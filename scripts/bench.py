@@ -351,7 +351,9 @@ def spent_on_results(run: RunPaths) -> float:
     return seconds
 
 
-def bench_points(counts: Sequence[int] = (500, 1000, 2000, 4000), rounds: int = 3) -> Seconds:
+def bench_points(
+    counts: Sequence[int] = (500, 1000, 2000, 4000), num_looked_at: int = 10_000, rounds: int = 3
+) -> Seconds:
     """Composing and checking the points of a sweep, and with which power of their number that grows."""
     found: Seconds = {}
     for count in (1, *counts):
@@ -366,23 +368,24 @@ def bench_points(counts: Sequence[int] = (500, 1000, 2000, 4000), rounds: int = 
     print(
         f"checking {2 * counts[-1]} points: {seconds[-1]:.1f} s; it grows with their number to the power of {slope:.2f}"
     )
-    return {**found, "exponent of points": [slope], **look_at_points()}
+    return {**found, "exponent of points": [slope], **look_at_points(num_looked_at, rounds)}
 
 
-def look_at_points() -> Seconds:
-    """Ten thousand points as an operator asks for them: none of them run, half, all."""
-    from tests.test_operating import MANY, write_many
+def look_at_points(count: int, rounds: int) -> Seconds:
+    """So many points as an operator asks for them: none of them run, half, all."""
+    from tests.test_operating import many_points, write_many
 
+    points = many_points(count)
     with tempfile.TemporaryDirectory() as folder:
-        write_many(Path(folder) / "results/many")
+        write_many(Path(folder) / "results/many", count)
         asked = {
-            "plan of 10000 new points": ("plan", "-m", "study=other", *MANY),
-            "plan of 10000 points, half done": ("plan", "-m", "study=many", *MANY),
-            "status of 10000 runs": ("status", "results/many"),
+            f"plan of {count} new points": ("plan", "-m", "study=other", *points),
+            f"plan of {count} points, half done": ("plan", "-m", "study=many", *points),
+            f"status of {count} runs": ("status", "results/many"),
         }
         ask = functools.partial(subprocess.run, cwd=folder, capture_output=True, check=True)
         looks = {name: functools.partial(ask, [tool("bsweep"), *words]) for name, words in asked.items()}
-        found = alternating(looks, rounds=3)
+        found = alternating(looks, rounds)
     print("; ".join(f"{name}: {seconds:.1f} s" for name, seconds in medians(found).items()) + " (target: 2)")
     return found
 

@@ -496,13 +496,18 @@ def test_series_have_an_exponent_in_common_and_factors_of_their_own(tmp_path: Pa
 
 
 def test_what_workers_send_grows_with_the_bytes_of_a_ring(tmp_path: Path) -> None:
-    loaded = bsweep.load(write_study(tmp_path / "s", local_batches=(16,), num_workers=(1, 2, 3, 4)))
+    loaded = bsweep.load(write_study(tmp_path / "s", local_batches=(16, 64), num_workers=(1, 2, 3, 4)))
     ring = 2 * (loaded.runs["num_workers"] - 1) / loaded.runs["num_workers"] * 4 * loaded.runs["num_parameters"]
     sent = loaded.epochs["run_id"].map(pd.Series(ring.to_numpy(float), loaded.runs["run_id"]))
     study = replace(loaded, epochs=loaded.epochs.assign(sent_bytes=sent**2 * loaded.epochs["num_steps"]))
     growth = analysis.sent_growth(study)
     assert growth.exponent == pytest.approx(2) and growth.num_points == 3, "a lone worker sends nothing"
-    assert "two values" in analysis.sent_growth(replace(study, runs=study.runs.iloc[:3])).why_not
+    assert "two values" in analysis.sent_growth(replace(study, runs=study.runs[study.runs["num_workers"] < 4])).why_not
+    more = 1 + study.epochs["run_id"].map(study.runs.set_index("run_id")["num_workers"]).eq(3)
+    bent = replace(study, epochs=study.epochs.assign(sent_bytes=study.epochs["sent_bytes"] * more))
+    of_one_batch = analysis.sent_growth(replace(bent, runs=bent.runs[bent.runs["local_batch"] == 16]))
+    assert of_one_batch.exponent_ci95 > 1
+    assert analysis.sent_growth(bent).exponent_ci95 == pytest.approx(of_one_batch.exponent_ci95), "no more evidence"
 
 
 def test_how_the_overhead_grows_with_the_number_of_runs(tmp_path: Path) -> None:

@@ -328,16 +328,18 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write_many(study_dir: Path) -> None:
-    """Ten thousand runs, half of which are points of `MANY`."""
-    write_runs(study_dir, 10_000)
-    point = compose("local_batch=1", *MANY[2:])
-    for number in range(5000):
+def write_many(study_dir: Path, count: int = 10_000) -> None:
+    """So many runs, half of which are of `many_points`."""
+    write_runs(study_dir, count)
+    point = compose("local_batch=1", *many_points(count)[2:])
+    for number in range(count // 2):
         config = replace(point, local_batch=1 + number % 80, seed=number // 80)
         (study_dir / f"run{number}").rename(study_dir / config.run_id)
 
 
-MANY = ("local_batch=range(1,81)", "seed=range(125)", *ALONE, *QUICK[:-1])
+def many_points(count: int = 10_000) -> tuple[str, ...]:
+    """A grid of so many points, a multiple of 80, of no study yet."""
+    return ("local_batch=range(1,81)", f"seed=range({count // 80})", *ALONE, *QUICK[:-1])
 
 
 @pytest.mark.parametrize(
@@ -345,8 +347,8 @@ MANY = ("local_batch=range(1,81)", "seed=range(125)", *ALONE, *QUICK[:-1])
     [
         (("status", "results/many"), "10000 completed"),
         (("status", "results/many", "--json"), '"completed": 10000'),
-        (("plan", "-m", "study=other", *MANY), "10000 new"),
-        (("plan", "-m", "study=many", *MANY), "5000 completed, 5000 new; left: about "),
+        (("plan", "-m", "study=other", *many_points()), "10000 new"),
+        (("plan", "-m", "study=many", *many_points()), "5000 completed, 5000 new; left: about "),
     ],
     ids=["status", "status --json", "plan of new points", "plan of which half is done"],
 )

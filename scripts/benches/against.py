@@ -6,10 +6,13 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_REFERENCES = ("plain", "DDP", "ddp", "torch.distributed")
-"""Programs that do as torch does: where a case has one, times are compared as multiples of its, on any machine."""
+_REFERENCES = ("plain", "DDP", "torch.distributed", "Horovod's wrapper")
+"""Programs without bsweep's code: where a case has one, times are compared as multiples of its, on any machine."""
 
-_NOT_OURS = {*_REFERENCES, "Horovod's wrapper", "barrier"}  # what becomes of them is no regression of bsweep
+_STAND_IN = "ddp"
+"""Bsweep's own loop over torch's DDP, a reference on other hardware alone: what slows all strategies slows it too."""
+
+NOT_OURS = {*_REFERENCES, "barrier"}  # what becomes of them is no regression of bsweep
 _SLOWER = 1.1  # times as slow is worth a word, if the rounds' quartiles are apart too
 _EXPONENT, _BYTES = "exponent of ", "_bytes"
 
@@ -19,11 +22,12 @@ def compared(now: Mapping[str, Any], then: Mapping[str, Any], same_hardware: boo
 
     Those of bsweep that both files have are. Of other hardware seconds say nothing, unless a reference ran beside.
     """
-    before, lines, count = dict(_cases(then)), [], 0
-    for case, values in _cases(now):
+    references = _REFERENCES if same_hardware else (*_REFERENCES, _STAND_IN)
+    before, lines, count = dict(cases(then)), [], 0
+    for case, values in cases(now):
         earlier = before.get(case, {})
-        reference = next((name for name in _REFERENCES if name in values and name in earlier), None)
-        for name in sorted(values.keys() & earlier.keys() - _NOT_OURS):
+        reference = next((name for name in references if name in values and name in earlier), None)
+        for name in sorted(values.keys() & earlier.keys() - {*NOT_OURS, reference}):
             if not (same_hardware or reference or name.startswith(_EXPONENT) or name.endswith(_BYTES)):
                 continue
             count += 1
@@ -60,14 +64,14 @@ def _quartile(values: list[float], number: int) -> float:
     return statistics.quantiles(values, n=4)[number] if len(values) > 1 else values[0]
 
 
-def _cases(found: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+def cases(found: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """Groups of values, wherever they are in a file: seconds by round, those of a part, bytes and exponents."""
     values = {name: value for name, value in found.items() if _is_measured(value)}
     if values and path:  # what is beside the benches is of the hardware
         yield path, values
     for name, value in found.items():
         if isinstance(value, Mapping):
-            yield from _cases(value, (*path, name))
+            yield from cases(value, (*path, name))
 
 
 def _is_measured(value: object) -> bool:

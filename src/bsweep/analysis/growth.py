@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -91,17 +91,24 @@ def _epochs(study: Study, along: str) -> tuple[pd.DataFrame, list[str]]:
 
 
 def sent_growth(study: Study) -> Growth:
-    """The exponent of the bytes that a worker sends in a step over 2 (p - 1) / p n, each variant a series."""
+    """The exponent of the bytes that a worker sends in a step over 2 (p - 1) / p n, each variant a series.
+
+    A point is the mean of the variant's cells of as many bytes of a ring: what differs in the batch, say, sends the
+    same again and is no further evidence of the exponent.
+    """
     steps = step_times(study)
     ring = cell_means(study, ring_bytes(study.runs).rename("ring_bytes").to_frame())["ring_bytes"]
     steps = steps.assign(ring_bytes=ring.reindex(steps.index))  # of which there may be none
     points = steps[steps["sent_bytes"] > 0].dropna(subset="ring_bytes")
     if step_unit(study) != "step" or points.empty:
         return Growth(why_not="nothing sent" if points.empty else "workers take unequal steps")
+    rounded = points["ring_bytes"].round()  # means over different numbers of seeds differ in their last bits
+    points = points.assign(ring_bytes=rounded).groupby(["variant", "ring_bytes"])[["sent_bytes"]].mean()
+    points = points.reset_index("ring_bytes")
     series = points.groupby(level="variant")
-    enough = series["ring_bytes"].transform("nunique") >= _MIN_POINTS
+    enough = series["ring_bytes"].transform("size") >= _MIN_POINTS
     if not enough.any():
-        return Growth(why_not=_too_few(int(series["ring_bytes"].nunique().max())))
+        return Growth(why_not=_too_few(int(series.size().max())))
     return _fitted(points["ring_bytes"][enough], points["sent_bytes"][enough], series.ngroup()[enough])
 
 
@@ -124,7 +131,7 @@ def overhead_growth(study: Study) -> Growth:
         return Growth(why_not=f"{len(runs)} runs, fewer than three of any number of workers")
     runs, number = runs[enough], number[enough]
     found = _fitted(number, runs["seconds"].astype(float), runs["num_workers"])
-    return Growth(**{**vars(found), "exponent": found.exponent + 1})
+    return replace(found, exponent=found.exponent + 1)
 
 
 def _fitted(x: pd.Series[float], y: pd.Series[float], series: pd.Series[int]) -> Growth:

@@ -18,7 +18,10 @@ _CAPTION = (
     "wide as they miss a power law. Expected over local batches: -1 where a step costs the same whatever its batch, 0 "
     "where an example does; over workers -1, where nothing is lost to the exchange."
 )
-_SENT = "The ratio is that of a worker's bytes to a ring's, 2 (p - 1) / p n, of p workers and n bytes of gradient."
+_SENT = (
+    "The ratio is that of a worker's bytes to a ring's, 2 (p - 1) / p n, of p workers and n bytes of gradient. There "
+    "a series is a strategy, and a point the mean of its cells of as many ring bytes, whatever their batch."
+)
 _OVERHEAD = (
     "Other seconds are those of all runs together that are no training steps (starts, evaluations, ...), by each run's "
     "seconds and its number in the order of starts, among runs of as many workers; where that order is one of batch "
@@ -33,7 +36,7 @@ def scaling(study: Study) -> Table:
         _row("seconds of an epoch", heading(along), analysis.common_growth(study, along), _EXPECTED[along])
         for along in analysis.GROWS_WITH
     ]
-    sent = _row("bytes a worker sends in a step", "2 (p - 1) / p n", analysis.sent_growth(study), "1")
+    sent = _row("bytes a worker sends in a step", "2 (p - 1) / p n", analysis.sent_growth(study), "1", "points")
     if ratio := _ring_ratio(study):
         sent.update(exponent=f"{sent['exponent']}; ratio {ratio}", expected="1; ratio 1")
     other = _row("other seconds of all runs", "runs", analysis.overhead_growth(study), "up to 1", "runs")
