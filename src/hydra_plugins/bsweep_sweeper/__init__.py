@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -55,8 +54,6 @@ class Sweeper(BasicSweeper):
         try:
             jobs = self.launcher.launch(points, initial_job_idx=0)
         except Exception as error:  # such as sbatch's, or of a job that was cancelled
-            if os.environ.get("HYDRA_FULL_ERROR"):
-                raise
             name = self.config.hydra.runtime.choices["hydra/launcher"]
             print(f"bsweep: hydra/launcher={name} could not run the points: {error}", file=sys.stderr)
             return ["failed"] * len(points)
