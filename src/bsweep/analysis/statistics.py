@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.special import betainc, stdtr, stdtrit
+from scipy.special import betainc, stdtrit
+from scipy.stats import ttest_ind_from_stats
 
 MIN_SEEDS_FOR_INTERVAL = 3  # of two seeds an interval is wider than anything it could tell apart
 CHANCE_ALPHA = 0.001  # small, for a study asks it of each of its cells
@@ -51,12 +52,8 @@ def beats_chance(accuracy: ArrayLike, num_classes: ArrayLike, num_answers: Array
 def differ_by_chance(one: ArrayLike, other: ArrayLike) -> float:
     """How likely means are at least as far apart that do not differ, by Welch's t-test of two or more values each.
 
-    B. L. Welch, The generalization of Student's problem when several different variances are involved (1947).
+    NaN where all values are equal.
     """
-    samples = np.asarray(one, float), np.asarray(other, float)
-    apart = abs(samples[0].mean() - samples[1].mean())
-    of_means = [sample.var(ddof=1) / len(sample) for sample in samples]
-    if not sum(of_means):
-        return float(apart == 0)
-    freedom = sum(of_means) ** 2 / sum(v**2 / (len(s) - 1) for v, s in zip(of_means, samples, strict=True))
-    return float(2 * stdtr(freedom, -apart / np.sqrt(sum(of_means))))
+    samples = [np.asarray(values, float) for values in (one, other)]
+    moments = [(sample.mean(), sample.std(ddof=1), len(sample)) for sample in samples]
+    return float(ttest_ind_from_stats(*moments[0], *moments[1], equal_var=False).pvalue)
