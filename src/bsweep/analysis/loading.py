@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from itertools import chain
@@ -84,6 +83,10 @@ def tables_of(run_folder: Path) -> dict[str, Rows]:
     return rows_of(read_told(run_folder))
 
 
+_NUMBERS = {"number": float, "count": None, "count_or_null": None}
+"""What types numpy makes of columns; None goes by the values."""
+
+
 class _Growing:
     """A table that takes the rows of one run after the other, kept by column.
 
@@ -99,20 +102,24 @@ class _Growing:
             found = dict(zip(*kinds, zip(*(row.values() for row in rows), strict=True), strict=True))
         else:
             names = dict.fromkeys(chain.from_iterable(rows))
-            found = {name: tuple(row.get(name, math.nan) for row in rows) for name in names}
+            found = {name: tuple(row.get(name) for row in rows) for name in names}
+        nulls = (None,) * len(rows)
         for name in found:  # in their order, which tables keep
             if name == "run_id" or name in without:
                 continue
             column = self._columns.setdefault(name, [])
-            column += [math.nan] * (len(run_ids) - len(column))  # of the runs before that do not say it
-            column += found[name]
+            if found[name] != nulls:  # which many are: filled in later, all at once
+                column += [None] * (len(run_ids) - len(column))  # of the runs before that do not say it
+                column += found[name]
         run_ids += [run_id] * len(rows)
 
     def frame(self, table: Sequence[columns.Column]) -> pd.DataFrame:
-        num_rows, numbers = len(self._columns["run_id"]), {of.name for of in table if of.type == "number"}
+        num_rows = len(self._columns["run_id"])
         for column in self._columns.values():
-            column += [math.nan] * (num_rows - len(column))
-        arrays = {name: np.array(self._columns[name], float) for name in numbers & self._columns.keys()}
+            column += [None] * (num_rows - len(column))
+        # pandas comes to the same types, in several times the time
+        types = {of.name: _NUMBERS[of.type] for of in table if of.type in _NUMBERS and of.name in self._columns}
+        arrays = {name: np.array(self._columns[name], dtype) for name, dtype in types.items()}
         return pd.DataFrame({**self._columns, **arrays})
 
 

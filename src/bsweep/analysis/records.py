@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
@@ -46,17 +47,22 @@ def rows_of(run: Run) -> dict[str, Rows]:
     Raises:
         Damaged: nothing says how it was configured.
     """
-    epochs, noise = numbered(run.records, "epoch"), numbered(run.records, "noise_scale", by="num_steps")
+    of_type: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in run.records:
+        of_type[record["type"]].append(record)
+    epochs = numbered(of_type["epoch"], "epoch")
+    noise = numbered(of_type["noise_scale"], "noise_scale", by="num_steps")
+    steps = numbered(of_type["step"], "step") if changes_batch(of_type["event"]) else []
     return {
-        "runs": [_run_row(run, len(epochs))],
+        "runs": [_run_row(run, of_type["start"], of_type["event"], len(epochs))],
         "epochs": epochs,
-        "evaluations": _of_table(numbered(run.records, "evaluation", by="num_steps"), columns.EVALUATIONS),
+        "evaluations": _of_table(numbered(of_type["evaluation"], "evaluation", by="num_steps"), columns.EVALUATIONS),
         "noise_scales": _of_table(noise, columns.NOISE_SCALES),
         "noise_of_layers": _layer_rows(noise),
-        "batches": _of_table(numbered(run.records, "step"), columns.BATCHES) if changes_batch(run.records) else [],
+        "batches": _of_table(steps, columns.BATCHES),
         "servers": _server_rows(epochs),
         "waits": _wait_rows(epochs),
-        "rounds": _round_rows(numbered(run.records, "round")),
+        "rounds": _round_rows(numbered(of_type["round"], "round")),
         "provenance": [_provenance(run.meta)],
     }
 
@@ -76,20 +82,20 @@ def _layer_rows(noise: Rows) -> Rows:
     ]
 
 
-def _run_row(run: Run, num_epochs: int) -> dict[str, Any]:
+def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str, Any]:
     """One row of `runs`: from the summary; without one from the start record; without that from the config."""
-    start: dict[str, Any] = next((record for record in reversed(run.records) if record["type"] == "start"), {})
+    start = starts[-1] if starts else {}
     config = start["config"] if start else _saved_config(run.folder)
     settings = _settings(config)
     found_out = _found_out(start)
     unfinished = {**config, **start, **settings, "status": "unfinished", "epochs": num_epochs}
     summary = run.summary or unfinished
-    warnings = [*run.warnings, *runlog.warnings(run.records)]
+    warnings = [*run.warnings, *runlog.warnings(events)]
     return {
         **settings,
         **_place(config, run.meta),
         **found_out,
-        **_branch(run.records),
+        **_branch(events),
         **{key: summary.get(key) for key in _PROMISED},
         "run_id": run.run_id,
         "message": summary.get("message") or "",
@@ -123,9 +129,9 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _branch(records: Rows) -> dict[str, Any]:
+def _branch(events: Rows) -> dict[str, Any]:
     """Of a run that went on from another one's checkpoint: which, and after how many steps and seconds."""
-    begun = next((one for one in reversed(records) if one["type"] == "event" and "branch_of" in one), None)
+    begun = next((one for one in reversed(events) if "branch_of" in one), None)
     if begun is None:
         return {}
     told = {"branch_steps": begun["num_steps"], "branch_seconds": begun["train_seconds"]}

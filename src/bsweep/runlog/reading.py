@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import orjson
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
@@ -139,11 +140,12 @@ def read_records(
     except OSError as error:
         raise Damaged(f"{path}: {error.strerror}.") from None
     *lines, torn = content.split(b"\n")  # b"" after the newline of the last whole record
-    wanted = [(n, line) for n, line in enumerate(lines, 1) if with_steps or not line.endswith(b'"type": "step"}')]
+    dropped = () if with_steps else b'"type": "step"}'
     if crc32 is not None and zlib.crc32(content) == crc32:
-        records = [_renamed(record) for record in from_json(b"[" + b",".join([line for _, line in wanted]) + b"]")]
+        wanted = b",".join([line for line in lines if not line.endswith(dropped)])
+        records = [_renamed(record) for record in orjson.loads(b"[" + wanted + b"]")]
     else:
-        records = [checked(line, f"{path}:{number}") for number, line in wanted]
+        records = [checked(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if not line.endswith(dropped)]
     warning = f"{path.name}: left out a torn last line of {len(torn)} bytes." if torn else None
     return tuple(records), warning
 
@@ -226,7 +228,7 @@ def changes_batch(records: Iterable[Mapping[str, Any]]) -> bool:
 _NO_WARNINGS = ("reallocated", "target_reached", "batch_changed")
 
 
-def warnings(records: Iterable[dict[str, Any]]) -> list[str]:
+def warnings(records: Iterable[Mapping[str, Any]]) -> list[str]:
     """What events say, except that steps were shared out anew, which the rounds show, or that all went as it was to."""
     events = (record for record in records if record["type"] == "event")
     return [event["message"] for event in events if event["event"] not in _NO_WARNINGS]
