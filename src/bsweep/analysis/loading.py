@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +99,7 @@ class _Growing:
         self._columns: dict[str, list[Any]] = {"run_id": []}
 
     def add(self, run_id: str, rows: Rows, without: Collection[str] = ()) -> None:
-        run_ids = self._columns["run_id"]
-        if len(kinds := {*map(tuple, rows)}) == 1:  # all have the same names, as is usual, and fast
-            found = dict(zip(*kinds, zip(*(row.values() for row in rows), strict=True), strict=True))
-        else:
-            names = dict.fromkeys(chain.from_iterable(rows))
-            found = {name: tuple(row.get(name) for row in rows) for name in names}
-        nulls = (None,) * len(rows)
+        run_ids, found, nulls = self._columns["run_id"], _by_column(rows), (None,) * len(rows)
         for name in found:  # in their order, which tables keep
             if name == "run_id" or name in without:
                 continue
@@ -121,6 +117,15 @@ class _Growing:
         types = {of.name: _NUMBERS[of.type] for of in table if of.type in _NUMBERS and of.name in self._columns}
         arrays = {name: np.array(self._columns[name], dtype) for name, dtype in types.items()}
         return pd.DataFrame({**self._columns, **arrays})
+
+
+def _by_column(rows: Rows) -> dict[str, tuple[Any, ...]]:
+    """What rows say by name, None where one does not."""
+    names = tuple(rows[0]) if rows else ()
+    if len(names) > 1 and {*map(len, rows)} == {len(names)}:
+        with suppress(KeyError):  # all have the same names, as is usual, and fast
+            return dict(zip(names, zip(*map(itemgetter(*names), rows), strict=True), strict=True))
+    return {name: tuple(row.get(name) for row in rows) for name in dict.fromkeys(chain.from_iterable(rows))}
 
 
 def _from_csv(folder: Path) -> Study:

@@ -167,8 +167,9 @@ def _saved_config(folder: Path) -> Mapping[str, Any]:
 def _server_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
     """What each parameter server of a run did over its epochs."""
     rows = []
-    train_seconds = sum(epoch["train_seconds"] for epoch in epochs)
-    for server, found in enumerate(zip_longest(*(epoch.get("servers") or () for epoch in epochs))):
+    told = [servers for epoch in epochs if (servers := epoch.get("servers"))]
+    train_seconds = sum(epoch["train_seconds"] for epoch in epochs) if told else 0.0
+    for server, found in enumerate(zip_longest(*told)):
         loads = [load for load in found if load]
         sums = ("received_bytes", "sent_bytes", "busy_seconds", "queue_seconds")
         row = {name: sum(load[name] for load in loads) for name in sums}
@@ -184,8 +185,9 @@ def _server_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 def _wait_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
-    waits = zip_longest(*(epoch.get("worker_wait_seconds") or () for epoch in epochs), fillvalue=0.0)
-    return [{"worker": worker, "wait_seconds": sum(seconds)} for worker, seconds in enumerate(waits)]
+    told = [waits for epoch in epochs if (waits := epoch.get("worker_wait_seconds"))]
+    by_worker = enumerate(zip_longest(*told, fillvalue=0.0))
+    return [{"worker": worker, "wait_seconds": sum(seconds)} for worker, seconds in by_worker]
 
 
 _BY_WORKER = {

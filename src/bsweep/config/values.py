@@ -151,5 +151,5 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The leaves of nested mappings by their dotted keys."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        leaves |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        leaves |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return leaves
