@@ -48,6 +48,7 @@ from benches.common import Seconds, alternating, medians  # noqa: E402
 from bsweep import steps, study, worker  # noqa: E402
 from bsweep.config import RunConfig  # noqa: E402
 from bsweep.config.strategies import PLAIN_HOROVOD  # noqa: E402
+from bsweep.config.whole import write_whole  # noqa: E402
 from bsweep.data import augment  # noqa: E402
 from bsweep.job import Job  # noqa: E402
 from bsweep.place import Place  # noqa: E402
@@ -66,11 +67,16 @@ def main(given: argparse.Namespace) -> int:
         print(f"{given.against} has no bench of {', '.join(wanted)}. It has {has}.", file=sys.stderr)
         return 2
     grid = alone.QUICK if given.quick else alone.Grid(given.models, given.batches)
-    found = {name: globals()[f"bench_{name}"](*[grid] * (name in FAMILIES)) for name in wanted}
     hardware = study.provenance(compose("local_batch=64"))
-    if file := given.json or (None if given.names or grid != alone.Grid() else default_file(hardware)):
+    file = given.json or (None if given.names or grid != alone.Grid() else default_file(hardware))
+    if file:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({**hardware, **found}, indent=1) + "\n")
+    found: dict[str, Any] = {}
+    for name in wanted:
+        found[name] = globals()[f"bench_{name}"](*[grid] * (name in FAMILIES))
+        if file:  # after each one: the next may want more memory than there is
+            write_whole(file, (json.dumps({**hardware, **found}, indent=1) + "\n").encode())
+    if file:
         print(file)
     return told_against(given.against, then, found, hardware) if given.against else 0
 

@@ -107,6 +107,22 @@ def test_a_file_with_nothing_in_common_is_not_called_as_fast(capsys: pytest.Capt
     )
 
 
+def test_what_was_measured_outlives_a_bench_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(bench, "bench_memory", lambda: {"peak_bytes": 5})
+    monkeypatch.setattr(bench, "bench_points", fail)
+    file = tmp_path / "benches" / "some.json"
+    given = argparse.Namespace(
+        json=file, against=None, names=["points", "memory"], quick=True, models=None, batches=None
+    )
+    with pytest.raises(MemoryError):
+        bench.main(given)
+    written = json.loads(file.read_text())
+    assert written["memory"] == {"peak_bytes": 5} and "points" not in written and written["cores"] > 0
+
+
 def test_programs_take_turns_and_are_compared_by_ratios_of_medians() -> None:
     turns: list[str] = []
     programs = {"plain": lambda: turns.append("plain"), "ours": lambda: turns.append("ours")}
