@@ -14,6 +14,7 @@ from bsweep.analysis.sharding import VGG16_LAYERS
 from bsweep.config import LlamaConfig, VGG16Config
 from bsweep.models import resnet18, taps
 from bsweep.models.llama import Llama, rotary_table, rotate
+from bsweep.vector import Vector
 from tests.running import compose
 
 
@@ -56,6 +57,36 @@ def test_taps_that_meet_padding_alone_are_left_out_and_nothing_changes(stem: str
     for (name, parameter), other in zip(plain.named_parameters(), trimmed.parameters(), strict=True):
         assert parameter.grad is not None and other.grad is not None
         torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-9, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("num_passes", [1, 2])
+@pytest.mark.parametrize("uses", [1, 2])
+def test_gradients_of_left_out_taps_are_zeros_wherever_they_are_written(num_passes: int, uses: int) -> None:
+    torch.manual_seed(0)
+    plain = resnet18.plain("imagenet", num_classes=10, in_channels=3).double()
+    trimmed = taps.trim(copy.deepcopy(plain))
+    vector = Vector(trimmed)
+    vector.gradients.fill_(7.0)  # what an exchange, or an outer step, left there
+    images = torch.randn(num_passes, 4, 3, 32, 32, dtype=torch.float64)
+    vector.drop_gradients()
+    for model in (plain, trimmed):
+        for some in images:
+            torch.stack([model(some) for _ in range(uses)]).square().sum().backward()
+    weight = trimmed.get_parameter("layer4.1.conv2.weight")
+    at_once = weight.grad is not None and weight.grad.data_ptr() == vector.gradients.data_ptr() + offset(vector, weight)
+    assert at_once == (uses == 1)  # of two uses the engine adds what they give before it is the weight's
+    vector.collect_gradients()
+    for (name, parameter), other in zip(plain.named_parameters(), trimmed.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-9, atol=1e-11, msg=name)
+    # Outside of a step nobody writes there.
+    before = vector.gradients.clone()
+    torch.autograd.grad(trimmed(images[0]).sum(), [weight])
+    assert torch.equal(vector.gradients, before)
+
+
+def offset(vector: Vector, weight: torch.nn.Parameter) -> int:
+    """In bytes, of a tensor in its vector."""
+    return weight.data_ptr() - vector.parameters.data_ptr()
 
 
 @pytest.mark.parametrize("kernel", [1, 2, 3, 7])

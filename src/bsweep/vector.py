@@ -35,6 +35,9 @@ class Slice:
         return self.stop - self.start
 
 
+GRADIENT_PLACE = "gradient_place"
+"""Attribute of a tensor in a pass: where its gradient may be written, instead of being copied there after the pass."""
+
 Zeros = Callable[[Tensor], Tensor]
 """Makes zeros like a tensor, in memory of its choice."""
 
@@ -88,8 +91,10 @@ class Vector(Flat):
             self._gradient_views[tensor] = tensor.grad = _like(self.gradients[part.start : part.stop], tensor)
 
     def drop_gradients(self) -> None:
-        for tensor in self.tensors:
+        """Have no gradients, and let whoever computes one write it into the vector at once."""
+        for tensor, view in self._gradient_views.items():
             tensor.grad = None
+            vars(tensor)[GRADIENT_PLACE] = view
 
     def collect_gradients(self, tensors: Iterable[nn.Parameter] | None = None) -> None:
         """Copy what backward passes left at `tensors` (by default at all) into the vector; `grad` is its view again.
@@ -100,9 +105,10 @@ class Vector(Flat):
         for tensor in self.tensors if tensors is None else tensors:
             view, gradient = self._gradient_views[tensor], tensor.grad
             tensor.grad = view
+            vars(tensor).pop(GRADIENT_PLACE, None)
             if gradient is None:
                 view.zero_()
-            elif gradient is not view:
+            elif gradient.data_ptr() != view.data_ptr():
                 views.append(view)
                 gradients.append(gradient)
         if views:

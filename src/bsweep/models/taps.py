@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bsweep.vector import GRADIENT_PLACE
+
 
 def trim(model: nn.Module) -> nn.Module:
     """Let the plain convolutions of `model`, zero-padded by numbers, compute with what meets data alone."""
@@ -42,7 +44,8 @@ class _Taps(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        whole = torch.zeros_like(ctx.weight)
+        place = vars(ctx.weight).pop(GRADIENT_PLACE, None)  # taken once: what comes after adds to it
+        whole = torch.zeros_like(ctx.weight) if place is None else place.detach().zero_()
         whole[ctx.where] = gradient
         return whole, None, None, None, None
 
