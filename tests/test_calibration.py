@@ -354,6 +354,48 @@ def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Pa
     assert job.numerics == found.ranked(config)[0][0] and not job.vector.gradients.any()
 
 
+@pytest.mark.parametrize(
+    ("seconds_per_example", "fits", "expected"),
+    [
+        (0.001, 1000, [8, 16, 64, 256]),
+        (0.02, 1000, [8, 16, 64]),  # 256 would take longer than there is
+        (1.0, 1000, [8]),  # which is measured however long it takes
+        (0.001, 100, [8, 16, 64]),
+    ],
+)
+def test_the_largest_batch_there_is_time_and_memory_for_is_measured_after_the_smallest(
+    seconds_per_example: float, fits: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What small batches are fastest in may be slow for large ones."""
+    clock, order = SimpleNamespace(now=0.0), []
+
+    def step_seconds(job: Any, batch: int) -> float:
+        if batch > fits:
+            raise MemoryError
+        order.append(batch)
+        seconds = float(job.slowness * seconds_per_example * batch)
+        clock.now += seconds
+        return seconds
+
+    monkeypatch.setattr(calibrate, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(calibrate, "_step_seconds", step_seconds)
+    dataset = SimpleNamespace(train_labels=range(50_000))
+    jobs: list[Any] = [SimpleNamespace(dataset=dataset, slowness=slowness) for slowness in (1.0, 1.2)]
+    found = calibrate._times(jobs, wanted_batches=(8, 16, 32, 64, 128, 256))
+    assert [*found] == expected and all(len(own) >= 2 for rounds in found.values() for own in rounds)
+    assert clock.now < 25 or expected == [8]
+    assert [*dict.fromkeys(order)] == [expected[0], *expected[:0:-1]]
+
+
+def test_workers_that_measured_other_batches_go_by_those_of_all() -> None:
+    one = Calibration(1, (8, 64), measured_batches=(8, 16, 64), timed=(Timed(FP32, (0.1, 0.2, 0.6)),), noise=0.1)
+    other = replace(one, measured_batches=(8, 64), timed=(Timed(FP32, (0.2, 0.5)),), noise=0.2)
+    both = calibrate._of_slowest([one, other])
+    assert both == replace(one, measured_batches=(8, 64), timed=(Timed(FP32, (0.2, 0.6)),), noise=0.2)
+    none = replace(other, measured_batches=(), timed=())
+    assert calibrate._of_slowest([one, none]) == replace(one, measured_batches=(), timed=())
+
+
 def test_a_study_goes_on_as_its_runs_began(tmp_path: Path) -> None:
     """Its first sweep took too few steps to measure anything; a later one does not begin to."""
     said = bsweep(*SWEEP, *INLINE, "local_batch=8", cwd=tmp_path).stderr

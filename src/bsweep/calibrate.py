@@ -10,6 +10,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 import torch
@@ -74,15 +75,19 @@ def _of_first(strategy: Strategy, found: Calibration | None) -> Calibration | No
 
 def _of_slowest(found: Sequence[Calibration]) -> Calibration:
     """The longest of the workers' times, at the batches that all of them measured."""
-    batches = min((one.measured_batches for one in found), key=len)
+    batches = [batch for batch in found[0].measured_batches if all(batch in one.measured_batches for one in found)]
     if not batches:
         return replace(found[0], measured_batches=(), timed=())
-    each = [
-        Timed(same[0].numerics, tuple(map(max, zip(*(one.step_seconds[: len(batches)] for one in same), strict=True))))
-        for same in zip(*(one.timed for one in found), strict=True)
-    ]
+
+    def slowest(candidate: int, batch: int) -> float:
+        return max(one.timed[candidate].step_seconds[one.measured_batches.index(batch)] for one in found)
+
+    each = tuple(
+        replace(timed, step_seconds=tuple(slowest(number, batch) for batch in batches))
+        for number, timed in enumerate(found[0].timed)
+    )
     noise = max(one.noise for one in found)
-    return replace(found[0], measured_batches=batches, timed=tuple(each), noise=noise)
+    return replace(found[0], measured_batches=tuple(batches), timed=each, noise=noise)
 
 
 def _measure(
@@ -96,11 +101,8 @@ def _measure(
         formats = formats[:1]
     candidates = [Numerics(one, last) for one in precisions for last in formats]
     found: dict[int, list[list[float]]] = {}
-    try:
-        found.update(_times(_jobs(candidates, lone_job), wanted.wanted_batches))  # what came before a failure stays
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
+    with _as_far_as_memory_goes():
+        found = _times(_jobs(candidates, lone_job), wanted.wanted_batches)
     gc.collect()  # the candidates' models
     by_candidate = zip(*([min(rounds) for rounds in each] for each in found.values()), strict=True)
     timed = [Timed(numerics, seconds) for numerics, seconds in zip(candidates, by_candidate, strict=bool(found))]
@@ -121,18 +123,28 @@ def _jobs(candidates: Sequence[Numerics], lone_job: LoneJob) -> list[Job]:
     return [replace(jobs[numerics.channels_last], numerics=numerics) for numerics in candidates]
 
 
-def _times(jobs: Sequence[Job], wanted_batches: Sequence[int]) -> Iterator[tuple[int, list[list[float]]]]:
-    """Batches from the smallest on, with the seconds of each candidate in each round."""
+def _times(jobs: Sequence[Job], wanted_batches: Sequence[int]) -> dict[int, list[list[float]]]:
+    """By batch, the seconds of each candidate in each round: the smallest, then the largest that there is time for."""
     num_train = len(jobs[0].dataset.train_labels)
-    batches = _spread(sorted({min(batch, num_train) for batch in wanted_batches}))
-    ends, per_example = time.monotonic() + _MOST_SECONDS, 0.0
-    for number, batch in enumerate(batches):
-        left = ends - time.monotonic()
-        if _LEAST_ROUNDS * per_example * batch > left:
-            break
-        rounds = _rounds(jobs, batch, until=time.monotonic() + left / (len(batches) - number))
-        per_example = sum(map(min, rounds)) / batch  # of a larger one it is less
-        yield batch, rounds
+    smallest, *larger = _spread(sorted({min(batch, num_train) for batch in wanted_batches}))
+    ends = time.monotonic() + _MOST_SECONDS
+    found = {smallest: _rounds(jobs, smallest, ends)}
+    per_example = sum(map(min, found[smallest])) / smallest  # of a larger one it is less
+    for batch in reversed(larger):
+        if time.monotonic() + _LEAST_ROUNDS * per_example * batch <= ends:
+            with _as_far_as_memory_goes():
+                found[batch] = _rounds(jobs, batch, ends)
+    return dict(sorted(found.items()))
+
+
+@contextmanager
+def _as_far_as_memory_goes() -> Iterator[None]:
+    """Leave out what there is no memory for."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
 
 
 def _spread(batches: Sequence[int]) -> list[int]:
@@ -140,8 +152,9 @@ def _spread(batches: Sequence[int]) -> list[int]:
     return sorted({batches[(len(batches) - 1) * third // 3] for third in range(4)})
 
 
-def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
-    """Seconds of a step of each candidate, in turns: a machine's speed changes with the time."""
+def _rounds(jobs: Sequence[Job], batch: int, ends: float) -> list[list[float]]:
+    """Seconds of a step of each candidate, in turns: a machine's speed changes with the time. Others get half of it."""
+    until = (time.monotonic() + ends) / 2
     for job in jobs:
         _step_seconds(job, batch)  # chooses and compiles kernels
     seconds: list[list[float]] = [[] for _ in jobs]
