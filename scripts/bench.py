@@ -1,9 +1,10 @@
 """Speed and memory of bsweep against plain programs, measured in one run, alternating, as ratios of medians.
 
-python scripts/bench.py [--quick] [--models M,M] [--batches N,N] [--json FILE] [--against FILE] [NAME...]
+python scripts/bench.py [--quick] [--models M,M] [--batches N,N] [--rounds N] [--json FILE] [--against FILE] [NAME...]
 
 Without names: all. Of these, alone and together go over all models and batches, accumulation, parts and noise over some
-of them, which takes long on few cores. --models and --batches choose a part of that, --quick a look at the first model.
+of them, which takes long on few cores. --models and --batches choose a part of that, --rounds how often each program
+takes its turn; --quick is a look at the first model.
 
 memory      peak memory of a lone worker
 alone       steps of each shipped model at batches of 8 to 256, beside the plain loop
@@ -66,18 +67,20 @@ def main(given: argparse.Namespace) -> int:
         has = ", ".join(name for name in NAMES if name in then) or "none that there is today"
         print(f"{given.against} has no bench of {', '.join(wanted)}. It has {has}.", file=sys.stderr)
         return 2
-    grid = alone.QUICK if given.quick else alone.Grid(given.models, given.batches)
+    grid = alone.QUICK if given.quick else alone.Grid(given.models, given.batches, given.rounds)
     hardware = study.provenance(compose("local_batch=64"))
     file = given.json or (None if given.names or grid != alone.Grid() else default_file(hardware))
-    if file:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    part = file and file.with_name(f"{file.stem}.part.json")
+    if part:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        print(f"{part} has what was measured so far")
     found: dict[str, Any] = {}
     for name in wanted:
         found[name] = globals()[f"bench_{name}"](*[grid] * (name in FAMILIES))
-        if file:  # after each one: the next may want more memory than there is
-            write_whole(file, (json.dumps({**hardware, **found}, indent=1) + "\n").encode())
-    if file:
-        print(file)
+        if part:  # after each one: the next may want more memory than there is
+            write_whole(part, (json.dumps({**hardware, **found}, indent=1) + "\n").encode())
+    if file and part:
+        print(part.replace(file))
     return told_against(given.against, then, found, hardware) if given.against else 0
 
 
@@ -358,17 +361,16 @@ def spent_on_results(run: RunPaths) -> float:
 
 
 def bench_points(
-    counts: Sequence[int] = (500, 1000, 2000, 4000), num_looked_at: int = 10_000, rounds: int = 3
+    counts: Sequence[int] = (1000, 2000, 4000, 8000), num_looked_at: int = 10_000, rounds: int = 3
 ) -> Seconds:
     """Composing and checking the points of a sweep, and with which power of their number that grows."""
-    found: Seconds = {}
-    for count in (1, *counts):
+    with tempfile.TemporaryDirectory() as folder:
+        refuse = functools.partial(subprocess.run, cwd=folder, capture_output=True, check=False)
         # The last point cannot be: that is said when all are checked, and before any is started.
-        point = [f"seed=range(0,{count})", "local_batch=8,0", "data=synthetic", "study=bench"]
-        with tempfile.TemporaryDirectory() as folder:
-            command = [tool("bsweep"), "run", "-m", *point]
-            refuse = functools.partial(subprocess.run, command, cwd=folder, capture_output=True, check=False)
-            found[f"checking {2 * count} points"] = alternating({"bsweep": refuse}, rounds)["bsweep"]
+        settings = ("local_batch=8,0", "data=synthetic", "study=bench")
+        commands = {count: [tool("bsweep"), "run", "-m", f"seed=range(0,{count})", *settings] for count in (1, *counts)}
+        checks = {f"checking {2 * n} points": functools.partial(refuse, command) for n, command in commands.items()}
+        found = alternating(checks, rounds)
     one, *seconds = medians(found).values()
     slope = slope_of(counts, [max(each - one, 1e-3) for each in seconds])
     print(
@@ -465,6 +467,12 @@ def batches_of(text: str) -> tuple[int, ...]:
     return tuple(batches)
 
 
+def rounds_of(text: str) -> int:
+    if (rounds := int(text)) < 2:
+        raise argparse.ArgumentTypeError(f"{rounds}: of fewer than two rounds nobody tells the noise.")
+    return rounds
+
+
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
@@ -476,6 +484,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--batches", type=batches_of, default=whole.batches, metavar="N,N", help=f"of a worker: {batches}"
     )
+    parser.add_argument("--rounds", type=rounds_of, default=whole.rounds, metavar="N", help=f"of those: {whole.rounds}")
     quick = "the first model, batches 8 and 64, three rounds: for a look, not for a figure"
     parser.add_argument("--quick", action="store_true", help=quick)
     given = parser.parse_args()

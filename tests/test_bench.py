@@ -113,13 +113,15 @@ def test_what_was_measured_outlives_a_bench_that_fails(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(bench, "bench_memory", lambda: {"peak_bytes": 5})
     monkeypatch.setattr(bench, "bench_points", fail)
-    file = tmp_path / "benches" / "some.json"
+    file = tmp_path / "some.json"
+    file.write_text("of an earlier time")
     given = argparse.Namespace(
         json=file, against=None, names=["points", "memory"], quick=True, models=None, batches=None
     )
     with pytest.raises(MemoryError):
         bench.main(given)
-    written = json.loads(file.read_text())
+    assert file.read_text() == "of an earlier time"
+    written = json.loads((tmp_path / "some.part.json").read_text())
     assert written["memory"] == {"peak_bytes": 5} and "points" not in written and written["cores"] > 0
 
 

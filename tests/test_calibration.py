@@ -355,16 +355,18 @@ def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("seconds_per_example", "fits", "expected"),
+    ("seconds_per_example", "of_slowest", "fits", "expected"),
     [
-        (0.001, 1000, [8, 16, 64, 256]),
-        (0.02, 1000, [8, 16, 64]),  # 256 would take longer than there is
-        (1.0, 1000, [8]),  # which is measured however long it takes
-        (0.001, 100, [8, 16, 64]),
+        (0.001, 0.0, 1000, [8, 16, 64, 256]),
+        (0.02, 0.0, 1000, [8, 16, 64]),  # 256 would take longer than there is
+        (0.02, 0.2, 1000, [8, 16]),  # 64 would, for another worker
+        (1.0, 0.0, 1000, [8]),  # which is measured however long it takes
+        (0.001, 0.0, 100, [8]),  # after 256 was too large nothing is measured any more
+        (0.001, 0.0, 4, []),
     ],
 )
 def test_the_largest_batch_there_is_time_and_memory_for_is_measured_after_the_smallest(
-    seconds_per_example: float, fits: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+    seconds_per_example: float, of_slowest: float, fits: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What small batches are fastest in may be slow for large ones."""
     clock, order = SimpleNamespace(now=0.0), []
@@ -373,18 +375,21 @@ def test_the_largest_batch_there_is_time_and_memory_for_is_measured_after_the_sm
         if batch > fits:
             raise MemoryError
         order.append(batch)
-        seconds = float(job.slowness * seconds_per_example * batch)
+        seconds = float(job * seconds_per_example * batch)
         clock.now += seconds
         return seconds
 
+    def gather(told: dict[str, Any]) -> list[dict[str, Any]]:
+        return [told, {"seconds": (of_slowest, 0.0)}]
+
     monkeypatch.setattr(calibrate, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(calibrate, "_step_seconds", step_seconds)
-    dataset = SimpleNamespace(train_labels=range(50_000))
-    jobs: list[Any] = [SimpleNamespace(dataset=dataset, slowness=slowness) for slowness in (1.0, 1.2)]
-    found = calibrate._times(jobs, wanted_batches=(8, 16, 32, 64, 128, 256))
+    jobs: list[Any] = [1.0, 1.2]
+    strategy: Any = SimpleNamespace(gather_json=gather)
+    found = calibrate._times(lambda: jobs, (8, 16, 64, 256), strategy)
     assert [*found] == expected and all(len(own) >= 2 for rounds in found.values() for own in rounds)
-    assert clock.now < 25 or expected == [8]
-    assert [*dict.fromkeys(order)] == [expected[0], *expected[:0:-1]]
+    assert clock.now < 18 or expected == [8]
+    assert [*dict.fromkeys(order)] == [*expected[:1], *expected[:0:-1]]
 
 
 def test_workers_that_measured_other_batches_go_by_those_of_all() -> None:

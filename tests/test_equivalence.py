@@ -340,6 +340,30 @@ def test_steps_have_the_same_examples_and_crops_whatever_the_worker_count(num_wo
         assert sorted(i for indices, _ in epoch for i in indices) == list(range(NUM_TRAIN))
 
 
+@pytest.mark.parametrize("num_passes", [1, 2])
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("strategy=horovod",),
+        ("strategy=horovod", "strategy.buckets=3"),
+        ("strategy=ddp",),
+        ("strategy=allreduce", "strategy.transport=shared_memory"),
+        ("strategy=parameter_server", "strategy.num_servers=1"),
+    ],
+    ids=" ".join,
+)
+def test_gradients_that_are_written_to_the_vector_at_once_are_exchanged_like_others(
+    how: tuple[str, ...], num_passes: int
+) -> None:
+    """Of kernels that are larger than their maps. By BatchNorm, workers are not the same as one with all examples."""
+    more = ("model=resnet18", "optimizer.lr=0.05", "epochs=1", "global_batch=24", f"accumulation_steps={num_passes}")
+    found, other = trained(2, *how, *more)
+    expected, _ = trained(2, "strategy=allreduce", "strategy.transport=network", *more)
+    assert found["moved"] > 1e-5
+    assert torch.equal(found["parameters"], other["parameters"])
+    torch.testing.assert_close(found["parameters"], expected["parameters"], rtol=1e-9, atol=1e-9)
+
+
 def test_fp16_on_the_wire_stays_close_and_keeps_workers_equal() -> None:
     more = ("compression=fp16", "precision=fp32", "global_batch=24")
     first, second = trained(2, *more)

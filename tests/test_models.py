@@ -61,10 +61,13 @@ def test_taps_that_meet_padding_alone_are_left_out_and_nothing_changes(stem: str
 
 @pytest.mark.parametrize("num_passes", [1, 2])
 @pytest.mark.parametrize("uses", [1, 2])
-def test_gradients_of_left_out_taps_are_zeros_wherever_they_are_written(num_passes: int, uses: int) -> None:
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+def test_gradients_of_left_out_taps_are_zeros_wherever_they_are_written(
+    num_passes: int, uses: int, memory_format: torch.memory_format
+) -> None:
     torch.manual_seed(0)
     plain = resnet18.plain("imagenet", num_classes=10, in_channels=3).double()
-    trimmed = taps.trim(copy.deepcopy(plain))
+    trimmed = taps.trim(copy.deepcopy(plain)).to(memory_format=memory_format)  # type: ignore[call-overload]
     vector = Vector(trimmed)
     vector.gradients.fill_(7.0)  # what an exchange, or an outer step, left there
     images = torch.randn(num_passes, 4, 3, 32, 32, dtype=torch.float64)
@@ -73,20 +76,16 @@ def test_gradients_of_left_out_taps_are_zeros_wherever_they_are_written(num_pass
         for some in images:
             torch.stack([model(some) for _ in range(uses)]).square().sum().backward()
     weight = trimmed.get_parameter("layer4.1.conv2.weight")
-    at_once = weight.grad is not None and weight.grad.data_ptr() == vector.gradients.data_ptr() + offset(vector, weight)
-    assert at_once == (uses == 1)  # of two uses the engine adds what they give before it is the weight's
+    (part,) = (part for part in vector.slices if part.name == "layer4.1.conv2.weight")
+    if uses == 1:  # of two, autograd may add the gradients elsewhere
+        assert weight.grad is not None and weight.grad.data_ptr() == vector.gradients[part.start :].data_ptr()
     vector.collect_gradients()
     for (name, parameter), other in zip(plain.named_parameters(), trimmed.parameters(), strict=True):
-        torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-9, atol=1e-11, msg=name)
+        torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-9, atol=1e-9, msg=name)
     # Outside of a step nobody writes there.
     before = vector.gradients.clone()
     torch.autograd.grad(trimmed(images[0]).sum(), [weight])
     assert torch.equal(vector.gradients, before)
-
-
-def offset(vector: Vector, weight: torch.nn.Parameter) -> int:
-    """In bytes, of a tensor in its vector."""
-    return weight.data_ptr() - vector.parameters.data_ptr()
 
 
 @pytest.mark.parametrize("kernel", [1, 2, 3, 7])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import bsweep
 from bsweep import allocation, calibration, report
 from bsweep import config as schema
-from bsweep.analysis.loading import tables_of
+from bsweep.analysis.loading import _by_column, tables_of
 from bsweep.calibration import Numerics, Timed
 from bsweep.config import ConfigError
 from bsweep.runlog import BatchChanged, Continued, Damaged, Newer, RunPaths, Step, ended
@@ -245,3 +245,18 @@ def test_anything_as_probe_json_is_read_or_said(policy: str, tmp_path: Path) -> 
 
     fuzz(read, damaged(whole))
     assert True in ends and False in ends
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([{"a": 1, "b": 2}, {"b": 4, "a": 3}], {"a": (1, 3), "b": (2, 4)}),
+        ([{"a": 1, "b": 2}, {"a": 3, "c": 4}], {"a": (1, 3), "b": (2, None), "c": (None, 4)}),  # as many, but others
+        ([{"a": 1}, {"a": 3, "b": 4}], {"a": (1, 3), "b": (None, 4)}),
+        ([{"a": 1}, {"a": 2}], {"a": (1, 2)}),
+        ([{}], {}),
+        ([], {}),
+    ],
+)
+def test_rows_become_columns_by_their_names(rows: list[dict[str, int]], expected: dict[str, tuple[int, ...]]) -> None:
+    assert _by_column(rows) == expected

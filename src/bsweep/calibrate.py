@@ -7,6 +7,7 @@ measure at once, as they will train at once; the slowest of them counts.
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,9 @@ from bsweep.strategies import Strategy
 _MOST_SECONDS = 15.0  # for all batches: one that would take longer is left out
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 12
 _HOPELESS = 1.5  # times as slow as the fastest in the first rounds: not measured again at this batch
+
+_Times = dict[int, list[list[float]]]
+"""By batch, the seconds of each candidate in each round."""
 
 LoneJob = Callable[[Numerics], Job]
 """Makes what trains the run's model in such numbers, by a worker without others."""
@@ -54,7 +58,7 @@ def agree(
             native = precision.choose(replace(config, precision="auto"), device)
             answer = replace(found, settled=Numerics(native, channels_last=True), settled_by="gpu")
         else:
-            own = _measure(config, found, dataset, device, lone_job)
+            own = _measure(config, found, dataset, device, lone_job, strategy)
             answer = _of_slowest([calibration.parse(each) for each in strategy.gather_json(asdict(own))])
         shape = tuple(dataset.train_inputs.shape[1:])
         own_hardware = hardware or found.hardware
@@ -91,7 +95,12 @@ def _of_slowest(found: Sequence[Calibration]) -> Calibration:
 
 
 def _measure(
-    config: RunConfig, wanted: Calibration, dataset: Dataset, device: torch.device, lone_job: LoneJob
+    config: RunConfig,
+    wanted: Calibration,
+    dataset: Dataset,
+    device: torch.device,
+    lone_job: LoneJob,
+    strategy: Strategy,
 ) -> Calibration:
     """Seconds of this worker alone, for each candidate, at each batch that there is time and memory for."""
     native = precision.choose(replace(config, precision="auto"), device)
@@ -100,9 +109,8 @@ def _measure(
     if dataset.train_inputs.dim() != 4:  # of which there is but one
         formats = formats[:1]
     candidates = [Numerics(one, last) for one in precisions for last in formats]
-    found: dict[int, list[list[float]]] = {}
-    with _as_far_as_memory_goes():
-        found = _times(_jobs(candidates, lone_job), wanted.wanted_batches)
+    batches = _spread(sorted({min(batch, len(dataset.train_labels)) for batch in wanted.wanted_batches}))
+    found = _times(lambda: _jobs(candidates, lone_job), batches, strategy)
     gc.collect()  # the candidates' models
     by_candidate = zip(*([min(rounds) for rounds in each] for each in found.values()), strict=True)
     timed = [Timed(numerics, seconds) for numerics, seconds in zip(candidates, by_candidate, strict=bool(found))]
@@ -123,23 +131,37 @@ def _jobs(candidates: Sequence[Numerics], lone_job: LoneJob) -> list[Job]:
     return [replace(jobs[numerics.channels_last], numerics=numerics) for numerics in candidates]
 
 
-def _times(jobs: Sequence[Job], wanted_batches: Sequence[int]) -> dict[int, list[list[float]]]:
-    """By batch, the seconds of each candidate in each round: the smallest, then the largest that there is time for."""
-    num_train = len(jobs[0].dataset.train_labels)
-    smallest, *larger = _spread(sorted({min(batch, num_train) for batch in wanted_batches}))
-    ends = time.monotonic() + _MOST_SECONDS
-    found = {smallest: _rounds(jobs, smallest, ends)}
-    per_example = sum(map(min, found[smallest])) / smallest  # of a larger one it is less
-    for batch in reversed(larger):
-        if time.monotonic() + _LEAST_ROUNDS * per_example * batch <= ends:
-            with _as_far_as_memory_goes():
-                found[batch] = _rounds(jobs, batch, ends)
+def _times(make_jobs: Callable[[], list[Job]], batches: Sequence[int], strategy: Strategy) -> _Times:
+    """The seconds at the smallest of these batches, then at the largest that all workers have time for."""
+    smallest, *larger = batches
+    found: _Times = {}
+    with _as_far_as_memory_goes():
+        jobs = make_jobs()
+        began = time.monotonic()
+        found[smallest] = _rounds(jobs, smallest, until=began + _MOST_SECONDS / (5 if larger else 1))
+    own = (_seconds_of(found[smallest]) / smallest, time.monotonic() - began) if found else (math.inf, math.inf)
+    every = [each["seconds"] for each in strategy.gather_json({"seconds": own})]  # for all to measure the same
+    per_example, spent = map(max, zip(*every, strict=True))
+    costs: dict[int, float] = {}
+    for batch in reversed(larger):  # of which an example takes less, or as much
+        if spent + sum(costs.values()) + per_example * batch <= _MOST_SECONDS:
+            costs[batch] = per_example * batch
+    with _as_far_as_memory_goes():  # a process in which it was short measures nothing more
+        for batch in [*costs]:
+            del costs[batch]
+            found[batch] = _rounds(jobs, batch, until=began + _MOST_SECONDS - sum(costs.values()))
     return dict(sorted(found.items()))
+
+
+def _seconds_of(rounds: Sequence[Sequence[float]]) -> float:
+    """What the least that `_rounds` does takes."""
+    leasts = [min(own) for own in rounds]
+    again = [least for least in leasts if least < _HOPELESS * min(leasts)]
+    return 2 * sum(leasts) + (_LEAST_ROUNDS - 1) * sum(again)
 
 
 @contextmanager
 def _as_far_as_memory_goes() -> Iterator[None]:
-    """Leave out what there is no memory for."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -152,9 +174,8 @@ def _spread(batches: Sequence[int]) -> list[int]:
     return sorted({batches[(len(batches) - 1) * third // 3] for third in range(4)})
 
 
-def _rounds(jobs: Sequence[Job], batch: int, ends: float) -> list[list[float]]:
-    """Seconds of a step of each candidate, in turns: a machine's speed changes with the time. Others get half of it."""
-    until = (time.monotonic() + ends) / 2
+def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
+    """Seconds of a step of each candidate, in turns: a machine's speed changes with the time."""
     for job in jobs:
         _step_seconds(job, batch)  # chooses and compiles kernels
     seconds: list[list[float]] = [[] for _ in jobs]

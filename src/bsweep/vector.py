@@ -36,7 +36,10 @@ class Slice:
 
 
 GRADIENT_PLACE = "gradient_place"
-"""Attribute of a tensor in a pass: where its gradient may be written, instead of being copied there after the pass."""
+"""Attribute of a tensor in a pass: where its gradient may be written, instead of being copied there after the pass.
+
+Whoever writes there takes the attribute away first: of a second pass, the gradient is added to what is there.
+"""
 
 Zeros = Callable[[Tensor], Tensor]
 """Makes zeros like a tensor, in memory of its choice."""
@@ -77,7 +80,8 @@ class Vector(Flat):
 
     Matrices come first and vectors (biases, normalisation scales) last, each in the model's order, so that weight
     decay on matrices alone is one slice. A step begins with `drop_gradients`, and after its backward passes
-    `collect_gradients` brings them into the vector: one copy, where accumulating there would take zeroing and adding.
+    `collect_gradients` brings them into the vector: one copy of those that were not written there at once, where
+    accumulating there would take zeroing and adding.
     """
 
     def __init__(self, model: nn.Module, new_gradients: Zeros = torch.zeros_like) -> None:

@@ -148,7 +148,7 @@ def _abbreviates(short: str, word: str) -> bool:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested mappings by their dotted keys."""
+    """The leaves of nested dictionaries by their dotted keys."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         leaves |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
