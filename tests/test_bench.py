@@ -123,6 +123,9 @@ def test_what_was_measured_outlives_a_bench_that_fails(tmp_path: Path, monkeypat
     assert file.read_text() == "of an earlier time"
     written = json.loads((tmp_path / "some.part.json").read_text())
     assert written["memory"] == {"peak_bytes": 5} and "points" not in written and written["cores"] > 0
+    given.names = ["memory"]
+    assert bench.main(given) == 0 and [path.name for path in tmp_path.iterdir()] == ["some.json"]
+    assert json.loads(file.read_text())["memory"] == {"peak_bytes": 5}
 
 
 def test_programs_take_turns_and_are_compared_by_ratios_of_medians() -> None:

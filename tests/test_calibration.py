@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -355,21 +356,27 @@ def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("seconds_per_example", "of_slowest", "fits", "expected"),
+    ("seconds_per_example", "of_another", "fits", "expected"),
     [
-        (0.001, 0.0, 1000, [8, 16, 64, 256]),
-        (0.02, 0.0, 1000, [8, 16, 64]),  # 256 would take longer than there is
-        (0.02, 0.2, 1000, [8, 16]),  # 64 would, for another worker
-        (1.0, 0.0, 1000, [8]),  # which is measured however long it takes
-        (0.001, 0.0, 100, [8]),  # after 256 was too large nothing is measured any more
-        (0.001, 0.0, 4, []),
+        (0.001, (0.0, 0.0), 1000, [8, 16, 64, 256]),
+        (0.02, (0.0, 0.0), 1000, [8, 16, 64]),  # 256 would take longer than there is
+        (0.02, (0.2, 0.0), 1000, [8, 16]),  # 64 would, for another worker
+        (0.02, (0.0, 12.0), 1000, [8, 16]),  # and for one that has little time left
+        (0.001, (math.inf, math.inf), 1000, [8]),  # which has no memory for 8
+        (1.0, (0.0, 0.0), 1000, [8]),  # which is measured however long it takes
+        (0.001, (0.0, 0.0), 100, [8]),  # after 256 was too large nothing is measured any more
+        (0.001, (0.0, 0.0), 4, []),
     ],
 )
 def test_the_largest_batch_there_is_time_and_memory_for_is_measured_after_the_smallest(
-    seconds_per_example: float, of_slowest: float, fits: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+    seconds_per_example: float,
+    of_another: tuple[float, float],
+    fits: int,
+    expected: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What small batches are fastest in may be slow for large ones."""
-    clock, order = SimpleNamespace(now=0.0), []
+    clock, order, gathered = SimpleNamespace(now=0.0), [], []
 
     def step_seconds(job: Any, batch: int) -> float:
         if batch > fits:
@@ -380,7 +387,8 @@ def test_the_largest_batch_there_is_time_and_memory_for_is_measured_after_the_sm
         return seconds
 
     def gather(told: dict[str, Any]) -> list[dict[str, Any]]:
-        return [told, {"seconds": (of_slowest, 0.0)}]
+        gathered.append(told)
+        return [json.loads(json.dumps(each)) for each in (told, {"seconds": of_another})]
 
     monkeypatch.setattr(calibrate, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(calibrate, "_step_seconds", step_seconds)
@@ -389,6 +397,7 @@ def test_the_largest_batch_there_is_time_and_memory_for_is_measured_after_the_sm
     found = calibrate._times(lambda: jobs, (8, 16, 64, 256), strategy)
     assert [*found] == expected and all(len(own) >= 2 for rounds in found.values() for own in rounds)
     assert clock.now < 18 or expected == [8]
+    assert len(gathered) == 1, "all workers call it, whatever happens to one"
     assert [*dict.fromkeys(order)] == [*expected[:1], *expected[:0:-1]]
 
 
