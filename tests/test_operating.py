@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +20,9 @@ import pytest
 
 from bsweep import claims, commands, runlog, states, study, terminal
 from bsweep.commands import Planned
+from bsweep.config import InlineConfig
 from bsweep.estimate import Estimate, Timed
-from bsweep.launch import stop
+from bsweep.launch import inline, stop
 from bsweep.runlog import RunPaths, Step, checkpoint_at, following, read_records, reading, request_stop
 from bsweep.states import NEW, State
 from tests.running import TINY, Fork, bsweep, compose, popen, struck, tool
@@ -162,6 +164,28 @@ def test_an_interrupt_that_is_dropped_by_what_was_called_still_ends_the_run(tmp_
     with pytest.raises(KeyboardInterrupt):
         run()
     assert went_on == [then] * (then == "end")
+
+
+def test_what_fails_by_an_interrupt_is_no_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the sweep's own process, a moment after the last poll."""
+
+    def measure(*_: Any, **__: Any) -> None:
+        stopping.polled_with(lambda: None)()
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        raise RecursionError("import numpy.linalg as linalg")
+
+    monkeypatch.setitem(sys.modules, "bsweep.probe", SimpleNamespace(measure=measure))
+    config, paths = compose("local_batch=2", *ALONE), RunPaths(tmp_path)
+    how, outcomes = config.launch, list[Any]()
+    assert isinstance(how, InlineConfig)
+
+    def launched(poll: Callable[[], None]) -> None:
+        outcomes.append(inline.launch(config, how, paths, poll, "bsweep.probe"))
+
+    with pytest.raises(KeyboardInterrupt), stop.Stopping(config, paths, print) as stopping:
+        launched(stopping.polled_with(lambda: None))
+    assert not outcomes
 
 
 def test_a_run_that_is_told_to_stop_has_the_time_that_its_checkpoint_takes(

@@ -39,6 +39,7 @@ def launch(
         else:
             _train(config, paths, time.time(), on_poll)
     except Exception as error:
+        on_poll()  # raises an interrupt that it may have failed by, as imports of torch and numpy do at times
         _is_spoilt = _is_spoilt or (not is_apart and spoils_process(error))
         if not (isinstance(error, OSError) and is_full(error)):  # which says what to do, and is nobody's mistake
             traceback.print_exc()

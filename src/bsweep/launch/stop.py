@@ -81,6 +81,8 @@ class Stopping:
 
     def _poll(self) -> None:
         now = time.monotonic()
+        if self._asked_at == _LONG_AGO:
+            raise KeyboardInterrupt
         if now - self._polled_at < 1:
             return
         self._polled_at = now
@@ -91,7 +93,7 @@ class Stopping:
             return
         if is_saving(self._paths):
             self._saving_at = now
-        if self._asked_at == _LONG_AGO or now - self._saving_at > self._grace_seconds * self._can_save:
+        if now - self._saving_at > self._grace_seconds * self._can_save:
             raise KeyboardInterrupt
 
     def _look_at_steps(self) -> None:
