@@ -68,7 +68,7 @@ say "In $folder, on $(sort <<<"$gpus" | uniq -c | sed -E 's/^ *([0-9]+) /\1 x /'
 set_up=(scripts/setup.sh)
 if [[ $python ]]; then
     export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
-    set_up=("$python" -m bsweep.gpus) # whether torch can use them
+    set_up=("$python" -m bsweep.core.gpus) # whether torch can use them
 fi
 say "set-up: ${set_up[*]}"
 if [[ -z $dry ]]; then

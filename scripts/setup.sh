@@ -65,7 +65,7 @@ scripts/build_horovod.sh $python --check # before minutes of downloads
 # pip's build environments obey them too. Relative, because pip splits these at blanks.
 export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 step "Installing torch: a minute or two" $python -m pip install --upgrade pip torch
-run env PYTHONPATH=src $python -W ignore -m bsweep.gpus # a driver that is too old is no surprise of the first run
+run env PYTHONPATH=src $python -W ignore -m bsweep.core.gpus # a driver that is too old is no surprise of the first run
 run scripts/build_horovod.sh $python
 step "Installing bsweep and the rest: a minute or two" $python -m pip install -e '.[dev,horovod]'
 fingerprint >$stamp

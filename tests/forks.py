@@ -24,7 +24,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bsweep import composing, fresh
+from bsweep import composing
+from bsweep.core import fresh_process
 
 _IMPORTED = (
     "bsweep.strategies.diloco",
@@ -45,7 +46,7 @@ _HIGH = 500  # numbers from here on are nobody's
 
 
 def main(path: str) -> None:
-    fresh.end_with_parent()
+    fresh_process.end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     for module in _IMPORTED:
         importlib.import_module(module)
@@ -122,7 +123,7 @@ def _become(
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    os.environ.pop(fresh.LAUNCHER, None)  # the parent is another here
+    os.environ.pop(fresh_process.LAUNCHER, None)  # the parent is another here
     tempfile.tempdir = None  # what was found here is not where the variables say
     option, what, *arguments = command
     if option == "-m":

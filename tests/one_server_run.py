@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from bsweep import optim
 from bsweep.config import ParameterServerConfig, RunConfig, read, save
+from bsweep.core.ranks import Place
 from bsweep.errors import WorkerLost, errors_reported
-from bsweep.place import Place
 from bsweep.runlog import RunPaths
 from bsweep.strategies.parameter_server import ParameterServer, serve
 from bsweep.strategies.server import Server

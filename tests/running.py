@@ -24,8 +24,8 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from bsweep import fresh
 from bsweep.config import RunConfig, conf_dir, parse
+from bsweep.core import fresh_process
 from tests.ask_forks import ask
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +59,7 @@ def popen(
         stdout=output,
         stderr=output,
         text=True,
-        preexec_fn=fresh.end_with_parent,
+        preexec_fn=fresh_process.end_with_parent,
     )
 
 

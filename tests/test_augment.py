@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from bsweep.core.randomness import random_bits, stream_of
 from bsweep.data.augment import crop_and_flip, crop_stream, normalize
-from bsweep.randomness import random_bits, stream_of
 
 MASK = (1 << 64) - 1
 

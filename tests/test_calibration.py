@@ -15,7 +15,7 @@ import torch
 from bsweep import calibrate, calibration, precision, steps, study, worker
 from bsweep.calibration import Calibration, Numerics, Timed
 from bsweep.config import RunConfig
-from bsweep.place import Place
+from bsweep.core.ranks import Place
 from bsweep.runlog import Continued, RunLog, RunPaths, hardware_words, read_json, read_records, write_json
 from tests.running import TINY, bsweep, compose
 from tests.synthetic_study import META, write_run

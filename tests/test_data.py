@@ -34,9 +34,9 @@ from bsweep.config import (
     ImageFolderConfig,
     SyntheticConfig,
 )
+from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.data import cache, digits
 from bsweep.data.dataset import Dataset, balanced_subset, channel_statistics
-from bsweep.torchvision_shim import import_torchvision
 
 CPU = torch.device("cpu")
 DIGITS = DigitsConfig(subset=None, crop_padding=4, flip=False, name="digits", side=32)
@@ -553,7 +553,7 @@ def test_a_worker_imports_nothing_slow_to_load_what_is_cached(folder: Path) -> N
 
 def test_torchvision_imports_beside_any_torch() -> None:
     assert "torchvision.models" in _modules_after(
-        "from bsweep.torchvision_shim import import_torchvision; import_torchvision(); "
+        "from bsweep.core.torchvision_shim import import_torchvision; import_torchvision(); "
         "import_torchvision(); import torchvision.models; torchvision.models.resnet18()"
     )
 

@@ -15,8 +15,8 @@ from torch.optim import SGD, AdamW
 
 from bsweep import batching, data, models
 from bsweep.config import DiLoCoConfig, RunConfig
+from bsweep.core.ranks import Place
 from bsweep.data import augment
-from bsweep.place import Place
 from bsweep.runlog import Round, RunPaths, read_records
 from bsweep.strategies.diloco import Arrivals, DiLoCo
 from bsweep.strategies.eager import EagerDiLoCo

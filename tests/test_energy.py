@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import bsweep
-from bsweep import energy, worker
+from bsweep import worker
 from bsweep.analysis.derived import with_energy
-from bsweep.place import Place
+from bsweep.core import energy
+from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths, read_records
 from tests.running import TINY, compose
 

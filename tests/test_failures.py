@@ -16,8 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bsweep import fresh, lifeline, peers, runlog, study, worker
+from bsweep import lifeline, peers, runlog, study, worker
 from bsweep.config import RunConfig
+from bsweep.core import fresh_process
 from bsweep.errors import WorkerLost, said_by, worker_lost
 from bsweep.launch import failure, processes, stop
 from bsweep.launch.outcome import Outcome
@@ -162,11 +163,11 @@ def test_what_a_killed_launcher_has_started_ends_with_it(tmp_path: Path) -> None
 
 
 def test_what_lost_its_launcher_while_it_imported_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fresh, "end_with_parent", lambda: None)
-    fresh.end_with_launcher()  # of what nobody names a launcher is known
-    monkeypatch.setenv(fresh.LAUNCHER, str(os.getppid()))
-    fresh.end_with_launcher()
-    monkeypatch.setenv(fresh.LAUNCHER, "1")
+    monkeypatch.setattr(fresh_process, "end_with_parent", lambda: None)
+    fresh_process.end_with_launcher()  # of what nobody names a launcher is known
+    monkeypatch.setenv(fresh_process.LAUNCHER, str(os.getppid()))
+    fresh_process.end_with_launcher()
+    monkeypatch.setenv(fresh_process.LAUNCHER, "1")
     with pytest.raises(SystemExit, match="has ended"):
         worker.work_and_leave(pytest.fail)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bsweep import fresh, memory
 from bsweep.config import InlineConfig, RunConfig
+from bsweep.core import fresh_process, memory
 from bsweep.errors import spoils_process
 from bsweep.launch import failure, inline
 from bsweep.launch.outcome import Outcome
@@ -54,7 +54,7 @@ def _convolve(without_room: bool) -> None:
 
 
 def test_each_call_has_a_process_of_its_own() -> None:
-    assert [fresh.call(_count), fresh.call(_count), len(_calls)] == [1, 1, 0]
+    assert [fresh_process.call(_count), fresh_process.call(_count), len(_calls)] == [1, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_each_call_has_a_process_of_its_own() -> None:
 )
 def test_what_ends_the_process_is_raised(kind: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        fresh.call(_fail, kind)
+        fresh_process.call(_fail, kind)
 
 
 def test_what_fails_for_want_of_memory_works_in_the_next_process() -> None:
     with suppress(MemoryError, RuntimeError):  # an error or a crash; and on some processors there is room enough
-        fresh.call(_convolve, True)
-    fresh.call(_convolve, False)
+        fresh_process.call(_convolve, True)
+    fresh_process.call(_convolve, False)
 
 
 def test_a_process_is_spoilt_by_what_a_cpu_has_no_room_for() -> None:
@@ -92,7 +92,7 @@ def test_inline_trains_in_fresh_processes_under_a_limit_and_after_a_point_withou
         raise ValueError("there")
 
     monkeypatch.setattr(inline, "_train", train)
-    monkeypatch.setattr(fresh, "call", call)
+    monkeypatch.setattr(fresh_process, "call", call)
     lone = (*TINY, "local_batch=8", "num_workers=1", "launch=inline", "strategy=single")
     plain, limited = compose(*lone), compose(*lone, "launch.memory_limit_mb=[64]")
 

@@ -43,7 +43,7 @@ def script(tmp_path: Path) -> Script:
 def calls(folder: Path) -> list[str]:
     """What was run since the last time: tests, benches, the sweep."""
     log = folder / "calls"
-    lines = [line for line in log.read_text().splitlines() if line != "-m bsweep.gpus"] if log.exists() else []
+    lines = [line for line in log.read_text().splitlines() if line != "-m bsweep.core.gpus"] if log.exists() else []
     log.unlink(missing_ok=True)
     return lines
 
@@ -56,7 +56,7 @@ def test_without_a_gpu_it_says_so_and_does_nothing(script: Script, tmp_path: Pat
 
 
 def test_gpus_that_torch_cannot_use_end_it_before_the_tests(script: Script, tmp_path: Path) -> None:
-    result = script(gpus="Tesla K80\\n", FAILING="bsweep.gpus")
+    result = script(gpus="Tesla K80\\n", FAILING="bsweep.core.gpus")
     assert result.returncode == 3 and not calls(tmp_path)
 
 
@@ -64,7 +64,7 @@ def test_a_dry_run_says_what_it_would_do(script: Script, tmp_path: Path) -> None
     result = script("--dry-run", "data.root=cifar10", gpus="Tesla T4\\nTesla T4\\n")
     assert result.returncode == 0
     where, set_up, tests, bench, sweep = result.stderr.splitlines()
-    assert set_up.startswith("set-up: ") and set_up.endswith("python -m bsweep.gpus")
+    assert set_up.startswith("set-up: ") and set_up.endswith("python -m bsweep.core.gpus")
     assert where == "In results/2x_tesla_t4, on 2 x Tesla T4:"
     assert tests.startswith("tests: ") and "-m pytest -m gpu" in tests
     assert "scripts/bench.py --json results/2x_tesla_t4/bench.json step strategies" in bench

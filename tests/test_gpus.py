@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bsweep import gpus, launch, peers, worker
+from bsweep import launch, peers, worker
 from bsweep.config.launch import nodes_of
-from bsweep.place import Place
+from bsweep.core import gpus
+from bsweep.core.ranks import Place
 from tests.running import TINY, bsweep, compose, imported_first, summaries
 
 Machine = Callable[..., None]
@@ -124,7 +125,7 @@ def test_workers_end_before_they_take_a_gpu_that_is_not_there(tmp_path: Path) ->
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if 'RANK' in os.environ:\n"
-        "    import platform, bsweep.gpus as gpus\n"
+        "    import platform, bsweep.core.gpus as gpus\n"
         "    platform.node, gpus.num_gpus = lambda: 'gpu7', lambda _: 1\n"
     )
     point = ("local_batch=8", "num_workers=2", "strategy=ddp", "model=tiny_cnn", *TINY, "study=s")

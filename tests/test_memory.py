@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep import evaluation, memory, steps, worker
+from bsweep import evaluation, steps, worker
+from bsweep.core import memory
+from bsweep.core.ranks import Place
 from bsweep.job import Job
-from bsweep.place import Place
 from bsweep.runlog import RunPaths, read_records
 from tests.gpus import on_gpus
 from tests.running import TINY, compose

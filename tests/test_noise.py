@@ -16,10 +16,10 @@ from torch.optim import SGD
 import bsweep
 from bsweep import analysis, loop, noise, noise_meter, steps, worker
 from bsweep.config import ConfigError
+from bsweep.core.ranks import Place
 from bsweep.data import augment, plan
 from bsweep.job import Job
 from bsweep.noise import Average, of_parts, squared_norm
-from bsweep.place import Place
 from bsweep.runlog import RunPaths
 from bsweep.vector import Vector
 from tests import running

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bsweep import worker
-from bsweep.place import Place
+from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths, read_json, read_records
 from tests.gpus import on_gpus
 from tests.running import TINY, bsweep, compose, imported_first

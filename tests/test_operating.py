@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 
-from bsweep import claims, commands, runlog, states, study, terminal
+from bsweep import claims, commands, runlog, states, study
 from bsweep.commands import Planned
 from bsweep.config import InlineConfig
+from bsweep.core import terminal
 from bsweep.estimate import Estimate, Timed
 from bsweep.launch import inline, stop
 from bsweep.runlog import RunPaths, Step, checkpoint_at, following, read_records, reading, request_stop

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from bsweep import models, optim
-from bsweep.torchvision_shim import import_torchvision
+from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.vector import Vector
 from tests.running import compose
 from tests.test_steps import Operations

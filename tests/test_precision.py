@@ -15,8 +15,8 @@ from torch.optim import SGD, AdamW, Optimizer, RMSprop
 from bsweep import checkpoint, precision, steps
 from bsweep.checkpoint import Cursor
 from bsweep.config import ConfigError
+from bsweep.core.ranks import Place
 from bsweep.job import Job
-from bsweep.place import Place
 from bsweep.precision import LossScale
 from bsweep.runlog import RunPaths
 from tests.running import compose

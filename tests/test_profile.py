@@ -14,8 +14,8 @@ import torch
 from bsweep import anatomy, cli, optim, profile, steps, worker
 from bsweep.anatomy import Anatomy
 from bsweep.clock import PhaseClock
+from bsweep.core.ranks import Place
 from bsweep.job import Job
-from bsweep.place import Place
 from bsweep.runlog import RunPaths
 from tests.gpus import on_gpus
 from tests.running import TINY, bsweep, compose

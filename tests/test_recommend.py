@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 import bsweep
-from bsweep import energy, recommend
+from bsweep import recommend
 from bsweep.analysis.prediction import Prediction, fit, predict_from
 from bsweep.analysis.prediction.next_run import SHARE, Grid, Key, Next, Offer, first_run, next_run
 from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.selection import Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
 from bsweep.config import ConfigError, target_of
+from bsweep.core import energy
 from bsweep.runlog import Status
 from tests.running import Fork, compose, imported_first
 from tests.running import bsweep as command

@@ -290,7 +290,7 @@ def test_a_checkpoint_that_finds_no_room_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if 'RANK' in os.environ:\n"
-        "    import bsweep.files as files\n"
+        "    import bsweep.core.tensor_files as files\n"
         "    plain, calls = files.write, []\n"
         "    def full(*a):\n"
         "        calls.append(1)\n"

@@ -19,10 +19,10 @@ import torch
 
 from bsweep import launch, worker
 from bsweep.config import HorovodrunConfig
+from bsweep.core.randomness import seed_of
+from bsweep.core.ranks import Place, num_cores
 from bsweep.errors import errors_reported
 from bsweep.launch import environment
-from bsweep.place import Place, num_cores
-from bsweep.randomness import seed_of
 from bsweep.runlog import RunPaths, read_records
 from tests.running import TINY, Fork, bsweep, compose, forks, imported_first, popen, struck, tool, workers_left
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from bsweep import optim, sharding
 from bsweep.config import ParameterServerConfig, RunConfig
-from bsweep.torchvision_shim import import_torchvision
+from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.vector import Shard, Slice, Vector, layout
 from tests.running import compose
 

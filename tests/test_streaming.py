@@ -10,11 +10,11 @@ import torch
 
 from bsweep import data, worker
 from bsweep.config import SyntheticConfig
+from bsweep.core.ranks import Place
 from bsweep.data import dataset as datasets
 from bsweep.data import plan
 from bsweep.data.dataset import Dataset, placed
 from bsweep.data.streaming import Part
-from bsweep.place import Place
 from bsweep.runlog import RunPaths
 from tests.running import TINY, compose
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bsweep.compression.base import Group
-from bsweep.place import Place
+from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths, Traffic
 from bsweep.strategies.summing import Summing
 from tests.running import compose

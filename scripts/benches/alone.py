@@ -24,8 +24,8 @@ from benches.common import (
 )
 from bsweep import anatomy, batching, calibration, profile, steps, study, worker
 from bsweep.config import RunConfig
+from bsweep.core.ranks import Place
 from bsweep.job import Job
-from bsweep.place import Place
 from tests.running import compose, write_text
 
 FP32 = ("precision=fp32", "channels_last=false")

@@ -11,9 +11,9 @@ import torch
 from benches import alone
 from benches.common import Program, Seconds, alternating, calls_of, medians
 from bsweep import batching, noise_meter, steps
+from bsweep.core.ranks import Place
 from bsweep.data.plan import Share
 from bsweep.job import Job
-from bsweep.place import Place
 from tests.running import compose
 
 SIZE = 64

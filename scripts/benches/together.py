@@ -20,9 +20,9 @@ from benches import alone
 from benches.common import Program, alternating, calls_of, compared, plain_model, plain_optimizer, plain_step, ready
 from bsweep import steps
 from bsweep.config import RunConfig
+from bsweep.core.ranks import Place, num_cores
 from bsweep.data import plan
 from bsweep.job import Job
-from bsweep.place import Place, num_cores
 from bsweep.strategies import process_group
 from tests.running import meeting_at, meeting_port, tool, write_text
 

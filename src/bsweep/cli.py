@@ -11,7 +11,8 @@ import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bsweep import __version__, terminal
+from bsweep import __version__
+from bsweep.core import terminal
 
 USAGE = """\
 usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m every point of a grid

@@ -15,7 +15,7 @@ from typing import Any
 from bsweep import data
 from bsweep.config import RunConfig
 from bsweep.config.groups import LaunchConfig
-from bsweep.place import Place, inside_horovodrun
+from bsweep.core.ranks import Place, inside_horovodrun
 
 
 @dataclass(frozen=True)

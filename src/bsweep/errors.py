@@ -11,7 +11,7 @@ import torch
 
 from bsweep import runlog
 from bsweep.config import own
-from bsweep.place import Place
+from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths, Status
 
 
@@ -98,7 +98,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def spoils_process(error: BaseException) -> bool:
-    """Whether nothing more should be trained in this process: oneDNN may fail from now on, see `bsweep.fresh`."""
+    """Whether nothing more should be trained in this process: oneDNN may fail from now on, see `bsweep.core.fresh_process`."""
     return is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError)  # which is a GPU's
 
 

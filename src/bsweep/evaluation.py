@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bsweep import memory, runlog
+from bsweep import runlog
 from bsweep.checkpoint import Cursor
 from bsweep.clock import StepClock
+from bsweep.core import memory
 from bsweep.data import plan
 from bsweep.job import Job
 

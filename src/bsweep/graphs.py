@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bsweep import memory
+from bsweep.core import memory
 
 Launch = Callable[[Tensor, Tensor], Tensor]
 """Leaves the gradient of examples in the vector, by their numbers and their `crop_stream`, and gives their sums."""

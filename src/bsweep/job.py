@@ -16,12 +16,12 @@ from bsweep.batching import Policy
 from bsweep.calibration import Numerics
 from bsweep.clock import Phase, Slowdown, untimed
 from bsweep.config import ImageConfig, RunConfig
+from bsweep.core.ranks import Place
 from bsweep.data import augment
 from bsweep.data.dataset import Dataset
 from bsweep.graphs import Graph
 from bsweep.noise_meter import NoiseMeter
 from bsweep.objective import Objective
-from bsweep.place import Place
 from bsweep.precision import AUTOCAST
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.strategies import Strategy

@@ -9,10 +9,11 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from bsweep import energy, evaluation, memory, optim, runlog, steps
+from bsweep import evaluation, optim, runlog, steps
 from bsweep.batching import Seen
 from bsweep.checkpoint import Cursor, Keeper
 from bsweep.clock import StepClock
+from bsweep.core import energy, memory
 from bsweep.data import plan
 from bsweep.errors import Diverged
 from bsweep.job import Job

@@ -22,9 +22,10 @@ from typing import Any
 import psutil
 
 from bsweep import config as schema
-from bsweep import data, gpus
+from bsweep import data
 from bsweep.config import DataConfig, own
-from bsweep.place import num_cores
+from bsweep.core import gpus
+from bsweep.core.ranks import num_cores
 from bsweep.runlog import RunPaths
 
 PACKAGES = ("bsweep", "torch", "horovod")

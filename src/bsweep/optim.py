@@ -23,7 +23,7 @@ from bsweep.config import (
     resolve,
     scaled_rate,
 )
-from bsweep.torchvision_shim import import_torchvision
+from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.vector import Flat
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from bsweep.core.gpus import driver_version
+from bsweep.core.ranks import Place
 from bsweep.data.dataset import Dataset
-from bsweep.gpus import driver_version
-from bsweep.place import Place
 from bsweep.precision import are_rounded
 
 Peer = Mapping[str, Any]

@@ -10,9 +10,9 @@ from bsweep import commands, overview, study, sweep
 from bsweep.cli import BAD_CONFIG, end_with_reader
 from bsweep.commands import Planned
 from bsweep.config import RunConfig
+from bsweep.core.ranks import inside_horovodrun
 from bsweep.estimate import Timed
 from bsweep.overview import Row
-from bsweep.place import inside_horovodrun
 
 _OWN_FLAGS = ("--json", "--probe", "--report")
 

@@ -15,13 +15,14 @@ from typing import NoReturn, cast
 import torch
 from torch import Tensor
 
-from bsweep import allocation, fresh, memory, optim, precision, runlog, trial, worker
+from bsweep import allocation, optim, precision, runlog, trial, worker
 from bsweep.allocation import ProbedBatch, ProbedWorker
 from bsweep.clock import StepClock
 from bsweep.config import AnyStrategy, RunConfig
+from bsweep.core import fresh_process, memory
+from bsweep.core.ranks import Place
 from bsweep.errors import is_out_of_memory
 from bsweep.job import Job
-from bsweep.place import Place
 from bsweep.runlog import RunPaths
 from bsweep.worker import do_nothing
 
@@ -143,7 +144,7 @@ def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 
             seconds = trial.step_seconds(trial.alone(job), local_batch, times)
         else:
             arguments = job.config, job.paths, job.place.rank, torch.get_num_threads(), local_batch, times
-            seconds = fresh.call(trial.step_seconds_within, limit, *arguments, on_poll=job.on_step)
+            seconds = fresh_process.call(trial.step_seconds_within, limit, *arguments, on_poll=job.on_step)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -14,14 +14,15 @@ from typing import Any, NoReturn
 import torch
 from torch import profiler
 
-from bsweep import anatomy, loop, memory, runlog, steps, worker
+from bsweep import anatomy, loop, runlog, steps, worker
 from bsweep.anatomy import PARTS, Anatomy
 from bsweep.checkpoint import Cursor
 from bsweep.clock import Phase, PhaseClock, StepClock
 from bsweep.config import RunConfig
+from bsweep.core import memory
+from bsweep.core.ranks import Place
 from bsweep.data import plan
 from bsweep.job import Job
-from bsweep.place import Place
 from bsweep.runlog import RunPaths
 from bsweep.worker import do_nothing
 

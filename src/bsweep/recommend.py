@@ -17,10 +17,10 @@ from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import missing
 from bsweep.cli import BAD_CONFIG
 from bsweep.config import ConfigError, RunConfig, flatten, target_of
+from bsweep.core.gpus import num_gpus
+from bsweep.core.ranks import inside_horovodrun
 from bsweep.estimate import duration
-from bsweep.gpus import num_gpus
 from bsweep.launch import team
-from bsweep.place import inside_horovodrun
 from bsweep.search import AXES, Search, named, say
 
 
@@ -100,7 +100,7 @@ def _may_tell_energy(config: RunConfig) -> bool:
         return True
     import torch  # which takes seconds
 
-    from bsweep import energy
+    from bsweep.core import energy
 
     return not math.isnan(energy.Meter(torch.device("cpu"), counts_host=True).joules())
 

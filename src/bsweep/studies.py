@@ -14,7 +14,7 @@ from bsweep import claims, commands, overview, states
 from bsweep.cli import BAD_CONFIG, end_with_reader
 from bsweep.commands import Command
 from bsweep.config import did_you_mean
-from bsweep.place import Place, inside_horovodrun
+from bsweep.core.ranks import Place, inside_horovodrun
 
 Sweep = Callable[[], int]
 

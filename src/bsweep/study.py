@@ -24,11 +24,11 @@ import psutil
 
 from bsweep import allocation, anatomy, calibration, claims, data, elsewhere, launch, models, runlog, sharding, states
 from bsweep.config import ConfigError, RunConfig, own, refuse_vain_evaluations, save
+from bsweep.core.ranks import inside_horovodrun, num_cores
 from bsweep.launch import Outcome, team
 from bsweep.launch import check as check_launch
 from bsweep.launch.stop import Stopping, pause, seconds_before_retry
 from bsweep.launch.team import Entry
-from bsweep.place import inside_horovodrun, num_cores
 from bsweep.progress import Output, Progress
 from bsweep.runlog import Event, RunLog, RunPaths, is_stop_requested
 from bsweep.trackers import check as check_trackers

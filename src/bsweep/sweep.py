@@ -19,9 +19,9 @@ from bsweep.cli import BAD_CONFIG, report
 from bsweep.commands import Command
 from bsweep.config import ConfigError, ProcessesConfig, RunConfig, own, parse, slurm
 from bsweep.config.whole import is_full
+from bsweep.core.ranks import inside_horovodrun
 from bsweep.grid import to_config, values_of
 from bsweep.launch import preflight, team
-from bsweep.place import inside_horovodrun
 from bsweep.progress import Progress
 from bsweep.trackers import live
 

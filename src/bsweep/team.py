@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from bsweep.config import own
-from bsweep.place import Place
+from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths
 
 PATIENCE_SECONDS = 60

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import torch
 
-from bsweep import memory, optim, steps, worker
+from bsweep import optim, steps, worker
 from bsweep.clock import StepClock
 from bsweep.config import RunConfig, SingleConfig, UniformConfig
+from bsweep.core import memory
+from bsweep.core.ranks import Place
 from bsweep.job import Job
-from bsweep.place import Place
 from bsweep.runlog import RunPaths, SignOfLife
 from bsweep.strategies.single import Single
 
@@ -66,7 +67,7 @@ def step_seconds_within(
 ) -> float:
     """As `step_seconds`, of a worker that is prepared for it on the CPU, as for a run, and may take so much beside.
 
-    To be called in a process of its own (`bsweep.fresh`), for one that has failed under a limit is of no further use.
+    To be called in a process of its own (`bsweep.core.fresh_process`), for one that has failed under a limit is of no further use.
     """
     torch.set_num_threads(num_threads)
     job = worker.prepare(lone_config(config, rank), paths, Place())

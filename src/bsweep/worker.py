@@ -22,9 +22,7 @@ from bsweep import (
     checkpoint,
     data,
     evaluation,
-    fresh,
     loop,
-    memory,
     models,
     noise_meter,
     objective,
@@ -38,13 +36,14 @@ from bsweep import (
 from bsweep.calibration import Numerics
 from bsweep.clock import Slowdown
 from bsweep.config import RunConfig, own, read
+from bsweep.core import fresh_process, memory
+from bsweep.core.gpus import num_gpus
+from bsweep.core.randomness import seed_of
+from bsweep.core.ranks import Place
 from bsweep.data.dataset import Dataset
 from bsweep.errors import Diverged, Stopped, errors_reported
-from bsweep.gpus import num_gpus
 from bsweep.job import Job, memory_format
-from bsweep.place import Place
 from bsweep.precision import LossScale
-from bsweep.randomness import seed_of
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.strategies import InBackward, Strategy
 from bsweep.strategies.single import Single
@@ -213,7 +212,7 @@ def work_and_leave(work: Callable[[], object]) -> NoReturn:
     One that fails leaves at once, when it has said why: what Python does before it ends may wait for other workers. A
     torchrun that is killed leaves its processes behind, which would train on after the run's end is on record.
     """
-    fresh.end_with_launcher()
+    fresh_process.end_with_launcher()
     try:
         work()
     except BaseException:

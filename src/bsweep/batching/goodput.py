@@ -16,10 +16,10 @@ import torch
 from scipy.optimize import least_squares
 from scipy.special import ndtr
 
-from bsweep import pollux
 from bsweep.batching.base import Seen
 from bsweep.batching.changing import Decision, Measuring
 from bsweep.config import GoodputConfig, RunConfig
+from bsweep.core import pollux
 from bsweep.data.plan import Share
 from bsweep.noise import GradientNoise
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bsweep.config import CodecConfig
-from bsweep.randomness import seed_of
+from bsweep.core.randomness import seed_of
 from bsweep.vector import Flat
 
 

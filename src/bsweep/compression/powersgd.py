@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bsweep.compression.base import Codec, Group, Setting
 from bsweep.config import PowerSGDConfig
-from bsweep.randomness import seed_of
+from bsweep.core.randomness import seed_of
 from bsweep.vector import Slice
 
 

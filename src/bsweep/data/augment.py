@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bsweep.randomness import random_bits, stream_of
+from bsweep.core.randomness import random_bits, stream_of
 
 
 def crop_stream(seed: int, epoch: int) -> int:

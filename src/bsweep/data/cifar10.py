@@ -41,7 +41,7 @@ def load(config: Cifar10Config) -> Dataset:
 
 
 def _from_torchvision(config: Cifar10Config) -> Dataset:
-    from bsweep.torchvision_shim import import_torchvision  # here, for a launched worker should not wait for it
+    from bsweep.core.torchvision_shim import import_torchvision  # here, for a launched worker should not wait for it
 
     import_torchvision()
     from torchvision.datasets import CIFAR10

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bsweep.core.randomness import random_bits, stream_of
 from bsweep.data.streaming import Part
-from bsweep.randomness import random_bits, stream_of
 
 _CHUNK = 256  # images counted at once
 _MOST_OF_FREE = 0.5  # the model and its activations need the rest

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bsweep.config import ImageFolderConfig
+from bsweep.core.ranks import num_cores
 from bsweep.data.cache import cached, cached_info
 from bsweep.data.info import DataInfo
 from bsweep.data.pictures import pixels, with_progress
-from bsweep.place import num_cores
 
 if TYPE_CHECKING:
     from bsweep.data.dataset import Dataset

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bsweep.randomness import random_bits, stream_of
+from bsweep.core.randomness import random_bits, stream_of
 
 
 def epoch_order(num_examples: int, *, seed: int, epoch: int) -> Tensor:

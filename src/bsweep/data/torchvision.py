@@ -55,7 +55,7 @@ def _name(config: TorchvisionConfig) -> str:
 
 
 def _from_torchvision(config: TorchvisionConfig) -> Dataset:
-    from bsweep.torchvision_shim import import_torchvision  # here, for a launched worker should not wait for it
+    from bsweep.core.torchvision_shim import import_torchvision  # here, for a launched worker should not wait for it
 
     kind = getattr(import_torchvision().datasets, config.dataset)
     from bsweep.data import examples  # imports torch

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import psutil
 
-from bsweep import memory
 from bsweep.config import ProcessesConfig, RunConfig, resolve, show
 from bsweep.config.launch import most_at_once, slots_of
-from bsweep.gpus import num_gpus
+from bsweep.core import memory
+from bsweep.core.gpus import num_gpus
+from bsweep.core.ranks import Place, inside_horovodrun
 from bsweep.launch import environment, preflight, processes
 from bsweep.launch.outcome import Outcome
 from bsweep.launch.team import Entry
-from bsweep.place import Place, inside_horovodrun
 from bsweep.runlog import RunPaths
 
 __all__ = ["Outcome", "check", "check_hosts", "launch"]

@@ -11,9 +11,9 @@ from bsweep.config import RunConfig, SshConfig
 from bsweep.config.hosts import names_in
 from bsweep.config.launch import hosts_of_ranks, nodes_of
 from bsweep.config.whole import why_full
+from bsweep.core.memory import CRASHES
 from bsweep.launch import ssh
 from bsweep.launch.outcome import Outcome, first_error
-from bsweep.memory import CRASHES
 from bsweep.runlog import RunPaths
 
 _QUOTED_LINES = 15

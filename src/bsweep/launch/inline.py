@@ -12,9 +12,9 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from bsweep import fresh
 from bsweep.config import InlineConfig, RunConfig
 from bsweep.config.whole import is_full
+from bsweep.core import fresh_process
 from bsweep.launch.outcome import Outcome, recorded
 from bsweep.launch.team import Entry
 from bsweep.runlog import RunPaths
@@ -26,8 +26,8 @@ def launch(
     config: RunConfig, launch: InlineConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry
 ) -> Outcome:
     """See `bsweep.launch.launch`."""
+    from bsweep.core.ranks import Place
     from bsweep.errors import described, spoils_process, status_of  # torch is imported only where a worker runs
-    from bsweep.place import Place
 
     global _is_spoilt
     is_apart = _is_spoilt or bool(launch.memory_limit_mb)
@@ -35,7 +35,7 @@ def launch(
         if entry != "bsweep.worker":
             importlib.import_module(entry).measure(config, paths, Place(), on_step=on_poll)
         elif is_apart:
-            fresh.call(_train, config, paths, time.time(), on_poll=on_poll)
+            fresh_process.call(_train, config, paths, time.time(), on_poll=on_poll)
         else:
             _train(config, paths, time.time(), on_poll)
     except Exception as error:
@@ -51,8 +51,8 @@ def launch(
 
 def _train(config: RunConfig, paths: RunPaths, launched_at: float, on_step: Callable[[], None] = lambda: None) -> None:
     from bsweep import worker
+    from bsweep.core.ranks import Place
     from bsweep.errors import Diverged, Stopped
-    from bsweep.place import Place
 
     with suppress(Diverged, Stopped):  # on record
         worker.train(config, paths, Place(), launched_at=launched_at, on_step=on_step)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bsweep.config import RunConfig
-from bsweep.gpus import num_gpus
+from bsweep.core.gpus import num_gpus
+from bsweep.core.ranks import num_cores, usable_cores
 from bsweep.launch.environment import own_gpus
-from bsweep.place import num_cores, usable_cores
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-from bsweep import terminal
 from bsweep.config import RunConfig
+from bsweep.core import terminal
 from bsweep.runlog import RunPaths, is_saving, is_stop_requested, request_stop
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

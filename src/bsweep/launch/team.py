@@ -23,7 +23,7 @@ import psutil
 
 from bsweep import lifeline
 from bsweep.config import ProcessesConfig, RunConfig, own
-from bsweep.fresh import end_with_parent
+from bsweep.core.fresh_process import end_with_parent
 from bsweep.runlog import RunPaths
 from bsweep.team import PATIENCE_SECONDS, SPOILT, TeamPaths
 

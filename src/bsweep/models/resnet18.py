@@ -7,8 +7,8 @@ from typing import Literal
 from torch import nn
 
 from bsweep.config import ResNet18Config
+from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.models import taps
-from bsweep.torchvision_shim import import_torchvision
 
 
 def build(config: ResNet18Config, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:

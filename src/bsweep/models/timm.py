@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from bsweep.config import TimmConfig
+from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.models import libraries
-from bsweep.torchvision_shim import import_torchvision
 
 
 def build(config: TimmConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:

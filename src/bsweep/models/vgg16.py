@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import nn
 
 from bsweep.config import VGG16Config
-from bsweep.torchvision_shim import import_torchvision
+from bsweep.core.torchvision_shim import import_torchvision
 
 
 def build(config: VGG16Config, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:

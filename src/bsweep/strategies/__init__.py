@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bsweep.config import RunConfig, resolve
-from bsweep.place import Place
+from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths
 from bsweep.strategies.base import InBackward, Rounds, Strategy
 

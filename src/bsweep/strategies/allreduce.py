@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bsweep.config import AllReduceConfig, RunConfig
+from bsweep.core.ranks import Place
 from bsweep.errors import worker_lost
-from bsweep.place import Place
 from bsweep.runlog import Event, RunPaths
 from bsweep.strategies import shared_memory
 from bsweep.strategies.collectives import Wire

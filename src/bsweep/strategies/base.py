@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from bsweep.clock import Mark, mark, seconds_between
 from bsweep.config import RunConfig, StrategyConfig, Transport
+from bsweep.core.ranks import Place
 from bsweep.data.plan import Share, global_batch
-from bsweep.place import Place
 from bsweep.runlog import Checkpoint, Event, Round, RunPaths, Traffic
 from bsweep.vector import Flat
 

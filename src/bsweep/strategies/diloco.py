@@ -23,9 +23,9 @@ from torch.optim import SGD, Optimizer
 
 from bsweep import optim
 from bsweep.config import DiLoCoConfig, RunConfig, SGDConfig, resolve
+from bsweep.core.ranks import Place
 from bsweep.data.plan import Share
 from bsweep.errors import WorkerLost
-from bsweep.place import Place
 from bsweep.runlog import Event, Round, RunPaths, Traffic
 from bsweep.strategies import clocks
 from bsweep.strategies.base import Meter, Rounds

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bsweep.config import DiLoCoConfig, RunConfig
-from bsweep.place import Place
+from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths
 from bsweep.strategies.diloco import Arrivals, DiLoCo
 from bsweep.vector import Flat

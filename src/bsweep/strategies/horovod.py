@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bsweep.config import HorovodConfig, RunConfig
+from bsweep.core.ranks import Place
 from bsweep.errors import worker_lost
-from bsweep.place import Place
 from bsweep.runlog import RunPaths
 from bsweep.strategies.base import InBackward
 from bsweep.strategies.summing import Summing

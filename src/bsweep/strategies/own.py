@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bsweep.config import ConfigError, OwnStrategyConfig, RunConfig, own
-from bsweep.place import Place
+from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths
 from bsweep.strategies.base import Rounds, Strategy
 from bsweep.strategies.summing import Summing

@@ -14,8 +14,8 @@ from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 
 from bsweep.config import Algorithm, ProcessesConfig, RunConfig, StrategyConfig
+from bsweep.core.ranks import Place
 from bsweep.errors import worker_lost
-from bsweep.place import Place
 from bsweep.runlog import RunPaths
 from bsweep.strategies.base import Strategy
 from bsweep.strategies.collectives import ALGORITHMS, Wire

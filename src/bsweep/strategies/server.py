@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bsweep import files, optim
+from bsweep import optim
 from bsweep.config import ParameterServerConfig, RunConfig
+from bsweep.core import tensor_files
 from bsweep.errors import WorkerLost
 from bsweep.runlog import Checkpoint, RunPaths, ServerLoad
 from bsweep.strategies.server_links import Arrival, Inbox, Kind, ToWorker
@@ -128,14 +129,14 @@ class Server:
             "recorded_bytes": self._file.tell(),
         }
         try:
-            files.write(state, path)
+            tensor_files.write(state, path)
         except (OSError, RuntimeError):
             traceback.print_exc()
             return False
         return True
 
     def _restore(self, path: Path) -> bool:
-        state = files.read(path)
+        state = tensor_files.read(path)
         if state is None:
             return False
         self._shard.parameters.copy_(state["parameters"])

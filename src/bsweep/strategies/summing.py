@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from bsweep import compression, optim
 from bsweep.compression.base import Codec
 from bsweep.config import RunConfig, StrategyConfig
-from bsweep.place import Place
+from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths
 from bsweep.strategies.base import Meter, Strategy
 from bsweep.vector import Flat

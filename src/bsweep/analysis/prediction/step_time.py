@@ -22,9 +22,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy.special import ndtr
 
-from bsweep import pollux
 from bsweep.analysis.prediction import cells
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array, posterior
+from bsweep.core import pollux
 
 Kind = Literal["step", "compute", "exposed", "exchange"]
 

@@ -1,6 +1,6 @@
 """GPUs of this machine: how many a process may use, and what to do where torch can use none of them.
 
-`python -m bsweep.gpus` says so and fails, before a set-up takes its minutes.
+`python -m bsweep.core.gpus` says so and fails, before a set-up takes its minutes.
 """
 
 from __future__ import annotations

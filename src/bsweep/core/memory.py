@@ -26,7 +26,7 @@ def limited(mebibytes: float | None) -> Iterator[None]:
 
     Beyond that, allocations fail: torch's and Python's raise what `errors.is_out_of_memory` knows. A compiled kernel
     that finds no room leaves oneDNN broken in its thread, or crashes (`CRASHES`): a process that has failed under a
-    limit must not train or measure anything else, see `bsweep.fresh`. The kernel of Linux counts what is private and
+    limit must not train or measure anything else, see `bsweep.core.fresh_process`. The kernel of Linux counts what is private and
     writable (RLIMIT_DATA), so neither libraries nor a data set that is mapped from a file.
     """
     if mebibytes is None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from bsweep.memory import CRASHES
+from bsweep.core.memory import CRASHES
 
 _T = TypeVar("_T")
 _POLL_SECONDS = 0.2
