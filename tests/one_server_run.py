@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from bsweep import optim
 from bsweep.config import ParameterServerConfig, RunConfig, read, save
 from bsweep.core.ranks import Place
-from bsweep.errors import WorkerLost, errors_reported
 from bsweep.runlog import RunPaths
+from bsweep.runlog.errors import WorkerLost, errors_reported
 from bsweep.strategies.parameter_server import ParameterServer, serve
 from bsweep.strategies.server import Server
 from bsweep.strategies.server_links import Arrival

@@ -12,11 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep import calibrate, calibration, precision, steps, study, worker
-from bsweep.calibration import Calibration, Numerics, Timed
+from bsweep import calibrate, precision, steps, study, worker
 from bsweep.config import RunConfig
 from bsweep.core.ranks import Place
-from bsweep.runlog import Continued, RunLog, RunPaths, hardware_words, read_json, read_records, write_json
+from bsweep.runlog import (
+    Continued,
+    RunLog,
+    RunPaths,
+    calibration_file,
+    hardware_words,
+    read_json,
+    read_records,
+    write_json,
+)
+from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
 from tests.running import TINY, bsweep, compose
 from tests.synthetic_study import META, write_run
 
@@ -42,13 +51,13 @@ def measured(**seconds: tuple[float, ...]) -> Calibration:
 )
 def test_the_fastest_per_example_is_chosen(times: tuple[tuple[float, float], ...], chosen: Numerics) -> None:
     found = measured(**dict(zip(("fp32", "fp32_last", "bf16_last"), times, strict=True)))
-    assert calibration.choose(AUTO, found, default=FP32_LAST) == chosen
+    assert calibration_file.choose(AUTO, found, default=FP32_LAST) == chosen
     assert str(chosen) in found.says(AUTO)
 
 
 def test_what_is_within_the_noise_is_no_difference() -> None:
     found = replace(measured(fp32=(0.1, 0.2), bf16_last=(0.09, 0.18)), noise=0.1)
-    assert calibration.choose(AUTO, found, default=BF16_LAST) == FP32
+    assert calibration_file.choose(AUTO, found, default=BF16_LAST) == FP32
     assert "none is faster by more than 13% at local batch 8, 64 (time of bf16, channels_last 0.90x)" in found.says(
         AUTO
     )
@@ -57,31 +66,31 @@ def test_what_is_within_the_noise_is_no_difference() -> None:
 def test_a_point_by_itself_asks_in_its_own_folder_unless_its_study_has_an_answer(tmp_path: Path) -> None:
     """So `bsweep profile` of one batch does not settle what a sweep over others trains in."""
     point = replace(AUTO, results_dir=str(tmp_path))
-    folder, path = point.study_dir / ".profile", calibration.path_of(point)
+    folder, path = point.study_dir / ".profile", calibration_file.path_of(point)
     folder.mkdir(parents=True)
     for asked, own in ((None, True), (Calibration(1, (8, 64)), True), (measured(fp32=(0.1, 0.2)), False)):
         if asked:
-            calibration.write(path, asked)
-        calibration.request([point], calibration.LEAST_STEPS, folder)
-        assert (calibration.read(path) if asked else path.exists()) == (asked or False)
-        assert calibration.path_in(folder, point) == (folder / path.name if own else path)
+            calibration_file.write(path, asked)
+        calibration_file.request([point], calibration_file.LEAST_STEPS, folder)
+        assert (calibration_file.read(path) if asked else path.exists()) == (asked or False)
+        assert calibration_file.path_in(folder, point) == (folder / path.name if own else path)
         (folder / path.name).unlink(missing_ok=True)
 
 
 def test_runs_of_earlier_versions_say_what_a_study_goes_on_in() -> None:
     record = {"precision": "fp32", "config": {}}
-    assert calibration._of_start(record) == FP32
-    assert calibration._of_start({**record, "config": {"channels_last": True}}) == FP32_LAST
-    assert calibration._of_start({**record, "channels_last": False, "config": {"channels_last": "auto"}}) == FP32
+    assert calibration_file._of_start(record) == FP32
+    assert calibration_file._of_start({**record, "config": {"channels_last": True}}) == FP32_LAST
+    assert calibration_file._of_start({**record, "channels_last": False, "config": {"channels_last": "auto"}}) == FP32
 
 
 def test_what_a_run_says_itself_is_not_chosen() -> None:
     found = measured(fp32=(0.3, 0.3), fp32_last=(0.2, 0.2), bf16_last=(0.1, 0.1))
-    assert calibration.choose(compose("local_batch=8", "precision=fp32"), found, BF16_LAST) == FP32_LAST
+    assert calibration_file.choose(compose("local_batch=8", "precision=fp32"), found, BF16_LAST) == FP32_LAST
     exact = compose("local_batch=8", "precision=fp64", "channels_last=false")
-    assert calibration.choose(exact, found, BF16_LAST) == Numerics("fp64", False)
-    assert calibration.choose(compose("local_batch=8", "precision=bf16"), found, FP32) == BF16_LAST
-    assert calibration.choose(AUTO, None, BF16_LAST) == BF16_LAST
+    assert calibration_file.choose(exact, found, BF16_LAST) == Numerics("fp64", False)
+    assert calibration_file.choose(compose("local_batch=8", "precision=bf16"), found, FP32) == BF16_LAST
+    assert calibration_file.choose(AUTO, None, BF16_LAST) == BF16_LAST
 
 
 def test_a_strategy_that_refuses_fp16_is_not_given_it() -> None:
@@ -89,8 +98,8 @@ def test_a_strategy_that_refuses_fp16_is_not_given_it() -> None:
     found = Calibration(
         1, (8,), measured_batches=(8,), timed=(Timed(FP32, (0.2,)), Timed(Numerics("fp16", True), (0.1,)))
     )
-    assert calibration.choose(AUTO, found, FP32).precision == "fp16"
-    assert calibration.choose(servers, found, FP32).precision == "fp32"
+    assert calibration_file.choose(AUTO, found, FP32).precision == "fp16"
+    assert calibration_file.choose(servers, found, FP32).precision == "fp32"
 
 
 def test_batches_that_were_not_measured_go_by_the_nearest() -> None:
@@ -100,17 +109,17 @@ def test_batches_that_were_not_measured_go_by_the_nearest() -> None:
 
 def test_a_short_sweep_is_not_worth_a_calibration_and_a_study_is_asked_once(tmp_path: Path) -> None:
     points = [replace(AUTO, results_dir=str(tmp_path), local_batch=batch) for batch in (64, 8)]
-    path = calibration.path_of(points[0])
+    path = calibration_file.path_of(points[0])
     path.parent.mkdir()
-    calibration.request(points, calibration.LEAST_STEPS - 1)
-    calibration.request([compose("local_batch=8", "precision=fp32", "channels_last=true")], 10_000)
+    calibration_file.request(points, calibration_file.LEAST_STEPS - 1)
+    calibration_file.request([compose("local_batch=8", "precision=fp32", "channels_last=true")], 10_000)
     assert not path.exists()
-    calibration.request(points, calibration.LEAST_STEPS)
-    asked = calibration.read(path)
+    calibration_file.request(points, calibration_file.LEAST_STEPS)
+    asked = calibration_file.read(path)
     assert asked and asked.is_open and asked.wanted_batches == (8, 64)
-    assert calibration.is_open_to(asked, FP32) and calibration.is_open_to(asked, BF16_LAST)
-    calibration.request([replace(points[0], local_batch=256)], 10_000)
-    assert calibration.read(path) == asked
+    assert calibration_file.is_open_to(asked, FP32) and calibration_file.is_open_to(asked, BF16_LAST)
+    calibration_file.request([replace(points[0], local_batch=256)], 10_000)
+    assert calibration_file.read(path) == asked
 
 
 def test_only_what_all_points_leave_open_is_measured(tmp_path: Path) -> None:
@@ -119,9 +128,13 @@ def test_only_what_all_points_leave_open_is_measured(tmp_path: Path) -> None:
         asking = [replace(point, results_dir=str(tmp_path), study=f"s{len(given)}") for point in given]
         asking = [replace(point, precision="auto") for point in asking]
         asking[0].study_dir.mkdir()
-        calibration.request(asking, 10_000)
-        found = calibration.read(calibration.path_of(asking[0]))
-        assert found and calibration.is_open_to(found, FP32) and calibration.is_open_to(found, FP32_LAST) == is_open
+        calibration_file.request(asking, 10_000)
+        found = calibration_file.read(calibration_file.path_of(asking[0]))
+        assert (
+            found
+            and calibration_file.is_open_to(found, FP32)
+            and calibration_file.is_open_to(found, FP32_LAST) == is_open
+        )
 
 
 def test_gpus_take_their_half_precision_without_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,11 +151,11 @@ def test_gpus_take_their_half_precision_without_measuring(tmp_path: Path, monkey
         (asked, BF16_LAST, replace(asked, settled=BF16_LAST, **of)),
         (answered, FP32, answered),
     ):
-        calibration.write(calibration.path_of(point), found)
+        calibration_file.write(calibration_file.path_of(point), found)
         none: Any = None
         paths = RunPaths(point.study_dir / "run")
         assert calibrate.agree(point, paths, images, strategy, torch.device("cuda"), none) == chosen
-        assert calibration.read(calibration.path_of(point)) == kept
+        assert calibration_file.read(calibration_file.path_of(point)) == kept
 
 
 HERE, ELSEWHERE = {"cpu": "one", "cores": 2}, {"cpu": "other", "cores": 2}
@@ -152,20 +165,20 @@ def test_on_other_hardware_a_study_is_asked_anew_and_keeps_both_answers(tmp_path
     """What is native on one processor may be emulated on the next, whose runs do not compare anyway."""
     point, here, elsewhere = replace(AUTO, results_dir=str(tmp_path)), "one, 2 cores", "other, 2 cores"
     write_run(point.study_dir, local_batch=8, meta=ELSEWHERE, precision="bf16")
-    first = calibration.path_of(point)
-    calibration.write(first, replace(measured(bf16_last=(0.1, 0.2)), models=("old",)))  # which says not of what
-    calibration.request([point], 10, hardware=elsewhere)
-    kept = calibration.read(first)
+    first = calibration_file.path_of(point)
+    calibration_file.write(first, replace(measured(bf16_last=(0.1, 0.2)), models=("old",)))  # which says not of what
+    calibration_file.request([point], 10, hardware=elsewhere)
+    kept = calibration_file.read(first)
     assert kept and kept.hardware == elsewhere and kept.timed, "as its first run says"
-    calibration.request([point], 10, hardware=here)
-    path = calibration.path_of(point, here)
-    asked = calibration.read(path)
+    calibration_file.request([point], 10, hardware=here)
+    path = calibration_file.path_of(point, here)
+    asked = calibration_file.read(path)
     assert path != first and asked and asked.is_open and asked.models == ("resnet18",)
-    assert calibration.path_of(point, elsewhere) == first and calibration.read(first) == kept
+    assert calibration_file.path_of(point, elsewhere) == first and calibration_file.read(first) == kept
 
     # A worker finds it by what its own run is on, and the console says why there is another.
-    assert calibration.path_in(write_run(point.study_dir, local_batch=16, meta=HERE), point) == path
-    assert calibration.path_in(write_run(point.study_dir, local_batch=32, meta=ELSEWHERE), point) == first
+    assert calibration_file.path_in(write_run(point.study_dir, local_batch=16, meta=HERE), point) == path
+    assert calibration_file.path_in(write_run(point.study_dir, local_batch=32, meta=ELSEWHERE), point) == first
     answer = replace(asked, measured_batches=(8,), timed=(Timed(FP32, (0.1,)),))
     assert answer.says(AUTO).endswith(f", on {here}; this study's first answer was for {elsewhere}")
 
@@ -173,26 +186,26 @@ def test_on_other_hardware_a_study_is_asked_anew_and_keeps_both_answers(tmp_path
 def test_runs_on_this_hardware_alone_say_what_a_study_goes_on_in(tmp_path: Path) -> None:
     point, here = replace(AUTO, results_dir=str(tmp_path)), "one, 2 cores"
     write_run(point.study_dir, local_batch=8, meta=ELSEWHERE, precision="bf16")
-    calibration.request([point], 10, hardware=here)
-    assert not calibration.path_of(point, here).exists(), "too few steps to measure, and no emulated bf16"
+    calibration_file.request([point], 10, hardware=here)
+    assert not calibration_file.path_of(point, here).exists(), "too few steps to measure, and no emulated bf16"
     write_run(point.study_dir, local_batch=16, meta=HERE)
-    calibration.request([point], 10, hardware=here)
-    found = calibration.read(calibration.path_of(point, here))
+    calibration_file.request([point], 10, hardware=here)
+    found = calibration_file.read(calibration_file.path_of(point, here))
     assert found and found.settled == FP32_LAST and "as all runs of this study" in found.says(AUTO)
 
 
 def test_a_run_that_has_begun_goes_on_in_its_numbers(tmp_path: Path) -> None:
     run = write_run(tmp_path, local_batch=8, meta=ELSEWHERE, precision="bf16")
-    found = calibration.begun(run / "metrics.jsonl", AUTO)
-    assert found and calibration.choose(AUTO, found, FP32) == BF16_LAST
+    found = calibration_file.begun(run / "metrics.jsonl", AUTO)
+    assert found and calibration_file.choose(AUTO, found, FP32) == BF16_LAST
     assert "bf16, channels_last: as this run began" in found.says(AUTO)
-    assert calibration.begun(tmp_path / "none/metrics.jsonl", AUTO) is None
+    assert calibration_file.begun(tmp_path / "none/metrics.jsonl", AUTO) is None
 
 
 def test_a_run_that_has_begun_keeps_its_layout_where_it_says_its_precision(tmp_path: Path) -> None:
     run = write_run(tmp_path, local_batch=8, precision="fp32", settings={"precision": "fp32"})
     config = replace(AUTO, precision="fp32")
-    assert calibration.choose(config, calibration.begun(run / "metrics.jsonl", config), FP32) == FP32_LAST
+    assert calibration_file.choose(config, calibration_file.begun(run / "metrics.jsonl", config), FP32) == FP32_LAST
 
 
 def test_a_branch_begins_in_what_its_study_takes(tmp_path: Path) -> None:
@@ -201,12 +214,12 @@ def test_a_branch_begins_in_what_its_study_takes(tmp_path: Path) -> None:
     (own,) = [record for record in read_records(branch)[0] if record["type"] == "start"]
     with RunLog(branch) as log:
         log.write(Continued(message="until step 3", branch_of="other", num_steps=3, train_seconds=None))
-    assert calibration.begun(branch, AUTO) is None
-    calibration.request([replace(AUTO, results_dir=str(tmp_path))], 10, hardware="one, 2 cores")
+    assert calibration_file.begun(branch, AUTO) is None
+    calibration_file.request([replace(AUTO, results_dir=str(tmp_path))], 10, hardware="one, 2 cores")
     assert not (tmp_path / AUTO.study / "calibration.json").exists(), "the copy is no run of this study"
     with branch.open("a") as lines:
         lines.write(json.dumps({**own, "precision": "fp32"}) + "\n")
-    found = calibration.begun(branch, AUTO)
+    found = calibration_file.begun(branch, AUTO)
     assert found and found.settled == FP32_LAST
 
 
@@ -231,16 +244,16 @@ def test_workers_on_other_machines_than_who_asked_measure_once_for_each_kind(
 ) -> None:
     point = replace(AUTO, results_dir=str(tmp_path))
     point.study_dir.mkdir()
-    calibration.request([point], calibration.LEAST_STEPS, hardware=LOGIN)
-    first = calibration.path_of(point)
+    calibration_file.request([point], calibration_file.LEAST_STEPS, hardware=LOGIN)
+    first = calibration_file.path_of(point)
     assert agreed(point, monkeypatch, **HERE) == FP32
-    answer = calibration.read(first)
+    answer = calibration_file.read(first)
     assert answer and answer.timed and answer.hardware == "one, 2 cores" and not answer.instead_of
     assert agreed(point, monkeypatch, **ELSEWHERE) == FP32
     (other,) = {*point.study_dir.glob("calibration*.json")} - {first}
-    found = calibration.read(other)
+    found = calibration_file.read(other)
     assert found and found.timed and (found.hardware, found.instead_of) == ("other, 2 cores", answer.hardware)
-    assert calibration.read(first) == answer
+    assert calibration_file.read(first) == answer
 
 
 def test_workers_on_another_machine_than_who_asked_go_on_as_its_runs_did(
@@ -248,7 +261,7 @@ def test_workers_on_another_machine_than_who_asked_go_on_as_its_runs_did(
 ) -> None:
     point = replace(AUTO, results_dir=str(tmp_path))
     write_run(point.study_dir, local_batch=16, meta=ELSEWHERE, precision="bf16")
-    calibration.request([point], calibration.LEAST_STEPS, hardware=LOGIN)
+    calibration_file.request([point], calibration_file.LEAST_STEPS, hardware=LOGIN)
     assert agreed(point, monkeypatch, **ELSEWHERE) == BF16_LAST
 
 
@@ -257,22 +270,22 @@ def test_a_short_sweep_measures_on_other_hardware_if_its_study_was_long_enough(t
     point.study_dir.mkdir()
     settled = Calibration(1, (8,), settled=BF16_LAST, hardware="one, 2 cores")
     for first, is_asked in ((settled, False), (replace(settled, settled_by="gpu"), True)):
-        calibration.write(calibration.path_of(point), first)
-        calibration.request([point], 10, hardware=LOGIN)
-        path = calibration.path_of(point, LOGIN)
+        calibration_file.write(calibration_file.path_of(point), first)
+        calibration_file.request([point], 10, hardware=LOGIN)
+        path = calibration_file.path_of(point, LOGIN)
         assert path.exists() == is_asked
         path.unlink(missing_ok=True)
-        assert (calibration.asked(path, point, LOGIN) is not None) == is_asked
+        assert (calibration_file.asked(path, point, LOGIN) is not None) == is_asked
 
 
 def test_what_was_not_measured_is_said_too() -> None:
     start = {"precision": "fp32", "channels_last": False, "device": "cpu"}
-    assert calibration.unmeasured(start) == "fp32, contiguous: of fewer than 1,000 steps, nothing was measured"
+    assert calibration_file.unmeasured(start) == "fp32, contiguous: of fewer than 1,000 steps, nothing was measured"
     of_gpu = {**start, "precision": "bf16", "channels_last": True, "device": "NVIDIA H200"}
-    assert calibration.unmeasured(of_gpu) == "bf16, channels_last: by the kind of GPU, without measuring"
+    assert calibration_file.unmeasured(of_gpu) == "bf16, channels_last: by the kind of GPU, without measuring"
     settled = Calibration(1, (8,), settled=BF16_LAST, settled_by="gpu")
-    assert settled.says(AUTO) == calibration.unmeasured(of_gpu)
-    assert calibration.unmeasured(start, was_asked=True) == "fp32, contiguous: nothing could be measured"
+    assert settled.says(AUTO) == calibration_file.unmeasured(of_gpu)
+    assert calibration_file.unmeasured(start, was_asked=True) == "fp32, contiguous: nothing could be measured"
 
 
 SWEEP = ("run", "-m", "study=s", "model=tiny_cnn", *TINY, "epochs=1", "local_batch=8,16")
@@ -283,7 +296,9 @@ def ask(cwd: Path) -> Path:
     """What a sweep of many steps leaves for its first point."""
     path = cwd / "results/s/calibration.json"
     path.parent.mkdir(parents=True)
-    calibration.write(path, Calibration(1, wanted_batches=(8, 16), hardware=hardware_words(study.provenance(AUTO))))
+    calibration_file.write(
+        path, Calibration(1, wanted_batches=(8, 16), hardware=hardware_words(study.provenance(AUTO)))
+    )
     return path
 
 
@@ -296,14 +311,14 @@ def test_the_first_point_measures_for_all_of_a_study(tmp_path: Path) -> None:
     """Two workers, which go by the slower one; then one in the sweep's process, which finds the answer there."""
     path = ask(tmp_path)
     said = bsweep(*SWEEP, "strategy=allreduce", "num_workers=2", cwd=tmp_path).stderr
-    found = calibration.read(path)
+    found = calibration_file.read(path)
     assert found and found.measured_batches[0] == 8 and len(found.timed) in (2, 4)
     assert found.torch and found.example_shape == (3, 8, 8)
     chosen = found.ranked(AUTO)[0][0]
     assert said.count(f"  {chosen}: ") == said.count("at local batch 8") == 1
     bsweep(*SWEEP, *INLINE, cwd=tmp_path)
     kept = [Numerics(start["precision"], start["channels_last"]) for start in starts(tmp_path)]
-    assert kept == [chosen] * 4 and calibration.read(path) == found
+    assert kept == [chosen] * 4 and calibration_file.read(path) == found
 
 
 def test_a_calibration_leaves_no_trace_in_the_numbers_of_the_point_that_measures(tmp_path: Path) -> None:
@@ -326,7 +341,7 @@ def test_a_calibration_leaves_no_trace_in_the_numbers_of_the_point_that_measures
 def test_a_profile_measures_for_itself_alone(tmp_path: Path) -> None:
     point = ("model=tiny_cnn", *TINY, "epochs=1000", "local_batch=8", *INLINE)
     bsweep("profile", "study=s", *point, cwd=tmp_path)
-    found = calibration.read(tmp_path / "results/s/.profile/calibration.json")
+    found = calibration_file.read(tmp_path / "results/s/.profile/calibration.json")
     assert found and found.measured_batches == (8,) and not (tmp_path / "results/s/calibration.json").exists()
 
 
@@ -334,7 +349,7 @@ def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Pa
     """Each candidate's steps, optimizer included, at the run's own settings, and with a warm-up before."""
     path, point = tmp_path / "s" / "calibration.json", ("model=tiny_cnn", *TINY, f"results_dir={tmp_path}", "study=s")
     path.parent.mkdir()
-    calibration.write(path, Calibration(1, wanted_batches=(4, 8)))
+    calibration_file.write(path, Calibration(1, wanted_batches=(4, 8)))
     config = compose(*point, "local_batch=8", *INLINE)
     made: list[Numerics] = []
     steps_of = steps.train_step
@@ -349,9 +364,9 @@ def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Pa
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(steps, "train_step", counted)
         job = worker.prepare(config, RunPaths(tmp_path), Place())
-    found = calibration.read(path)
+    found = calibration_file.read(path)
     assert found and found.measured_batches == (4, 8) and {one.numerics for one in found.timed} == {*made}
-    assert made[: len(found.timed)] == [one.numerics for one in found.timed] and made[0] == calibration.PLAIN
+    assert made[: len(found.timed)] == [one.numerics for one in found.timed] and made[0] == calibration_file.PLAIN
     assert job.numerics == found.ranked(config)[0][0] and not job.vector.gradients.any()
 
 

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from bsweep import lifeline, peers, runlog, study, worker
 from bsweep.config import RunConfig
 from bsweep.core import fresh_process
-from bsweep.errors import WorkerLost, said_by, worker_lost
 from bsweep.launch import failure, processes, stop
 from bsweep.launch.outcome import Outcome
 from bsweep.progress import Progress
 from bsweep.runlog import RunPaths
+from bsweep.runlog.errors import WorkerLost, said_by, worker_lost
 from bsweep.strategies import ddp
 from tests.running import TINY, bsweep, compose, imported_first, popen
 

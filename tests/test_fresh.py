@@ -14,10 +14,10 @@ import torch
 
 from bsweep.config import InlineConfig, RunConfig
 from bsweep.core import fresh_process, memory
-from bsweep.errors import spoils_process
 from bsweep.launch import failure, inline
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog import RunPaths
+from bsweep.runlog.errors import spoils_process
 from tests.running import TINY, compose
 
 _calls: list[int] = []

@@ -17,20 +17,7 @@ import psutil
 import pytest
 
 import bsweep as package
-from bsweep import (
-    analysis,
-    calibration,
-    cli,
-    commands,
-    elsewhere,
-    parallel,
-    plots,
-    report,
-    runlog,
-    states,
-    study,
-    sweep,
-)
+from bsweep import analysis, cli, commands, elsewhere, parallel, plots, report, runlog, states, study, sweep
 from bsweep.analysis import Study, prediction
 from bsweep.analysis.prediction.selection import observed
 from bsweep.commands import Planned
@@ -41,7 +28,7 @@ from bsweep.launch.seats import Seats, Size
 from bsweep.launch.stop import Signals
 from bsweep.progress import Progress
 from bsweep.report import _write_data as write_data
-from bsweep.runlog import RunPaths, read_meta, read_records
+from bsweep.runlog import RunPaths, calibration_file, read_meta, read_records
 from bsweep.trackers import live
 from tests.running import TINY, Fork, bsweep, compose, imported_first, summaries
 from tests.synthetic_study import META, write_run
@@ -147,10 +134,10 @@ def test_points_at_once_heed_a_stop_from_elsewhere_and_a_second_interrupt(tmp_pa
 def test_the_first_of_points_at_once_finds_what_is_fastest_for_all(tmp_path: Path) -> None:
     path = tmp_path / "results/s/calibration.json"
     path.parent.mkdir(parents=True)
-    calibration.write(path, calibration.Calibration(1, (8, 16)))
+    calibration_file.write(path, calibration_file.Calibration(1, (8, 16)))
     result = bsweep("run", "-m", "local_batch=8,16,4", "study=s", "launch.parallel=2", *POINT, "epochs=1", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    found = calibration.read(path)
+    found = calibration_file.read(path)
     assert found and found.timed and result.stderr.count("at local batch 8") == 1
     starts = {paths: read_records(paths.metrics)[0][0] for paths in runs(tmp_path)}
     assert len({(one["precision"], one["channels_last"]) for one in starts.values()}) == 1
@@ -248,17 +235,17 @@ def test_who_measures_what_is_fastest_runs_alone(tmp_path: Path, monkeypatch: py
     sized(monkeypatch, 8)
     given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1", "channels_last=false")
     configs = [point(1, *given, f"seed={seed}", f"precision={of}") for seed, of in enumerate(("fp32", "auto") * 2)]
-    open_one = calibration.Calibration(1, wanted_batches=(8,))
+    open_one = calibration_file.Calibration(1, wanted_batches=(8,))
     configs[0].study_dir.mkdir(parents=True)
-    calibration.write(calibration.path_of(configs[0]), open_one)
+    calibration_file.write(calibration_file.path_of(configs[0]), open_one)
     crew, began = crew_of(*configs), []
     for _ in range(4):
         for _ in range(2):
             crew.start_what_fits(Pool(), Signals())
             began.append([one.place for one in crew.running.values()])
         if began[-1] == [1]:
-            found = replace(open_one, settled=calibration.PLAIN)
-            calibration.write(calibration.path_of(configs[0]), found)
+            found = replace(open_one, settled=calibration_file.PLAIN)
+            calibration_file.write(calibration_file.path_of(configs[0]), found)
         end_all(crew)
     assert began == [[0], [0], [1], [1], [2, 3], [2, 3], [], []]
 

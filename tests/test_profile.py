@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep import anatomy, cli, optim, profile, steps, worker
-from bsweep.anatomy import Anatomy
+from bsweep import cli, optim, profile, steps, worker
 from bsweep.clock import PhaseClock
 from bsweep.core.ranks import Place
 from bsweep.job import Job
-from bsweep.runlog import RunPaths
+from bsweep.runlog import RunPaths, profile_file
+from bsweep.runlog.profile_file import Anatomy
 from tests.gpus import on_gpus
 from tests.running import TINY, bsweep, compose
 
@@ -82,7 +82,7 @@ def test_a_worker_in_this_process_is_profiled(tmp_path: Path) -> None:
     assert "measuring local_batch=4, the first of" in result.stderr
     *_, sentence, trace = result.stdout.splitlines()
     assert ranges(tmp_path / trace) >= {*COMPUTING, "exchange", "optimizer", "loop", "aten::convolution"}
-    assert sentence.partition(":")[0] in anatomy._SENTENCES
+    assert sentence.partition(":")[0] in profile_file._SENTENCES
     assert not list((tmp_path / "results/s").glob("*/summary.json"))
 
 
@@ -95,12 +95,12 @@ def test_workers_are_profiled_together(overrides: tuple[str, ...], tmp_path: Pat
     result = bsweep("profile", *point, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     config = compose(*point, f"results_dir={tmp_path}/results")
-    workers = anatomy.read(config)
+    workers = profile_file.read(config)
     parts = {*COMPUTING, "exchange", "optimizer", "loop"}
     assert [one.parts.keys() for one in workers] == [parts, parts]
     assert [one.adds_up_to for one in workers] == pytest.approx([1, 1], abs=0.25), "on a machine that others use, too"
     assert workers[0].overlaps == ("strategy=ddp" in overrides) == ("exchange in it" in result.stdout)
-    traces = sorted(anatomy.folder_of(config).glob("trace.*"))
+    traces = sorted(profile_file.folder_of(config).glob("trace.*"))
     assert [str(path.relative_to(tmp_path)) for path in traces] == result.stdout.splitlines()[-2:]
     assert all(ranges(path) >= parts for path in traces)
 
@@ -125,12 +125,12 @@ def worker_of(wait: float | None = None, busy: float | None = None, **parts: flo
     ],
 )
 def test_the_largest_part_that_is_no_computing_is_named(workers: list[Anatomy], expected: str) -> None:
-    assert expected in anatomy.bottleneck(workers)
+    assert expected in profile_file.bottleneck(workers)
 
 
 def test_a_table_has_means_shares_and_the_slowest() -> None:
     workers = [worker_of(forward=0.2, exchange=0.3, wait=0.1), worker_of(forward=0.4, exchange=0.1, wait=0.0)]
-    lines = [line.split() for line in anatomy.table(workers).splitlines()]
+    lines = [line.split() for line in profile_file.table(workers).splitlines()]
     assert lines[1] == ["forward", "300", "60%", "400", "(worker", "1)"]
     assert lines[3] == ["of", "it", "waiting", "50", "10%", "100", "(worker", "0)"]
     assert lines[4] == ["all", "parts", "500", "100%", "500", "(worker", "0)"]

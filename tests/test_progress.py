@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bsweep import calibration
 from bsweep.config import RunConfig
 from bsweep.progress import Progress
-from bsweep.runlog import RunPaths
+from bsweep.runlog import RunPaths, calibration_file
 from tests.running import TINY, compose
 from tests.synthetic_study import write_run
 
@@ -89,8 +88,8 @@ def test_a_run_that_is_taken_up_is_said_to_go_on_as_it_began(tmp_path: Path, mon
     """Whatever its study's answer is here."""
     config = compose("local_batch=8", f"results_dir={tmp_path}")
     run = write_run(config.study_dir, local_batch=8, precision="bf16", status=None)
-    answer = calibration.Calibration(1, (8,), settled=calibration.PLAIN)
-    calibration.write(calibration.path_of(config), answer)
+    answer = calibration_file.Calibration(1, (8,), settled=calibration_file.PLAIN)
+    calibration_file.write(calibration_file.path_of(config), answer)
     assert told(config, run, monkeypatch)[1:] == ["  bf16, channels_last: as this run began"]
     (run / "metrics.jsonl").unlink()
     assert told(config, run, monkeypatch)[1:] == ["  fp32, contiguous: as all runs of this study"]

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bsweep
-from bsweep import allocation, calibration, report
+from bsweep import allocation, report
 from bsweep import config as schema
 from bsweep.analysis.loading import _by_column, tables_of
-from bsweep.calibration import Numerics, Timed
 from bsweep.config import ConfigError
-from bsweep.runlog import BatchChanged, Continued, Damaged, Newer, RunPaths, Step, ended
+from bsweep.runlog import BatchChanged, Continued, Damaged, Newer, RunPaths, Step, calibration_file, ended
+from bsweep.runlog.calibration_file import Numerics, Timed
 from tests.running import compose
 from tests.synthetic_study import diloco, server, write_run
 from tests.test_allocation import POINT, worker, write_probe
@@ -217,14 +217,14 @@ def test_anything_as_config_yaml_is_read_or_said(tmp_path: Path) -> None:
 def test_anything_as_calibration_json_is_read_or_taken_for_none(tmp_path: Path) -> None:
     path, config = tmp_path / "calibration.json", compose("local_batch=8")
     timed = (Timed(Numerics("fp32", False), (0.1, 0.3)), Timed(Numerics("bf16", True), (0.2, 0.2)))
-    calibration.write(path, calibration.Calibration(1, (8, 64), measured_batches=(8, 64), timed=timed))
+    calibration_file.write(path, calibration_file.Calibration(1, (8, 64), measured_batches=(8, 64), timed=timed))
     whole, found = json.dumps(json.loads(path.read_text())).encode(), []
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
-        found.append(calibration.read(path))
+        found.append(calibration_file.read(path))
         if found[-1]:
-            calibration.choose(config, found[-1], Numerics("fp32", False))
+            calibration_file.choose(config, found[-1], Numerics("fp32", False))
             found[-1].says(config)
 
     fuzz(read, damaged(whole))

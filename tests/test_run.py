@@ -21,9 +21,9 @@ from bsweep import launch, worker
 from bsweep.config import HorovodrunConfig
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place, num_cores
-from bsweep.errors import errors_reported
 from bsweep.launch import environment
 from bsweep.runlog import RunPaths, read_records
+from bsweep.runlog.errors import errors_reported
 from tests.running import TINY, Fork, bsweep, compose, forks, imported_first, popen, struck, tool, workers_left
 
 TEXT = ("data=text", f"data.path={__file__}", "model=llama_tiny")

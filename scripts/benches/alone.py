@@ -22,10 +22,11 @@ from benches.common import (
     plain_step,
     ready,
 )
-from bsweep import anatomy, batching, calibration, profile, steps, study, worker
+from bsweep import batching, profile, steps, study, worker
 from bsweep.config import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.job import Job
+from bsweep.runlog import calibration_file, profile_file
 from tests.running import compose, write_text
 
 FP32 = ("precision=fp32", "channels_last=false")
@@ -101,7 +102,7 @@ def prepare(case: Case, folder: Path, batches: Sequence[int]) -> tuple[Job, Job]
 def calibrate(points: Sequence[RunConfig]) -> None:
     """Have the first worker that is prepared measure for all of them."""
     points[0].study_dir.mkdir(parents=True, exist_ok=True)
-    calibration.request(points, calibration.LEAST_STEPS)
+    calibration_file.request(points, calibration_file.LEAST_STEPS)
 
 
 def job_of(config: RunConfig, place: Place) -> Job:
@@ -152,5 +153,5 @@ def dissected(job: Job, size: int, name: str) -> dict[str, float]:
     found = profile.dissect(replace(job, config=config, policy=batching.build(config)), most_rounds=28)
     if job.place.rank == 0:
         print(f"{name}: the parts add up to {found.adds_up_to:.1%} of a step (target: within 5 % of it)")
-        print(anatomy.table([found]), flush=True)
+        print(profile_file.table([found]), flush=True)
     return {**found.parts, "step": found.step_seconds, "step, parts not timed": found.untimed_step_seconds}

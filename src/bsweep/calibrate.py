@@ -16,14 +16,14 @@ from dataclasses import asdict, replace
 
 import torch
 
-from bsweep import calibration, optim, precision, steps
-from bsweep.calibration import Calibration, Numerics, Timed
+from bsweep import optim, precision, steps
 from bsweep.clock import Slowdown
 from bsweep.config import RunConfig
 from bsweep.data.dataset import Dataset
-from bsweep.errors import is_out_of_memory
 from bsweep.job import Job
-from bsweep.runlog import RunPaths
+from bsweep.runlog import RunPaths, calibration_file
+from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
+from bsweep.runlog.errors import is_out_of_memory
 from bsweep.strategies import Strategy
 
 _MOST_SECONDS = 15.0  # for all batches: one that would take longer is left out
@@ -46,12 +46,12 @@ def agree(
         ValueError: the device has no such precision.
     """
     rounded = precision.choose(config, device)
-    default = Numerics(rounded, channels_last=True) if device.type == "cuda" else calibration.PLAIN
-    if not calibration.is_asked(config):
-        return calibration.choose(config, None, default)
-    path, hardware = calibration.path_in(paths.folder, config), calibration.hardware_of(paths.folder)
-    begun = calibration.begun(paths.metrics, config)
-    found = _of_first(strategy, begun or calibration.asked(path, config, hardware))
+    default = Numerics(rounded, channels_last=True) if device.type == "cuda" else calibration_file.PLAIN
+    if not calibration_file.is_asked(config):
+        return calibration_file.choose(config, None, default)
+    path, hardware = calibration_file.path_in(paths.folder, config), calibration_file.hardware_of(paths.folder)
+    begun = calibration_file.begun(paths.metrics, config)
+    found = _of_first(strategy, begun or calibration_file.asked(path, config, hardware))
     if found and found.is_open:
         if device.type == "cuda":
             # Passes that are launched kernel by kernel say how fast Python is, where the run replays a graph.
@@ -59,22 +59,24 @@ def agree(
             answer = replace(found, settled=Numerics(native, channels_last=True), settled_by="gpu")
         else:
             own = _measure(config, found, dataset, device, lone_job, strategy)
-            answer = _of_slowest([calibration.parse(each) for each in strategy.gather_json(asdict(own))])
+            answer = _of_slowest([calibration_file.parse(each) for each in strategy.gather_json(asdict(own))])
         shape = tuple(dataset.train_inputs.shape[1:])
         own_hardware = hardware or found.hardware
         answer = replace(answer, torch=torch.__version__, example_shape=shape, hardware=own_hardware)
-        path = calibration.path_in(paths.folder, config)  # on other hardware the first may have been answered since
-        earlier = _of_first(strategy, calibration.read(path))  # another point of the study may have been first
+        path = calibration_file.path_in(
+            paths.folder, config
+        )  # on other hardware the first may have been answered since
+        earlier = _of_first(strategy, calibration_file.read(path))  # another point of the study may have been first
         found = earlier if earlier and not earlier.is_open else answer
         if strategy.rank == strategy.members[0]:
-            calibration.write(path, found)
-    return calibration.choose(config, found, default)
+            calibration_file.write(path, found)
+    return calibration_file.choose(config, found, default)
 
 
 def _of_first(strategy: Strategy, found: Calibration | None) -> Calibration | None:
     """What the first worker read: not all may see its file, or see it at once."""
     first = strategy.gather_json({"found": found and asdict(found)})[0]["found"]
-    return first and calibration.parse(first)
+    return first and calibration_file.parse(first)
 
 
 def _of_slowest(found: Sequence[Calibration]) -> Calibration:

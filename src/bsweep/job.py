@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from bsweep import runlog
 from bsweep.batching import Policy
-from bsweep.calibration import Numerics
 from bsweep.clock import Phase, Slowdown, untimed
 from bsweep.config import ImageConfig, RunConfig
 from bsweep.core.ranks import Place
@@ -24,6 +23,7 @@ from bsweep.noise_meter import NoiseMeter
 from bsweep.objective import Objective
 from bsweep.precision import AUTOCAST
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
+from bsweep.runlog.calibration_file import Numerics
 from bsweep.strategies import Strategy
 from bsweep.vector import Vector
 

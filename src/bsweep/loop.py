@@ -15,10 +15,10 @@ from bsweep.checkpoint import Cursor, Keeper
 from bsweep.clock import StepClock
 from bsweep.core import energy, memory
 from bsweep.data import plan
-from bsweep.errors import Diverged
 from bsweep.job import Job
 from bsweep.noise import GradientNoise
 from bsweep.noise_meter import NoiseMeter
+from bsweep.runlog.errors import Diverged
 from bsweep.strategies import Rounds
 
 Shares = tuple[plan.Share, ...]

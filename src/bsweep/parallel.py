@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
-from bsweep import calibration, launch, runlog, study
+from bsweep import launch, runlog, study
 from bsweep.config import ConfigError, RunConfig
 from bsweep.config.launch import most_at_once
 from bsweep.launch import Outcome, seats
 from bsweep.launch.seats import Seats
 from bsweep.launch.stop import Signals
 from bsweep.progress import Progress
-from bsweep.runlog import RunPaths
+from bsweep.runlog import RunPaths, calibration_file
 
 _POLL_SECONDS = 0.2
 
@@ -186,10 +186,10 @@ class _Crew:
 
 def _is_to_measure(config: RunConfig) -> bool:
     """Whether a point is to find out, for all of its study, what is fastest, or may have to."""
-    if not calibration.is_asked(config):
+    if not calibration_file.is_asked(config):
         return False
     here = runlog.hardware_words(study.provenance(config))
-    found = calibration.asked(calibration.path_of(config, here), config, here)
+    found = calibration_file.asked(calibration_file.path_of(config, here), config, here)
     return found is not None and found.is_open
 
 

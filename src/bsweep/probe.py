@@ -21,9 +21,9 @@ from bsweep.clock import StepClock
 from bsweep.config import AnyStrategy, RunConfig
 from bsweep.core import fresh_process, memory
 from bsweep.core.ranks import Place
-from bsweep.errors import is_out_of_memory
 from bsweep.job import Job
 from bsweep.runlog import RunPaths
+from bsweep.runlog.errors import is_out_of_memory
 from bsweep.worker import do_nothing
 
 _OWN_BATCH_TIMES = 5  # as many of the run's own batch, by which most allocations go

@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import profiler
 
-from bsweep import anatomy, loop, runlog, steps, worker
-from bsweep.anatomy import PARTS, Anatomy
+from bsweep import loop, runlog, steps, worker
 from bsweep.checkpoint import Cursor
 from bsweep.clock import Phase, PhaseClock, StepClock
 from bsweep.config import RunConfig
@@ -23,7 +22,8 @@ from bsweep.core import memory
 from bsweep.core.ranks import Place
 from bsweep.data import plan
 from bsweep.job import Job
-from bsweep.runlog import RunPaths
+from bsweep.runlog import RunPaths, profile_file
+from bsweep.runlog.profile_file import PARTS, Anatomy
 from bsweep.worker import do_nothing
 
 _MOST_ROUNDS = 40  # half of which are timed in parts
@@ -44,7 +44,7 @@ def measure(config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callab
             job, warnings = steps.captured(job)
             found = dissect(job)
         job.record(*warnings)
-        folder = anatomy.folder_of(config)
+        folder = profile_file.folder_of(config)
         found = replace(found, busy_seconds=trace(job, folder / f"trace.rank{place.rank}.json"))
         every = job.strategy.gather_json(asdict(found))
         if place.rank == 0:

@@ -16,11 +16,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bsweep import calibration
 from bsweep.config import FIXED, RunConfig
 from bsweep.estimate import duration
 from bsweep.launch.outcome import Outcome
-from bsweep.runlog import RunPaths
+from bsweep.runlog import RunPaths, calibration_file
 from bsweep.trackers import live
 
 _REFRESH_SECONDS = 0.2
@@ -140,21 +139,21 @@ class Progress:
 
         `start`: the record of a point that is about to train, whose workers may have found out.
         """
-        if self._config.study_dir in self._sweep.said_of or not calibration.is_asked(self._config):
+        if self._config.study_dir in self._sweep.said_of or not calibration_file.is_asked(self._config):
             return
         if not start:
-            begun = calibration.begun(self._paths.metrics, self._config)
+            begun = calibration_file.begun(self._paths.metrics, self._config)
             self._is_taken_up = begun is not None
             if begun:
                 self._say(f"  {begun.says(self._config)}")
         if self._is_taken_up:  # the study's answer need not be what this run trains in
             return
         folder = self._paths.folder
-        path, hardware = calibration.path_in(folder, self._config), calibration.hardware_of(folder)
-        found = calibration.read(path) if start else calibration.asked(path, self._config, hardware)
+        path, hardware = calibration_file.path_in(folder, self._config), calibration_file.hardware_of(folder)
+        found = calibration_file.read(path) if start else calibration_file.asked(path, self._config, hardware)
         reason = found.says(self._config) if found else ""
         if not reason and start:
-            reason = calibration.unmeasured(start, was_asked=found is not None)
+            reason = calibration_file.unmeasured(start, was_asked=found is not None)
         if reason:
             self._sweep.said_of.add(self._config.study_dir)
             self._say(f"  {reason}")

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from bsweep import allocation, anatomy, calibration, claims, data, elsewhere, launch, models, runlog, sharding, states
+from bsweep import allocation, claims, data, elsewhere, launch, models, runlog, sharding, states
 from bsweep.config import ConfigError, RunConfig, own, refuse_vain_evaluations, save
 from bsweep.core.ranks import inside_horovodrun, num_cores
 from bsweep.launch import Outcome, team
@@ -30,7 +30,7 @@ from bsweep.launch import check as check_launch
 from bsweep.launch.stop import Stopping, pause, seconds_before_retry
 from bsweep.launch.team import Entry
 from bsweep.progress import Output, Progress
-from bsweep.runlog import Event, RunLog, RunPaths, is_stop_requested
+from bsweep.runlog import Event, RunLog, RunPaths, calibration_file, is_stop_requested, profile_file
 from bsweep.trackers import check as check_trackers
 
 _TRIED_STEPS = 10
@@ -102,7 +102,7 @@ def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None)
     for study_dir in {config.study_dir for config in points}:
         own_points = [config for config in points if config.study_dir == study_dir]
         steps = [c.epochs * data.prepare(c.data).num_train / c.examples_per_step for c in own_points]
-        calibration.request(own_points, sum(steps), folder, runlog.hardware_words(_surroundings()))
+        calibration_file.request(own_points, sum(steps), folder, runlog.hardware_words(_surroundings()))
 
 
 def result_of(config: RunConfig) -> str | None:
@@ -239,7 +239,7 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
 
 def profile(config: RunConfig, say: Callable[[str], None]) -> Outcome:
     """Profile a point's workers, see `probe`; what they found is where `anatomy.read` looks for it."""
-    shutil.rmtree(anatomy.folder_of(config), ignore_errors=True)
+    shutil.rmtree(profile_file.folder_of(config), ignore_errors=True)
     return _launch_beside(config, RunPaths(config.study_dir / ".profile"), say, "bsweep.profile")
 
 

@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from bsweep import allocation, anatomy, claims, commands, composing, launch, overrides, parallel, study
+from bsweep import allocation, claims, commands, composing, launch, overrides, parallel, study
 from bsweep.cli import BAD_CONFIG, report
 from bsweep.commands import Command
 from bsweep.config import ConfigError, ProcessesConfig, RunConfig, own, parse, slurm
@@ -23,6 +23,7 @@ from bsweep.core.ranks import inside_horovodrun
 from bsweep.grid import to_config, values_of
 from bsweep.launch import preflight, team
 from bsweep.progress import Progress
+from bsweep.runlog import profile_file
 from bsweep.trackers import live
 
 _WAIT_SECONDS = 0.5  # for a point that another process runs
@@ -329,10 +330,10 @@ def profile(arguments: Sequence[str]) -> int:
     config = _measured("profile", study.profile, arguments, allocation.fill_in)
     if isinstance(config, int):
         return config
-    workers = anatomy.read(config)
-    print(anatomy.table(workers))
-    print(anatomy.bottleneck(workers))
-    for path in sorted(anatomy.folder_of(config).glob("trace.*")):
+    workers = profile_file.read(config)
+    print(profile_file.table(workers))
+    print(profile_file.bottleneck(workers))
+    for path in sorted(profile_file.folder_of(config).glob("trace.*")):
         print(path)
     return 0
 

@@ -33,7 +33,6 @@ from bsweep import (
     steps,
     strategies,
 )
-from bsweep.calibration import Numerics
 from bsweep.clock import Slowdown
 from bsweep.config import RunConfig, own, read
 from bsweep.core import fresh_process, memory
@@ -41,10 +40,11 @@ from bsweep.core.gpus import num_gpus
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place
 from bsweep.data.dataset import Dataset
-from bsweep.errors import Diverged, Stopped, errors_reported
 from bsweep.job import Job, memory_format
 from bsweep.precision import LossScale
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
+from bsweep.runlog.calibration_file import Numerics
+from bsweep.runlog.errors import Diverged, Stopped, errors_reported
 from bsweep.strategies import InBackward, Strategy
 from bsweep.strategies.single import Single
 from bsweep.vector import Vector

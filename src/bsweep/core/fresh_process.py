@@ -56,7 +56,7 @@ def call(function: Callable[..., _T], *arguments: object, on_poll: Callable[[], 
 
 
 def _answer(sender: Connection, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:
-    from bsweep.errors import is_out_of_memory  # imports torch
+    from bsweep.runlog.errors import is_out_of_memory  # imports torch
 
     end_with_parent(signal.SIGKILL)
     try:

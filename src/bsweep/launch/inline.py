@@ -27,7 +27,7 @@ def launch(
 ) -> Outcome:
     """See `bsweep.launch.launch`."""
     from bsweep.core.ranks import Place
-    from bsweep.errors import described, spoils_process, status_of  # torch is imported only where a worker runs
+    from bsweep.runlog.errors import described, spoils_process, status_of  # torch is imported only where a worker runs
 
     global _is_spoilt
     is_apart = _is_spoilt or bool(launch.memory_limit_mb)
@@ -52,7 +52,7 @@ def launch(
 def _train(config: RunConfig, paths: RunPaths, launched_at: float, on_step: Callable[[], None] = lambda: None) -> None:
     from bsweep import worker
     from bsweep.core.ranks import Place
-    from bsweep.errors import Diverged, Stopped
+    from bsweep.runlog.errors import Diverged, Stopped
 
     with suppress(Diverged, Stopped):  # on record
         worker.train(config, paths, Place(), launched_at=launched_at, on_step=on_step)

@@ -25,10 +25,10 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 from bsweep import runlog, worker
 from bsweep.config import HorovodConfig, RunConfig
 from bsweep.core.ranks import Place
-from bsweep.errors import Diverged, Stopped, WorkerLost, described, spoils_process, status_of
 from bsweep.launch import stop
 from bsweep.launch.outcome import Outcome, recorded
 from bsweep.runlog import RunPaths
+from bsweep.runlog.errors import Diverged, Stopped, WorkerLost, described, spoils_process, status_of
 
 _INTERRUPTED = 130  # the exit code
 _TOLD_SECONDS = 1.0

@@ -1,6 +1,6 @@
 """The run log: the records of a run, and the files of its folder."""
 
-from bsweep.runlog.checkpoint import (
+from bsweep.runlog.checkpoint_files import (
     Checkpoint,
     checkpoint_at,
     checkpoints,
@@ -10,10 +10,10 @@ from bsweep.runlog.checkpoint import (
     prune,
     request_stop,
 )
-from bsweep.runlog.claims import claimed, is_claimed
 from bsweep.runlog.files import RunLog, RunPaths, SignOfLife, write_json
 from bsweep.runlog.following import Following
 from bsweep.runlog.hardware import hardware_words
+from bsweep.runlog.locks import claimed, is_claimed
 from bsweep.runlog.measured import Evaluation, NoiseScale
 from bsweep.runlog.reading import (
     REMEDY,

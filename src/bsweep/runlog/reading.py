@@ -14,8 +14,8 @@ from pydantic_core import from_json, to_json
 
 from bsweep.runlog import measured
 from bsweep.runlog import records as kinds
-from bsweep.runlog.beside import Meta, Summary
 from bsweep.runlog.files import RunPaths
+from bsweep.runlog.json_schemas import Meta, Summary
 from bsweep.runlog.records import SCHEMA, adapter
 
 REMEDY = "The same sweep repeats the run."

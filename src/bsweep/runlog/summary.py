@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bsweep.config import RunConfig
-from bsweep.runlog.beside import Summary
 from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.json_schemas import Summary
 from bsweep.runlog.reading import (
     Damaged,
     lost_workers,

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from bsweep.config import AllReduceConfig, RunConfig
 from bsweep.core.ranks import Place
-from bsweep.errors import worker_lost
 from bsweep.runlog import Event, RunPaths
+from bsweep.runlog.errors import worker_lost
 from bsweep.strategies import shared_memory
 from bsweep.strategies.collectives import Wire
 from bsweep.strategies.process_group import TorchStrategy

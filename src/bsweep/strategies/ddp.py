@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from bsweep import optim
 from bsweep.config import DDPConfig, RunConfig
 from bsweep.core.ranks import Place
-from bsweep.errors import worker_lost
 from bsweep.runlog import RunPaths, Traffic
+from bsweep.runlog.errors import worker_lost
 from bsweep.strategies.base import InBackward, Meter
 from bsweep.strategies.process_group import TorchStrategy
 

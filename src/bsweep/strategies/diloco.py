@@ -25,8 +25,8 @@ from bsweep import optim
 from bsweep.config import DiLoCoConfig, RunConfig, SGDConfig, resolve
 from bsweep.core.ranks import Place
 from bsweep.data.plan import Share
-from bsweep.errors import WorkerLost
 from bsweep.runlog import Event, Round, RunPaths, Traffic
+from bsweep.runlog.errors import WorkerLost
 from bsweep.strategies import clocks
 from bsweep.strategies.base import Meter, Rounds
 from bsweep.strategies.roll_call import RollCall

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from bsweep.config import Algorithm, ProcessesConfig, RunConfig, StrategyConfig
 from bsweep.core.ranks import Place
-from bsweep.errors import worker_lost
 from bsweep.runlog import RunPaths
+from bsweep.runlog.errors import worker_lost
 from bsweep.strategies.base import Strategy
 from bsweep.strategies.collectives import ALGORITHMS, Wire
 from bsweep.vector import Flat

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from bsweep.errors import WorkerLost
+from bsweep.runlog.errors import WorkerLost
 
 _BEATS_A_TIMEOUT = 10
 _POLL_SECONDS = 0.002

@@ -19,8 +19,8 @@ from torch import Tensor
 from bsweep import optim
 from bsweep.config import ParameterServerConfig, RunConfig
 from bsweep.core import tensor_files
-from bsweep.errors import WorkerLost
 from bsweep.runlog import Checkpoint, RunPaths, ServerLoad
+from bsweep.runlog.errors import WorkerLost
 from bsweep.strategies.server_links import Arrival, Inbox, Kind, ToWorker
 from bsweep.vector import Shard, Slice
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bsweep.errors import worker_lost
+from bsweep.runlog.errors import worker_lost
 
 _REQUEST_HEADER, _REQUEST, _ANSWER_HEADER, _ANSWER = range(1, 5)  # Gloo's tags
 _FOREVER = timedelta(days=1000)  # a worker may evaluate for as long as it likes

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bsweep.runlog.beside import Saved
 from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.json_schemas import Saved
 from bsweep.runlog.reading import Damaged, hold, read_json
 
 _NUM_KEPT = 2
