@@ -25,9 +25,9 @@ from bsweep.config import RunConfig, own
 from bsweep.core.ranks import Place, inside_horovodrun
 from bsweep.data import augment
 from bsweep.job import Job, memory_format
+from bsweep.numerics.vector import Vector
 from bsweep.runlog import RunPaths, checkpoints, cut_records, read_records
 from bsweep.runlog.errors import Stopped
-from bsweep.vector import Vector
 from tests import policies
 from tests.running import meeting_at
 

@@ -16,15 +16,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bsweep import optim
 from bsweep.config import ParameterServerConfig, RunConfig, read, save
 from bsweep.core.ranks import Place
+from bsweep.numerics import optim
+from bsweep.numerics.vector import Vector
 from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import WorkerLost, errors_reported
 from bsweep.strategies.parameter_server import ParameterServer, serve
 from bsweep.strategies.server import Server
 from bsweep.strategies.server_links import Arrival
-from bsweep.vector import Vector
 from tests.running import meeting_at
 
 

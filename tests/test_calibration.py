@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep import calibrate, precision, steps, study, worker
+from bsweep import calibrate, steps, study, worker
 from bsweep.config import RunConfig
 from bsweep.core.ranks import Place
+from bsweep.numerics import precision
 from bsweep.runlog import (
     Continued,
     RunLog,

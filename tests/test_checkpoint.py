@@ -13,9 +13,9 @@ from torch import Tensor
 
 from bsweep import checkpoint
 from bsweep.checkpoint import Cursor, Keeper
-from bsweep.clock import StepClock
 from bsweep.config import conf_dir
 from bsweep.job import Job
+from bsweep.numerics.clock import StepClock
 from bsweep.runlog import RunPaths
 from tests.running import ROOT, TINY
 from tests.test_equivalence import _end_processes, trained  # noqa: F401 (the fixture ends the processes)

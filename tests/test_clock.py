@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from bsweep.clock import Slowdown
+from bsweep.numerics.clock import Slowdown
 
 
 def test_a_slowed_step_lasts_the_factor_times_what_such_steps_compute(monkeypatch: pytest.MonkeyPatch) -> None:

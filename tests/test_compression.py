@@ -28,7 +28,7 @@ from bsweep.compression.dgc import DGC
 from bsweep.compression.payload import pack, unpack
 from bsweep.compression.topk import largest
 from bsweep.config import AnyCompression, conf_dir
-from bsweep.vector import Vector
+from bsweep.numerics.vector import Vector
 
 T = TypeVar("T")
 NAMES = sorted(

@@ -14,7 +14,7 @@ from bsweep.analysis.sharding import VGG16_LAYERS
 from bsweep.config import LlamaConfig, VGG16Config
 from bsweep.models import resnet18, taps
 from bsweep.models.llama import Llama, rotary_table, rotate
-from bsweep.vector import Vector
+from bsweep.numerics.vector import Vector
 from tests.running import compose
 
 

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import bsweep
-from bsweep import analysis, loop, noise, noise_meter, steps, worker
+from bsweep import analysis, loop, noise_meter, steps, worker
 from bsweep.config import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.data import augment, plan
 from bsweep.job import Job
-from bsweep.noise import Average, of_parts, squared_norm
+from bsweep.numerics import noise_scale
+from bsweep.numerics.noise_scale import Average, of_parts, squared_norm
+from bsweep.numerics.vector import Vector
 from bsweep.runlog import RunPaths
-from bsweep.vector import Vector
 from tests import running
 from tests.running import ROOT, TINY, compose, forks, popen, ranks
 from tests.test_checkpoint import untimed
@@ -297,7 +298,7 @@ def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def test_a_monitor_finds_the_noise_of_a_quadratic_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise, "DECAY", 1.0)  # nothing is forgotten
+    monkeypatch.setattr(noise_scale, "DECAY", 1.0)  # nothing is forgotten
     generator, model = torch.Generator().manual_seed(0), Quadratic()
     monitor = bsweep.NoiseScale(model, loss=half_square, every=2)
     for _ in range(3000):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bsweep import objective
+from bsweep.numerics import objective
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.5, 0.25], [0.0, 0.0, 3.0]])
 CLASSES = torch.tensor([0, 2, 2])

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from bsweep import models, optim
+from bsweep import models
 from bsweep.core.torchvision_shim import import_torchvision
-from bsweep.vector import Vector
+from bsweep.numerics import optim
+from bsweep.numerics.vector import Vector
 from tests.running import compose
 from tests.test_steps import Operations
 

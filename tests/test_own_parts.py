@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch.optim import RMSprop
 
-from bsweep import batching, optim, study
+from bsweep import batching, study
 from bsweep.batching import Policy
 from bsweep.config import ConfigError, RunConfig, own, read
 from bsweep.config.own import Own
-from bsweep.vector import Vector
+from bsweep.numerics import optim
+from bsweep.numerics.vector import Vector
 from tests.running import TINY, bsweep, compose
 from tests.test_optim import make_model, train
 

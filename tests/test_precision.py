@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
-from bsweep import checkpoint, precision, steps
+from bsweep import checkpoint, steps
 from bsweep.checkpoint import Cursor
 from bsweep.config import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.job import Job
-from bsweep.precision import LossScale
+from bsweep.numerics import precision
+from bsweep.numerics.precision import LossScale
 from bsweep.runlog import RunPaths
 from tests.running import compose
 from tests.test_compression import CODECS, SimulatedGroup, build, make_vector, on_workers, random_gradients

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep import cli, optim, profile, steps, worker
-from bsweep.clock import PhaseClock
+from bsweep import cli, profile, steps, worker
 from bsweep.core.ranks import Place
 from bsweep.job import Job
+from bsweep.numerics import optim
+from bsweep.numerics.clock import PhaseClock
 from bsweep.runlog import RunPaths, profile_file
 from bsweep.runlog.profile_file import Anatomy
 from tests.gpus import on_gpus

@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bsweep import graphs, optim, peers, steps, worker
-from bsweep.clock import StepClock
+from bsweep import peers, steps, worker
 from bsweep.config import ConfigError, own
 from bsweep.core import memory
 from bsweep.core.ranks import Place
 from bsweep.job import Job
+from bsweep.numerics import graphs, optim
+from bsweep.numerics.clock import StepClock
 from bsweep.runlog import RunPaths, read_records
 from bsweep.strategies.base import Meter
 from bsweep.strategies.horovod import Horovod, HostCopies

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bsweep.vector import Vector
+from bsweep.numerics.vector import Vector
 
 
 def make_model(memory_format: torch.memory_format = torch.channels_last) -> nn.Module:

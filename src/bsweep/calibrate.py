@@ -16,11 +16,12 @@ from dataclasses import asdict, replace
 
 import torch
 
-from bsweep import optim, precision, steps
-from bsweep.clock import Slowdown
+from bsweep import steps
 from bsweep.config import RunConfig
 from bsweep.data.dataset import Dataset
 from bsweep.job import Job
+from bsweep.numerics import optim, precision
+from bsweep.numerics.clock import Slowdown
 from bsweep.runlog import RunPaths, calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
 from bsweep.runlog.errors import is_out_of_memory

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from bsweep import runlog
-from bsweep.clock import StepClock
 from bsweep.config.values import seconds_of
 from bsweep.core import tensor_files
 from bsweep.job import Job
+from bsweep.numerics.clock import StepClock
 from bsweep.runlog import Checkpoint
 from bsweep.runlog.errors import Stopped
 

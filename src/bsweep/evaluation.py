@@ -7,10 +7,10 @@ from torch import Tensor
 
 from bsweep import runlog
 from bsweep.checkpoint import Cursor
-from bsweep.clock import StepClock
 from bsweep.core import memory
 from bsweep.data import plan
 from bsweep.job import Job
+from bsweep.numerics.clock import StepClock
 
 Scores = tuple[float | None, float | None]
 """Test loss and test accuracy; None is not finite, or not known."""

@@ -13,19 +13,19 @@ from torch.optim import Optimizer
 
 from bsweep import runlog
 from bsweep.batching import Policy
-from bsweep.clock import Phase, Slowdown, untimed
 from bsweep.config import ImageConfig, RunConfig
 from bsweep.core.ranks import Place
 from bsweep.data import augment
 from bsweep.data.dataset import Dataset
-from bsweep.graphs import Graph
 from bsweep.noise_meter import NoiseMeter
-from bsweep.objective import Objective
-from bsweep.precision import AUTOCAST
+from bsweep.numerics.clock import Phase, Slowdown, untimed
+from bsweep.numerics.graphs import Graph
+from bsweep.numerics.objective import Objective
+from bsweep.numerics.precision import AUTOCAST
+from bsweep.numerics.vector import Vector
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.runlog.calibration_file import Numerics
 from bsweep.strategies import Strategy
-from bsweep.vector import Vector
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,16 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from bsweep import evaluation, optim, runlog, steps
+from bsweep import evaluation, runlog, steps
 from bsweep.batching import Seen
 from bsweep.checkpoint import Cursor, Keeper
-from bsweep.clock import StepClock
 from bsweep.core import energy, memory
 from bsweep.data import plan
 from bsweep.job import Job
-from bsweep.noise import GradientNoise
 from bsweep.noise_meter import NoiseMeter
+from bsweep.numerics import optim
+from bsweep.numerics.clock import StepClock
+from bsweep.numerics.noise_scale import GradientNoise
 from bsweep.runlog.errors import Diverged
 from bsweep.strategies import Rounds
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from bsweep.noise import Average, GradientNoise, of_parts, squared_norm
-from bsweep.undisturbed import undisturbed
+from bsweep.numerics.noise_scale import Average, GradientNoise, of_parts, squared_norm
+from bsweep.numerics.undisturbed import undisturbed
 
 Loss = Callable[[Any, Tensor], Tensor]
 

@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 
 from bsweep.config import RunConfig
 from bsweep.data.plan import Share, round_size
-from bsweep.noise import Average, of_parts, squared_norm
+from bsweep.numerics.noise_scale import Average, of_parts, squared_norm
+from bsweep.numerics.vector import Vector
 from bsweep.strategies import InBackward, Strategy
-from bsweep.vector import Vector
 
 RECORD_STEPS = 10
 """Steps from one record to the next at least; of a lone worker's passes, one of them is measured."""

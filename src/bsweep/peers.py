@@ -16,7 +16,7 @@ import torch
 from bsweep.core.gpus import driver_version
 from bsweep.core.ranks import Place
 from bsweep.data.dataset import Dataset
-from bsweep.precision import are_rounded
+from bsweep.numerics.precision import are_rounded
 
 Peer = Mapping[str, Any]
 

@@ -15,13 +15,14 @@ from typing import NoReturn, cast
 import torch
 from torch import Tensor
 
-from bsweep import allocation, optim, precision, runlog, trial, worker
+from bsweep import allocation, runlog, trial, worker
 from bsweep.allocation import ProbedBatch, ProbedWorker
-from bsweep.clock import StepClock
 from bsweep.config import AnyStrategy, RunConfig
 from bsweep.core import fresh_process, memory
 from bsweep.core.ranks import Place
 from bsweep.job import Job
+from bsweep.numerics import optim, precision
+from bsweep.numerics.clock import StepClock
 from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import is_out_of_memory
 from bsweep.worker import do_nothing

@@ -16,12 +16,12 @@ from torch import profiler
 
 from bsweep import loop, runlog, steps, worker
 from bsweep.checkpoint import Cursor
-from bsweep.clock import Phase, PhaseClock, StepClock
 from bsweep.config import RunConfig
 from bsweep.core import memory
 from bsweep.core.ranks import Place
 from bsweep.data import plan
 from bsweep.job import Job
+from bsweep.numerics.clock import Phase, PhaseClock, StepClock
 from bsweep.runlog import RunPaths, profile_file
 from bsweep.runlog.profile_file import PARTS, Anatomy
 from bsweep.worker import do_nothing

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bsweep.config import ParameterServerConfig, RunConfig
 
 if TYPE_CHECKING:
-    from bsweep.vector import Slice
+    from bsweep.numerics.vector import Slice
 
 _ELEMENT_BYTES = 4  # `chunk_bytes` counts fp32, whatever travels
 
@@ -19,7 +19,7 @@ def check(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
     """`shards` of a run's model, for its ValueError only."""
     if isinstance(config.strategy, ParameterServerConfig) and config.num_shards > 1:
         from bsweep import models
-        from bsweep.vector import layout
+        from bsweep.numerics.vector import layout
 
         shards(layout(models.outlined(config.model, num_classes, shape)), config.num_shards, config.strategy)
 

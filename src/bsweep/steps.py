@@ -11,14 +11,14 @@ from operator import itemgetter
 import torch
 from torch import Tensor, nn
 
-from bsweep.clock import Slowdown
 from bsweep.data import augment, plan
-from bsweep.graphs import Graph
 from bsweep.job import Job
 from bsweep.noise_meter import NoiseMeter
+from bsweep.numerics.clock import Slowdown
+from bsweep.numerics.graphs import Graph
+from bsweep.numerics.undisturbed import undisturbed
 from bsweep.runlog import Event
 from bsweep.strategies import InBackward
-from bsweep.undisturbed import undisturbed
 
 
 def warm_up(job: Job) -> None:

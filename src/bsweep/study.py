@@ -83,8 +83,8 @@ def _try_own(config: RunConfig, info: data.DataInfo) -> None:
     """ValueError if an optimizer, batching policy or strategy of the user's own is none, or does not fit the run."""
     parts = own.cards(config)
     if "optimizer" in parts:
-        from bsweep import optim  # imports torch, as the user's code does
-        from bsweep.vector import Vector
+        from bsweep.numerics import optim  # imports torch, as the user's code does
+        from bsweep.numerics.vector import Vector
 
         optim.build(config.optimizer, Vector(models.outlined(config.model, info.num_classes, info.shape)))
     if "batching" in parts:

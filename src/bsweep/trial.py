@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import torch
 
-from bsweep import optim, steps, worker
-from bsweep.clock import StepClock
+from bsweep import steps, worker
 from bsweep.config import RunConfig, SingleConfig, UniformConfig
 from bsweep.core import memory
 from bsweep.core.ranks import Place
 from bsweep.job import Job
+from bsweep.numerics import optim
+from bsweep.numerics.clock import StepClock
 from bsweep.runlog import RunPaths, SignOfLife
 from bsweep.strategies.single import Single
 

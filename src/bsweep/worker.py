@@ -25,15 +25,11 @@ from bsweep import (
     loop,
     models,
     noise_meter,
-    objective,
-    optim,
     peers,
-    precision,
     runlog,
     steps,
     strategies,
 )
-from bsweep.clock import Slowdown
 from bsweep.config import RunConfig, own, read
 from bsweep.core import fresh_process, memory
 from bsweep.core.gpus import num_gpus
@@ -41,13 +37,15 @@ from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place
 from bsweep.data.dataset import Dataset
 from bsweep.job import Job, memory_format
-from bsweep.precision import LossScale
+from bsweep.numerics import objective, optim, precision
+from bsweep.numerics.clock import Slowdown
+from bsweep.numerics.precision import LossScale
+from bsweep.numerics.vector import Vector
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.runlog.calibration_file import Numerics
 from bsweep.runlog.errors import Diverged, Stopped, errors_reported
 from bsweep.strategies import InBackward, Strategy
 from bsweep.strategies.single import Single
-from bsweep.vector import Vector
 
 Work = Callable[[RunConfig, RunPaths, Place], object]
 

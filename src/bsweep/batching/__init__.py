@@ -5,7 +5,7 @@ from __future__ import annotations
 from bsweep.batching.adascale import AdaScale
 from bsweep.batching.base import Policy, Seen
 from bsweep.config import OwnBatchingConfig, RunConfig, own, resolve
-from bsweep.noise import GradientNoise
+from bsweep.numerics.noise_scale import GradientNoise
 
 __all__ = ["GradientNoise", "Policy", "Seen", "build"]
 

@@ -16,7 +16,7 @@ from typing import Any
 from bsweep.batching.base import Policy, Seen
 from bsweep.config import RunConfig
 from bsweep.data.plan import Share, global_batch
-from bsweep.noise import GradientNoise
+from bsweep.numerics.noise_scale import GradientNoise
 from bsweep.runlog import Event
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from bsweep import allocation
 from bsweep.config import RunConfig
 from bsweep.data.plan import Share
-from bsweep.noise import GradientNoise
+from bsweep.numerics.noise_scale import GradientNoise
 from bsweep.runlog import Event, Round
 
 

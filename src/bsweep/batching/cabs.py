@@ -11,7 +11,7 @@ from typing import Any
 from bsweep.batching.base import Seen
 from bsweep.batching.changing import Decision, Measuring
 from bsweep.config import CABSConfig, RunConfig
-from bsweep.noise import DECAY, GradientNoise
+from bsweep.numerics.noise_scale import DECAY, GradientNoise
 
 
 class CABS(Measuring[CABSConfig]):

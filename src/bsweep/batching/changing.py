@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from bsweep.batching.base import Policy, Seen
 from bsweep.config import ChangingConfig, MeasuringConfig, RunConfig
 from bsweep.data.plan import Share
-from bsweep.noise import GradientNoise
+from bsweep.numerics.noise_scale import GradientNoise
 from bsweep.runlog import BatchChanged, Event
 
 Card = TypeVar("Card", bound=ChangingConfig)

@@ -21,7 +21,7 @@ from bsweep.batching.changing import Decision, Measuring
 from bsweep.config import GoodputConfig, RunConfig
 from bsweep.core import pollux
 from bsweep.data.plan import Share
-from bsweep.noise import GradientNoise
+from bsweep.numerics.noise_scale import GradientNoise
 
 LEAST_GAIN = 1.05
 """What another batch's goodput has to be, in terms of the present one's."""

@@ -12,7 +12,7 @@ import math
 from bsweep.batching.base import Seen
 from bsweep.batching.changing import Decision, Measuring
 from bsweep.config import NormTestConfig
-from bsweep.noise import GradientNoise
+from bsweep.numerics.noise_scale import GradientNoise
 
 
 class NormTest(Measuring[NormTestConfig]):

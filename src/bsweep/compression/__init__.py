@@ -6,7 +6,7 @@ from torch.optim import Optimizer
 
 from bsweep.compression.base import Codec, Setting
 from bsweep.config import CodecConfig, OwnCodecConfig, own, resolve
-from bsweep.vector import Flat
+from bsweep.numerics.vector import Flat
 
 __all__ = ["Codec", "Setting", "build"]
 

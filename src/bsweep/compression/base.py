@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from bsweep.config import CodecConfig
 from bsweep.core.randomness import seed_of
-from bsweep.vector import Flat
+from bsweep.numerics.vector import Flat
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bsweep.vector import Flat
+from bsweep.numerics.vector import Flat
 
 
 def join(numbers: Tensor, rest: Tensor) -> Tensor:

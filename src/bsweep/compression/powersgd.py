@@ -17,7 +17,7 @@ from torch import Tensor
 from bsweep.compression.base import Codec, Group, Setting
 from bsweep.config import PowerSGDConfig
 from bsweep.core.randomness import seed_of
-from bsweep.vector import Slice
+from bsweep.numerics.vector import Slice
 
 
 class PowerSGD(Codec):

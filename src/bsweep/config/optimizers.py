@@ -21,7 +21,7 @@ class SGDConfig(OptimizerConfig):
     momentum: Fraction
     nesterov: bool
 
-    builds: ClassVar[str] = "bsweep.optim:sgd"
+    builds: ClassVar[str] = "bsweep.numerics.optim:sgd"
     known_for_fednova: ClassVar[bool] = True
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -35,7 +35,7 @@ class AdamWConfig(OptimizerConfig):
     betas: tuple[Fraction, Fraction]
     eps: Positive
 
-    builds: ClassVar[str] = "bsweep.optim:adamw"
+    builds: ClassVar[str] = "bsweep.numerics.optim:adamw"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class LARSConfig(OptimizerConfig):
     nesterov: bool
     trust_coefficient: Positive
 
-    builds: ClassVar[str] = "bsweep.optim:lars"
+    builds: ClassVar[str] = "bsweep.numerics.optim:lars"
     needs_layer_norms: ClassVar[bool] = True
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -59,7 +59,7 @@ class LAMBConfig(OptimizerConfig):
     betas: tuple[Fraction, Fraction]
     eps: Positive
 
-    builds: ClassVar[str] = "bsweep.optim:lamb"
+    builds: ClassVar[str] = "bsweep.numerics.optim:lamb"
     needs_layer_norms: ClassVar[bool] = True
     needs_global_norm: ClassVar[bool] = True
 
@@ -69,7 +69,7 @@ class OwnOptimizerConfig(Own, OptimizerConfig):
     name: Literal["own"]
     by_layer: bool
 
-    builds: ClassVar[str] = "bsweep.optim:from_target"
+    builds: ClassVar[str] = "bsweep.numerics.optim:from_target"
     takes: ClassVar[tuple[str, ...]] = ("parameters", "lr")
 
     def problems(self, point: Point) -> Iterator[str]:

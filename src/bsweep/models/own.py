@@ -2,7 +2,7 @@
 
 It is called as `target(num_classes, shape, **options)` and returns a freshly initialised `torch.nn.Module`; what it
 draws at random by torch is the same on all workers. The module may bring an objective of its own, see
-`bsweep.objective`.
+`bsweep.numerics.objective`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bsweep.vector import GRADIENT_PLACE
+from bsweep.numerics.vector import GRADIENT_PLACE
 
 
 def trim(model: nn.Module) -> nn.Module:

@@ -27,7 +27,7 @@ class Evaluation:
 class NoiseScale:
     """Parts of the gradient noise scale, `variance` over `gradient_square`: means over the steps since the last record.
 
-    They are of one example's gradient and of the true one's squared norm, see `bsweep.noise`; either may come out as
+    They are of one example's gradient and of the true one's squared norm, see `bsweep.numerics.noise_scale`; either may come out as
     zero or less. `num_examples` were trained since the run began. Of `num_gradients`, each the mean over
     `gradient_batch` examples, they are estimated. `layers` has both, the square first, of each tensor by its name.
     """

@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 
 from bsweep.config import AllReduceConfig, RunConfig
 from bsweep.core.ranks import Place
+from bsweep.numerics.vector import Flat
 from bsweep.runlog import Event, RunPaths
 from bsweep.runlog.errors import worker_lost
 from bsweep.strategies import shared_memory
 from bsweep.strategies.collectives import Wire
 from bsweep.strategies.process_group import TorchStrategy
 from bsweep.strategies.summing import Summing
-from bsweep.vector import Flat
 
 
 class AllReduce(TorchStrategy, Summing):

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bsweep.clock import Mark, mark, seconds_between
 from bsweep.config import RunConfig, StrategyConfig, Transport
 from bsweep.core.ranks import Place
 from bsweep.data.plan import Share, global_batch
+from bsweep.numerics.clock import Mark, mark, seconds_between
+from bsweep.numerics.vector import Flat
 from bsweep.runlog import Checkpoint, Event, Round, RunPaths, Traffic
-from bsweep.vector import Flat
 
 
 @dataclass

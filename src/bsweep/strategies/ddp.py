@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from bsweep import optim
 from bsweep.config import DDPConfig, RunConfig
 from bsweep.core.ranks import Place
+from bsweep.numerics import optim
 from bsweep.runlog import RunPaths, Traffic
 from bsweep.runlog.errors import worker_lost
 from bsweep.strategies.base import InBackward, Meter

@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from bsweep import optim
 from bsweep.config import DiLoCoConfig, RunConfig, SGDConfig, resolve
 from bsweep.core.ranks import Place
 from bsweep.data.plan import Share
+from bsweep.numerics import optim
+from bsweep.numerics.vector import Anchor, Flat
 from bsweep.runlog import Event, Round, RunPaths, Traffic
 from bsweep.runlog.errors import WorkerLost
 from bsweep.strategies import clocks
 from bsweep.strategies.base import Meter, Rounds
 from bsweep.strategies.roll_call import RollCall
 from bsweep.strategies.summing import Summing
-from bsweep.vector import Anchor, Flat
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from torch.optim import Optimizer
 
 from bsweep.config import DiLoCoConfig, RunConfig
 from bsweep.core.ranks import Place
+from bsweep.numerics.vector import Flat
 from bsweep.runlog import RunPaths
 from bsweep.strategies.diloco import Arrivals, DiLoCo
-from bsweep.vector import Flat
 
 
 @dataclass(frozen=True)

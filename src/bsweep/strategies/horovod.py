@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 
 from bsweep.config import HorovodConfig, RunConfig
 from bsweep.core.ranks import Place
+from bsweep.numerics.vector import Flat, Vector
 from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import worker_lost
 from bsweep.strategies.base import InBackward
 from bsweep.strategies.summing import Summing
-from bsweep.vector import Flat, Vector
 
 
 class Horovod(Summing, InBackward):

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 
 from bsweep.config import Algorithm, ProcessesConfig, RunConfig, StrategyConfig
 from bsweep.core.ranks import Place
+from bsweep.numerics.vector import Flat
 from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import worker_lost
 from bsweep.strategies.base import Strategy
 from bsweep.strategies.collectives import ALGORITHMS, Wire
-from bsweep.vector import Flat
 
 
 class TorchStrategy(Strategy):

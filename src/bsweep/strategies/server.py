@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bsweep import optim
 from bsweep.config import ParameterServerConfig, RunConfig
 from bsweep.core import tensor_files
+from bsweep.numerics import optim
+from bsweep.numerics.vector import Shard, Slice
 from bsweep.runlog import Checkpoint, RunPaths, ServerLoad
 from bsweep.runlog.errors import WorkerLost
 from bsweep.strategies.server_links import Arrival, Inbox, Kind, ToWorker
-from bsweep.vector import Shard, Slice
 
 _MAX_BUFFERS = 2
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bsweep import optim
+from bsweep.numerics import optim
+from bsweep.numerics.vector import Flat
 from bsweep.runlog import Traffic
 from bsweep.strategies.base import Strategy
-from bsweep.vector import Flat
 
 
 class Single(Strategy):

@@ -9,13 +9,14 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bsweep import compression, optim
+from bsweep import compression
 from bsweep.compression.base import Codec
 from bsweep.config import RunConfig, StrategyConfig
 from bsweep.core.ranks import Place
+from bsweep.numerics import optim
+from bsweep.numerics.vector import Flat
 from bsweep.runlog import RunPaths
 from bsweep.strategies.base import Meter, Strategy
-from bsweep.vector import Flat
 
 
 class Summing(Strategy):

@@ -24,7 +24,7 @@ from bsweep.config import (
     scaled_rate,
 )
 from bsweep.core.torchvision_shim import import_torchvision
-from bsweep.vector import Flat
+from bsweep.numerics.vector import Flat
 
 
 def build(config: OptimizerConfig, vector: Flat) -> Optimizer:

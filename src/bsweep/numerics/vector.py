@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from bsweep.precision import LossScale
+from bsweep.numerics.precision import LossScale
 
 
 @dataclass(frozen=True)
