@@ -18,7 +18,7 @@ from bsweep.allocation.policies import (
     steps_by_flops,
     steps_by_speed,
 )
-from bsweep.allocation.probe import (
+from bsweep.allocation.probe_file import (
     PROBE_SCHEMA,
     Probe,
     ProbedBatch,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bsweep.allocation import devices, policies
-from bsweep.allocation.probe import probe_path, read_probe
+from bsweep.allocation.probe_file import probe_path, read_probe
 from bsweep.config import (
     AllocationConfig,
     BatchByFlopsConfig,

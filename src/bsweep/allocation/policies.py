@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bsweep.allocation.probe import ProbedWorker
+from bsweep.allocation.probe_file import ProbedWorker
 
 
 def batch_by_flops(flops: Sequence[float], local_batch: int) -> tuple[int, ...]:
