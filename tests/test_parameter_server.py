@@ -21,11 +21,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep import sharding
 from bsweep.config import ParameterServerConfig, RunConfig
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Slice
 from bsweep.runlog import RunPaths, read_json
+from bsweep.strategies import sharding
 from bsweep.strategies.server import Server, encode_layout
 from bsweep.strategies.server_links import Arrival, Inbox, Kind, Request, ToRemoteWorker, ToWorker, Within
 from tests.one_server_run import Case, gradient, learning_rate, make_vector

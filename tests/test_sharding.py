@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from bsweep import sharding
 from bsweep.config import ParameterServerConfig, RunConfig
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Shard, Slice, Vector, layout
+from bsweep.strategies import sharding
 from tests.running import compose
 
 SHARDINGS = get_args(get_type_hints(ParameterServerConfig)["sharding"])

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from bsweep import allocation, claims, data, elsewhere, launch, models, runlog, sharding, states
+from bsweep import allocation, claims, data, elsewhere, launch, models, runlog, states
 from bsweep.config import ConfigError, RunConfig, own, refuse_vain_evaluations, save
 from bsweep.core.ranks import inside_horovodrun, num_cores
 from bsweep.launch import Outcome, team
@@ -31,6 +31,7 @@ from bsweep.launch.stop import Stopping, pause, seconds_before_retry
 from bsweep.launch.team import Entry
 from bsweep.progress import Output, Progress
 from bsweep.runlog import Event, RunLog, RunPaths, calibration_file, is_stop_requested, profile_file
+from bsweep.strategies import sharding
 from bsweep.trackers import check as check_trackers
 
 _TRIED_STEPS = 10

@@ -19,12 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bsweep import sharding
 from bsweep.config import ParameterServerConfig, RunConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics.vector import Flat, Slice
 from bsweep.runlog import Checkpoint, RunPaths, Traffic
 from bsweep.runlog.errors import WorkerLost, errors_reported
+from bsweep.strategies import sharding
 from bsweep.strategies.base import Meter, Rounds
 from bsweep.strategies.process_group import TorchStrategy, join
 from bsweep.strategies.server import Server, decode_load, encode_layout, report_size
