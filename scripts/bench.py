@@ -46,14 +46,15 @@ sys.path.insert(0, str(ROOT))
 from benches import against, alone, noise, together  # noqa: E402
 from benches.common import Seconds, alternating, medians  # noqa: E402
 
-from bsweep import steps, study, worker  # noqa: E402
+from bsweep import study  # noqa: E402
 from bsweep.config import RunConfig  # noqa: E402
 from bsweep.config.strategies import PLAIN_HOROVOD  # noqa: E402
 from bsweep.config.whole import write_whole  # noqa: E402
 from bsweep.core.ranks import Place  # noqa: E402
 from bsweep.data import augment  # noqa: E402
-from bsweep.job import Job  # noqa: E402
 from bsweep.runlog import RunPaths, read_records  # noqa: E402
+from bsweep.train import steps, worker
+from bsweep.train.job import Job  # noqa: E402
 from tests.running import compose, tool  # noqa: E402
 
 MEGABYTE = 2**20

@@ -19,15 +19,16 @@ from typing import Any
 
 import torch
 
-from bsweep import batching, data, steps, strategies, worker
-from bsweep.checkpoint import _GO_ON, _SAVE, Keeper
+from bsweep import batching, data, strategies
 from bsweep.config import RunConfig, own
 from bsweep.core.ranks import Place, inside_horovodrun
 from bsweep.data import augment
-from bsweep.job import Job, memory_format
 from bsweep.numerics.vector import Vector
 from bsweep.runlog import RunPaths, checkpoints, cut_records, read_records
 from bsweep.runlog.errors import Stopped
+from bsweep.train import steps, worker
+from bsweep.train.checkpointing import _GO_ON, _SAVE, Keeper
+from bsweep.train.job import Job, memory_format
 from tests import policies
 from tests.running import meeting_at
 

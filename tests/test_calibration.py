@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep import calibrate, steps, study, worker
+from bsweep import study
 from bsweep.config import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics import precision
@@ -27,6 +27,7 @@ from bsweep.runlog import (
     write_json,
 )
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
+from bsweep.train import choose_numerics, steps, worker
 from tests.running import TINY, bsweep, compose
 from tests.synthetic_study import META, write_run
 
@@ -143,7 +144,7 @@ def test_gpus_take_their_half_precision_without_measuring(tmp_path: Path, monkey
     point = replace(AUTO, results_dir=str(tmp_path))
     point.study_dir.mkdir()
     monkeypatch.setattr(precision, "choose", lambda *_: "bf16")
-    monkeypatch.setattr(calibrate, "_measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(choose_numerics, "_measure", lambda *_: pytest.fail("measured"))
     strategy: Any = SimpleNamespace(gather_json=lambda own: [own], rank=0, members=(0,))
     images: Any = SimpleNamespace(train_inputs=torch.zeros(1, 3, 8, 8))
     of: dict[str, Any] = {"settled_by": "gpu", "torch": torch.__version__, "example_shape": (3, 8, 8)}
@@ -155,7 +156,7 @@ def test_gpus_take_their_half_precision_without_measuring(tmp_path: Path, monkey
         calibration_file.write(calibration_file.path_of(point), found)
         none: Any = None
         paths = RunPaths(point.study_dir / "run")
-        assert calibrate.agree(point, paths, images, strategy, torch.device("cuda"), none) == chosen
+        assert choose_numerics.agree(point, paths, images, strategy, torch.device("cuda"), none) == chosen
         assert calibration_file.read(calibration_file.path_of(point)) == kept
 
 
@@ -233,11 +234,11 @@ def agreed(point: RunConfig, monkeypatch: pytest.MonkeyPatch, **meta: Any) -> Nu
     folder.mkdir()
     write_json(folder / "meta.json", {**META, **meta})
     found = {"measured_batches": (8,), "timed": (Timed(FP32, (0.1,)),)}
-    monkeypatch.setattr(calibrate, "_measure", lambda _, wanted, *__: replace(wanted, **found))
+    monkeypatch.setattr(choose_numerics, "_measure", lambda _, wanted, *__: replace(wanted, **found))
     strategy: Any = SimpleNamespace(gather_json=lambda own: [own], rank=0, members=(0,))
     images: Any = SimpleNamespace(train_inputs=torch.zeros(1, 3, 8, 8))
     none: Any = None
-    return calibrate.agree(point, RunPaths(folder), images, strategy, torch.device("cpu"), none)
+    return choose_numerics.agree(point, RunPaths(folder), images, strategy, torch.device("cpu"), none)
 
 
 def test_workers_on_other_machines_than_who_asked_measure_once_for_each_kind(
@@ -406,11 +407,11 @@ def test_the_largest_batch_there_is_time_and_memory_for_is_measured_after_the_sm
         gathered.append(told)
         return [json.loads(json.dumps(each)) for each in (told, {"seconds": of_another})]
 
-    monkeypatch.setattr(calibrate, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(calibrate, "_step_seconds", step_seconds)
+    monkeypatch.setattr(choose_numerics, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(choose_numerics, "_step_seconds", step_seconds)
     jobs: list[Any] = [1.0, 1.2]
     strategy: Any = SimpleNamespace(gather_json=gather)
-    found = calibrate._times(lambda: jobs, (8, 16, 64, 256), strategy)
+    found = choose_numerics._times(lambda: jobs, (8, 16, 64, 256), strategy)
     assert [*found] == expected and all(len(own) >= 2 for rounds in found.values() for own in rounds)
     assert clock.now < 18 or expected == [8]
     assert len(gathered) == 1, "all workers call it, whatever happens to one"
@@ -420,10 +421,10 @@ def test_the_largest_batch_there_is_time_and_memory_for_is_measured_after_the_sm
 def test_workers_that_measured_other_batches_go_by_those_of_all() -> None:
     one = Calibration(1, (8, 64), measured_batches=(8, 16, 64), timed=(Timed(FP32, (0.1, 0.2, 0.6)),), noise=0.1)
     other = replace(one, measured_batches=(8, 64), timed=(Timed(FP32, (0.2, 0.5)),), noise=0.2)
-    both = calibrate._of_slowest([one, other])
+    both = choose_numerics._of_slowest([one, other])
     assert both == replace(one, measured_batches=(8, 64), timed=(Timed(FP32, (0.2, 0.6)),), noise=0.2)
     none = replace(other, measured_batches=(), timed=())
-    assert calibrate._of_slowest([one, none]) == replace(one, measured_batches=(), timed=())
+    assert choose_numerics._of_slowest([one, none]) == replace(one, measured_batches=(), timed=())
 
 
 def test_a_study_goes_on_as_its_runs_began(tmp_path: Path) -> None:

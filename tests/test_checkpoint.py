@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep import checkpoint
-from bsweep.checkpoint import Cursor, Keeper
 from bsweep.config import conf_dir
-from bsweep.job import Job
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog import RunPaths
+from bsweep.train import checkpointing
+from bsweep.train.checkpointing import Cursor, Keeper
+from bsweep.train.job import Job
 from tests.running import ROOT, TINY
 from tests.test_equivalence import _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 
@@ -128,8 +128,8 @@ def test_by_default_saving_costs_less_than_a_hundredth_and_asking_is_rare(
         asked.append(now[0])
         return values.unsqueeze(0)
 
-    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
-    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(checkpointing, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    monkeypatch.setattr(checkpointing, "save", save)
     strategy = SimpleNamespace(stop_reason=None, is_together=is_together, gather=gather)
     fields = {"config": SimpleNamespace(checkpoint_every="auto"), "vector": SimpleNamespace(num_bytes=40_000_000)}
     dataset = SimpleNamespace(train_labels=torch.zeros(10))

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import bsweep
-from bsweep import worker
 from bsweep.analysis.derived import with_energy
 from bsweep.core import energy
 from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths, read_records
+from bsweep.train import worker
 from tests.running import TINY, compose
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def test_what_the_hardware_does_not_say_is_not_known(packages: list[Path], monke
 def test_an_epoch_records_what_its_steps_used_and_nothing_of_evaluations(
     packages: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from bsweep import evaluation, steps
+    from bsweep.train import evaluation, steps
 
     def hungry(plain: Any) -> Any:
         def used(*arguments: object) -> Any:

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bsweep import lifeline, peers, runlog, study, worker
+from bsweep import lifeline, runlog, study
 from bsweep.config import RunConfig
 from bsweep.core import fresh_process
 from bsweep.launch import failure, processes, stop
@@ -25,6 +25,7 @@ from bsweep.progress import Progress
 from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import WorkerLost, said_by, worker_lost
 from bsweep.strategies import ddp
+from bsweep.train import peers_check, worker
 from tests.running import TINY, bsweep, compose, imported_first, popen
 
 POINT = ("local_batch=10", "num_workers=2", "strategy=ddp", "model=tiny_cnn", "epochs=1", *TINY)
@@ -176,7 +177,9 @@ def test_a_launcher_that_waits_in_vain_tells_the_first_error(paths: RunPaths) ->
     """And not that it took too long, where a process said what was wrong and did not end."""
     runlog.write_json(paths.rank_logs(1) / "error.json", {**ERROR, "time": 1.0})
     config = point("launch.start_timeout_seconds=1")
-    outcome = processes.launch(config, paths, lambda: None, "bsweep.worker", lambda *_: [["sleep", "60"]], lambda _: [])
+    outcome = processes.launch(
+        config, paths, lambda: None, "bsweep.train.worker", lambda *_: [["sleep", "60"]], lambda _: []
+    )
     assert (outcome.status, outcome.message) == ("out_of_memory", f"rank 1 failed: {ERROR['message']}")
 
 
@@ -186,7 +189,7 @@ def test_a_worker_that_fails_waits_for_nobody(tmp_path: Path) -> None:
         "import os, time\n"
         "if 'RANK' in os.environ:\n"
         "    import torch.distributed as dist\n"
-        "    import bsweep.steps as steps\n"
+        "    import bsweep.train.steps as steps\n"
         "    dist.destroy_process_group = lambda *a, **k: time.sleep(600)\n"
         "    plain, calls = steps.train_step, []\n"
         "    def failing(*a, **k):\n"
@@ -244,15 +247,15 @@ PEER = {
 )
 def test_what_would_stall_workers_or_mix_their_numbers_is_refused(other: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        peers.refuse_unequal([PEER, {**PEER, "host": "b", **other}])
+        peers_check.refuse_unequal([PEER, {**PEER, "host": "b", **other}])
 
 
 def test_other_gpus_of_one_precision_are_told_and_on_record() -> None:
     both = [PEER, {**PEER, "host": "b", "device": "Tesla T4", "driver": "575.2", "cuda_visible_devices": "0"}]
-    peers.refuse_unequal(both)
-    assert peers.devices(both) == "NVIDIA H100, Tesla T4"
-    assert peers.gpu_software(both) == "driver 580.1, NCCL 2.28.9; driver 575.2, NCCL 2.28.9"
-    assert peers.on_record(both)[1] == {
+    peers_check.refuse_unequal(both)
+    assert peers_check.devices(both) == "NVIDIA H100, Tesla T4"
+    assert peers_check.gpu_software(both) == "driver 580.1, NCCL 2.28.9; driver 575.2, NCCL 2.28.9"
+    assert peers_check.on_record(both)[1] == {
         "host": "b", "device": "Tesla T4", "precision": "bf16", "driver": "575.2", "nccl": "2.28.9",
         "tf32": ["convolutions"], "cuda_visible_devices": "0",
     }  # fmt: skip

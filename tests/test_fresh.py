@@ -98,7 +98,7 @@ def test_inline_trains_in_fresh_processes_under_a_limit_and_after_a_point_withou
 
     def outcome(config: RunConfig) -> Outcome:
         assert isinstance(config.launch, InlineConfig)
-        return inline.launch(config, config.launch, RunPaths(tmp_path), lambda: None, "bsweep.worker")
+        return inline.launch(config, config.launch, RunPaths(tmp_path), lambda: None, "bsweep.train.worker")
 
     monkeypatch.setattr(inline, "_is_spoilt", False)
     assert outcome(limited) == Outcome("failed", "ValueError: there")

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bsweep import launch, peers, worker
+from bsweep import launch
 from bsweep.config.launch import nodes_of
 from bsweep.core import gpus
 from bsweep.core.ranks import Place
+from bsweep.train import peers_check, worker
 from tests.running import TINY, bsweep, compose, imported_first, summaries
 
 Machine = Callable[..., None]
@@ -99,7 +100,7 @@ def test_more_workers_than_gpus_here_are_refused_before_anything_starts(machine:
 def seats(**hosts: tuple[int, int]) -> list[dict[str, object]]:
     """What workers say of their places, on hosts with so many GPUs and workers."""
     return [
-        peers.seat(Place(0, 1, local_rank, 1), gpus) | {"host": host}
+        peers_check.seat(Place(0, 1, local_rank, 1), gpus) | {"host": host}
         for host, (gpus, workers) in hosts.items()
         for local_rank in range(workers)
     ]
@@ -108,14 +109,14 @@ def seats(**hosts: tuple[int, int]) -> list[dict[str, object]]:
 def test_every_host_with_too_few_gpus_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = r"^gpu7 has 2 GPUs for 4 workers, gpu8 has no GPU for 1 worker, but NCCL takes one worker a GPU"
     with pytest.raises(ValueError, match=lacking):
-        peers.refuse_missing_gpus(seats(gpu6=(4, 4), gpu7=(2, 4), gpu8=(0, 1)), "auto")
+        peers_check.refuse_missing_gpus(seats(gpu6=(4, 4), gpu7=(2, 4), gpu8=(0, 1)), "auto")
     for device, there in (("auto", seats(a=(4, 4), b=(2, 1))), ("auto", seats(a=(0, 4))), ("cpu", seats(a=(0, 4)))):
-        peers.refuse_missing_gpus(there, device)
+        peers_check.refuse_missing_gpus(there, device)
     with pytest.raises(ValueError, match="a has no GPU for 4 workers"):
-        peers.refuse_missing_gpus(seats(a=(0, 4)), "cuda")
+        peers_check.refuse_missing_gpus(seats(a=(0, 4)), "cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     with pytest.raises(ValueError, match=r"a has 1 GPU \(CUDA_VISIBLE_DEVICES=3\) for 2 workers"):
-        peers.refuse_missing_gpus(seats(a=(1, 2)), "auto")
+        peers_check.refuse_missing_gpus(seats(a=(1, 2)), "auto")
     machine("NVIDIA A100", "580.1", "8.0", counted=2, usable=True)
     assert worker.choose_device(Place(5, 8, 1, 4), gpus=2) == torch.device("cuda", 1), "its number among its host's"
 

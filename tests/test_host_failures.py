@@ -120,7 +120,7 @@ def test_a_host_that_does_not_answer_ends_the_wait_for_workers_who_would_outlive
         config,
         paths,
         lambda: None,
-        "bsweep.worker",
+        "bsweep.train.worker",
         lambda *_: [["sleep", "60"], ["sh", "-c", script]],
         lambda _: [],
     )
@@ -138,7 +138,7 @@ def test_hosts_whose_connection_ended_by_itself_are_named_as_lost_and_no_others(
     hosts = "launch.hosts='localhost:1,h2:1,h3:1,h4:1'"
     config = over("strategy=ddp", "num_workers=4", hosts, "launch.stall_timeout_seconds=6")
     commands = [["sleep", "60"], *(["sh", "-c", script] for script in (waits, lost, lost_later))]
-    outcome = processes.launch(config, paths, lambda: None, "bsweep.worker", lambda *_: commands, lambda _: [])
+    outcome = processes.launch(config, paths, lambda: None, "bsweep.train.worker", lambda *_: commands, lambda _: [])
     assert re.findall(r"host (h\d) is lost: Timeout, server h3 not responding", outcome.message) == ["h3", "h4"]
 
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep import evaluation, steps, worker
 from bsweep.core import memory
 from bsweep.core.ranks import Place
-from bsweep.job import Job
 from bsweep.runlog import RunPaths, read_records
+from bsweep.train import evaluation, steps, worker
+from bsweep.train.job import Job
 from tests.gpus import on_gpus
 from tests.running import TINY, compose
 

@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import bsweep
-from bsweep import analysis, loop, noise_meter, steps, worker
+from bsweep import analysis
 from bsweep.config import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.data import augment, plan
-from bsweep.job import Job
 from bsweep.numerics import noise_scale
 from bsweep.numerics.noise_scale import Average, of_parts, squared_norm
 from bsweep.numerics.vector import Vector
 from bsweep.runlog import RunPaths
+from bsweep.train import loop, noise_meter, steps, worker
+from bsweep.train.job import Job
 from tests import running
 from tests.running import ROOT, TINY, compose, forks, popen, ranks
 from tests.test_checkpoint import untimed

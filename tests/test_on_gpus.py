@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep import worker
 from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths, read_json, read_records
+from bsweep.train import worker
 from tests.gpus import on_gpus
 from tests.running import TINY, bsweep, compose, imported_first
 
@@ -78,7 +78,7 @@ STRATEGIES = ("horovod", "ddp", "allreduce", "local_sgd", "diloco", "parameter_s
 FAILING = """
 import os, time
 if os.environ.get("RANK", os.environ.get("HOROVOD_RANK")) == "1":
-    import bsweep.steps as steps
+    import bsweep.train.steps as steps
     plain, calls = steps.train_step, []
 
     def failing(*a, **k):
@@ -107,7 +107,7 @@ WATCHED = """
 import os
 if "RANK" in os.environ or "HOROVOD_RANK" in os.environ:
     import torch
-    import bsweep.steps as steps
+    import bsweep.train.steps as steps
     plain = steps.train_step
 
     def watched(*a, **k):
@@ -135,7 +135,7 @@ PROFILED = """
 import os
 if os.environ.get("RANK") == "0":
     import json, torch
-    import bsweep.loop as loop
+    import bsweep.train.loop as loop
     from torch.profiler import ProfilerActivity, profile
     plain = loop.train
 

@@ -40,7 +40,7 @@ POINT = (*TINY, "model=tiny_cnn", "strategy=allreduce", "launch.threads_per_work
 
 NOTES_CORES = """
 import json, os, sys
-if sys.orig_argv[-2:-1] == ["bsweep.worker"]:
+if sys.orig_argv[-2:-1] == ["bsweep.train.worker"]:
     with open(f"{sys.orig_argv[-1]}/cores.{os.getpid()}", "w") as file:
         json.dump(sorted(os.sched_getaffinity(0)), file)
 """
@@ -185,8 +185,8 @@ def wait_for_epochs(cwd: Path, num_runs: int) -> None:
 
 FAILING = """
 import os, sys
-if sys.orig_argv[-2:-1] == ["bsweep.worker"]:
-    import bsweep.steps as steps
+if sys.orig_argv[-2:-1] == ["bsweep.train.worker"]:
+    import bsweep.train.steps as steps
     plain = steps.train_step
     def failing(job, *a, **k):
         if job.config.local_batch == 8:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
-from bsweep import checkpoint, steps
-from bsweep.checkpoint import Cursor
 from bsweep.config import ConfigError
 from bsweep.core.ranks import Place
-from bsweep.job import Job
 from bsweep.numerics import precision
 from bsweep.numerics.precision import LossScale
 from bsweep.runlog import RunPaths
+from bsweep.train import checkpointing, steps
+from bsweep.train.checkpointing import Cursor
+from bsweep.train.job import Job
 from tests.running import compose
 from tests.test_compression import CODECS, SimulatedGroup, build, make_vector, on_workers, random_gradients
 
@@ -142,8 +142,8 @@ def test_a_checkpoint_holds_the_scale(tmp_path: Any) -> None:
     stopped.optimizer.step()
     stopped.vector.gradients.zero_()
     stopped.optimizer.step()
-    checkpoint.save(stopped, Cursor.of(CPU))
-    assert checkpoint.load(again)
+    checkpointing.save(stopped, Cursor.of(CPU))
+    assert checkpointing.load(again)
     assert stopped.vector.scale and again.vector.scale
     assert {key: float(value) for key, value in again.vector.scale.state.items()} == {
         "factor": 2**15, "num_skipped": 1, "good_steps": 1

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bsweep import allocation, cli, probe
 from bsweep.allocation import Probe
 from bsweep.config import RunConfig
-from bsweep.job import Job
+from bsweep.train.job import Job
 from tests.running import bsweep, compose, imported_first, summaries
 
 DATA = ("data=synthetic", "data.num_train=300", "data.num_test=20", "data.shape=[3,32,32]", "data.crop_padding=1")

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep import cli, profile, steps, worker
+from bsweep import cli, profile
 from bsweep.core.ranks import Place
-from bsweep.job import Job
 from bsweep.numerics import optim
 from bsweep.numerics.clock import PhaseClock
 from bsweep.runlog import RunPaths, profile_file
 from bsweep.runlog.profile_file import Anatomy
+from bsweep.train import steps, worker
+from bsweep.train.job import Job
 from tests.gpus import on_gpus
 from tests.running import TINY, bsweep, compose
 

@@ -210,7 +210,7 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
     """One is out of memory as its steps are timed, the other one later: in a run, which is the first."""
     (tmp_path / "sitecustomize.py").write_text(
         "import time, torch\n"
-        "import bsweep.steps as steps\n"
+        "import bsweep.train.steps as steps\n"
         "plain = steps.train_step\n"
         "def scarce(job, *a, **k):\n"
         "    time.sleep(0.003)\n"  # so that few large steps take less than many

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 import bsweep
-from bsweep import noise_meter, replay
+from bsweep import replay
 from bsweep.analysis.keys import keyed
 from bsweep.config import save
 from bsweep.plots import FIGURES
 from bsweep.runlog import BatchChanged, NoiseScale, RunLog, RunPaths, Start, Step
+from bsweep.train import noise_meter
 from tests.running import compose
 
 NUM_TRAIN = 64

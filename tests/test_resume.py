@@ -121,7 +121,7 @@ def test_what_a_point_ends_with_by_itself_is_not_tried_again(tmp_path: Path) -> 
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if 'RANK' in os.environ:\n"
-        "    import bsweep.evaluation as evaluation\n"
+        "    import bsweep.train.evaluation as evaluation\n"
         "    def failing(*a): raise RuntimeError('a bug')\n"
         "    evaluation.evaluate = failing\n"
     )

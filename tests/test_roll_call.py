@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from bsweep.strategies import clocks
 from bsweep.strategies.roll_call import RollCall
-from bsweep.worker import work_and_leave
+from bsweep.train.worker import work_and_leave
 from tests.running import ROOT, Fork
 
 NUM_WORKERS = 4

@@ -17,13 +17,14 @@ import psutil
 import pytest
 import torch
 
-from bsweep import launch, worker
+from bsweep import launch
 from bsweep.config import HorovodrunConfig
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place, num_cores
 from bsweep.launch import environment
 from bsweep.runlog import RunPaths, read_records
 from bsweep.runlog.errors import errors_reported
+from bsweep.train import worker
 from tests.running import TINY, Fork, bsweep, compose, forks, imported_first, popen, struck, tool, workers_left
 
 TEXT = ("data=text", f"data.path={__file__}", "model=llama_tiny")
@@ -60,8 +61,8 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     for child in psutil.Process(process.pid).children(recursive=True):
         command = child.cmdline()
         if command[2:3] == ["-m"] and command[3] in (
-            "bsweep.worker",
-            "bsweep.team",
+            "bsweep.train.worker",
+            "bsweep.train.team_worker",
         ):  # horovodrun's own command line has it further back
             variables = child.environ()
             found[int(variables.get("HOROVOD_RANK") or variables["RANK"])] = child

@@ -15,16 +15,16 @@ from torch import Tensor
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bsweep import peers, steps, worker
 from bsweep.config import ConfigError, own
 from bsweep.core import memory
 from bsweep.core.ranks import Place
-from bsweep.job import Job
 from bsweep.numerics import graphs, optim
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog import RunPaths, read_records
 from bsweep.strategies.base import Meter
 from bsweep.strategies.horovod import Horovod, HostCopies
+from bsweep.train import peers_check, steps, worker
+from bsweep.train.job import Job
 from tests.gpus import on_gpus
 from tests.running import TINY, compose
 
@@ -78,8 +78,8 @@ def test_a_step_is_few_operations(tmp_path: Path, precision: str, most: int) -> 
 def on_meta(*overrides: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A worker on a device that computes nothing, so that nothing can be read from it."""
     monkeypatch.setattr(worker, "choose_device", lambda *_: torch.device("meta"))
-    monkeypatch.setattr(peers, "data_facts", lambda _: {"num_classes": 0, "num_train": 0, "labels": ""})
-    monkeypatch.setattr(peers, "are_rounded", lambda _: [])
+    monkeypatch.setattr(peers_check, "data_facts", lambda _: {"num_classes": 0, "num_train": 0, "labels": ""})
+    monkeypatch.setattr(peers_check, "are_rounded", lambda _: [])
     monkeypatch.setattr(optim, "sgd", lambda config, vector: SGD(vector.tensors, lr=0.1, foreach=True))
     return prepared(folder, *overrides)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bsweep import data, worker
+from bsweep import data
 from bsweep.config import SyntheticConfig
 from bsweep.core.ranks import Place
 from bsweep.data import dataset as datasets
@@ -16,6 +16,7 @@ from bsweep.data import plan
 from bsweep.data.dataset import Dataset, placed
 from bsweep.data.streaming import Part
 from bsweep.runlog import RunPaths
+from bsweep.train import worker
 from tests.running import TINY, compose
 
 CPU, OTHER = torch.device("cpu"), torch.device("cpu", 0)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bsweep import team
 from bsweep.config import own
 from bsweep.launch import team as leading
 from bsweep.runlog import RunPaths, read_json, read_records
-from bsweep.team import TeamPaths
+from bsweep.train import team_worker
+from bsweep.train.team_worker import TeamPaths
 from tests.gpus import on_gpus
 from tests.running import TINY, bsweep, compose, imported_first, summaries
 from tests.test_run import runs
@@ -93,7 +93,7 @@ def test_a_point_that_fails_costs_itself_and_a_fresh_start(
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('RANK', os.environ.get('HOROVOD_RANK')) == '1':\n"
-        "    import bsweep.steps as steps\n"
+        "    import bsweep.train.steps as steps\n"
         "    plain = steps.train_step\n"
         "    def failing(job, *a, **k):\n"
         "        if job.config.local_batch == 16:\n"
@@ -158,7 +158,7 @@ def test_who_had_better_train_no_other_point_says_so(tmp_path: Path) -> None:
     led = leading.Team.__new__(leading.Team)
     led._through, led._num_points, led._said_at = [tmp_path / "0", tmp_path / "1"], 2, time.monotonic()
     led._touched_at = led._said_at
-    for second, is_spoilt in ((b".", False), (team.SPOILT, True)):
+    for second, is_spoilt in ((b".", False), (team_worker.SPOILT, True)):
         for path, last in zip(led._through, (b".", second), strict=True):
             path.write_bytes(b"." + last)
         led.look_after()
@@ -177,15 +177,15 @@ def test_a_point_that_diverges_leaves_nothing_travelling_to_the_next(tmp_path: P
 
 def test_who_hears_of_no_parent_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As processes on other hosts would, whose parent was killed while they waited."""
-    monkeypatch.setattr(team, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(team_worker, "PATIENCE_SECONDS", 0.2)
     paths = TeamPaths(tmp_path)
     paths.points.write_text("first\nsecond")
-    assert team._next(paths, 0) == b"first\n"
+    assert team_worker._next(paths, 0) == b"first\n"
     with pytest.raises(SystemExit, match="has said nothing"):
-        team._next(paths, len(b"first\n"))  # half a line is none
+        team_worker._next(paths, len(b"first\n"))  # half a line is none
     paths.points.write_text("first\nsecond\n\n")
-    assert team._next(paths, len(b"first\n")) == b"second\n"
-    assert team._next(paths, len(b"first\nsecond\n")) == b"\n"
+    assert team_worker._next(paths, len(b"first\n")) == b"second\n"
+    assert team_worker._next(paths, len(b"first\nsecond\n")) == b"\n"
 
 
 def test_code_of_ones_own_is_imported_anew_for_each_run(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ FAILING = """
 import os
 if os.environ.get("HOROVOD_RANK") == "1":
     import torch
-    import bsweep.loop as loop
+    import bsweep.train.loop as loop
     plain = loop.train_epoch
 
     def failing(job, *a):

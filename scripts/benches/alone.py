@@ -22,11 +22,12 @@ from benches.common import (
     plain_step,
     ready,
 )
-from bsweep import batching, profile, steps, study, worker
+from bsweep import batching, profile, study
 from bsweep.config import RunConfig
 from bsweep.core.ranks import Place
-from bsweep.job import Job
 from bsweep.runlog import calibration_file, profile_file
+from bsweep.train import steps, worker
+from bsweep.train.job import Job
 from tests.running import compose, write_text
 
 FP32 = ("precision=fp32", "channels_last=false")

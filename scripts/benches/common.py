@@ -10,8 +10,8 @@ import torch
 
 from bsweep import models
 from bsweep.data.dataset import Dataset
-from bsweep.job import Job
 from bsweep.models.taps import TrimmedConv2d
+from bsweep.train.job import Job
 
 Program = Callable[[], object]
 Seconds = dict[str, list[float]]  # of each program, by round

@@ -10,10 +10,11 @@ import torch
 
 from benches import alone
 from benches.common import Program, Seconds, alternating, calls_of, medians
-from bsweep import batching, noise_meter, steps
+from bsweep import batching
 from bsweep.core.ranks import Place
 from bsweep.data.plan import Share
-from bsweep.job import Job
+from bsweep.train import noise_meter, steps
+from bsweep.train.job import Job
 from tests.running import compose
 
 SIZE = 64

@@ -18,12 +18,12 @@ import torch.distributed as dist
 
 from benches import alone
 from benches.common import Program, alternating, calls_of, compared, plain_model, plain_optimizer, plain_step, ready
-from bsweep import steps
 from bsweep.config import RunConfig
 from bsweep.core.ranks import Place, num_cores
 from bsweep.data import plan
-from bsweep.job import Job
 from bsweep.strategies import process_group
+from bsweep.train import steps
+from bsweep.train.job import Job
 from tests.running import meeting_at, meeting_port, tool, write_text
 
 TARGETS = {8: 1.15, 64: 1.05}  # against DDP, of the same precision and layout

@@ -15,17 +15,18 @@ from typing import NoReturn, cast
 import torch
 from torch import Tensor
 
-from bsweep import allocation, runlog, trial, worker
+from bsweep import allocation, runlog, trial
 from bsweep.allocation import ProbedBatch, ProbedWorker
 from bsweep.config import AnyStrategy, RunConfig
 from bsweep.core import fresh_process, memory
 from bsweep.core.ranks import Place
-from bsweep.job import Job
 from bsweep.numerics import optim, precision
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import is_out_of_memory
-from bsweep.worker import do_nothing
+from bsweep.train import worker
+from bsweep.train.job import Job
+from bsweep.train.worker import do_nothing
 
 _OWN_BATCH_TIMES = 5  # as many of the run's own batch, by which most allocations go
 _MOST_SECONDS = 60.0  # for batches larger than the run's own

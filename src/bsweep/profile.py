@@ -14,17 +14,18 @@ from typing import Any, NoReturn
 import torch
 from torch import profiler
 
-from bsweep import loop, runlog, steps, worker
-from bsweep.checkpoint import Cursor
+from bsweep import runlog
 from bsweep.config import RunConfig
 from bsweep.core import memory
 from bsweep.core.ranks import Place
 from bsweep.data import plan
-from bsweep.job import Job
 from bsweep.numerics.clock import Phase, PhaseClock, StepClock
 from bsweep.runlog import RunPaths, profile_file
 from bsweep.runlog.profile_file import PARTS, Anatomy
-from bsweep.worker import do_nothing
+from bsweep.train import loop, steps, worker
+from bsweep.train.checkpointing import Cursor
+from bsweep.train.job import Job
+from bsweep.train.worker import do_nothing
 
 _MOST_ROUNDS = 40  # half of which are timed in parts
 _MOST_SECONDS = 30.0

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import yaml
 
-from bsweep import batching, noise_meter, runlog
+from bsweep import batching, runlog
 from bsweep.batching import GradientNoise, Policy, Seen
 from bsweep.batching.goodput import StepTime
 from bsweep.config import ConfigError, RunConfig, conf_dir, did_you_mean, own, parse, read
@@ -30,6 +30,7 @@ from bsweep.data.plan import Share, global_batch, round_size
 from bsweep.numerics import optim
 from bsweep.numerics.noise_scale import Average
 from bsweep.runlog import BatchChanged, RunPaths, numbered
+from bsweep.train import noise_meter
 
 Timing = tuple[Sequence[Share], float]
 

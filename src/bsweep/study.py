@@ -255,7 +255,7 @@ def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float
     with tempfile.TemporaryDirectory(prefix=".bsweep.", dir=shared if config.launch.named_hosts else None) as folder:
         short = replace(config, results_dir=folder, epochs=1, data=replace(config.data, subset=num_train))
         paths, began = paths_of(short), time.time()
-        outcome = _launch_beside(short, paths, say, "bsweep.worker")
+        outcome = _launch_beside(short, paths, say, "bsweep.train.worker")
         seconds = time.time() - began
         records, _ = runlog.read_records(paths.metrics)
     epochs = runlog.numbered(records, "epoch")

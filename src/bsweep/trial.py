@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import torch
 
-from bsweep import steps, worker
 from bsweep.config import RunConfig, SingleConfig, UniformConfig
 from bsweep.core import memory
 from bsweep.core.ranks import Place
-from bsweep.job import Job
 from bsweep.numerics import optim
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog import RunPaths, SignOfLife
 from bsweep.strategies.single import Single
+from bsweep.train import steps, worker
+from bsweep.train.job import Job
 
 NUM_STEPS, MOST_SECONDS = 20, 2.0  # that are timed, unless they take too long together
 

@@ -102,7 +102,9 @@ def _check_variables(launch: ProcessesConfig) -> None:
         )
 
 
-def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry = "bsweep.worker") -> Outcome:
+def launch(
+    config: RunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry = "bsweep.train.worker"
+) -> Outcome:
     """Run a point whose folder is prepared, to its end; `on_poll` is called a few times a second."""
     unready = preflight.problems([config]) if config.launch.named_hosts else []
     if unready:  # since an earlier try failed on them

@@ -32,7 +32,7 @@ def launch(
     global _is_spoilt
     is_apart = _is_spoilt or bool(launch.memory_limit_mb)
     try:
-        if entry != "bsweep.worker":
+        if entry != "bsweep.train.worker":
             importlib.import_module(entry).measure(config, paths, Place(), on_step=on_poll)
         elif is_apart:
             fresh_process.call(_train, config, paths, time.time(), on_poll=on_poll)
@@ -50,9 +50,9 @@ def launch(
 
 
 def _train(config: RunConfig, paths: RunPaths, launched_at: float, on_step: Callable[[], None] = lambda: None) -> None:
-    from bsweep import worker
     from bsweep.core.ranks import Place
     from bsweep.runlog.errors import Diverged, Stopped
+    from bsweep.train import worker
 
     with suppress(Diverged, Stopped):  # on record
         worker.train(config, paths, Place(), launched_at=launched_at, on_step=on_step)

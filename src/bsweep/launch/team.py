@@ -1,6 +1,6 @@
 """Processes that launchers started: for one point, or, while a sweep has more like it, for one point after another.
 
-Those for several are a team (`bsweep.team`). Whatever goes wrong ends them, and the next point gets fresh ones.
+Those for several are a team (`bsweep.train.team_worker`). Whatever goes wrong ends them, and the next point gets fresh ones.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from bsweep import lifeline
 from bsweep.config import ProcessesConfig, RunConfig, own
 from bsweep.core.fresh_process import end_with_parent
 from bsweep.runlog import RunPaths
-from bsweep.team import PATIENCE_SECONDS, SPOILT, TeamPaths
+from bsweep.train.team_worker import PATIENCE_SECONDS, SPOILT, TeamPaths
 
 _EXIT_SECONDS = 10
 
-Entry = Literal["bsweep.worker", "bsweep.probe", "bsweep.profile"]
+Entry = Literal["bsweep.train.worker", "bsweep.probe", "bsweep.profile"]
 """The module that a process runs: it trains, or measures for `bsweep probe` or `bsweep profile`."""
 
 Commands = Callable[[Sequence[str], Path], Sequence[Sequence[str]]]
@@ -112,7 +112,9 @@ class Team(Started):
         lifeline.begin(self._paths.lifeline)
         self._num_points = 0
         self.train(run)
-        super().__init__(["bsweep.team", str(self._paths.folder)], self._paths.lifeline, env, run, commands)
+        super().__init__(
+            ["bsweep.train.team_worker", str(self._paths.folder)], self._paths.lifeline, env, run, commands
+        )
 
     def train(self, run: RunPaths) -> None:
         """Have all train the point of a folder."""

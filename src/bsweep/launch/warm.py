@@ -22,13 +22,14 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
-from bsweep import runlog, worker
+from bsweep import runlog
 from bsweep.config import HorovodConfig, RunConfig
 from bsweep.core.ranks import Place
 from bsweep.launch import stop
 from bsweep.launch.outcome import Outcome, recorded
 from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import Diverged, Stopped, WorkerLost, described, spoils_process, status_of
+from bsweep.train import worker
 
 _INTERRUPTED = 130  # the exit code
 _TOLD_SECONDS = 1.0

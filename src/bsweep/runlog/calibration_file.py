@@ -1,6 +1,6 @@
 """What `auto` means in a study: the precision and the memory format that were measured to be the fastest.
 
-A sweep that is long enough asks for it (`request`) and its first point's workers answer (`bsweep.calibrate`), in the
+A sweep that is long enough asks for it (`request`) and its first point's workers answer (`bsweep.train.choose_numerics`), in the
 study's `calibration.json`; those on GPUs do not, and take their half precision, channels last. All points of a study
 train alike, whatever was faster for some of them: else a curve over batch sizes would show what changed between them.
 So a study that has runs already goes on as they did. On other hardware, whose runs do not compare with them anyway,

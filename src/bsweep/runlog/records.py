@@ -119,7 +119,7 @@ class Start:
     learning_rate: Rate | None = None  # the first worker's, by its rule, before warm-up and schedule
     gpu_software: str | None = None  # drivers and NCCL; None on CPUs
     graph: bool | None = None  # all workers launch full steps as a CUDA graph; None on CPUs
-    workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.peers`
+    workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.train.peers_check`
     channels_last: bool | None = None  # the memory format of images
     transport: str | None = None  # how gradients travel, where that is chosen: network, shared_memory
 

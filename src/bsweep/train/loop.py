@@ -9,24 +9,25 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from bsweep import evaluation, runlog, steps
+from bsweep import runlog
 from bsweep.batching import Seen
-from bsweep.checkpoint import Cursor, Keeper
 from bsweep.core import energy, memory
 from bsweep.data import plan
-from bsweep.job import Job
-from bsweep.noise_meter import NoiseMeter
 from bsweep.numerics import optim
 from bsweep.numerics.clock import StepClock
 from bsweep.numerics.noise_scale import GradientNoise
 from bsweep.runlog.errors import Diverged
 from bsweep.strategies import Rounds
+from bsweep.train import evaluation, steps
+from bsweep.train.checkpointing import Cursor, Keeper
+from bsweep.train.job import Job
+from bsweep.train.noise_meter import NoiseMeter
 
 Shares = tuple[plan.Share, ...]
 
 
 def train(job: Job, cursor: Cursor | None) -> None:
-    """Train what is left of the run, by default all of it; see `bsweep.worker.train` for what is raised."""
+    """Train what is left of the run, by default all of it; see `bsweep.train.worker.train` for what is raised."""
     cursor, keeper = cursor or Cursor.of(job.device), Keeper(job)
     # Of a run that stopped after its last round, the epoch is still to be put on record.
     while cursor.epoch <= job.config.epochs and not (_is_finished(job, cursor) and cursor.position == 0):

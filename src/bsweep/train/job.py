@@ -17,7 +17,6 @@ from bsweep.config import ImageConfig, RunConfig
 from bsweep.core.ranks import Place
 from bsweep.data import augment
 from bsweep.data.dataset import Dataset
-from bsweep.noise_meter import NoiseMeter
 from bsweep.numerics.clock import Phase, Slowdown, untimed
 from bsweep.numerics.graphs import Graph
 from bsweep.numerics.objective import Objective
@@ -26,6 +25,7 @@ from bsweep.numerics.vector import Vector
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.runlog.calibration_file import Numerics
 from bsweep.strategies import Strategy
+from bsweep.train.noise_meter import NoiseMeter
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Job:
     place: Place
     device: torch.device
     numerics: Numerics
-    peers: tuple[Mapping[str, Any], ...]  # what each worker computes on, by rank; see `bsweep.peers`
+    peers: tuple[Mapping[str, Any], ...]  # what each worker computes on, by rank; see `bsweep.train.peers_check`
     dataset: Dataset
     model: nn.Module
     training_model: nn.Module  # the same, or what a strategy wraps around it

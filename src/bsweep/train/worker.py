@@ -16,27 +16,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from bsweep import (
-    batching,
-    calibrate,
-    checkpoint,
-    data,
-    evaluation,
-    loop,
-    models,
-    noise_meter,
-    peers,
-    runlog,
-    steps,
-    strategies,
-)
+from bsweep import batching, data, models, runlog, strategies
 from bsweep.config import RunConfig, own, read
 from bsweep.core import fresh_process, memory
 from bsweep.core.gpus import num_gpus
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place
 from bsweep.data.dataset import Dataset
-from bsweep.job import Job, memory_format
 from bsweep.numerics import objective, optim, precision
 from bsweep.numerics.clock import Slowdown
 from bsweep.numerics.precision import LossScale
@@ -46,6 +32,8 @@ from bsweep.runlog.calibration_file import Numerics
 from bsweep.runlog.errors import Diverged, Stopped, errors_reported
 from bsweep.strategies import InBackward, Strategy
 from bsweep.strategies.single import Single
+from bsweep.train import checkpointing, choose_numerics, evaluation, loop, noise_meter, peers_check, steps
+from bsweep.train.job import Job, memory_format
 
 Work = Callable[[RunConfig, RunPaths, Place], object]
 
@@ -74,7 +62,7 @@ def train(
         evaluation.refuse_unknown(job)
         steps.warm_up(job)
         job, warnings = steps.captured(job)
-        cursor = checkpoint.load(job)
+        cursor = checkpointing.load(job)
         job.record(_start_record(job, launched_at), *job.strategy.warnings, *warnings)
         loop.train(job, cursor)
     return job
@@ -105,17 +93,19 @@ def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[
     own.search(paths.own)
     (memory.give_back_at_once if config.launch.memory_limit_mb else memory.keep_for_next_step)()
     strategy = strategies.build(config, place, paths)
-    peers.refuse_missing_gpus(strategy.gather_json(peers.seat(place, gpus)), config.device)
+    peers_check.refuse_missing_gpus(strategy.gather_json(peers_check.seat(place, gpus)), config.device)
     device = choose_device(place, gpus)
     dataset = data.load(config.data, device)
     job_of = functools.partial(_job, config, paths, device, dataset, on_step)
     alone = Single(config, config.strategy, Place(), paths)
-    numerics = calibrate.agree(
+    numerics = choose_numerics.agree(
         config, paths, dataset, strategy, device, lambda numerics: job_of(numerics, alone, Place(), ())
     )
     precision.round_products(numerics.precision)
-    every = strategy.gather_json({**peers.equipment(device, numerics.precision), **peers.data_facts(dataset)})
-    peers.refuse_unequal(every)
+    every = strategy.gather_json(
+        {**peers_check.equipment(device, numerics.precision), **peers_check.data_facts(dataset)}
+    )
+    peers_check.refuse_unequal(every)
     return job_of(numerics, strategy, place, tuple(every))
 
 
@@ -186,11 +176,11 @@ def _start_record(job: Job, launched_at: float | None) -> runlog.Start:
         classes=dataset.classes,
         tokens_per_example=dataset.tokens_per_example,
         num_parameters=job.vector.parameters.numel(),
-        device=peers.devices(job.peers),
+        device=peers_check.devices(job.peers),
         precision=job.numerics.precision,
         channels_last=job.numerics.channels_last,
-        gpu_software=peers.gpu_software(job.peers),
-        workers=peers.on_record(job.peers),
+        gpu_software=peers_check.gpu_software(job.peers),
+        workers=peers_check.on_record(job.peers),
         transport=job.strategy.transport,
         graph=job.graph is not None if job.device.type == "cuda" else None,
         threads=torch.get_num_threads(),
@@ -249,7 +239,7 @@ def train_launched(config: RunConfig, paths: RunPaths, place: Place) -> None:
 
 
 def main() -> NoReturn:
-    """`python -m bsweep.worker RUN_FOLDER`."""
+    """`python -m bsweep.train.worker RUN_FOLDER`."""
     enter(train_launched)
 
 

@@ -16,16 +16,16 @@ from dataclasses import asdict, replace
 
 import torch
 
-from bsweep import steps
 from bsweep.config import RunConfig
 from bsweep.data.dataset import Dataset
-from bsweep.job import Job
 from bsweep.numerics import optim, precision
 from bsweep.numerics.clock import Slowdown
 from bsweep.runlog import RunPaths, calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
 from bsweep.runlog.errors import is_out_of_memory
 from bsweep.strategies import Strategy
+from bsweep.train import steps
+from bsweep.train.job import Job
 
 _MOST_SECONDS = 15.0  # for all batches: one that would take longer is left out
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 12

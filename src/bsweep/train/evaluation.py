@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from bsweep import runlog
-from bsweep.checkpoint import Cursor
 from bsweep.core import memory
 from bsweep.data import plan
-from bsweep.job import Job
 from bsweep.numerics.clock import StepClock
+from bsweep.train.checkpointing import Cursor
+from bsweep.train.job import Job
 
 Scores = tuple[float | None, float | None]
 """Test loss and test accuracy; None is not finite, or not known."""

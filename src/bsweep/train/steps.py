@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from bsweep.data import augment, plan
-from bsweep.job import Job
-from bsweep.noise_meter import NoiseMeter
 from bsweep.numerics.clock import Slowdown
 from bsweep.numerics.graphs import Graph
 from bsweep.numerics.undisturbed import undisturbed
 from bsweep.runlog import Event
 from bsweep.strategies import InBackward
+from bsweep.train.job import Job
+from bsweep.train.noise_meter import NoiseMeter
 
 
 def warm_up(job: Job) -> None:

@@ -18,10 +18,10 @@ from torch import Tensor
 from bsweep import runlog
 from bsweep.config.values import seconds_of
 from bsweep.core import tensor_files
-from bsweep.job import Job
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog import Checkpoint
 from bsweep.runlog.errors import Stopped
+from bsweep.train.job import Job
 
 _LOOK_SECONDS = 1.0  # between two moments at which workers agree whether to save
 _APART_SECONDS = 600.0  # the same, where they would not have met otherwise

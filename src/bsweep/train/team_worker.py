@@ -47,7 +47,7 @@ class TeamPaths:
 
 def train(paths: TeamPaths) -> None:
     """Be one of the team until its parent has no more points."""
-    from bsweep import steps, worker  # import torch, which a parent that only knows the paths does without
+    from bsweep.train import steps, worker  # import torch, which a parent that only knows the paths does without
 
     gc.freeze()  # what is imported stays: to look through it would take longer than to start a point
     for run in _points(paths):
@@ -106,8 +106,8 @@ def _forget(run: RunPaths) -> None:
 
 
 def main() -> NoReturn:
-    """`python -m bsweep.team FOLDER`."""
-    from bsweep import worker
+    """`python -m bsweep.train.team_worker FOLDER`."""
+    from bsweep.train import worker
 
     worker.work_and_leave(lambda: train(TeamPaths(Path(sys.argv[1]))))
 
