@@ -30,8 +30,8 @@ from bsweep.core import fresh_process
 _IMPORTED = (
     "bsweep.strategies.diloco",
     "bsweep.strategies.parameter_server",
-    "bsweep.probe",
-    "bsweep.profile",
+    "bsweep.measure.probe_worker",
+    "bsweep.measure.profile_worker",
     "bsweep.report",
     "bsweep.sweep",
     "horovod.runner.launch",

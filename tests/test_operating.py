@@ -176,13 +176,13 @@ def test_what_fails_by_an_interrupt_is_no_failed_run(tmp_path: Path, monkeypatch
             signal.raise_signal(signal.SIGTERM)
         raise RecursionError("import numpy.linalg as linalg")
 
-    monkeypatch.setitem(sys.modules, "bsweep.probe", SimpleNamespace(measure=measure))
+    monkeypatch.setitem(sys.modules, "bsweep.measure.probe_worker", SimpleNamespace(measure=measure))
     config, paths = compose("local_batch=2", *ALONE), RunPaths(tmp_path)
     how, outcomes = config.launch, list[Any]()
     assert isinstance(how, InlineConfig)
 
     def launched(poll: Callable[[], None]) -> None:
-        outcomes.append(inline.launch(config, how, paths, poll, "bsweep.probe"))
+        outcomes.append(inline.launch(config, how, paths, poll, "bsweep.measure.probe_worker"))
 
     with pytest.raises(KeyboardInterrupt), stop.Stopping(config, paths, print) as stopping:
         launched(stopping.polled_with(lambda: None))

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bsweep import allocation, cli, probe
+from bsweep import allocation, cli
 from bsweep.allocation import Probe
 from bsweep.config import RunConfig
+from bsweep.measure import probe_worker
 from bsweep.train.job import Job
 from tests.running import bsweep, compose, imported_first, summaries
 
@@ -219,7 +220,7 @@ def test_a_probe_reads_back_as_it_was_written(uneven: tuple[Path, str]) -> None:
 
 def test_the_matrix_product_is_of_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of equal ones a GPU draws less power than in training, and is faster."""
-    monkeypatch.setitem(probe._MATRIX_SIDE, "cpu", 64)
+    monkeypatch.setitem(probe_worker._MATRIX_SIDE, "cpu", 64)
     factors: list[Tensor] = []
 
     class Seen(TorchDispatchMode):
@@ -232,5 +233,5 @@ def test_the_matrix_product_is_of_random_numbers(monkeypatch: pytest.MonkeyPatch
         device=torch.device("cpu"), precision="fp32", heartbeat=lambda: None, slowdown=SimpleNamespace(factor=1.0)
     )
     with Seen():  # type: ignore[no-untyped-call]
-        assert probe._peak_flops(cast("Job", job)) > 0
+        assert probe_worker._peak_flops(cast("Job", job)) > 0
     assert factors and all(factor.unique().numel() > 1000 for factor in factors)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep import cli, profile
+from bsweep import cli
 from bsweep.core.ranks import Place
+from bsweep.measure import profile_worker
 from bsweep.numerics import optim
 from bsweep.numerics.clock import PhaseClock
 from bsweep.runlog import RunPaths, profile_file
@@ -46,7 +47,7 @@ def test_phases_divide_time_and_inner_ones_count_alone(monkeypatch: pytest.Monke
 def test_every_part_of_a_step_is_timed_and_nothing_is_trained(device: str, tmp_path: Path) -> None:
     job = prepared(tmp_path, *ALONE, "accumulation_steps=2", f"device={device}")
     before = job.vector.parameters.clone()
-    every = [profile.dissect(job, most_rounds=4) for _ in range(8)]  # one may be interrupted between two clocks
+    every = [profile_worker.dissect(job, most_rounds=4) for _ in range(8)]  # one may be interrupted between two clocks
     assert min(abs(one.adds_up_to - 1) for one in every) < 0.05
     found = every[0]
     assert found.parts.keys() == {*COMPUTING, "exchange", "optimizer", "loop"}
@@ -60,8 +61,8 @@ def test_every_part_of_a_step_is_timed_and_nothing_is_trained(device: str, tmp_p
 @pytest.mark.parametrize("device", [on_gpus("cuda")])
 def test_a_graph_is_one_part_and_its_kernels_are_counted(device: str, tmp_path: Path) -> None:
     job, _ = steps.captured(prepared(tmp_path, *ALONE, f"device={device}", "graph=true"))
-    assert profile.dissect(job, most_rounds=4).parts.keys() == {"graph", "exchange", "optimizer", "loop"}
-    busy = profile.trace(job, tmp_path / "trace.json")
+    assert profile_worker.dissect(job, most_rounds=4).parts.keys() == {"graph", "exchange", "optimizer", "loop"}
+    busy = profile_worker.trace(job, tmp_path / "trace.json")
     assert busy is not None and busy > 0
 
 
@@ -71,7 +72,7 @@ def test_a_gpu_is_busy_while_any_kernel_runs_that_is_no_exchange() -> None:
 
     kernels = [event(0, 2), event(1, 0.5), event(1, 2), event(5, 1, cat="gpu_memcpy")]
     others = [event(10, 5, "ncclDevKernel_AllReduce"), event(20, 5, cat="cpu_op"), {"ph": "M", "name": "process"}]
-    assert profile._busy_seconds([*kernels, *others]) == pytest.approx(4)
+    assert profile_worker._busy_seconds([*kernels, *others]) == pytest.approx(4)
 
 
 def ranges(trace: Path) -> set[str]:

@@ -22,9 +22,10 @@ from benches.common import (
     plain_step,
     ready,
 )
-from bsweep import batching, profile, study
+from bsweep import batching, study
 from bsweep.config import RunConfig
 from bsweep.core.ranks import Place
+from bsweep.measure import profile_worker
 from bsweep.runlog import calibration_file, profile_file
 from bsweep.train import steps, worker
 from bsweep.train.job import Job
@@ -151,7 +152,7 @@ def parts(grid: Grid) -> dict[str, Any]:
 def dissected(job: Job, size: int, name: str) -> dict[str, float]:
     """The parts of steps at a batch, printed by the first worker; all of them call it together."""
     config = replace(job.config, local_batch=size)
-    found = profile.dissect(replace(job, config=config, policy=batching.build(config)), most_rounds=28)
+    found = profile_worker.dissect(replace(job, config=config, policy=batching.build(config)), most_rounds=28)
     if job.place.rank == 0:
         print(f"{name}: the parts add up to {found.adds_up_to:.1%} of a step (target: within 5 % of it)")
         print(profile_file.table([found]), flush=True)

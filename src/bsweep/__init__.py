@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bsweep import analysis, plots, report
     from bsweep.analysis import load, predict
-    from bsweep.monitor import NoiseScale
+    from bsweep.measure.noise_monitor import NoiseScale
 
     __version__: str
 
 __all__ = ["NoiseScale", "__version__", "analysis", "load", "plots", "predict", "report"]
 
-_MODULES = {"load": "bsweep.analysis", "predict": "bsweep.analysis", "NoiseScale": "bsweep.monitor"}
+_MODULES = {"load": "bsweep.analysis", "predict": "bsweep.analysis", "NoiseScale": "bsweep.measure.noise_monitor"}
 
 
 def __getattr__(name: str) -> Any:

@@ -228,7 +228,7 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
         say: Called with each line of the workers' output.
     """
     paths = RunPaths(config.study_dir / ".probe")
-    outcome = _launch_beside(config, paths, say, "bsweep.probe")
+    outcome = _launch_beside(config, paths, say, "bsweep.measure.probe_worker")
     if outcome.status == "completed":
         found = runlog.read_json(paths.folder / "probe.json")
         assert found, "the probe completed without an answer"
@@ -241,7 +241,7 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
 def profile(config: RunConfig, say: Callable[[str], None]) -> Outcome:
     """Profile a point's workers, see `probe`; what they found is where `anatomy.read` looks for it."""
     shutil.rmtree(profile_file.folder_of(config), ignore_errors=True)
-    return _launch_beside(config, RunPaths(config.study_dir / ".profile"), say, "bsweep.profile")
+    return _launch_beside(config, RunPaths(config.study_dir / ".profile"), say, "bsweep.measure.profile_worker")
 
 
 def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float] | str:

@@ -34,7 +34,9 @@ def call(function: Callable[..., _T], *arguments: object, on_poll: Callable[[], 
         Exception: what the function raised; stderr has the traceback, but for a want of memory.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["bsweep.trial", "torch._dynamo"])  # torch's optimizers import the latter
+    context.set_forkserver_preload(
+        ["bsweep.measure.timed_steps", "torch._dynamo"]
+    )  # torch's optimizers import the latter
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, function, arguments))
     process.start()

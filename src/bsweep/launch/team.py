@@ -29,7 +29,7 @@ from bsweep.train.team_worker import PATIENCE_SECONDS, SPOILT, TeamPaths
 
 _EXIT_SECONDS = 10
 
-Entry = Literal["bsweep.train.worker", "bsweep.probe", "bsweep.profile"]
+Entry = Literal["bsweep.train.worker", "bsweep.measure.probe_worker", "bsweep.measure.profile_worker"]
 """The module that a process runs: it trains, or measures for `bsweep probe` or `bsweep profile`."""
 
 Commands = Callable[[Sequence[str], Path], Sequence[Sequence[str]]]

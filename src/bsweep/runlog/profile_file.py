@@ -1,4 +1,4 @@
-"""What a training step of each worker consists of, and what may be done about it; `bsweep.profile` measures it."""
+"""What a training step of each worker consists of, and what may be done about it; `bsweep.measure.profile_worker` measures it."""
 
 from __future__ import annotations
 

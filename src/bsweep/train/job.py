@@ -53,7 +53,7 @@ class Job:
     on_step: Callable[[], None]
     graph: Graph | None = None  # of the passes of full steps
     noise: NoiseMeter | None = None  # of the gradient, where it is measured
-    phase: Phase = untimed  # around what a step does, by name; see `bsweep.profile`
+    phase: Phase = untimed  # around what a step does, by name; see `bsweep.measure.profile_worker`
 
     @property
     def precision(self) -> str:

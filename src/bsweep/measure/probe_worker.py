@@ -15,11 +15,12 @@ from typing import NoReturn, cast
 import torch
 from torch import Tensor
 
-from bsweep import allocation, runlog, trial
+from bsweep import allocation, runlog
 from bsweep.allocation import ProbedBatch, ProbedWorker
 from bsweep.config import AnyStrategy, RunConfig
 from bsweep.core import fresh_process, memory
 from bsweep.core.ranks import Place
+from bsweep.measure import timed_steps
 from bsweep.numerics import optim, precision
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog import RunPaths
@@ -116,7 +117,9 @@ def _measure_batches(job: Job, own_batch: int, limit: float | None) -> tuple[lis
     batch, spent = 1, 0.0
     while (seconds := _step_seconds(job, batch, limit, _OWN_BATCH_TIMES if batch == own_batch else 1)) is not None:
         found.append(ProbedBatch(batch, seconds))
-        spent += seconds + min(trial.NUM_STEPS * seconds, trial.MOST_SECONDS)  # not the wall: hosts may be busy
+        spent += seconds + min(
+            timed_steps.NUM_STEPS * seconds, timed_steps.MOST_SECONDS
+        )  # not the wall: hosts may be busy
         if batch == most:
             return found, "examples"
         if batch >= own_batch and spent + 4 * seconds > _MOST_SECONDS:
@@ -143,10 +146,10 @@ def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 
     """
     try:
         if limit is None:
-            seconds = trial.step_seconds(trial.alone(job), local_batch, times)
+            seconds = timed_steps.step_seconds(timed_steps.alone(job), local_batch, times)
         else:
             arguments = job.config, job.paths, job.place.rank, torch.get_num_threads(), local_batch, times
-            seconds = fresh_process.call(trial.step_seconds_within, limit, *arguments, on_poll=job.on_step)
+            seconds = fresh_process.call(timed_steps.step_seconds_within, limit, *arguments, on_poll=job.on_step)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -167,7 +170,7 @@ def _peak_flops(job: Job) -> float:
     dtype = precision.AUTOCAST.get(job.precision, precision.stored(job.precision))
     matrix = torch.randn(side, side, dtype=dtype, device=job.device)
     clock = StepClock(job.device, [])
-    for _ in range(1 + trial.NUM_STEPS):
+    for _ in range(1 + timed_steps.NUM_STEPS):
         with clock.step():
             matrix @ matrix
         job.heartbeat()
@@ -192,7 +195,7 @@ def _exchange_seconds(job: Job) -> float:
 
 
 def main() -> NoReturn:
-    """`python -m bsweep.probe FOLDER`."""
+    """`python -m bsweep.measure.probe_worker FOLDER`."""
     worker.enter(measure)
 
 

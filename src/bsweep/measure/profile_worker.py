@@ -163,7 +163,7 @@ def _optimizer_in(phase: Phase, job: Job) -> Iterator[None]:
 
 
 def main() -> NoReturn:
-    """`python -m bsweep.profile FOLDER`."""
+    """`python -m bsweep.measure.profile_worker FOLDER`."""
     worker.enter(measure)
 
 
