@@ -16,10 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bsweep import lifeline, runlog, study
+from bsweep import runlog, study
 from bsweep.config import RunConfig
 from bsweep.core import fresh_process
-from bsweep.launch import failure, processes, stop
+from bsweep.launch import failure, lifeline, processes, stop
 from bsweep.launch.outcome import Outcome
 from bsweep.progress import Progress
 from bsweep.runlog import RunPaths

@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bsweep import launch, lifeline, machine
+from bsweep import launch
 from bsweep.config import HorovodrunConfig, RunConfig, own
-from bsweep.launch import failure, horovodrun, preflight, processes, ssh
+from bsweep.launch import failure, horovodrun, lifeline, machine_facts, preflight, processes, ssh
 from bsweep.runlog import RunPaths
 from tests.running import HOSTS, TINY, bsweep, compose, on, popen, tool
 
@@ -196,7 +196,7 @@ def test_a_launcher_that_ends_while_workers_train_is_told_so(tmp_path: Path) -> 
 @contextmanager
 def answers(**changes: object) -> Iterator[list[preflight.Answer]]:
     """What this machine says, and what h2 would."""
-    here = json.loads(json.dumps(machine.facts(machine.Request())))
+    here = json.loads(json.dumps(machine_facts.facts(machine_facts.Request())))
     yield [preflight.Answer("", here), preflight.Answer("h2", {**here, **changes})]
 
 
@@ -276,7 +276,7 @@ def test_other_files_of_the_same_names_are_told(tmp_path: Path) -> None:
     for content in ("one text", "two text", "one text"):
         (tmp_path / "text.txt").write_text(content)
         card = compose("local_batch=2", "data=text", f"data.path={tmp_path / 'text.txt'}", "model=llama_tiny").data
-        prints.append(machine.fingerprint(card))
+        prints.append(machine_facts.fingerprint(card))
     assert prints[0] == prints[2] != prints[1]
 
 

@@ -74,14 +74,16 @@ def _link(launch: ProcessesConfig, sender: Answer, receiver: Answer) -> dict[str
     names = {"from": sender.host or "this machine", "to": receiver.host}
     assert receiver.facts
     address = receiver.facts["interfaces"].get(launch.network_interface) or ssh.as_others_say(receiver.host)
-    listen = preflight.command(receiver.host, launch, "bsweep.link", "listen")
+    listen = preflight.command(receiver.host, launch, "bsweep.launch.network_link", "listen")
     listening = subprocess.Popen(listen, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     with listening, ThreadPoolExecutor(1) as pool:
         assert listening.stdout
         try:
             line = pool.submit(listening.stdout.readline).result(_LINK_SECONDS)
             port = str(json.loads(line)["port"])
-            reach = preflight.command(sender.host or "localhost", launch, "bsweep.link", "reach", address, port)
+            reach = preflight.command(
+                sender.host or "localhost", launch, "bsweep.launch.network_link", "reach", address, port
+            )
             sent = subprocess.run(
                 reach, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
                 timeout=_LINK_SECONDS, check=False,

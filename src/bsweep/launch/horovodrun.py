@@ -57,7 +57,7 @@ def command(
     horovodrun = [str(Path(sys.executable).with_name("horovodrun"))]
     worker = processes.worker_command(config, paths, "HOROVOD_RANK", words)
     if nodes:
-        horovodrun = [sys.executable, "-m", "bsweep.horovodrun", shlex.join(ssh.options(launch))]
+        horovodrun = [sys.executable, "-m", "bsweep.launch.horovodrun_command", shlex.join(ssh.options(launch))]
         worker = processes.watched(launch, lifeline, worker)
     return [
         *horovodrun,

@@ -16,10 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bsweep import machine
 from bsweep.config import ProcessesConfig, RunConfig, SshConfig, own, resolve, save
 from bsweep.config.launch import nodes_of
-from bsweep.launch import ssh
+from bsweep.launch import machine_facts, ssh
 from bsweep.runlog import RunPaths
 
 _MOST_AT_ONCE = 64
@@ -86,10 +85,12 @@ def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = Fals
         point = Path(seen).resolve() / "config.yaml"
         save(config, point)
         own.keep(config, RunPaths(point.parent).own)  # data may be made by it
-        request = machine.Request(point=str(point), device=config.device, hosts=tuple(hosts), is_thorough=is_thorough)
+        request = machine_facts.Request(
+            point=str(point), device=config.device, hosts=tuple(hosts), is_thorough=is_thorough
+        )
         with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
             asked = [pool.submit(ask, host, launch, request) for host in hosts if not ssh.is_here(host)]
-            here = json.loads(json.dumps(machine.facts(request)))  # as the others say it
+            here = json.loads(json.dumps(machine_facts.facts(request)))  # as the others say it
             answers = {answer.host: answer for answer in (future.result() for future in asked)}
     with suppress(OSError):  # somebody else writes there by now
         for folder in new:
@@ -97,11 +98,11 @@ def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = Fals
     return [Answer("", here), *(answers.get(host, Answer(host, here)) for host in hosts)]
 
 
-def ask(host: str, launch: ProcessesConfig, request: machine.Request) -> Answer:
+def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> Answer:
     """What a host says of itself."""
     try:
         asked = subprocess.run(
-            command(host, launch, "bsweep.machine"),
+            command(host, launch, "bsweep.launch.machine_facts"),
             input=json.dumps(asdict(request)) + "\n",
             capture_output=True,
             text=True,
@@ -131,7 +132,7 @@ def _on_host(host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[s
 
 
 def _explain(code: int, said: str) -> str:
-    """Why `bsweep.machine` did not run there."""
+    """Why `bsweep.launch.machine_facts` did not run there."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     of_host = [line for line in lines if not line.startswith("srun: ")]
     last = (of_host or lines or [f"exit code {code}"])[-1]
@@ -195,7 +196,7 @@ def _of_key(launch: ProcessesConfig) -> list[str]:
 def _of_versions(config: RunConfig, there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     found = []
     pairs = {"Python": tuple(facts["python"].rpartition(".")[0] for facts in (there, here))}
-    for package in machine.PACKAGES:
+    for package in machine_facts.PACKAGES:
         if package != "horovod" or config.launch.uses_horovod or config.strategy.uses_horovod:
             pairs[package] = tuple(_public(facts["versions"][package]) for facts in (there, here))
     for name, (its, ours) in pairs.items():

@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from bsweep import lifeline
 from bsweep.config import ProcessesConfig, RunConfig
 from bsweep.config.launch import nodes_of, slots_by_host, slots_of
 from bsweep.core.fresh_process import LAUNCHER
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import Place, num_cores
-from bsweep.launch import environment, failure, preflight, ssh, team
+from bsweep.launch import environment, failure, lifeline, preflight, ssh, team
 from bsweep.launch.outcome import Outcome, first_error, recorded
 from bsweep.launch.team import Commands, Entry, Started, lifeline_seconds
 from bsweep.runlog import RunPaths

@@ -21,9 +21,9 @@ from typing import BinaryIO, Literal
 
 import psutil
 
-from bsweep import lifeline
 from bsweep.config import ProcessesConfig, RunConfig, own
 from bsweep.core.fresh_process import end_with_parent
+from bsweep.launch import lifeline
 from bsweep.runlog import RunPaths
 from bsweep.train.team_worker import PATIENCE_SECONDS, SPOILT, TeamPaths
 
@@ -35,7 +35,7 @@ Entry = Literal["bsweep.train.worker", "bsweep.measure.probe_worker", "bsweep.me
 Commands = Callable[[Sequence[str], Path], Sequence[Sequence[str]]]
 """What starts processes that run `python -m` with such words: one command for each host where there are several.
 
-Processes on other hosts go by the file, see `bsweep.lifeline`.
+Processes on other hosts go by the file, see `bsweep.launch.lifeline`.
 """
 
 

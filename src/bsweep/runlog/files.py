@@ -68,7 +68,7 @@ class RunPaths:
 
     @property
     def lifeline(self) -> Path:
-        """What processes on other hosts go by: it names the start that they belong to, see `bsweep.lifeline`."""
+        """What processes on other hosts go by: it names the start that they belong to, see `bsweep.launch.lifeline`."""
         return self.logs / "lifeline"
 
     @property

@@ -37,7 +37,7 @@ class TeamPaths:
 
     @property
     def lifeline(self) -> Path:
-        """What its processes on other hosts go by, see `bsweep.lifeline`."""
+        """What its processes on other hosts go by, see `bsweep.launch.lifeline`."""
         return self.folder / "lifeline"
 
     def through(self, rank: int) -> Path:

@@ -1,6 +1,6 @@
 """A command on a host that ends with the launcher on another: what a cut link leaves there would use the host for ever.
 
-`python -m bsweep.lifeline FILE START SECONDS COMMAND...` runs the command and ends with its exit code. It ends all that
+`python -m bsweep.launch.lifeline FILE START SECONDS COMMAND...` runs the command and ends with its exit code. It ends all that
 the command started when the launcher has not touched FILE for SECONDS, when the file names another start than its own,
 when the run that it trains belongs to another one since, or when nobody reads this process's output any more, as where
 ssh has gone. The first and the last are told by the other's absence alone: a network that is cut sends no word of it.
@@ -42,7 +42,15 @@ def go_on(path: Path, run: Path) -> None:
 
 def words(path: Path, seconds: float, command: Sequence[str]) -> list[str]:
     """The command line that runs a command so, of the start that has begun."""
-    return [sys.executable, "-m", "bsweep.lifeline", str(path), _name(path.read_text()), f"{seconds:g}", *command]
+    return [
+        sys.executable,
+        "-m",
+        "bsweep.launch.lifeline",
+        str(path),
+        _name(path.read_text()),
+        f"{seconds:g}",
+        *command,
+    ]
 
 
 class _Told(Exception):

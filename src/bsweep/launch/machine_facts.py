@@ -1,6 +1,6 @@
 """What a machine says of itself: asked before training, of hosts by ssh.
 
-`python -m bsweep.machine` reads a request as JSON from its standard input, and answers with a line of JSON.
+`python -m bsweep.launch.machine_facts` reads a request as JSON from its standard input, and answers with a line of JSON.
 """
 
 from __future__ import annotations

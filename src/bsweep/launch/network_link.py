@@ -1,6 +1,6 @@
 """How fast one machine reaches another, by a connection as workers have: measured by a process on each.
 
-`python -m bsweep.link listen` prints the port at which it waits; `python -m bsweep.link reach ADDRESS PORT` goes there,
+`python -m bsweep.launch.network_link listen` prints the port at which it waits; `python -m bsweep.launch.network_link reach ADDRESS PORT` goes there,
 and prints what it found as JSON.
 """
 
