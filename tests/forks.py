@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bsweep import composing
+from bsweep.compose import hydra_run
 from bsweep.core import fresh_process
 
 _IMPORTED = (
@@ -50,7 +50,7 @@ def main(path: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     for module in _IMPORTED:
         importlib.import_module(module)
-    composing.first_point(["local_batch=8"])  # Hydra finds its plugins, and its parser gets to know the grammar
+    hydra_run.first_point(["local_batch=8"])  # Hydra finds its plugins, and its parser gets to know the grammar
     # The rendezvous of torchrun asks for its stack again and again. For each frame whose file is no module's that is
     # known, all modules are looked through: more than a second of the processor's for each launch.
     inspect.modulesbyfile |= {"<frozen runpy>": "runpy", __file__: "tests.forks"}

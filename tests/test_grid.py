@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from bsweep import grid
+from bsweep.compose import grid
 from bsweep.config import ConfigError, conf_dir
 
 TINY_CNN = "model=tiny_cnn"

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 import bsweep as library
 from bsweep import study, sweep
+from bsweep.compose.overrides import as_hydra_takes
 from bsweep.config import GROUPS, ConfigError, known_keys, names, parse, read, save, variants
-from bsweep.overrides import as_hydra_takes
 from tests.running import TINY, bsweep, compose, tool
 
 Type = Callable[..., tuple[int, str]]

@@ -14,13 +14,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from bsweep import allocation, claims, commands, composing, launch, overrides, parallel, study
+from bsweep import allocation, claims, commands, launch, parallel, study
 from bsweep.cli import BAD_CONFIG, report
 from bsweep.commands import Command
+from bsweep.compose import hydra_run, overrides
+from bsweep.compose.grid import to_config, values_of
 from bsweep.config import ConfigError, ProcessesConfig, RunConfig, own, parse, slurm
 from bsweep.config.whole import is_full
 from bsweep.core.ranks import inside_horovodrun
-from bsweep.grid import to_config, values_of
 from bsweep.launch import preflight, team
 from bsweep.progress import Progress
 from bsweep.runlog import profile_file
@@ -156,7 +157,7 @@ def _run_hydra(
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting with 1
     ARE_COMPOSED = False
     try:
-        composing.start(name, overrides.arranged(arguments), job)
+        hydra_run.start(name, overrides.arranged(arguments), job)
     except Exception as error:
         is_known = isinstance(error, _BAD) or (isinstance(error, OSError) and is_full(error))
         if wants_traceback or (ARE_COMPOSED and not is_known):
@@ -341,7 +342,7 @@ def profile(arguments: Sequence[str]) -> int:
 def one_point(arguments: Sequence[str]) -> RunConfig | int:
     """A point to look at hosts for, by the keys that say where; the exit code where they are wrong."""
     try:
-        composed = composing.first_point(overrides.arranged(arguments))
+        composed = hydra_run.first_point(overrides.arranged(arguments))
         if composed.local_batch is None and composed.global_batch is None:
             composed.local_batch = 8
         config = own.resolve(parse(values_of(composed)))
@@ -369,7 +370,7 @@ def _measured(
         print(f"bsweep: {problem}", file=sys.stderr)
         return BAD_CONFIG
     try:
-        composed = composing.first_point(overrides.arranged(arguments))
+        composed = hydra_run.first_point(overrides.arranged(arguments))
         config = fill_in(own.resolve(parse(values_of(composed))))
         warnings = study.check(config)
         config.study_dir.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from omegaconf import DictConfig
 
-from bsweep import overrides
+from bsweep.compose import overrides
 from bsweep.config import conf_dir
 
 _CONFIG, _VERSION = "config", "1.3"
