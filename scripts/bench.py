@@ -46,13 +46,13 @@ sys.path.insert(0, str(ROOT))
 from benches import against, alone, noise, together  # noqa: E402
 from benches.common import Seconds, alternating, medians  # noqa: E402
 
-from bsweep import study  # noqa: E402
 from bsweep.config import RunConfig  # noqa: E402
 from bsweep.config.strategies import PLAIN_HOROVOD  # noqa: E402
 from bsweep.config.whole import write_whole  # noqa: E402
 from bsweep.core.ranks import Place  # noqa: E402
 from bsweep.data import augment  # noqa: E402
 from bsweep.runlog import RunPaths, read_records  # noqa: E402
+from bsweep.study.attempts import attempts  # noqa: E402
 from bsweep.train import steps, worker
 from bsweep.train.job import Job  # noqa: E402
 from tests.running import compose, tool  # noqa: E402
@@ -69,7 +69,7 @@ def main(given: argparse.Namespace) -> int:
         print(f"{given.against} has no bench of {', '.join(wanted)}. It has {has}.", file=sys.stderr)
         return 2
     grid = alone.QUICK if given.quick else alone.Grid(given.models, given.batches, given.rounds)
-    hardware = study.provenance(compose("local_batch=64"))
+    hardware = attempts.provenance(compose("local_batch=64"))
     file = given.json or (None if given.names or grid != alone.Grid() else default_file(hardware))
     part = file and file.with_name(f"{file.stem}.part.json")
     if part:

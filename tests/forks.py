@@ -33,7 +33,7 @@ _IMPORTED = (
     "bsweep.measure.probe_worker",
     "bsweep.measure.profile_worker",
     "bsweep.report",
-    "bsweep.sweep",
+    "bsweep.study.sweep",
     "horovod.runner.launch",
     "horovod.torch",
     "hydra.main",

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from bsweep import allocation, study
+from bsweep import allocation
 from bsweep.allocation import ProbedBatch, ProbedWorker, devices, fill_in
 from bsweep.config import ConfigError, RunConfig, conf_dir, read, save
+from bsweep.study.attempts import attempts
 from tests.running import TINY, bsweep, compose
 
 NODES = ("4 RTX 2080 Ti", "3 RTX 2080 Ti + TITAN RTX", "4 A30", "2 RTX 3090 + 2 V100")
@@ -206,9 +207,9 @@ def test_a_probe_that_ended_before_memory_did_is_doubtful(tmp_path: Path) -> Non
 
 def test_a_round_longer_than_an_epoch_is_a_warning(tmp_path: Path) -> None:
     point = ("strategy=diloco", *TINY, "model=tiny_cnn", "local_batch=8", "num_workers=2", f"results_dir={tmp_path}")
-    (warning,) = study.check(compose(*point, "strategy.sync_every=6"))
+    (warning,) = attempts.check(compose(*point, "strategy.sync_every=6"))
     assert "a round of 96 examples is longer than an epoch of 90" in warning and "[6, 6]" in warning
-    assert not study.check(compose(*point, "strategy.sync_every=5"))
+    assert not attempts.check(compose(*point, "strategy.sync_every=5"))
 
 
 def test_given_lists_win_and_need_no_probe(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep import batching, elsewhere, study
+from bsweep import batching
 from bsweep.batching import GradientNoise, Policy, Seen
 from bsweep.config import ConfigError, conf_dir, save
 from bsweep.data.plan import Share, global_batch
+from bsweep.study.attempts import attempts, branching
 from tests.policies import Doubling
 from tests.running import ROOT, TINY, compose
 from tests.test_equivalence import NUM_TRAIN, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
@@ -345,7 +346,7 @@ def test_a_run_whose_policy_decided_for_another_batch_is_not_gone_on_with(tmp_pa
     words = ("batching=noise_scale", "model=tiny_cnn", "strategy=allreduce", "num_workers=2")
     save(compose(*words, "global_batch=64"), tmp_path / "config.yaml")
     with pytest.raises(ConfigError, match="what batching=noise_scale has decided is for its batch and its workers"):
-        elsewhere.check(compose(*words, "global_batch=1024", f"resume_from={tmp_path}"))
+        branching.check(compose(*words, "global_batch=1024", f"resume_from={tmp_path}"))
 
 
 def test_a_policy_that_would_exceed_the_training_set_is_refused() -> None:
@@ -353,4 +354,4 @@ def test_a_policy_that_would_exceed_the_training_set_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="max_global_batch=1000 is larger than the training set of 90 examples: use 90"
     ):
-        study.check(config)
+        attempts.check(config)

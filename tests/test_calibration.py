@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep import study
 from bsweep.config import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics import precision
@@ -27,6 +26,7 @@ from bsweep.runlog import (
     write_json,
 )
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
+from bsweep.study.attempts import attempts
 from bsweep.train import choose_numerics, steps, worker
 from tests.running import TINY, bsweep, compose
 from tests.synthetic_study import META, write_run
@@ -299,7 +299,7 @@ def ask(cwd: Path) -> Path:
     path = cwd / "results/s/calibration.json"
     path.parent.mkdir(parents=True)
     calibration_file.write(
-        path, Calibration(1, wanted_batches=(8, 16), hardware=hardware_words(study.provenance(AUTO)))
+        path, Calibration(1, wanted_batches=(8, 16), hardware=hardware_words(attempts.provenance(AUTO)))
     )
     return path
 

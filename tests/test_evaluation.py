@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import bsweep as package
-from bsweep import study
 from bsweep.analysis import target_of, to_target
 from bsweep.config import ConfigError
 from bsweep.runlog import read_records
+from bsweep.study.attempts import attempts
 from tests.running import TINY, bsweep, compose
 from tests.test_checkpoint import POINT, ROUNDS, untimed
 from tests.test_equivalence import _end_processes, trained  # noqa: F401 (the fixture ends the processes)
@@ -112,8 +112,8 @@ def test_a_run_ends_at_its_target_with_the_steps_to_it_of_one_that_goes_on(tmp_p
 def test_evaluations_that_would_never_come_are_refused(overrides: tuple[str, ...], expected: list[str]) -> None:
     point = (*TINY, "model=tiny_cnn", "launch=inline", "strategy=single", "local_batch=8")
     with pytest.raises(ConfigError) as caught:
-        study.check(compose(*point, *overrides))
+        attempts.check(compose(*point, *overrides))
     for words in expected:
         assert words in str(caught.value)
-    study.check(compose(*point, "target_loss=0.5"))
-    study.check(compose(*point, "target_loss=0.5", "epochs=1", "evaluate_every_examples=89"))
+    attempts.check(compose(*point, "target_loss=0.5"))
+    attempts.check(compose(*point, "target_loss=0.5", "epochs=1", "evaluate_every_examples=89"))

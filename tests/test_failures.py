@@ -15,16 +15,17 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from bsweep.study.attempts.progress import Progress
 
-from bsweep import runlog, study
+from bsweep import runlog
 from bsweep.config import RunConfig
 from bsweep.core import fresh_process
 from bsweep.launch import failure, lifeline, processes, stop
 from bsweep.launch.outcome import Outcome
-from bsweep.progress import Progress
 from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import WorkerLost, said_by, worker_lost
 from bsweep.strategies import ddp
+from bsweep.study.attempts import attempts
 from bsweep.train import peers_check, worker
 from tests.running import TINY, bsweep, compose, imported_first, popen
 
@@ -88,13 +89,13 @@ def test_of_a_long_traceback_whole_frames_are_quoted(paths: RunPaths) -> None:
 
 def test_tries_are_further_and_further_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(study, "pause", pauses.append)
+    monkeypatch.setattr(attempts, "pause", pauses.append)
     config = compose(*TINY, "local_batch=8", "launch.retries=9", f"results_dir={tmp_path}")
 
     def start(*_: object) -> Outcome:
         return Outcome("completed") if len(pauses) == 9 else Outcome("failed", "a host was lost", may_pass=True)
 
-    assert study.run_point(config, Progress(1), start) == "completed"
+    assert attempts.run_point(config, Progress(1), start) == "completed"
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 

@@ -17,15 +17,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bsweep.study.attempts.commands import Planned
+from bsweep.study.attempts.estimate import Estimate, Timed
+from bsweep.study.attempts.states import NEW, State
 
-from bsweep import claims, commands, runlog, states, study
-from bsweep.commands import Planned
+from bsweep import runlog
 from bsweep.config import InlineConfig
 from bsweep.core import terminal
-from bsweep.estimate import Estimate, Timed
 from bsweep.launch import inline, stop
 from bsweep.runlog import RunPaths, Step, checkpoint_at, following, read_records, reading, request_stop
-from bsweep.states import NEW, State
+from bsweep.study.attempts import attempts, attendance, commands, states
 from tests.running import TINY, Fork, bsweep, compose, popen, struck, tool
 from tests.synthetic_study import META, write_run
 
@@ -76,7 +77,7 @@ def test_a_sweep_is_planned_watched_stopped_and_resumed_from_other_processes(tmp
     assert all(point["worker_hours_left"] > 0 for point in plan["points"]) and "finished epochs" in plan["estimated_by"]
     stopped = bsweep("stop", "results/s", cwd=tmp_path)
     assert stopped.returncode == 0 and "1 interrupted" in stopped.stdout, stopped.stdout + stopped.stderr
-    assert sweep.wait(30) == 130 and not claims.sweeps(tmp_path / "results/s")
+    assert sweep.wait(30) == 130 and not attendance.sweeps(tmp_path / "results/s")
     assert "nothing to stop" in bsweep("stop", "results/s", cwd=tmp_path).stderr
     text = bsweep("status", "results/s", cwd=tmp_path).stdout
     assert "interrupted at epoch" in text and "bsweep resume results/s" in text
@@ -472,7 +473,7 @@ def test_what_is_set_aside_again_and_again_overwrites_nothing(tmp_path: Path) ->
     for number in range(3):
         folder.mkdir()
         (folder / str(number)).touch()
-        study._set_aside(folder, folder)
+        attempts._set_aside(folder, folder)
     assert {path.parent.name: path.name for path in tmp_path.glob(".previous/*/*")} == {
         "run.1": "0",
         "run.2": "1",
@@ -483,10 +484,10 @@ def test_what_is_set_aside_again_and_again_overwrites_nothing(tmp_path: Path) ->
 def test_a_sweep_is_known_though_somebody_looked_while_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looks whether a claim is held, holds it for a moment."""
     looks = [contextlib.nullcontext(False), contextlib.nullcontext(False)]
-    monkeypatch.setattr(claims, "claimed", lambda path: looks.pop() if looks else runlog.claimed(path))
-    sweep = claims.Attendance()
+    monkeypatch.setattr(attendance, "claimed", lambda path: looks.pop() if looks else runlog.claimed(path))
+    sweep = attendance.Attendance()
     sweep.join(tmp_path)
-    assert len(claims.sweeps(tmp_path)) == 1 and not looks
+    assert len(attendance.sweeps(tmp_path)) == 1 and not looks
     sweep.leave()
 
 
@@ -495,7 +496,7 @@ def test_what_a_killed_sweep_left_is_removed_unless_another_is_at_work(tmp_path:
     for folder in (team, hosts):
         folder.mkdir()
         (folder / "points").touch()
-    first, second = claims.Attendance(), claims.Attendance()
+    first, second = attendance.Attendance(), attendance.Attendance()
     with runlog.claimed(tmp_path / ".sweeps/elsewhere.7"):
         first.join(tmp_path)
         assert team.exists(), "it may be the other one's"

@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bsweep as library
-from bsweep import study, sweep
 from bsweep.compose.overrides import as_hydra_takes
 from bsweep.config import GROUPS, ConfigError, known_keys, names, parse, read, save, variants
+from bsweep.study.attempts import attempts, sweep
 from tests.running import TINY, bsweep, compose, tool
 
 Type = Callable[..., tuple[int, str]]
@@ -33,7 +33,7 @@ TEXT = ("data=text", "model=llama_tiny")
 def type_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Type:
     """`bsweep run` in this process, up to where a point would be trained: its exit code, and what it says."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(study, "run_point", lambda *_: "completed")
+    monkeypatch.setattr(attempts, "run_point", lambda *_: "completed")
 
     def run(*arguments: str) -> tuple[int, str]:
         with monkeypatch.context() as patch:
@@ -165,14 +165,14 @@ def test_a_grid_is_composed_once_for_its_settings_and_once_for_all_its_points(
         return "completed"
 
     monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
-    monkeypatch.setattr(study, "run_point", run_point)
+    monkeypatch.setattr(attempts, "run_point", run_point)
     code, said = type_run("-m", "local_batch=8,16", "seed=0,1", *more)
     assert code == 0, said
     assert len(composed) == num_composed and seen == ["here" if more else None] * 4
 
 
 def test_a_point_that_cannot_be_run_fails_alone(type_run: Type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "run_point", lambda config, *_: 1 // config.seed and "completed")
+    monkeypatch.setattr(attempts, "run_point", lambda config, *_: 1 // config.seed and "completed")
     code, said = type_run("-m", "local_batch=8", "seed=0,1")
     assert code == 1 and said.count("a point could not be run: ZeroDivisionError") == 1
     assert sweep.STATUSES == ["failed", "completed"]

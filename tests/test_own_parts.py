@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch.optim import RMSprop
 
-from bsweep import batching, study
+from bsweep import batching
 from bsweep.batching import Policy
 from bsweep.config import ConfigError, RunConfig, own, read
 from bsweep.config.own import Own
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Vector
+from bsweep.study.attempts import attempts
 from tests.running import TINY, bsweep, compose
 from tests.test_optim import make_model, train
 
@@ -106,7 +107,7 @@ def resolved(*overrides: str) -> RunConfig:
 def test_torchs_optimizers_are_as_good_as_ones_own() -> None:
     options = ("+optimizer.options.alpha=0.9", "optimizer.lr=0.01", "optimizer.weight_decay=0.1")
     config = resolved("optimizer=own", "optimizer.target=torch.optim:RMSprop", *options)
-    study.check(config)
+    attempts.check(config)
     plain, model = make_model(), make_model()
     reference = RMSprop(plain.parameters(), lr=0.01, alpha=0.9, weight_decay=0.1)
     vector = Vector(model)
@@ -180,7 +181,7 @@ def test_a_policy_decides_what_a_round_takes() -> None:
 )
 def test_what_is_none_is_said_before_anything_starts(overrides: tuple[str, ...], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        study.check(resolved(*overrides))
+        attempts.check(resolved(*overrides))
 
 
 def test_two_workers_train_with_parts_of_ones_own_alone(folder: Path) -> None:

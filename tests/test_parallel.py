@@ -15,20 +15,21 @@ from typing import Any
 
 import psutil
 import pytest
+from bsweep.study.attempts.commands import Planned
+from bsweep.study.attempts.estimate import timed
+from bsweep.study.attempts.progress import Progress
 
 import bsweep as package
-from bsweep import analysis, cli, commands, elsewhere, parallel, plots, report, runlog, states, study, sweep
+from bsweep import analysis, cli, plots, report, runlog
 from bsweep.analysis import Study, prediction
 from bsweep.analysis.prediction.selection import observed
-from bsweep.commands import Planned
 from bsweep.config import ConfigError, target_of
-from bsweep.estimate import timed
 from bsweep.launch import environment, seats, team
 from bsweep.launch.seats import Seats, Size
 from bsweep.launch.stop import Signals
-from bsweep.progress import Progress
 from bsweep.report import _write_data as write_data
 from bsweep.runlog import RunPaths, calibration_file, read_meta, read_records
+from bsweep.study.attempts import attempts, branching, commands, parallel, states, sweep
 from bsweep.trackers import live
 from tests.running import TINY, Fork, bsweep, compose, imported_first, summaries
 from tests.synthetic_study import META, write_run
@@ -277,7 +278,7 @@ def test_a_point_that_cannot_be_skipped_or_run_fails_alone(
         raise RuntimeError("nobody expects it")
 
     sized(monkeypatch, 8)
-    monkeypatch.setattr(study, "result_of", result_of)
+    monkeypatch.setattr(attempts, "result_of", result_of)
     given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1")
     crew = crew_of(*(point(count, *given) for count in (1, 2, 3)), run_one=run_one)
     crew.start_what_fits(Pool(), Signals())
@@ -306,9 +307,9 @@ def test_points_with_a_result_need_no_room(tmp_path: Path, monkeypatch: pytest.M
     configs = [point(1, *given), point(1, *given, "seed=1"), point(2, *given)]
     monkeypatch.setattr(sweep, "_refuse_impossible", lambda _: None)
     monkeypatch.setattr(sweep, "_join", lambda *_: None)
-    monkeypatch.setattr(study, "ask_for_calibration", lambda _: None)
+    monkeypatch.setattr(attempts, "ask_for_calibration", lambda _: None)
     for results, at_once in ((0, True), (1, False)):
-        monkeypatch.setattr(study, "result_of", lambda config, of=results: "completed" if config.seed < of else None)
+        monkeypatch.setattr(attempts, "result_of", lambda config, of=results: "completed" if config.seed < of else None)
         monkeypatch.setattr(sweep, "PROGRESS", None)
         monkeypatch.setattr(sweep, "_ARE_AT_ONCE", None)
         assert sorted(sweep._prepare(configs, ())) == [0, 1, 2]
@@ -490,7 +491,7 @@ def test_a_run_that_goes_on_from_one_beside_others_says_so(tmp_path: Path) -> No
         checkpoint.complete({"num_steps": 1, "epoch": 1, "position": 8, "members": (0,), "num_workers": 1, **facts})
         branch = RunPaths(tmp_path / f"branch{seed}")
         branch.folder.mkdir()
-        elsewhere.begin(compose("local_batch=16", f"resume_from={source.folder}"), branch)
+        branching.begin(compose("local_batch=16", f"resume_from={source.folder}"), branch)
         assert bool(read_meta(branch).get("beside_others")) == (meta is BESIDE)
 
 

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from bsweep.study.attempts.progress import Progress
 from rich.console import Console
 
 from bsweep.config import RunConfig
-from bsweep.progress import Progress
 from bsweep.runlog import RunPaths, calibration_file
 from tests.running import TINY, compose
 from tests.synthetic_study import write_run

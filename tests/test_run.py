@@ -123,7 +123,7 @@ def test_the_command_itself_imports_no_torch(tmp_path: Path) -> None:
     for modules in (version, usage, bad, report, run):
         assert "bsweep.cli" in modules and not {"torch", "torchvision", "timm", "sklearn"} & modules
     assert not {"hydra", "pydantic", "numpy"} & (version | usage)
-    assert "bsweep.study" in run and not {"pandas", "matplotlib"} & run
+    assert "bsweep.study.attempts" in run and not {"pandas", "matplotlib"} & run
 
 
 def test_a_second_sweep_skips_what_is_completed_and_a_grid_names_every_point(tmp_path: Path) -> None:

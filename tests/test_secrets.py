@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bsweep import claims
 from bsweep.launch import environment
 from bsweep.runlog import RunPaths, claimed
+from bsweep.study.attempts import attendance
 from tests.running import TINY, bsweep, on
 
 SECRET = "hunter2-in-plain-sight"
@@ -112,8 +112,8 @@ def test_what_a_killed_sweep_left_is_removed_by_the_next_one_unless_it_is_in_use
     for path in (left, in_use):
         path.parent.mkdir()
         environment.write(path, VARIABLES)
-    attendance = claims.Attendance()
-    with claimed(claims.of_run(in_use.parent)):
+    attendance = attendance.Attendance()
+    with claimed(attendance.of_run(in_use.parent)):
         attendance.join(tmp_path)
     attendance.leave()
     assert not left.exists() and in_use.exists()

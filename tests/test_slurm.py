@@ -15,10 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bsweep import launch, load, states
+from bsweep import launch, load
 from bsweep.config import ConfigError, slurm
 from bsweep.launch import environment, failure, preflight, srun
 from bsweep.runlog import RunPaths, read_records
+from bsweep.study.attempts import states
 from tests.running import HOSTS, ROOT, TINY, bsweep, compose, popen, summaries, tool
 from tests.synthetic_study import META, write_run
 

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 import bsweep as package
-from bsweep import states, study
 from bsweep.data.cache import cache_folder, cached_tensors
 from bsweep.launch import failure
 from bsweep.runlog import RunPaths, checkpoint_at, claimed, ended, write_json
+from bsweep.study.attempts import attempts, states
 from tests.running import TINY, bsweep, compose
 from tests.synthetic_study import META, write_run, write_study
 
@@ -72,7 +72,7 @@ def test_a_checkpoint_that_cannot_be_taken_up_has_its_run_repeated(
 ) -> None:
     sound = {"epoch": 1, "position": 8, "num_steps": 1, "members": [0], "num_workers": 1, "metrics_bytes": 0, "time": 9}
     config = compose("local_batch=8", f"results_dir={tmp_path}")
-    paths = study.paths_of(config)
+    paths = attempts.paths_of(config)
     saved = checkpoint_at(paths, 1, 8)
 
     def seconds_before(facts: dict[str, Any], meta: dict[str, Any]) -> float:
@@ -80,7 +80,7 @@ def test_a_checkpoint_that_cannot_be_taken_up_has_its_run_repeated(
         paths.metrics.touch()
         write_json(paths.meta, {"launched_at": 2.0} | meta)
         saved.complete(sound | facts)
-        return study._prepare(config, paths)[0]
+        return attempts._prepare(config, paths)[0]
 
     assert seconds_before({}, {}) == 7 and saved.folder.exists()
     assert seconds_before(facts, meta) == 0 and not saved.folder.exists()

@@ -22,11 +22,12 @@ from benches.common import (
     plain_step,
     ready,
 )
-from bsweep import batching, study
+from bsweep import batching
 from bsweep.config import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.measure import profile_worker
 from bsweep.runlog import calibration_file, profile_file
+from bsweep.study.attempts import attempts
 from bsweep.train import steps, worker
 from bsweep.train.job import Job
 from tests.running import compose, write_text
@@ -108,8 +109,8 @@ def calibrate(points: Sequence[RunConfig]) -> None:
 
 
 def job_of(config: RunConfig, place: Place) -> Job:
-    study.paths_of(config).folder.mkdir(parents=True, exist_ok=True)
-    return worker.prepare(config, study.paths_of(config), place)
+    attempts.paths_of(config).folder.mkdir(parents=True, exist_ok=True)
+    return worker.prepare(config, attempts.paths_of(config), place)
 
 
 def of_job(job: Job, size: int, num_passes: int = 1) -> Program:

@@ -79,7 +79,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     if command in ("plan", "status"):
         gc.set_threshold(_MANY_OBJECTS)
     if command == "run":
-        from bsweep import sweep
+        from bsweep.study.attempts import sweep
 
         return sweep.run(arguments)
     if command == "plan":
@@ -91,11 +91,12 @@ def _run(command: str, arguments: Sequence[str]) -> int:
 
         return studies.run(command, arguments)
     if command in ("-sc", "--shell-completion"):
-        from bsweep import completion, sweep
+        from bsweep import completion
+        from bsweep.study.attempts import sweep
 
         return completion.complete(arguments, sorted(set(re.findall(r"bsweep ([a-z][\w-]*)", USAGE))), sweep.shell)
     if command in ("probe", "profile") and not {"-h", "--help"} & set(arguments):
-        from bsweep import sweep
+        from bsweep.study.attempts import sweep
 
         return sweep.probe(arguments) if command == "probe" else sweep.profile(arguments)
     if command == "recommend":
@@ -216,7 +217,8 @@ def doctor(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="all that was found, for programs")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for bsweep run, of a point to look at")
     options = parser.parse_intermixed_args(arguments)
-    from bsweep import doctor, sweep
+    from bsweep import doctor
+    from bsweep.study.attempts import sweep
 
     hosts = [f"launch.hosts='{options.hosts}'"] if options.hosts else []
     config = sweep.one_point([*options.overrides, *hosts])

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep import commands, overview, study, sweep
 from bsweep.cli import BAD_CONFIG, end_with_reader
-from bsweep.commands import Planned
 from bsweep.config import RunConfig
 from bsweep.core.ranks import inside_horovodrun
-from bsweep.estimate import Timed
-from bsweep.overview import Row
+from bsweep.study.attempts import attempts, commands, overview, sweep
+from bsweep.study.attempts.commands import Planned
+from bsweep.study.attempts.estimate import Timed
+from bsweep.study.attempts.overview import Row
 
 _OWN_FLAGS = ("--json", "--probe", "--report")
 
@@ -58,7 +58,7 @@ def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
         for batch in sorted({min(by_batch), max(by_batch)}):
             point, config = by_batch[batch]
             print(f"trying {point.run_id} for a few steps", file=sys.stderr)
-            tried = study.try_out(config, lambda line: print(line, file=sys.stderr))
+            tried = attempts.try_out(config, lambda line: print(line, file=sys.stderr))
             if isinstance(tried, str):
                 print(f"bsweep: {point.run_id}: {tried}", file=sys.stderr)
             else:

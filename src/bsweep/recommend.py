@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from bsweep import claims, study, sweep
 from bsweep.analysis.prediction import Prediction
 from bsweep.analysis.prediction.next_run import Key, Next
 from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective, parse_seconds
@@ -19,9 +18,10 @@ from bsweep.cli import BAD_CONFIG
 from bsweep.config import ConfigError, RunConfig, flatten, target_of
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
-from bsweep.estimate import duration
 from bsweep.launch import team
 from bsweep.search import AXES, Search, named, say
+from bsweep.study.attempts import attempts, attendance, sweep
+from bsweep.study.attempts.estimate import duration
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -128,12 +128,12 @@ def _key(config: RunConfig) -> Key:
 
 
 def _led(search: Search, as_json: bool) -> int:
-    attendance = claims.Attendance()
+    attendance = attendance.Attendance()
     search.study_dir.mkdir(parents=True, exist_ok=True)
-    study.refuse_newer(search.study_dir)
+    attempts.refuse_newer(search.study_dir)
     attendance.join(search.study_dir)
     try:
-        study.ask_for_calibration([config for points in search.cells.values() for config in points])
+        attempts.ask_for_calibration([config for points in search.cells.values() for config in points])
         choice = search.lead()
     finally:
         team.end()

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bsweep import commands, launch, runlog, states, study
+from bsweep import launch, runlog
 from bsweep.analysis import load
 from bsweep.analysis.prediction import Prediction, fit, predict_from
 from bsweep.analysis.prediction.forecast import unreached
@@ -27,10 +27,11 @@ from bsweep.analysis.prediction.result import cell_name
 from bsweep.analysis.prediction.selection import CELL, Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_step_time
 from bsweep.config import RunConfig, Target
-from bsweep.estimate import duration
 from bsweep.launch import Outcome
-from bsweep.progress import Progress
 from bsweep.runlog import RunPaths, is_stop_requested, request_stop
+from bsweep.study.attempts import attempts, commands, states
+from bsweep.study.attempts.estimate import duration
+from bsweep.study.attempts.progress import Progress
 
 AXES = ("local_batch", "global_batch", "num_workers", "accumulation_steps", "seed")
 
@@ -129,7 +130,7 @@ class Search:
             )
         say(f"timing a few steps of {named(cell)}")
         began = time.monotonic()
-        found = study.try_out(self.cells[cell][0], lambda line: print(line, file=sys.stderr))
+        found = attempts.try_out(self.cells[cell][0], lambda line: print(line, file=sys.stderr))
         took = time.monotonic() - began
         if not isinstance(found, str):
             self.probes[cell] = _Probe(self.kind, list(cell), found[0], took)
@@ -237,7 +238,7 @@ class Search:
         """The points of a cell that can be run, and the steps that are done of each; those under way first."""
         found = []
         for config in self.cells[cell]:
-            paths = study.paths_of(config)
+            paths = attempts.paths_of(config)
             if states.of_run(paths.folder).status in _LEFT:
                 facts = next((one.facts() for one in runlog.checkpoints(paths)), None)
                 found.append((config, float(facts["num_steps"]) if facts else 0.0))
@@ -266,7 +267,7 @@ class Search:
             self.run_ids.append(config.run_id)
             self._keep()
         status = _train(config, max(1.0, seconds))
-        message = states.of_run(study.paths_of(config).folder).message
+        message = states.of_run(attempts.paths_of(config).folder).message
         if status == "out_of_memory":
             self._does_not_fit(cell, 0.0, message or status)
             self._keep()
@@ -322,11 +323,11 @@ def _train(config: RunConfig, seconds: float) -> str:
         return launch.launch(config, paths, poll)
 
     try:
-        return study.run_point(config, progress, within)
+        return attempts.run_point(config, progress, within)
     except KeyboardInterrupt:
         if not asked or progress.was_interrupted:
             raise
-        status = states.of_run(study.paths_of(config).folder).status  # it may have ended by itself meanwhile
+        status = states.of_run(attempts.paths_of(config).folder).status  # it may have ended by itself meanwhile
         if status == "interrupted":
             say("the run is broken off here, at a checkpoint from which it can go on")
         return status

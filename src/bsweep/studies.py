@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bsweep import claims, commands, overview, states
 from bsweep.cli import BAD_CONFIG, end_with_reader
-from bsweep.commands import Command
 from bsweep.config import did_you_mean
 from bsweep.core.ranks import Place, inside_horovodrun
+from bsweep.study.attempts import attendance, commands, overview, states
+from bsweep.study.attempts.commands import Command
 
 Sweep = Callable[[], int]
 
@@ -25,7 +25,7 @@ _STOP_POLL_SECONDS = 0.2
 def run(command: str, arguments: Sequence[str]) -> int:
     """One of the commands; its exit code."""
     if command in ("resume", "retry") and inside_horovodrun():
-        from bsweep import sweep
+        from bsweep.study.attempts import sweep
 
         return sweep.led(lambda: _run(command, arguments))
     return _run(command, arguments)
@@ -48,7 +48,7 @@ def status(arguments: Sequence[str]) -> int:
     end_with_reader()
     said = ""
     while True:
-        sweeps = claims.sweeps(options.study)
+        sweeps = attendance.sweeps(options.study)
         rows, source = overview.of_study(options.study)
         if options.json:
             indent = None if options.watch else 1
@@ -70,16 +70,16 @@ def stop(arguments: Sequence[str]) -> int:
     """Ask all sweeps of a study to stop, and wait until they have."""
     study_dir = _parser("stop", "Have the sweeps of a study save where they are, and end.").parse_args(arguments).study
     overview.of_study(study_dir)  # for its ValueError
-    asked = claims.sweeps(study_dir)
+    asked = attendance.sweeps(study_dir)
     if not asked:
         raise ValueError(f"{study_dir}: no sweep is at work: nothing to stop.")
     for sweep in asked:
-        claims.ask_to_stop(study_dir, sweep)
+        attendance.ask_to_stop(study_dir, sweep)
     print(f"asked {len(asked)} sweep{'s' * (len(asked) > 1)} to stop; waiting for the end of their steps", flush=True)
-    while set(asked) & set(claims.sweeps(study_dir)):
+    while set(asked) & set(attendance.sweeps(study_dir)):
         time.sleep(_STOP_POLL_SECONDS)
     rows, source = overview.of_study(study_dir)
-    print(overview.status_text(study_dir, rows, source, claims.sweeps(study_dir)))
+    print(overview.status_text(study_dir, rows, source, attendance.sweeps(study_dir)))
     return 0
 
 
@@ -127,7 +127,7 @@ def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Sweep:
         return BAD_CONFIG
     for command in leading:
         _refuse_elsewhere(study_dir, command)
-    from bsweep import sweep
+    from bsweep.study.attempts import sweep
 
     return functools.partial(sweep.run_again, study_dir, leading, run_ids, repeats)
 

@@ -17,18 +17,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
-from bsweep import launch, runlog, study
+from bsweep import launch, runlog
 from bsweep.config import ConfigError, RunConfig
 from bsweep.config.launch import most_at_once
 from bsweep.launch import Outcome, seats
 from bsweep.launch.seats import Seats
 from bsweep.launch.stop import Signals
-from bsweep.progress import Progress
 from bsweep.runlog import RunPaths, calibration_file
+from bsweep.study.attempts import attempts
+from bsweep.study.attempts.progress import Progress
 
 _POLL_SECONDS = 0.2
 
-RunOne = Callable[[RunConfig, Progress, study.Launch], str]
+RunOne = Callable[[RunConfig, Progress, attempts.Launch], str]
 """Runs a point, and gives its status."""
 
 
@@ -76,7 +77,7 @@ def run(configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> li
     Raises:
         KeyboardInterrupt: they were to stop, and have.
     """
-    study.provenance(configs[0])  # which no thread is to ask for that sees its own cores alone
+    attempts.provenance(configs[0])  # which no thread is to ask for that sees its own cores alone
     crew = _Crew(configs, progress, run_one)
     with Signals() as signals, ThreadPoolExecutor(len(crew.machine.cores)) as pool:
         try:
@@ -145,7 +146,7 @@ class _Crew:
     def _is_over(self, place: int, config: RunConfig) -> bool:
         """Whether there is a result of a point, which is skipped, or none can be had."""
         try:
-            if not study.result_of(config):
+            if not attempts.result_of(config):
                 return False
             self.statuses[place] = self._run_one(config, self._progress, launch.launch)  # which skips it
         except Exception as error:  # of this point, for which no other one is to end
@@ -188,7 +189,7 @@ def _is_to_measure(config: RunConfig) -> bool:
     """Whether a point is to find out, for all of its study, what is fastest, or may have to."""
     if not calibration_file.is_asked(config):
         return False
-    here = runlog.hardware_words(study.provenance(config))
+    here = runlog.hardware_words(attempts.provenance(config))
     found = calibration_file.asked(calibration_file.path_of(config, here), config, here)
     return found is not None and found.is_open
 

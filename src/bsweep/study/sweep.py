@@ -14,17 +14,18 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from bsweep import allocation, claims, commands, launch, parallel, study
+from bsweep import allocation, launch
 from bsweep.cli import BAD_CONFIG, report
-from bsweep.commands import Command
 from bsweep.compose import hydra_run, overrides
 from bsweep.compose.grid import to_config, values_of
 from bsweep.config import ConfigError, ProcessesConfig, RunConfig, own, parse, slurm
 from bsweep.config.whole import is_full
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.launch import preflight, team
-from bsweep.progress import Progress
 from bsweep.runlog import profile_file
+from bsweep.study.attempts import attempts, attendance, commands, parallel
+from bsweep.study.attempts.commands import Command
+from bsweep.study.attempts.progress import Progress
 from bsweep.trackers import live
 
 _WAIT_SECONDS = 0.5  # for a point that another process runs
@@ -34,7 +35,7 @@ PROGRESS: Progress | None = None
 STATUSES: list[str] = []
 STUDIES: dict[Path, set[str]] = {}  # with the allocations in each
 ARE_COMPOSED = False  # until then an error of any kind is Hydra's, over what was typed
-_ATTENDANCE = claims.Attendance()
+_ATTENDANCE = attendance.Attendance()
 _ARE_AT_ONCE = False  # several points of the sweep that was prepared
 _choose: Callable[[Sequence[RunConfig]], list[int]]
 
@@ -184,14 +185,14 @@ def run_one(config: RunConfig) -> str:
     return _run(config, PROGRESS or Progress(1), _launcher())
 
 
-def _run(config: RunConfig, progress: Progress, start: study.Launch) -> str:
+def _run(config: RunConfig, progress: Progress, start: attempts.Launch) -> str:
     """Run a point that was checked; its status."""
     unready = unready_hosts([config])
     if unready:  # a point before failed on them
         progress.skip(config, f"not tried: {'; '.join(unready)}")
         return "unready"
     try:
-        return study.run_point(config, progress, start)
+        return attempts.run_point(config, progress, start)
     except OSError as error:  # of files of the run itself: what fails in its processes is on record
         if not is_full(error):
             raise
@@ -199,7 +200,7 @@ def _run(config: RunConfig, progress: Progress, start: study.Launch) -> str:
         return "interrupted"  # which is what it looks like to who finds no summary
 
 
-def _launcher() -> study.Launch:
+def _launcher() -> attempts.Launch:
     if not inside_horovodrun():
         return launch.launch
     from bsweep.launch import warm
@@ -225,10 +226,10 @@ def run_points(
     start = functools.partial(_start_at_once, configs) if _ARE_AT_ONCE else one_by_one
     statuses = dict(zip(chosen, start(chosen) if chosen else [], strict=True))
     while others := [index for index, status in statuses.items() if status == "running"]:
-        free = [index for index in others if not study.is_running(configs[index])]
+        free = [index for index in others if not attempts.is_running(configs[index])]
         for index in free:
             # One that was broken off is for us to run; any other end is that of the point.
-            statuses[index] = study.ended_elsewhere(configs[index], PROGRESS or Progress(1)) or start([index])[0]
+            statuses[index] = attempts.ended_elsewhere(configs[index], PROGRESS or Progress(1)) or start([index])[0]
         time.sleep(0 if free else _WAIT_SECONDS)
     STATUSES.extend(statuses.values())
     return list(statuses.values())
@@ -253,7 +254,7 @@ def _prepare(
     _refuse_impossible(configs)
     for study_dir in {config.study_dir for config in configs}:
         try:
-            study.refuse_newer(study_dir)
+            attempts.refuse_newer(study_dir)
         except ValueError as error:
             raise ConfigError(str(error)) from None
     places = reversed([(index, config) for index, config in enumerate(configs) if is_wanted(config)])
@@ -264,12 +265,12 @@ def _prepare(
         raise ConfigError(*unready)
     for study_dir in studies:
         _join(study_dir, [config for config in configs_there if config.study_dir == study_dir], typed)
-    study.ask_for_calibration(configs_there)
+    attempts.ask_for_calibration(configs_there)
     if repeats:
         for index in chosen.values():
-            study.set_aside(configs[index])
+            attempts.set_aside(configs[index])
     PROGRESS = Progress(len(chosen))
-    left = {index: configs[index] for index in sorted(chosen.values()) if not study.result_of(configs[index])}
+    left = {index: configs[index] for index in sorted(chosen.values()) if not attempts.result_of(configs[index])}
     if reason := parallel.why_not([*left.values()]):
         PROGRESS.say(reason)
     _ARE_AT_ONCE = parallel.is_possible([*left.values()])
@@ -299,7 +300,7 @@ def _refuse_impossible(configs: Sequence[RunConfig]) -> None:
     problems: dict[str, None] = {}  # each once, in order
     for config in configs:
         try:
-            study.check(config)
+            attempts.check(config)
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
     if problems:
@@ -311,14 +312,14 @@ def unready_hosts(configs: Iterable[RunConfig]) -> list[str]:
     if inside_horovodrun():
         return []
     try:
-        return preflight.problems(config for config in configs if not study.result_of(config))
+        return preflight.problems(config for config in configs if not attempts.result_of(config))
     except OSError as error:
         return [f"results_dir: {error}."]
 
 
 def probe(arguments: Sequence[str]) -> int:
     """Measure the workers of the point that `arguments` give, and print what was found; the exit code."""
-    config = _measured("probe", study.probe, arguments)
+    config = _measured("probe", attempts.probe, arguments)
     if isinstance(config, int):
         return config
     print(allocation.table(allocation.read_probe(config)))
@@ -328,7 +329,7 @@ def probe(arguments: Sequence[str]) -> int:
 
 def profile(arguments: Sequence[str]) -> int:
     """Print what the steps of the point that `arguments` give consist of, and where the traces are; the exit code."""
-    config = _measured("profile", study.profile, arguments, allocation.fill_in)
+    config = _measured("profile", attempts.profile, arguments, allocation.fill_in)
     if isinstance(config, int):
         return config
     workers = profile_file.read(config)
@@ -372,7 +373,7 @@ def _measured(
     try:
         composed = hydra_run.first_point(overrides.arranged(arguments))
         config = fill_in(own.resolve(parse(values_of(composed))))
-        warnings = study.check(config)
+        warnings = attempts.check(config)
         config.study_dir.mkdir(parents=True, exist_ok=True)
         if unready := unready_hosts([config]):
             raise ConfigError(*unready)

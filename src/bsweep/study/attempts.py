@@ -22,16 +22,17 @@ from typing import Any
 
 import psutil
 
-from bsweep import allocation, claims, data, elsewhere, launch, models, runlog, states
+from bsweep import allocation, data, launch, models, runlog
 from bsweep.config import ConfigError, RunConfig, own, refuse_vain_evaluations, save
 from bsweep.core.ranks import inside_horovodrun, num_cores
 from bsweep.launch import Outcome, team
 from bsweep.launch import check as check_launch
 from bsweep.launch.stop import Stopping, pause, seconds_before_retry
 from bsweep.launch.team import Entry
-from bsweep.progress import Output, Progress
 from bsweep.runlog import Event, RunLog, RunPaths, calibration_file, is_stop_requested, profile_file
 from bsweep.strategies import sharding
+from bsweep.study.attempts import attendance, branching, states
+from bsweep.study.attempts.progress import Output, Progress
 from bsweep.trackers import check as check_trackers
 
 _TRIED_STEPS = 10
@@ -48,7 +49,7 @@ def check(config: RunConfig) -> list[str]:
     try:
         warnings = check_launch(config)
         if config.resume_from and not (runlog.checkpoints(paths_of(config)) or result_of(config)):
-            elsewhere.check(config)  # until the run has what it goes on from
+            branching.check(config)  # until the run has what it goes on from
         check_trackers(config.trackers)
         info = data.prepare(config.data)
         models.check(config, info.num_classes, info.shape)
@@ -114,7 +115,7 @@ def result_of(config: RunConfig) -> str | None:
 
 def is_running(config: RunConfig) -> bool:
     """Whether a process is running the point."""
-    return runlog.is_claimed(claims.of_run(paths_of(config).folder))
+    return runlog.is_claimed(attendance.of_run(paths_of(config).folder))
 
 
 def ended_elsewhere(config: RunConfig, progress: Progress) -> str | None:
@@ -159,7 +160,7 @@ def run_point(config: RunConfig, progress: Progress, start: Launch) -> str:
     if result := result_of(config):
         progress.skip(config, _SKIPPED[result])
         return result
-    with runlog.claimed(claims.of_run(paths.folder)) as is_ours:
+    with runlog.claimed(attendance.of_run(paths.folder)) as is_ours:
         if not is_ours:
             progress.put_off(config, "another process is running it")
             return "running"
@@ -290,7 +291,7 @@ def _launch_beside(config: RunConfig, paths: RunPaths, say: Callable[[str], None
 def set_aside(config: RunConfig) -> None:
     """Move a point's run, unless a process is at it, to the study's `.previous`: the point is new from then on."""
     folder = paths_of(config).folder
-    with runlog.claimed(claims.of_run(folder)) as is_ours:
+    with runlog.claimed(attendance.of_run(folder)) as is_ours:
         if is_ours:
             _set_aside(folder, folder)
 
@@ -314,7 +315,7 @@ def _prepare(config: RunConfig, paths: RunPaths) -> tuple[float, Sequence[str]]:
     _set_aside(paths.folder, paths.folder)
     paths.folder.mkdir(parents=True)
     if config.resume_from:
-        elsewhere.begin(config, paths)
+        branching.begin(config, paths)
     return 0.0, ()
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bsweep import claims, runlog
+from bsweep import runlog
 from bsweep.runlog import RunPaths
+from bsweep.study.attempts import attendance
 
 RESULTS = ("completed", "diverged", "out_of_memory")
 """What a point that is run again would most likely come to again: only `bsweep retry` repeats it."""
@@ -122,7 +123,7 @@ def _recorded(metrics: Path) -> _Recorded:
 
 def _under_way(paths: RunPaths) -> State:
     recorded = _recorded(paths.metrics)
-    is_running = runlog.is_claimed(claims.of_run(paths.folder))
+    is_running = runlog.is_claimed(attendance.of_run(paths.folder))
     return State(
         "running" if is_running else "interrupted",
         "" if is_running else "it was killed with the process that ran it, or no space was left for its summary",

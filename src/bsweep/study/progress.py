@@ -17,9 +17,9 @@ from rich.live import Live
 from rich.text import Text
 
 from bsweep.config import FIXED, RunConfig
-from bsweep.estimate import duration
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog import RunPaths, calibration_file
+from bsweep.study.attempts.estimate import duration
 from bsweep.trackers import live
 
 _REFRESH_SECONDS = 0.2
