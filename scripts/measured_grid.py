@@ -117,7 +117,7 @@ def _ended_at(study: Study, target: Target) -> Study:
 
 @dataclass
 class Played:
-    """A search as `bsweep.search` makes it, whose runs are looked up: those of a cell in the order of `seeds`.
+    """A search as `bsweep.advise.search` makes it, whose runs are looked up: those of a cell in the order of `seeds`.
 
     A probe has the seconds that a step has in the round of the first seed. Starts and evaluations cost nothing, and a
     run that is broken off for the budget is not gone on with.

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import bsweep
-from bsweep import recommend
+from bsweep.advise import recommend
 from bsweep.analysis.prediction import Prediction, fit, predict_from
 from bsweep.analysis.prediction.next_run import SHARE, Grid, Key, Next, Offer, first_run, next_run
 from bsweep.analysis.prediction.objectives import parse_objective
@@ -55,7 +55,7 @@ class Simulated:
             self.spent += 10 * seconds * workers
 
     def search(self) -> Prediction:
-        """As `bsweep.search` does it, to the end of the budget."""
+        """As `bsweep.advise.search` does it, to the end of the budget."""
         while True:
             prediction, coming, left = self.look()
             if coming.ends:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import bsweep
-from bsweep import replay
+from bsweep.advise import replay
 from bsweep.analysis.keys import keyed
 from bsweep.config import save
 from bsweep.plots import FIGURES

@@ -100,7 +100,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
 
         return sweep.probe(arguments) if command == "probe" else sweep.profile(arguments)
     if command == "recommend":
-        from bsweep import recommend
+        from bsweep.advise import recommend
 
         return recommend.run(arguments)
     if command == "doctor":
@@ -191,7 +191,7 @@ def _column_and_value(text: str) -> tuple[str, str]:
 
 def replay(arguments: Sequence[str]) -> int:
     """Print what a batching policy would have done in a study's runs; the exit code."""
-    from bsweep import replay
+    from bsweep.advise import replay
 
     try:
         return replay.main(arguments)

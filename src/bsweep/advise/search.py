@@ -1,4 +1,4 @@
-"""A search for the best cell of a grid, which runs a small part of it: see `bsweep.recommend`.
+"""A search for the best cell of a grid, which runs a small part of it: see `bsweep.advise.recommend`.
 
 Steps of a few cells are timed, then points are run to the target one after another, each the one that is expected to
 bring most for its worker-seconds, until the choice is sure or the budget spent. What is run is an ordinary study. What

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from bsweep.advise.search import AXES, Search, named, say
 from bsweep.analysis.prediction import Prediction
 from bsweep.analysis.prediction.next_run import Key, Next
 from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective, parse_seconds
@@ -19,7 +20,6 @@ from bsweep.config import ConfigError, RunConfig, flatten, target_of
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.launch import team
-from bsweep.search import AXES, Search, named, say
 from bsweep.study.attempts import attempts, attendance, sweep
 from bsweep.study.attempts.estimate import duration
 
