@@ -20,9 +20,10 @@ from bsweep.study.attempts.estimate import timed
 from bsweep.study.attempts.progress import Progress
 
 import bsweep as package
-from bsweep import analysis, cli, plots, report, runlog
+from bsweep import analysis, plots, report, runlog
 from bsweep.analysis import Study, prediction
 from bsweep.analysis.prediction.selection import observed
+from bsweep.cli.main import main
 from bsweep.config import ConfigError, target_of
 from bsweep.launch import environment, seats, team
 from bsweep.launch.seats import Seats, Size
@@ -508,7 +509,7 @@ def test_a_report_says_how_many_times_are_left_out(
     write_run(tmp_path / "s", local_batch=8, meta=BESIDE)
     written: list[tuple[Study, str]] = []
     monkeypatch.setattr(report, "_write_files", lambda study, folder, command: written.append((study, command)))
-    assert cli.report([str(tmp_path / "s"), *flags]) == 0
+    assert main.report([str(tmp_path / "s"), *flags]) == 0
     ((study, command),) = written
     assert study.runs["train_seconds"].isna().all() == (not flags) and command.endswith(" ".join(["/s", *flags]))
     said = "1 run was timed while others ran on the same machine (launch.parallel): its times are left out"

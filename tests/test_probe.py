@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bsweep import allocation, cli
+from bsweep import allocation
 from bsweep.allocation import Probe
+from bsweep.cli.main import main
 from bsweep.config import RunConfig
 from bsweep.measure import probe_worker
 from bsweep.train.job import Job
@@ -205,7 +206,7 @@ def test_bad_input_exits_with_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli._run("probe", arguments) == cli.BAD_CONFIG
+    assert main._run("probe", arguments) == main.BAD_CONFIG
     said = capsys.readouterr().err
     for words in expected:
         assert words in said

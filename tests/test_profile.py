@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep import cli
+from bsweep.cli.main import main
 from bsweep.core.ranks import Place
 from bsweep.measure import profile_worker
 from bsweep.numerics import optim
@@ -156,7 +156,7 @@ def test_bad_input_exits_with_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli._run("profile", arguments) == cli.BAD_CONFIG
+    assert main._run("profile", arguments) == main.BAD_CONFIG
     said = capsys.readouterr().err
     assert said.count("bsweep: ") == 1 and all(words in said for words in expected)
     assert not list(tmp_path.rglob("config.yaml"))

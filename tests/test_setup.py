@@ -24,7 +24,7 @@ import psutil
 import pytest
 from hatchling.builders.sdist import SdistBuilder
 
-from bsweep import cli
+from bsweep.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 WHEEL = "horovod-0.28.1-py3-none-any.whl"
@@ -460,7 +460,7 @@ def test_the_command_runs_the_script_for_its_own_python(monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "execvp", execvp)
     monkeypatch.setattr(sys, "argv", ["bsweep", "setup-horovod"])
     with pytest.raises(SystemExit):
-        cli.main()
+        main.main()
     assert commands == [["bash", str(ROOT / "scripts" / "build_horovod.sh"), sys.executable]]
 
 

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from bsweep import allocation, launch
-from bsweep.cli import BAD_CONFIG, report
+from bsweep.cli.main.main import BAD_CONFIG, report
 from bsweep.compose import hydra_run, overrides
 from bsweep.compose.grid import to_config, values_of
 from bsweep.config import ConfigError, ProcessesConfig, RunConfig, own, parse, slurm
@@ -140,7 +140,7 @@ def _print_idle_seconds(folder: Path) -> None:
 
 
 def shell(arguments: Sequence[str]) -> int:
-    """Have Hydra serve a shell, see `bsweep.completion`; the exit code."""
+    """Have Hydra serve a shell, see `bsweep.cli.completion`; the exit code."""
     return _run_hydra(arguments, lambda configs: [], "bsweep")
 
 

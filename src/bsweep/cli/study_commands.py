@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bsweep.cli import BAD_CONFIG, end_with_reader
+from bsweep.cli.main.main import BAD_CONFIG, end_with_reader
 from bsweep.config import did_you_mean
 from bsweep.core.ranks import Place, inside_horovodrun
 from bsweep.study.attempts import attendance, commands, overview, states

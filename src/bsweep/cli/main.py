@@ -83,15 +83,15 @@ def _run(command: str, arguments: Sequence[str]) -> int:
 
         return sweep.run(arguments)
     if command == "plan":
-        from bsweep import planning
+        from bsweep.cli.main import plan
 
-        return planning.run(arguments)
+        return plan.run(arguments)
     if command in ("status", "resume", "retry", "stop"):
-        from bsweep import studies
+        from bsweep.cli.main import study_commands
 
-        return studies.run(command, arguments)
+        return study_commands.run(command, arguments)
     if command in ("-sc", "--shell-completion"):
-        from bsweep import completion
+        from bsweep.cli.main import completion
         from bsweep.study.attempts import sweep
 
         return completion.complete(arguments, sorted(set(re.findall(r"bsweep ([a-z][\w-]*)", USAGE))), sweep.shell)
@@ -217,7 +217,7 @@ def doctor(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="all that was found, for programs")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for bsweep run, of a point to look at")
     options = parser.parse_intermixed_args(arguments)
-    from bsweep import doctor
+    from bsweep.cli.main import doctor
     from bsweep.study.attempts import sweep
 
     hosts = [f"launch.hosts='{options.hosts}'"] if options.hosts else []

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep.cli import BAD_CONFIG, end_with_reader
+from bsweep.cli.main.main import BAD_CONFIG, end_with_reader
 from bsweep.config import RunConfig
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.study.attempts import attempts, commands, overview, sweep
