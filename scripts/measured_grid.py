@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis import load
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.prediction import Prediction, fit, predict_from
 from bsweep.analysis.prediction.next_run import SHARE, Grid, Key, Offer, first_run, next_run
 from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.selection import Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_step_time
-from bsweep.analysis.study import Study
 from bsweep.analysis.targets import to_target
 from bsweep.config import Target, target_of
 

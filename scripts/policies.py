@@ -21,7 +21,7 @@ from measured_grid import Measured, arguments, measured
 from scipy import stats
 
 from bsweep.analysis import load
-from bsweep.analysis.study import Study
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.targets import to_target
 from bsweep.config import Target
 

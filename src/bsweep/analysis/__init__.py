@@ -2,7 +2,7 @@
 
 from bsweep.analysis.advice import against_published, headlines
 from bsweep.analysis.answering import MOST_ANSWERS, answers, doubts, recommendations, what_is_missing
-from bsweep.analysis.beside import left_out
+from bsweep.analysis.beside_others import left_out
 from bsweep.analysis.fairness import fairness_words
 from bsweep.analysis.geo_distributed import CONTRADICTIONS, IdleModel, idle_model, modelled_idle, published_idle
 from bsweep.analysis.growth import (
@@ -32,6 +32,7 @@ from bsweep.analysis.learning import (
     fastest_accurate,
     time_to_target,
 )
+from bsweep.analysis.loaded import Study, ends_in_rounds
 from bsweep.analysis.loading import load
 from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.predicted import NO_DIFFERENCE, more_workers, surface
@@ -47,7 +48,6 @@ from bsweep.analysis.sharding import (
     sharding_gains,
 )
 from bsweep.analysis.statistics import CHANCE_ALPHA, MIN_SEEDS_FOR_INTERVAL
-from bsweep.analysis.study import Study, ends_in_rounds
 from bsweep.analysis.tables import (
     METRICS,
     Line,

@@ -12,12 +12,12 @@ from bsweep.analysis.geo_distributed import CONTRADICTIONS, idle_model, modelled
 from bsweep.analysis.idle import compares_allocations, equal_time_losses
 from bsweep.analysis.keys import varying
 from bsweep.analysis.learning import ACCURACY_MARGIN, fastest_accurate
+from bsweep.analysis.loaded import Study, ends_in_rounds
 from bsweep.analysis.naming import counted, length_of, words
 from bsweep.analysis.numbers import number, spread
 from bsweep.analysis.published import comparable, differences
 from bsweep.analysis.sharding import computing_seconds, sharding_fit, sharding_gains
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
-from bsweep.analysis.study import Study, ends_in_rounds
 
 _MAX_NAMED = 3
 

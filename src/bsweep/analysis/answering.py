@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import pandas as pd
 
 from bsweep.analysis.keys import keyed
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.naming import counted, words
 from bsweep.analysis.once import once
 from bsweep.analysis.prediction import Prediction, predict
 from bsweep.analysis.prediction.selection import choices, of_one_batch, told_apart, unsynchronised
-from bsweep.analysis.study import Study
 from bsweep.analysis.supported import part_of, supported_target
 from bsweep.analysis.tuning import TUNED, rate_settings, tuned
 from bsweep.config import Target

@@ -19,11 +19,11 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from bsweep.analysis.keys import levels
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.naming import counted, words
 from bsweep.analysis.numbers import number, setting_text
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
-from bsweep.analysis.study import Study
 from bsweep.analysis.tuning import RATES, rates, scores_by_seed
 
 ENOUGH_RATES = 3  # of a batch size, for the best to lie between two others

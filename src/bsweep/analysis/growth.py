@@ -11,8 +11,8 @@ from scipy.special import stdtrit
 
 from bsweep.analysis.derived import of_rounds
 from bsweep.analysis.keys import levels
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
-from bsweep.analysis.study import Study
 from bsweep.analysis.tables import cell_means, ring_bytes, step_times, step_unit
 
 GROWS_WITH = ("local_batch", "num_workers", "num_train", "num_parameters")

@@ -10,9 +10,9 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from bsweep.analysis.keys import ALLOCATION_LISTS, cell_keys, chosen, keyed, levels
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds, seed_points
-from bsweep.analysis.study import Study
 
 # In the order of a table: the baseline, the published methods A, B and C, then those that measure.
 POLICIES = (

@@ -8,9 +8,9 @@ from functools import partial
 import pandas as pd
 
 from bsweep.analysis import columns
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.once import once
-from bsweep.analysis.study import Study
 
 # Not known of a run that failed before it started.
 _FOUND_OUT = [

@@ -15,10 +15,10 @@ import pandas as pd
 
 from bsweep import config as schema
 from bsweep.analysis import columns, mixture
-from bsweep.analysis.beside import without_times
+from bsweep.analysis.beside_others import without_times
 from bsweep.analysis.derived import placement
+from bsweep.analysis.loaded import Study, study_of
 from bsweep.analysis.records import NO_COLUMNS, Rows, rows_of
-from bsweep.analysis.study import Study, study_of
 from bsweep.runlog import RunPaths, read_told
 
 
@@ -26,7 +26,7 @@ def load(study_dir: str | Path, *, mix: bool = False, beside: bool = False) -> S
     """Read a study: a folder of run folders, or one with the `runs.csv` and `epochs.csv` of a report.
 
     Runs of different hardware, versions or precision are refused, see `bsweep.analysis.mixture`, unless `mix`. Times of
-    runs that had others beside them on their machine are left out, see `bsweep.analysis.beside`, unless `beside`.
+    runs that had others beside them on their machine are left out, see `bsweep.analysis.beside_others`, unless `beside`.
 
     A run that is damaged, or that a newer bsweep wrote, is left out: `skipped` names it.
 

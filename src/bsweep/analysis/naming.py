@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from bsweep.analysis import columns
+from bsweep.analysis.loaded import Study, ends_in_rounds
 from bsweep.analysis.numbers import setting_text
-from bsweep.analysis.study import Study, ends_in_rounds
 
 _NAMES = {
     "per_worker": "per worker",

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.answering import answers
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
 from bsweep.analysis.prediction import Prediction
 from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.forecast import PARTS
-from bsweep.analysis.study import Study
 
 NO_DIFFERENCE = "no difference"
 NOT_REACHED = "not reached"

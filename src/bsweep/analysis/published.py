@@ -9,8 +9,8 @@ import pandas as pd
 
 from bsweep.analysis import columns
 from bsweep.analysis.keys import levels
+from bsweep.analysis.loaded import Study, study_of
 from bsweep.analysis.numbers import setting_text
-from bsweep.analysis.study import Study, study_of
 
 # The model and data of the published study; curves of other ones have nothing to do with its curves.
 _MODEL = "resnet18"

@@ -14,9 +14,9 @@ import pandas as pd
 from scipy.optimize import minimize_scalar
 
 from bsweep.analysis.keys import cell_keys, keyed
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
 from bsweep.analysis.published import published_csv
-from bsweep.analysis.study import Study
 from bsweep.analysis.tables import Line, fit_line, step_seconds
 
 _CHANNELS = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)

@@ -15,10 +15,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.naming import counted
 from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES
 from bsweep.analysis.statistics import beats_chance
-from bsweep.analysis.study import Study
 from bsweep.analysis.targets import to_target
 from bsweep.config import Target
 

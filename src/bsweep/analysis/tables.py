@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike
 
 from bsweep.analysis.derived import of_rounds
 from bsweep.analysis.keys import cell_keys, entangled, keyed, levels
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import beats_chance, over_seeds, seed_points
-from bsweep.analysis.study import Study
 
 METRICS = ["train_seconds", "images_per_second", "train_accuracy", "train_loss", "test_accuracy", "test_loss"]
 CURVES = ["train_loss", "train_accuracy", "test_loss", "test_accuracy"]

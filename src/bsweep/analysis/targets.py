@@ -26,7 +26,7 @@ from bsweep.analysis.once import once
 from bsweep.config import Target
 
 if TYPE_CHECKING:
-    from bsweep.analysis.study import Study
+    from bsweep.analysis.loaded import Study
 
 AMOUNTS = {  # what it takes to a target, and the column of an evaluation that has it
     "seconds": "train_seconds",

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.keys import cell_keys, keyed
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds, seed_points
-from bsweep.analysis.study import Study
 from bsweep.analysis.supported import part_of
 
 RATES = ("lr", "lr_rule", "optimizer.reference_batch")  # what decides the learning rate of a batch size

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from bsweep.analysis import mixture
-from bsweep.analysis.beside import timed_beside
+from bsweep.analysis.beside_others import timed_beside
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.loading import load
 from bsweep.analysis.prediction import critical_batch, rates
 from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES, Fits, fit, leave_one_out
@@ -21,7 +22,6 @@ from bsweep.analysis.prediction.objectives import Objective, choose, parse_objec
 from bsweep.analysis.prediction.result import Prediction
 from bsweep.analysis.prediction.selection import Observed, observed, rate_rule
 from bsweep.analysis.prediction.step_time import Timing, probe_timings
-from bsweep.analysis.study import Study
 from bsweep.config import Target, target_of
 
 __all__ = ["Fits", "Prediction", "fit", "leave_one_out", "predict", "predict_from"]

@@ -14,11 +14,11 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 from bsweep.analysis.prediction.selection import Observed, to_target_of
 from bsweep.analysis.prediction.steps import Known, StepsFit, fit_steps
-from bsweep.analysis.study import Study
 from bsweep.analysis.targets import crossings
 
 INTERVAL = (0.05, 0.95)  # quantiles: of all that is said to lie in 90 % intervals

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis import columns
-from bsweep.analysis.beside import timed_beside
+from bsweep.analysis.beside_others import timed_beside
 from bsweep.analysis.keys import cell_keys, keyed
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.numbers import number, setting_text
 from bsweep.analysis.prediction.cells import CellRuns, cell_runs
 from bsweep.analysis.prediction.step_time import Cell, Timing
-from bsweep.analysis.study import Study
 from bsweep.analysis.targets import to_target
 from bsweep.config import Target, did_you_mean
 

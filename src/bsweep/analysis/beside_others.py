@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from bsweep.analysis import columns
-from bsweep.analysis.study import Study
+from bsweep.analysis.loaded import Study
 
 _OF_CLOCKS = re.compile(r"seconds|per_second|joules|^load$")  # by the unit that a column's name has
 
