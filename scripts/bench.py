@@ -55,7 +55,7 @@ from bsweep.runlog import RunPaths, read_records  # noqa: E402
 from bsweep.study.attempts import attempts  # noqa: E402
 from bsweep.train import steps, worker
 from bsweep.train.job import Job  # noqa: E402
-from tests.running import compose, tool  # noqa: E402
+from tests.support.running import compose, tool  # noqa: E402
 
 MEGABYTE = 2**20
 NOWHERE = RunPaths(Path("nowhere"))
@@ -382,7 +382,7 @@ def bench_points(
 
 def look_at_points(count: int, rounds: int) -> Seconds:
     """So many points as an operator asks for them: none of them run, half, all."""
-    from tests.test_operating import many_points, write_many
+    from tests.study.test_operating import many_points, write_many
 
     points = many_points(count)
     with tempfile.TemporaryDirectory() as folder:
@@ -408,7 +408,7 @@ def bench_analysis(counts: Sequence[int] = (25, 50, 100, 200, 1000), epochs: int
     """Loading and reporting synthetic studies, and with which power of the number of runs loading grows."""
     import bsweep
     from bsweep import report
-    from tests.synthetic_study import write_study
+    from tests.support.synthetic_study import write_study
 
     found: Seconds = {}
     with tempfile.TemporaryDirectory() as folder:

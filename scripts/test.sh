@@ -19,7 +19,7 @@ for what in hosts slurm; do # slurm.sh looks for programs of its own when hosts.
             echo "apt-get could not install them." >&2
         lacks=$(obstacle $what)
     fi
-    if [[ $lacks ]]; then skipped+="Not tested: runs over several hosts (tests/test_$what.py). $lacks "; fi
+    if [[ $lacks ]]; then skipped+="Not tested: runs over several hosts (tests/launch/test_$what.py). $lacks "; fi
 done
 if [[ $skipped ]]; then trap 'echo $skipped >&2' EXIT; fi
 

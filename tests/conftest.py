@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from bsweep.config import slurm
-from tests.running import HOSTS
+from tests.support.running import HOSTS
 
 _LONGEST = ("resume", "run", "worker_loss", "host_failures", "slurm", "chaos", "operating", "experiments", "recommend")
 

@@ -30,7 +30,7 @@ from bsweep.runlog import calibration_file, profile_file
 from bsweep.study.attempts import attempts
 from bsweep.train import steps, worker
 from bsweep.train.job import Job
-from tests.running import compose, write_text
+from tests.support.running import compose, write_text
 
 FP32 = ("precision=fp32", "channels_last=false")
 

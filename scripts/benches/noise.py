@@ -15,7 +15,7 @@ from bsweep.core.ranks import Place
 from bsweep.data.plan import Share
 from bsweep.train import noise_meter, steps
 from bsweep.train.job import Job
-from tests.running import compose
+from tests.support.running import compose
 
 SIZE = 64
 MOST = 0.02  # of a step

@@ -24,7 +24,7 @@ from bsweep.data import plan
 from bsweep.strategies import process_group
 from bsweep.train import steps
 from bsweep.train.job import Job
-from tests.running import meeting_at, meeting_port, tool, write_text
+from tests.support.running import meeting_at, meeting_port, tool, write_text
 
 TARGETS = {8: 1.15, 64: 1.05}  # against DDP, of the same precision and layout
 _GRID = "grid.pickle"

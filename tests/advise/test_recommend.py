@@ -1,0 +1,288 @@
+"""`bsweep recommend`: what it chooses on grids with known laws, and searches with real workers, broken off and not."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bsweep
+from bsweep.advise import recommend
+from bsweep.analysis.prediction import Prediction, fit, predict_from
+from bsweep.analysis.prediction.next_run import SHARE, Grid, Key, Next, Offer, first_run, next_run
+from bsweep.analysis.prediction.objectives import parse_objective
+from bsweep.analysis.prediction.selection import Observed, observed
+from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
+from bsweep.config import ConfigError, target_of
+from bsweep.core import energy
+from bsweep.runlog import Status
+from tests.support.running import Fork, compose, imported_first
+from tests.support.running import bsweep as command
+from tests.support.synthetic_targets import TARGET, Truth, write_target_run
+
+DRAWS, SEEDS = 600, 3
+
+
+@dataclass
+class Simulated:
+    """A grid of known laws, of which runs are looked up instead of trained."""
+
+    truth: Truth
+    folder: Path
+    seed: int
+    objective: str = "fastest"
+    spent: float = 0.0
+    used: dict[Key, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        cells = [(b, n, 1) for n in (1, 2, 4) for b in (16, 32, 64, 128, 256, 512, 1024, 2048)]
+        most = {cell: 8 * self.truth.steps(cell[0]) for cell in cells}
+        self.grid = Grid(dict.fromkeys(cells, SEEDS), most, {})
+        rng = np.random.default_rng([self.seed, 3])
+        self.timings = []
+        for batch, workers in ((b, n) for n in (1, 2, 4) for b in (16, 2048)):
+            seconds = self.truth.step_seconds(batch / workers, workers) * math.exp(0.02 * rng.standard_normal())
+            self.timings.append(Timing(Cell(batch / workers, workers), seconds))
+            self.spent += 10 * seconds * workers
+
+    def search(self) -> Prediction:
+        """As `bsweep.advise.search` does it, to the end of the budget."""
+        while True:
+            prediction, coming, left = self.look()
+            if coming.ends:
+                assert prediction is not None
+                return prediction
+            assert coming.offer is not None
+            self.run(coming.offer.cell, left)
+
+    def look(self) -> tuple[Prediction | None, Next, float]:
+        seen = self.seen()
+        prediction = None
+        step_time = fit_step_time([*(seen.timings() if seen else []), *self.timings], DRAWS)
+        if seen and seen.runs["reached"].eq(True).any():
+            fits = fit(seen, self.timings, DRAWS, from_one_batch=True)
+            prediction = predict_from(seen, fits, parse_objective(self.objective), self.grid.cells)
+        left = SHARE * self.grid.worker_seconds(step_time, prediction) - self.spent
+        of_workers = dict.fromkeys((1, 2, 4), left)
+        offers = [Offer(cell, self.grid.most_steps[cell]) for cell in self.grid.cells if self.used.get(cell, 0) < SEEDS]
+        if prediction is None:
+            return None, first_run(self.grid, offers, step_time, of_workers), left
+        return prediction, next_run(self.grid, offers, prediction, of_workers), left
+
+    def seen(self) -> Observed | None:
+        return observed(bsweep.load(self.folder), target_of(accuracy=TARGET)) if self.folder.exists() else None
+
+    def run(self, cell: Key, left: float) -> None:
+        batch, workers, _ = cell
+        number = self.used[cell] = self.used.get(cell, 0) + 1
+        status: Status
+        for most, status in ((math.inf, "completed"), (left / workers * batch, "interrupted")):
+            if status == "interrupted":
+                most /= self.truth.step_seconds(batch / workers, workers)
+            folder = write_target_run(
+                self.folder, self.truth, batch=batch, workers=workers, seed=number + 10 * self.seed,
+                most_examples=most, status=status,
+            )  # fmt: skip
+            seen = self.seen()
+            assert seen is not None
+            took = seen.runs.set_index("run_id")["trained_seconds"][folder.name] * workers
+            if took <= left or status == "interrupted":
+                break
+            shutil.rmtree(folder)
+        self.spent += min(took, left)
+
+
+def drawn(seed: int) -> Truth:
+    rng = np.random.default_rng([seed, 11])
+    critical, fixed, each, sync, more = rng.standard_normal(5)
+    step = 0.02 * 2**fixed
+    return Truth(
+        minimum_examples=800 * 200 * 3.0**critical, pass_seconds=step, example_seconds=step / 40 * 2**each,
+        sync_seconds=step / 2 * 2**sync, sync_worker_seconds=step / 10 * 2**more, overlap=10 ** rng.random(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [0, 3, 7])
+def test_a_cell_within_5_percent_of_the_best_is_found_for_5_percent_of_the_cost(seed: int, tmp_path: Path) -> None:
+    search = Simulated(drawn(seed), tmp_path / "s", seed)
+    best = search.search().recommended
+    seconds = {cell: search.truth.seconds(*cell[:2]) for cell in search.grid.cells}
+    cost = sum(SEEDS * taken * cell[1] for cell, taken in seconds.items())
+    assert seconds[int(best["global_batch"]), int(best["num_workers"]), 1] <= 1.05 * min(seconds.values())
+    assert search.spent <= 1.15 * SHARE * cost, "5 % of the cost as it is predicted"
+
+
+def test_with_a_deadline_the_cheapest_cell_in_time_is_found(tmp_path: Path) -> None:
+    truth = Truth()
+    grid = Simulated(truth, tmp_path, 0).grid.cells
+    deadline = 2 * min(truth.seconds(batch, workers) for batch, workers, _ in grid)
+    search = Simulated(truth, tmp_path / "s", 0, f"deadline={deadline:.0f}s")
+    prediction = search.search()
+    best = prediction.recommended
+    batch, workers = int(best["global_batch"]), int(best["num_workers"])
+    costs = {(b, n): n * seconds for b, n, _ in grid if (seconds := truth.seconds(b, n)) <= 0.9 * deadline}
+    assert costs[batch, workers] <= 1.2 * min(costs.values()), "and in time"
+    assert prediction.choice.probability_in_time is not None and prediction.choice.probability_in_time >= 0.9
+
+
+def test_the_search_begins_with_a_cheap_run_and_ends_where_the_budget_does(tmp_path: Path) -> None:
+    search = Simulated(Truth(), tmp_path / "s", 0)
+    _, first, _ = search.look()
+    assert first.offer is not None and first.offer.cell[1] == 1 and 32 <= first.offer.cell[0] <= 512
+    step_time = fit_step_time(search.timings, DRAWS)
+    begun = Offer((16, 4, 1), 9e4, done_steps=50.0)
+    goes_on = first_run(search.grid, [first.offer, begun], step_time, dict.fromkeys((1, 2, 4), 1e4))
+    assert goes_on.offer == begun, "what is under way"
+    assert first_run(search.grid, [begun], step_time, dict.fromkeys((1, 2, 4), -1.0)).ends == "budget"
+    assert first_run(search.grid, [], step_time, dict.fromkeys((1, 2, 4), 1e4)).ends == "runs"
+    search.run((64, 1, 1), math.inf)
+    prediction, _, _ = search.look()
+    assert prediction is not None
+    offers = [Offer(cell, search.grid.most_steps[cell]) for cell in search.grid.cells]
+    poor = next_run(search.grid, offers, prediction, dict.fromkeys((1, 2, 4), 1.0))
+    assert poor.ends == "budget" and poor.offer is not None and poor.worker_seconds > 1 and poor.gain > 0
+    rich = next_run(search.grid, offers, prediction, dict.fromkeys((1, 2, 4), 1e6))
+    assert rich.offer == poor.offer and not rich.ends
+    half = [Offer(cell, search.grid.most_steps[cell], 0.9 * search.truth.steps(cell[0])) for cell in search.grid.cells]
+    cheaper = next_run(search.grid, half, prediction, dict.fromkeys((1, 2, 4), 1e6))
+    assert cheaper.worker_seconds < 0.5 * rich.worker_seconds, "the rest of a run alone"
+
+
+TINY = (
+    "local_batch=16,64", "model=tiny_cnn", "precision=fp32", "channels_last=false", "epochs=60",
+    "optimizer.lr=0.05", "optimizer.lr_rule=linear", "optimizer.reference_batch=32", "evaluate_every_examples=700",
+    "launch.threads_per_worker=1", "study=s",
+)  # fmt: skip
+REAL = ("recommend", *TINY, "num_workers=1,2", "strategy=ddp", "--target-accuracy", "0.6", "--budget", "20m", "--json")
+
+
+def begun(cwd: Path) -> list[Path]:
+    """Runs whose workers train."""
+    found = (cwd / "results/s").glob("*/metrics.jsonl")
+    return [path.parent for path in found if '"type": "evaluation"' in path.read_text()]
+
+
+def test_a_search_that_is_interrupted_goes_on_where_it_was_and_leaves_an_ordinary_study(tmp_path: Path) -> None:
+    with (tmp_path / "said").open("w") as said:
+        process = Fork("bsweep", *REAL, cwd=tmp_path, stdout=said, stderr=said, has_forks=True)
+        try:
+            while not begun(tmp_path) and process.poll() is None:
+                time.sleep(0.02)
+            (interrupted,) = begun(tmp_path)
+            time.sleep(0.2)
+            os.kill(process.pid, signal.SIGINT)
+            assert process.wait(60) == 130, (tmp_path / "said").read_text()
+        finally:
+            process.kill()
+    first = (tmp_path / "said").read_text()
+    assert first.count("timing a few steps of") == 4 and "next: global batch" in first
+    second = command(*REAL, cwd=tmp_path)
+    assert second.returncode == 0, second.stderr
+    assert "timing" not in second.stderr, "that is on record"
+    assert interrupted.name in second.stderr
+    told = json.loads(second.stdout)
+    assert told["runs"][0] == interrupted.name and len(set(told["runs"])) == len(told["runs"])
+    assert told["ended"] in ("sure", "gain", "runs") and told["spent"]["seconds"] < 1200
+    assert told["prediction"]["recommendation"]["num_reached"] >= 0
+    study = bsweep.load(tmp_path / "results/s")
+    assert set(study.runs["run_id"]) == set(told["runs"]) and (study.runs["status"] == "completed").all()
+    assert study.runs["reached"].any()
+    status = command("status", "results/s", cwd=tmp_path)
+    assert f"{len(told['runs'])} points: {len(told['runs'])} completed" in status.stdout, "and no others"
+    assert "nothing is left to do" in command("resume", "results/s", cwd=tmp_path).stdout
+    third = command(*REAL, cwd=tmp_path)
+    assert third.returncode == 0 and "next:" not in third.stderr, "there is nothing to go on with"
+    kept = [json.loads(line)["arguments"] for line in (tmp_path / "results/s/commands.jsonl").open()]
+    again = command("run", *kept[0], cwd=tmp_path)
+    assert again.returncode == 0 and "completed already" in again.stderr, "a run that ended at its target is over"
+
+
+def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> None:
+    """One is out of memory as its steps are timed, the other one later: in a run, which is the first."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time, torch\n"
+        "import bsweep.train.steps as steps\n"
+        "plain = steps.train_step\n"
+        "def scarce(job, *a, **k):\n"
+        "    time.sleep(0.003)\n"  # so that few large steps take less than many
+        "    if job.config.local_batch == 80 or job.config.local_batch == 64 and job.config.epochs > 1:\n"
+        "        raise torch.OutOfMemoryError('no room')\n"
+        "    return plain(job, *a, **k)\n"
+        "steps.train_step = scarce\n"
+    )
+    grid = (*TINY[1:], "local_batch=16,64,80", "num_workers=1,2", "strategy=allreduce")
+    wanted = ("--target-accuracy", "0.2", "--budget", "20m", "--objective", "deadline=1h,workers<=1", "--json")
+    result = command("recommend", *grid, *wanted, cwd=tmp_path, env=imported_first(tmp_path))
+    assert result.returncode == 0, result.stderr
+    for batch in (64, 80):
+        said = rf"global batch {batch} on 1 worker: .*OutOfMemoryError: no room; it and larger passes .* are left out"
+        assert re.search(said, result.stderr), result.stderr
+    assert "2 workers" not in result.stderr
+    told = json.loads(result.stdout)
+    best = told["prediction"]["recommendation"]
+    assert (best["global_batch"], best["num_workers"]) == (16, 1) and best["probability_in_time"] > 0.9
+    statuses = bsweep.load(tmp_path / "results/s").runs.set_index("local_batch")["status"]
+    assert statuses[64] == "out_of_memory" and statuses[16] == "completed"
+
+
+def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_seen(tmp_path: Path) -> None:
+    inline = ("launch=inline", "strategy=single", "num_workers=1")
+    never = ("recommend", *TINY, *inline, "--target-accuracy", "0.999")
+    result = command(*never, "--budget", "0.001s", cwd=tmp_path)
+    assert result.returncode == 2 and "shorter than timing the steps" in result.stderr and "--budget" in result.stderr
+    result = command(*never, "--budget", "6s", "epochs=100000", cwd=tmp_path)
+    assert result.returncode == 1, result.stderr
+    assert "No recommendation: no run reached a test accuracy of 0.999. The best seen is 0." in result.stdout
+    assert "broken off" in result.stderr and "Ended: what is left of the budget" in result.stdout
+    assert "More would run" in result.stdout and "the same command with --budget" in result.stdout
+    result = command(*never, "--budget", "20m", "epochs=2", "study=short", cwd=tmp_path)
+    assert result.returncode == 1 and "No recommendation: no run reached" in result.stdout, result.stderr
+    assert "no point of the grid is left to run" in result.stdout, "larger batches need more examples, not fewer"
+    assert "2.000 epochs. Choose a target that runs reach, or train longer." in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["local_batch=32", "--target-accuracy", "0.9"], "a grid of one cell"),
+        (["local_batch=8,16", "optimizer.lr=0.1,0.2", "--target-accuracy", "0.9"], "the points differ in optimizer.lr"),
+        (
+            ["local_batch=8,16", "strategy=local_sgd", "num_workers=2", "--target-accuracy", "0.9"],
+            "every step together",
+        ),
+        (["local_batch=8,16", "checkpoint_every=null", "--target-accuracy", "90"], "Is 0.9 meant?"),
+        (["local_batch=8,16", "--target-accuracy", "0.9", "--budget", "soon"], "no time"),
+        (
+            ["local_batch=8,16", "num_workers=2,4", "--target-accuracy", "0.9", "--objective", "workers<=1"],
+            "no point of the grid has so few workers",
+        ),
+        (["local_batch=8,16", "--target-accuracy", "0.9", "--objective", "money"], "give --price-per-worker-hour"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_with_the_remedy(arguments: list[str], says: str, tmp_path: Path) -> None:
+    result = command("recommend", *arguments, "model=tiny_cnn", cwd=tmp_path)
+    assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr, result.stderr
+    assert not (tmp_path / "results").exists(), "nothing was started"
+
+
+def test_joules_that_nobody_counts_are_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(energy, "_POWERCAP", tmp_path)
+    configs = [compose(f"local_batch={batch}", "model=tiny_cnn", "device=cpu") for batch in (8, 16)]
+    with pytest.raises(ConfigError, match="do not say what they use"):
+        recommend._cells(configs, parse_objective("joules"))
+    package = tmp_path / "intel-rapl:0"
+    package.mkdir()
+    for name in ("energy_uj", "max_energy_range_uj"):
+        (package / name).write_text("1000")
+    assert len(recommend._cells(configs, parse_objective("joules"))) == 2

@@ -1,0 +1,369 @@
+"""How much uneven workers compute: the study's own numbers, what the policies promise, and what a person gets wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bsweep import allocation
+from bsweep.allocation import ProbedBatch, ProbedWorker, devices, fill_in
+from bsweep.config import ConfigError, RunConfig, conf_dir, read, save
+from bsweep.study.attempts import attempts
+from tests.support.running import TINY, bsweep, compose
+
+NODES = ("4 RTX 2080 Ti", "3 RTX 2080 Ti + TITAN RTX", "4 A30", "2 RTX 3090 + 2 V100")
+FLOPS = (113.8e12, 117.85e12, 165e12, 133.5e12)
+DEVICES = f"allocation.devices={json.dumps(NODES)}"
+POINT = ("local_batch=4", "num_workers=4", "strategy=diloco", "model=tiny_cnn", "study=s")
+POLICIES = sorted(path.stem for path in (conf_dir() / "allocation").glob("*.yaml"))
+
+
+def worker(
+    seconds_per_example: float, largest: int = 64, fixed: float = 0.01, device: str = "cpu", **changes: Any
+) -> ProbedWorker:
+    """One whose step takes a fixed time and a time for each example, as all do to a first approximation."""
+    batches = tuple(
+        ProbedBatch(batch, fixed + seconds_per_example * batch)
+        for batch in (1, 2, 4, 8, 16, 32, 64)
+        if batch <= largest
+    )
+    values = {"peak_flops": 1e9 / seconds_per_example, "memory_bytes": None, "stopped_by": "out_of_memory", **changes}
+    return ProbedWorker("h", device, "fp32", batches=batches, largest_batch=largest, **values)
+
+
+def write_probe(config: RunConfig, workers: list[ProbedWorker], changes: dict[str, Any] | None = None) -> None:
+    path = allocation.probe_path(config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    probe = {
+        "schema": 1,
+        "probed": allocation.probed_of(config),
+        "workers": [asdict(one) for one in workers],
+        "exchange_seconds": 0.5,
+    }
+    path.write_text(json.dumps({**probe, **(changes or {})}))
+
+
+def resolved(
+    tmp_path: Path, workers: list[ProbedWorker] | None, *overrides: str, probe: dict[str, Any] | None = None
+) -> RunConfig:
+    config = compose(*POINT, f"results_dir={tmp_path}", f"num_workers={len(workers or FLOPS)}", *overrides)
+    if workers:
+        write_probe(config, workers, probe)
+    return fill_in(config)
+
+
+def test_the_studys_devices_and_methods_a_and_c() -> None:
+    assert [allocation.device(node).flops for node in NODES] == pytest.approx(FLOPS)
+    assert [allocation.device(node).memory_bytes / 1e9 for node in NODES] == [11, 11, 24, 24]
+    assert allocation.batch_by_flops(FLOPS, 4) == (4, 4, 6, 5)
+    assert allocation.steps_by_flops(FLOPS, 100) == (100, 104, 145, 117)
+
+
+def test_steps_by_the_studys_real_speeds() -> None:
+    """Its idle times imply these speeds (`notes` on its table 3); fitted to them, a round has next to no idle time."""
+    seconds = [30.5 / 100 / speed for speed in (1.04, 1.0, 1.92, 1.19)]
+    steps = allocation.by_seconds(seconds, 100)
+    assert steps == (104, 100, 192, 119)
+    assert max(30.5 - n * t for n, t in zip(steps, seconds, strict=True)) < max(seconds)
+
+
+def test_by_seconds_nobody_takes_longer_than_the_slowest() -> None:
+    for every in (1, 7, 100):
+        seconds = [0.13, 0.2, 0.017, 0.2, 0.199]
+        steps = allocation.by_seconds(seconds, every)
+        assert min(steps) == every
+        idle = [every * 0.2 - n * t for n, t in zip(steps, seconds, strict=True)]
+        assert all(-1e-9 < rest < t + 1e-9 for rest, t in zip(idle, seconds, strict=True))
+
+
+def test_drift_is_of_shares() -> None:
+    assert not allocation.drifted([1, 2], [2, 4], 0.01)  # all slower alike
+    assert not allocation.drifted([1, 1], [1, 1.05], 0.1)
+    assert allocation.drifted([1, 1], [1, 2], 0.1)
+
+
+@pytest.mark.parametrize("total", [4, 5, 19, 20, 1000])
+def test_shares_sum_up_and_leave_nobody_without(total: int) -> None:
+    for weights in (FLOPS, (1, 1, 1, 1), (1000, 1, 1, 1), (1, 2, 3, 4)):
+        parts = allocation.shares(total, weights)
+        assert sum(parts) == total and min(parts) >= 1
+        assert [parts[i] for i in sorted(range(4), key=lambda i: weights[i])] == sorted(parts)
+
+
+def test_least_steps_keep_an_exchange_small() -> None:
+    for exchange, step, share in ((7.2, 0.3, 0.1), (0.5, 0.03, 0.5), (1e-6, 1.0, 0.1)):
+        every = allocation.least_steps(exchange, step, share)
+        assert exchange / (exchange + every * step) <= share + 1e-9
+        assert every == 1 or exchange / (exchange + (every - 1) * step) > share
+
+
+def test_a_knee_keeps_the_throughput() -> None:
+    one = worker(0.001)
+    assert allocation.knee_batch(one, 1, 0.9) == 64  # 0.01 s of each step are fixed
+    assert allocation.knee_batch(one, 1, 0.5) == 8  # 8 / 0.018 of 64 / 0.074
+    assert allocation.knee_batch(one, 32, 0.5) == 32
+
+
+def test_seconds_between_probed_batches_lie_on_lines() -> None:
+    assert worker(0.001).step_seconds(48) == pytest.approx(0.058)
+    assert worker(0.001, largest=1).step_seconds(1) == pytest.approx(0.011)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA GeForce RTX 2080 Ti", "RTX 2080 Ti"),
+        ("NVIDIA TITAN RTX", "TITAN RTX"),
+        ("Tesla V100-SXM2-32GB", "V100"),
+        ("Tesla V100-PCIE-16GB", "V100 PCIe 16GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("4x a30", "A30"),
+        ("2080 Ti", "RTX 2080 Ti"),
+    ],
+)
+def test_torchs_names_are_known(name: str, key: str) -> None:
+    assert allocation.device(name) == allocation.device(key)
+
+
+def test_names_are_unambiguous_and_every_device_has_its_source() -> None:
+    table = yaml.safe_load((conf_dir() / "devices.yaml").read_text())
+    names = [devices.plain(alias) for name, entry in table.items() for alias in (name, *entry.get("names", ()))]
+    assert len(names) == len(set(names))
+    for entry in table.values():
+        assert entry["tflops"] > 0 and entry["memory_gb"] > 0 and entry["source"]
+    for other in ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA A100X", "NVIDIA RTX 6000 Ada Generation"):
+        with pytest.raises(ConfigError):
+            allocation.device(other)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_composes_and_resolves(name: str, tmp_path: Path) -> None:
+    config = resolved(tmp_path, [worker(0.001), worker(0.002, largest=32)], f"allocation={name}")
+    assert read_back(config, tmp_path) == config
+    assert fill_in(config) == config, "what is resolved stays as it is"
+    batches, steps = {
+        "uniform": ((4, 4), (100, 100)),
+        "batch_by_flops": ((8, 4), (100, 100)),
+        "batch_by_memory": ((64, 32), (100, 100)),
+        "steps_by_flops": ((4, 4), (200, 100)),
+        "steps_by_speed": ((4, 4), (128, 100)),  # 0.018 s against 0.014
+        "by_speed": ((4, 4), (128, 100)),
+        "hybrid": ((64, 32), (24, 24)),  # a round of 100 x 0.018 s, at 0.074 s a step
+        "network_aware": ((4, 4), (321, 250)),  # 250 x 0.018 s = 9 x 0.5 s
+    }[name]
+    assert (config.local_batches, config.local_steps) == (batches, steps)
+    assert (config.allocation.local_batches is None) == (batches == (4, 4))
+    assert (config.allocation.local_steps is None) == (name in ("uniform", "batch_by_flops", "batch_by_memory"))
+
+
+def read_back(config: RunConfig, tmp_path: Path) -> RunConfig:
+    save(config, tmp_path / "config.yaml")
+    return read(tmp_path / "config.yaml")
+
+
+def test_hybrid_fits_the_steps_to_its_batches(tmp_path: Path) -> None:
+    workers = [worker(0.001), worker(0.004, largest=16)]
+    config = resolved(tmp_path, workers, "allocation=hybrid", "allocation.knee=0.6")
+    assert config.local_batches == (16, 4)  # most of the second one's time is the examples'
+    assert config.local_steps == (100, 100)
+    given = resolved(tmp_path, workers, "allocation=hybrid", "allocation.local_batches=[8,8]")
+    assert given.local_batches == (8, 8) and given.local_steps == (144, 62)  # 100 x 0.026 s, at 0.042 s a step
+
+
+def test_network_aware_chooses_the_rounds_length(tmp_path: Path) -> None:
+    config = resolved(tmp_path, [worker(0.001)] * 2, "allocation=network_aware", probe={"exchange_seconds": 0.001})
+    assert config.local_steps == (1, 1) and getattr(config.strategy, "sync_every", None) == 1
+
+
+def test_a_global_batch_is_shared_exactly(tmp_path: Path) -> None:
+    batch = ("local_batch=null", "global_batch=19", "allocation=batch_by_flops", DEVICES)
+    config = resolved(tmp_path, None, *batch)
+    assert config.allocation.local_batches == (4, 4, 6, 5) and config.examples_per_step == 19
+    twice = resolved(tmp_path, None, *batch, "global_batch=38", "accumulation_steps=2")
+    assert twice.allocation.local_batches == (4, 4, 6, 5) and twice.examples_per_step == 38
+    memory = ("local_batch=null", "global_batch=24", "allocation=batch_by_memory")
+    assert resolved(tmp_path, [worker(1), worker(1, largest=16)], *memory).local_batches == (19, 5)
+    for largest in (64, 8):  # an even share of 12 need not fit
+        workers = [worker(0.001), worker(1, largest=largest)]
+        assert resolved(tmp_path, workers, *memory[:2], "allocation=hybrid").examples_per_step == 24
+
+
+def test_a_probe_that_ended_before_memory_did_is_doubtful(tmp_path: Path) -> None:
+    workers = [worker(1), worker(2, largest=16, stopped_by="seconds")]
+    (doubt,) = allocation.doubts(resolved(tmp_path, workers, "allocation=batch_by_memory"))
+    assert "local batch 16 of worker 1" in doubt and "had time for" in doubt
+    smaller = ("allocation=batch_by_memory", "allocation.local_batches=[8,8]")
+    assert not allocation.doubts(resolved(tmp_path, workers, *smaller))
+    assert not allocation.doubts(
+        resolved(tmp_path, None, "allocation=batch_by_memory", "allocation.local_batches=[1,2,3,4]")
+    )
+
+
+def test_a_round_longer_than_an_epoch_is_a_warning(tmp_path: Path) -> None:
+    point = ("strategy=diloco", *TINY, "model=tiny_cnn", "local_batch=8", "num_workers=2", f"results_dir={tmp_path}")
+    (warning,) = attempts.check(compose(*point, "strategy.sync_every=6"))
+    assert "a round of 96 examples is longer than an epoch of 90" in warning and "[6, 6]" in warning
+    assert not attempts.check(compose(*point, "strategy.sync_every=5"))
+
+
+def test_given_lists_win_and_need_no_probe(tmp_path: Path) -> None:
+    a = resolved(tmp_path, None, "allocation=batch_by_memory", "allocation.local_batches=[1,2,3,4]")
+    assert a.local_batches == (1, 2, 3, 4)
+    b = resolved(tmp_path, None, "allocation=steps_by_speed", "allocation.local_steps=[1,2,3,4]")
+    assert b.local_steps == (1, 2, 3, 4)
+
+
+def test_the_run_id_follows_the_lists_and_not_where_they_came_from(tmp_path: Path) -> None:
+    policy = ("allocation=steps_by_flops",)
+    nominal = resolved(tmp_path, None, *policy, DEVICES)
+    given = resolved(tmp_path, None, *policy, "allocation.local_steps=[100,104,145,117]")
+    other = resolved(tmp_path, None, *policy, "allocation.local_steps=[100,104,145,118]")
+    assert nominal.run_id == given.run_id != other.run_id
+
+
+def test_flops_are_nominal_for_all_workers_or_measured_for_all(tmp_path: Path) -> None:
+    names = ("NVIDIA A30", "Tesla T4")
+    nominal = resolved(tmp_path, [worker(0.001, device=name) for name in names], "allocation=steps_by_flops")
+    assert nominal.local_steps == (round(100 * 165 / 65), 100)
+    mixed = [
+        worker(0.001, device="NVIDIA A30", peak_flops=3e12),
+        worker(0.001, device="GPU of tomorrow", peak_flops=1e12),
+    ]
+    assert resolved(tmp_path, mixed, "allocation=steps_by_flops").local_steps == (300, 100)
+
+
+WORKERS = [worker(0.001), worker(0.002, largest=8)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes", "expected"),
+    [
+        (("allocation=batch_by_memory",), {"schema": 99}, ["schema 99", "update bsweep"]),
+        (("allocation=batch_by_memory",), {"workers": 3}, ["no probe of this version", "bsweep probe"]),
+        (("allocation=batch_by_memory",), {"workers": []}, ["0 workers", "num_workers=2"]),
+        (("allocation=steps_by_speed", "local_batch=9"), {}, ["local batch 9", "worker 1", "fits 8 at most"]),
+        (("allocation=hybrid", "local_batch=9"), {}, ["local batch 9", "worker 1"]),
+        (("allocation=hybrid", "allocation.local_batches=[8,9]"), {}, ["local batch 9", "worker 1"]),
+        (("allocation=network_aware", "local_batch=9"), {}, ["local batch 9", "worker 1"]),
+        (
+            ("allocation=batch_by_memory", "local_batch=null", "global_batch=100"),
+            {},
+            ["worker 1", "fits 8", "accumulation_steps"],
+        ),
+        (("allocation=batch_by_flops", "allocation.devices=[A30]"), {}, ["names 1 devices", "num_workers=2"]),
+        (
+            ("allocation=batch_by_flops", "allocation.devices=[A30,RTX 309]"),
+            {},
+            ["'RTX 309'", "Did you mean 'RTX 3090'?"],
+        ),
+        (("allocation=batch_by_flops", "allocation.devices=[A30,Vega]"), {}, ["'Vega'", "Known:", "bsweep probe"]),
+        (
+            ("allocation=batch_by_memory", "model=resnet18"),
+            {"workers": [asdict(worker(1, largest=1))] * 2},
+            ["BatchNorm"],
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    tmp_path: Path, overrides: tuple[str, ...], changes: dict[str, Any], expected: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(tmp_path, WORKERS, *overrides, probe=changes)
+    for words in expected:
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "uniform"])
+def test_a_missing_probe_is_named_with_its_remedy(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(tmp_path, None, f"allocation={name}")
+    message = str(caught.value)
+    assert str(tmp_path / "s/probe.json") in message and "run `bsweep probe` with the same overrides first" in message
+    assert ("allocation.devices" in message) == name.endswith("flops")
+    with pytest.raises(ConfigError, match=r"elsewhere\.json"):
+        resolved(tmp_path, None, f"allocation={name}", "allocation.probe=elsewhere.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("num_workers=3", "num_workers"),
+        ("model.width=5", "model.width"),
+        ("data.side=16", "data.side"),
+        ("precision=fp64", "precision"),
+        ("accumulation_steps=2", "accumulation_steps"),
+        ("launch.hosts='a:1,b:1'", "launch.hosts"),
+    ],
+)
+def test_a_probe_of_something_else_is_refused(change: str, key: str, tmp_path: Path) -> None:
+    point = (*POINT, f"results_dir={tmp_path}", "num_workers=2", "allocation=steps_by_speed")
+    write_probe(compose(*point), WORKERS)
+    assert fill_in(compose(*point, "data.subset=100", "seed=3", "compression=fp16"))
+    with pytest.raises(ConfigError) as caught:
+        fill_in(compose(*point, change))
+    assert f"{key}=" in str(caught.value) and "run `bsweep probe`" in str(caught.value)
+
+
+def test_the_exchange_matters_to_network_aware_alone(tmp_path: Path) -> None:
+    point = (*POINT, f"results_dir={tmp_path}", "num_workers=2", "allocation=network_aware")
+    write_probe(compose(*point), WORKERS)
+    with pytest.raises(ConfigError, match=r"compression\.name"):
+        fill_in(compose(*point, "compression=fp16"))
+
+
+HOROVOD = ("strategy.algorithm=horovod", "launch=horovodrun")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("allocation.local_batches=[4,4]",), ["allocation.local_batches=[4, 4]", "num_workers=4"]),
+        (("allocation.local_steps=[4,4]",), ["allocation.local_steps=[4, 4]", "num_workers=4"]),
+        (("allocation.local_batches=[4,0,4,4]",), ["local_batches.1=0"]),
+        (("strategy=allreduce", "allocation.local_steps=[1,1,1,1]"), ["local_steps", "strategy=allreduce", "diloco"]),
+        (("strategy=local_sgd", "allocation=steps_by_flops"), ["allocation=steps_by_flops", "strategy=local_sgd"]),
+        (
+            ("strategy=allreduce", "allocation=hybrid", "allocation.adapt_every=3"),
+            ["allocation=hybrid", "strategy=allreduce", "every step is a synchronisation"],
+        ),
+        (
+            ("local_batch=null", "global_batch=20", "allocation.local_batches=[4,4,4,4]"),
+            ["sum to 16", "global_batch=20", "global_batch=16"],
+        ),
+        (("local_batch=null", "global_batch=18"), ["global_batch=18", "multiple of 4"]),
+        (
+            ("local_batch=null", "global_batch=9", "accumulation_steps=2", "allocation=batch_by_memory"),
+            ["global_batch=9", "multiple of 2"],
+        ),
+        (("local_batch=null", "global_batch=3", "allocation=batch_by_memory"), ["global_batch=3", "too small"]),
+        (("strategy.weights=[0.5,0.5]",), ["strategy.weights", "num_workers=4"]),
+        (("strategy.weights=[0.5,0.5,0.1,0.1]",), ["sum to 1.2", "sum to 1."]),
+        ((*HOROVOD, "strategy.on_loss=continue"), ["strategy.on_loss=continue", "horovod"]),
+        (("strategy.algorithm=horovod",), ["launch=torchrun", "launch=horovodrun strategy.algorithm=horovod"]),
+        (("launch=horovodrun",), ["strategy.algorithm=native", "launch=torchrun"]),
+        (("model=resnet18", "allocation.local_batches=[4,4,1,4]"), ["[4, 4, 1, 4]", "BatchNorm"]),
+        (("launch.memory_limit_mb=[64]",), ["launch.memory_limit_mb=[64.0]", "num_workers=4"]),
+    ],
+)
+def test_contradictions_are_named(overrides: tuple[str, ...], expected: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(*POINT, *overrides)
+    for words in expected:
+        assert words in str(caught.value)
+
+
+def test_weights_may_miss_1_by_their_rounding() -> None:
+    assert compose(*POINT, "strategy.weights=[0.3333333,0.3333333,0.3333334,0]")
+    assert compose(*POINT, *HOROVOD)
+
+
+def test_a_run_without_its_probe_exits_with_2_and_starts_nothing(tmp_path: Path) -> None:
+    result = bsweep("run", *POINT, *TINY, "allocation=steps_by_speed", cwd=tmp_path)
+    assert result.returncode == 2 and "results/s/probe.json" in result.stderr and "`bsweep probe`" in result.stderr
+    assert "Traceback" not in result.stderr and not list(tmp_path.rglob("config.yaml"))

@@ -1,0 +1,835 @@
+"""Tables of synthetic studies with known answers, and of the published numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pandas.testing import assert_frame_equal
+from scipy import stats
+
+import bsweep
+from bsweep import analysis, report
+from bsweep.analysis.columns import EPOCHS, RUNS, names
+from bsweep.analysis.derived import placement
+from bsweep.analysis.sharding import largest_share
+from bsweep.analysis.statistics import differ_by_chance
+from bsweep.runlog import RunPaths
+from tests.support.synthetic_study import (
+    META,
+    diloco,
+    server,
+    server_step_seconds,
+    train_seconds,
+    write_run,
+    write_study,
+)
+
+MEASURED = Path(__file__).parents[2] / "results" / "measured"
+
+
+RUN_COLUMNS, EPOCH_COLUMNS = names(RUNS, "promised"), names(EPOCHS, "promised")
+
+
+def one_series(table: pd.DataFrame) -> pd.DataFrame:
+    """A table of a single series, indexed by the local batch alone."""
+    return table.reset_index(analysis.levels(table)[:-1])
+
+
+def test_runs_and_epochs_have_the_promised_columns_and_values(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "paper", local_batches=(8, 64), num_workers=(2,)))
+    assert study.name == "paper"
+    assert study.warnings == ()
+    assert list(study.runs.columns[: len(RUN_COLUMNS)]) == RUN_COLUMNS
+    assert list(study.epochs.columns[: len(EPOCH_COLUMNS)]) == EPOCH_COLUMNS
+    run = study.runs.iloc[1]
+    assert (run["local_batch"], run["global_batch"], run["epochs"], run["status"]) == (64, 128, 3, "completed")
+    assert (run["model"], run["stem"], run["data"]) == ("resnet18", "imagenet", "imagefolder")
+    assert (run["lr"], run["lr_rule"], run["hardware"]) == (0.1, "per_worker", "Test CPU, 2 cores")
+    assert run["train_seconds"] == pytest.approx(train_seconds(64, 2))
+    assert len(study.epochs) == 6
+    assert study.epochs["epoch"].tolist() == [1, 2, 3] * 2
+    assert study.provenance["versions.torch"].unique().tolist() == ["2.13.0"]
+
+
+def test_null_metrics_are_missing_and_not_zero(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8, status="diverged", num_epochs_done=2)
+    study = bsweep.load(tmp_path / "s")
+    assert np.isnan(study.runs["train_loss"].iloc[0])
+    assert study.epochs["test_loss"].isna().tolist() == [False, True]
+    assert study.epochs["wait_seconds"].isna().all()
+
+
+def test_unfinished_runs_are_filled_from_start_record_or_config(tmp_path: Path) -> None:
+    started = write_run(tmp_path / "s", local_batch=8, num_workers=2, status=None, num_epochs_done=1)
+    waiting = write_run(tmp_path / "s", local_batch=16, num_workers=2, status=None)
+    RunPaths(waiting).metrics.unlink()
+    study = bsweep.load(tmp_path / "s")
+    assert study.runs["status"].tolist() == ["unfinished"] * 2
+    assert "unfinished" in study.warnings[0]
+    runs = study.runs.set_index("run_id").T
+    seen = runs[started.name]
+    assert (seen["local_batch"], seen["global_batch"], seen["epochs"]) == (8, 16, 1)
+    planned = runs[waiting.name]
+    assert (planned["local_batch"], planned["global_batch"], planned["planned_epochs"]) == (16, 32, 3)
+    assert np.isnan(planned["train_seconds"])
+    assert planned["lr_rule"] == "per_worker"
+
+
+def test_a_run_that_failed_before_its_start_joins_the_curve_of_the_others(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
+    failed = write_run(tmp_path / "s", local_batch=32, status="failed", num_epochs_done=0, message="no luck")
+    RunPaths(failed).metrics.unlink()
+    study = bsweep.load(tmp_path / "s")
+    cells = analysis.cells(study.runs)
+    assert analysis.levels(cells) == ["variant", "num_workers", "local_batch"]
+    assert cells["n"].tolist() == [1, 1, 0]
+    assert cells["other_statuses"].tolist() == ["", "", "failed"]
+    assert analysis.failures(study.runs)[["status", "message"]].values.tolist() == [["failed", "no luck"]]
+
+
+def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "s", local_batch=8, events=("cores are shared",))
+    with RunPaths(folder).metrics.open("a") as file:
+        file.write('{"schema": 1, "type": "ep')
+    study = bsweep.load(tmp_path / "s")
+    assert len(study.epochs) == 3
+    assert [warning.split(": ", 1)[1] for warning in study.warnings] == [
+        "metrics.jsonl: left out a torn last line of 25 bytes.",
+        "cores are shared",
+    ]
+
+
+def test_a_repeated_epoch_stands_for_the_earlier_one(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "s", local_batch=8, status=None)
+    path = RunPaths(folder).metrics
+    lines = path.read_text().splitlines()
+    again = json.loads(lines[2]) | {"train_seconds": 1.0}
+    path.write_text("\n".join([*lines, json.dumps(again)]) + "\n")
+    epochs = bsweep.load(tmp_path / "s").epochs
+    assert epochs["epoch"].tolist() == [1, 2]
+    assert epochs["train_seconds"].iloc[1] == 1.0
+
+
+def test_stray_files_and_hidden_folders_are_no_runs(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8)
+    write_run(tmp_path / "s" / ".previous", local_batch=8)
+    (tmp_path / "s" / "multirun.yaml").write_text("a: 1")
+    (tmp_path / "s" / "report").mkdir()
+    assert len(bsweep.load(tmp_path / "s").runs) == 1
+
+
+def test_a_missing_or_wrong_folder_says_what_to_give(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "paper", local_batch=8)
+    with pytest.raises(FileNotFoundError, match=r"no such study folder. Did you mean 'paper'\?"):
+        bsweep.load(tmp_path / "papr")
+    with pytest.raises(ValueError, match="no runs here"):
+        bsweep.load(tmp_path)
+    with pytest.raises(ValueError, match="this is one run of a study"):
+        bsweep.load(folder)
+
+
+def test_a_newer_schema_and_a_damaged_line_are_errors(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "s", local_batch=8)
+    path = RunPaths(folder).metrics
+    whole = path.read_text()
+    path.write_text(whole.replace('"schema": 1', '"schema": 2'))
+    with pytest.raises(ValueError, match="record schema 2, this bsweep reads up to 1"):
+        bsweep.load(tmp_path / "s")
+    path.write_text(whole.replace('{"schema": 1', "oops", 1))
+    with pytest.raises(ValueError, match=r"none of its 1 runs can be read: .*metrics.jsonl:1: damaged record"):
+        bsweep.load(tmp_path / "s")
+
+
+def test_the_csv_of_a_report_load_as_the_same_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "_write_figures", lambda *_: {})
+    write_study(tmp_path / "s", local_batches=(8, 16, 32), num_workers=(1, 2), seeds=2)
+    write_run(tmp_path / "s", local_batch=64, status="failed", message="two\nlines", num_epochs_done=0)
+    raw, copy = bsweep.load(tmp_path / "s"), bsweep.load(report.write(tmp_path / "s").parent)
+    for ours, theirs in ((raw.runs[RUN_COLUMNS], copy.runs[RUN_COLUMNS]), (raw.epochs, copy.epochs)):
+        assert_frame_equal(ours, theirs, check_dtype=False)
+    assert_frame_equal(analysis.cells(raw.runs), analysis.cells(copy.runs), check_dtype=False)
+    assert copy.warnings == raw.warnings
+    assert analysis.comparable(copy)
+
+
+def test_intervals_over_seeds_are_students(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=4))
+    seconds = [train_seconds(16, 1, seed=seed) for seed in range(4)]
+    low, high = stats.t.interval(0.95, df=3, loc=np.mean(seconds), scale=stats.sem(seconds))
+    cell = one_series(analysis.cells(study.runs)).loc[16]
+    assert cell["n"] == 4
+    assert cell["train_seconds"] == pytest.approx(np.mean(seconds))
+    assert cell["train_seconds_ci95"] == pytest.approx((high - low) / 2)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_fewer_than_three_seeds_are_shown_and_have_no_interval(seeds: int, tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,), seeds=seeds))
+    cell = analysis.cells(study.runs).iloc[0]
+    assert cell["n"] == seeds
+    assert cell.filter(like="_ci95").isna().all()
+    assert cell["train_seconds_points"] == pytest.approx([train_seconds(8, 1, seed=seed) for seed in range(seeds)])
+
+
+def test_repetitions_of_a_seed_are_no_seeds(tmp_path: Path) -> None:
+    for number, seed in enumerate((0, 1, 1)):
+        write_run(tmp_path / "s", local_batch=8, seed=seed, settings={"log_every_steps": number})
+    study = bsweep.load(tmp_path / "s")
+    cell = analysis.cells(study.runs).iloc[0]
+    assert (cell["n"], cell["num_runs"]) == (2, 3)
+    assert cell["train_seconds"] == pytest.approx(np.mean([train_seconds(8, 1, seed=seed) for seed in (0, 1)]))
+    assert np.isnan(cell["train_seconds_ci95"])
+    assert [line for line in analysis.caveats(study) if line.startswith("1 run repeats a seed")]
+    curve = analysis.epoch_curves(study)
+    assert curve["n"].tolist() == [2] * 3
+
+
+def test_two_learning_rate_rules_are_no_seeds() -> None:
+    study = bsweep.load(MEASURED / "cifar10")
+    cells = analysis.cells(study.runs)
+    assert set(cells.index.get_level_values("lr_rule")) == {"linear", "per_worker"}
+    for table in (cells, analysis.step_times(study), analysis.accuracy_by_time(study)):
+        assert (table["n"] == 1).all()
+        assert table.filter(like="_ci95").isna().all(axis=None)
+
+
+def test_what_is_at_chance_has_not_learned(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
+    runs = bsweep.load(tmp_path / "s").runs
+    assert set(zip(runs["num_classes"], runs["num_test"], strict=True)) == {(10, 10_000)}
+    threshold = stats.binom.isf(analysis.CHANCE_ALPHA, 10_000, 0.1) / 10_000
+    runs["test_accuracy"] = [threshold, threshold + 1e-4]
+    assert analysis.cells(runs)["has_learned"].tolist() == [False, True]
+    cells = analysis.cells(runs.assign(num_test=np.nan))
+    assert cells["has_learned"].isna().all()
+    assert len(analysis.fastest_accurate(cells)) == 2, "what cannot be tested has not failed"
+
+
+@pytest.mark.parametrize(
+    ("study", "num_classes", "num_test"),
+    [
+        ("cifar10", 10, 10_000),
+        ("stragglers", 10, 360),
+        ("parameter_sharding_1gbit", 1000, 8),
+        ("geo_distributed", 256, np.nan),
+    ],
+)
+def test_older_tables_tell_what_chance_is(study: str, num_classes: int, num_test: float) -> None:
+    runs = bsweep.load(MEASURED / study).runs
+    assert runs["num_classes"].unique().tolist() == [num_classes]
+    np.testing.assert_array_equal(runs["num_test"].unique(), [num_test])
+    learned = analysis.cells(runs)["has_learned"]
+    assert learned.isna().all() if np.isnan(num_test) else learned.eq(num_classes == 10).all()
+
+
+def test_the_fastest_is_among_the_accurate_that_have_learned(tmp_path: Path) -> None:
+    for batch in (8, 16, 32, 64):
+        write_run(tmp_path / "s", local_batch=batch)
+    runs = bsweep.load(tmp_path / "s").runs  # 64 is the fastest, 8 the slowest
+    runs["test_accuracy"] = [0.800, 0.795, 0.78, 0.1]
+    cells = analysis.cells(runs)
+    assert one_series(analysis.fastest_accurate(cells)).index.tolist() == [16, 8]
+    assert one_series(analysis.fastest_accurate(cells, margin=0.02)).index.tolist() == [32, 16, 8]
+    assert one_series(analysis.fastest_accurate(cells, margin=1)).index.tolist() == [32, 16, 8]
+
+
+TWO_HOSTS = {"launch.hosts": "h1:1,h2:1", "launch.network_interface": "eth0"}
+
+
+def test_runs_on_other_hosts_are_no_seeds(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=0)
+    write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=1, settings=TWO_HOSTS)
+    cells = analysis.cells(bsweep.load(tmp_path / "s").runs)
+    assert cells.index.get_level_values("placement").tolist() == ["1 node", "2 nodes"]
+    assert cells["n"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "key"),
+    [
+        (TWO_HOSTS, {**TWO_HOSTS, "launch.network_interface": "ib0"}, "network_interface"),
+        (TWO_HOSTS, {"launch.hosts": "a:1,b:1", "launch.network_interface": "eth0"}, None),
+        ({}, {"launch.memory_limit_mb": [500.0, 500.0]}, "memory_limit"),
+    ],
+)
+def test_what_a_run_id_hashes_of_the_launch_tells_cells_apart_but_names_do_not(
+    first: dict[str, Any], second: dict[str, Any], key: str | None, tmp_path: Path
+) -> None:
+    for seed, settings in enumerate((first, second)):
+        write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=seed, settings=settings)
+    raw = bsweep.load(tmp_path / "s")
+    raw.runs.to_csv(tmp_path / "runs.csv", index=False)
+    raw.epochs.to_csv(tmp_path / "epochs.csv", index=False)
+    for study in (raw, bsweep.load(tmp_path)):
+        cells = analysis.cells(study.runs)
+        assert cells["n"].tolist() == ([1, 1] if key else [2])
+        assert analysis.levels(cells)[:-3] == ([key] if key else [])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "num_workers", "num_servers", "words"),
+    [
+        (None, 4, 2, "1 node"),
+        ("h1:8,h2:8", 4, 2, "1 node"),
+        ("h1:2,h2:2", 4, 0, "2 nodes"),
+        ("h1:1,h1:1", 2, 0, "1 node"),
+        ("h1:3,h2:1", 4, 0, "nodes of 3, 1"),
+        ("h1:1,h2:1,h3:1", 2, 1, "2 nodes and 1 of servers"),
+        ("h1:2,h2:2", 3, 1, "nodes of 2, 1 + 1 servers"),
+        ("h1:2,h2:2", 4, 1, "nodes of 2 + 1 servers, 2"),
+    ],
+)
+def test_a_placement_is_said_without_names(hosts: str | None, num_workers: int, num_servers: int, words: str) -> None:
+    assert placement(hosts, num_workers, num_servers) == words
+
+
+def test_threads_that_follow_from_the_workers_tear_no_curve_and_forbid_a_speedup(tmp_path: Path) -> None:
+    for workers, threads in ((1, 2), (2, 1)):
+        for batch in (8, 16):
+            write_run(tmp_path / "s", local_batch=batch, num_workers=workers, threads=threads)
+    failed = write_run(tmp_path / "s", local_batch=32, num_workers=2, status="failed", num_epochs_done=0)
+    RunPaths(failed).metrics.unlink()
+    runs = bsweep.load(tmp_path / "s").runs
+    cells = analysis.cells(runs)
+    assert analysis.levels(cells) == ["variant", "num_workers", "local_batch"]
+    assert analysis.entangled(runs) == ["threads"]
+    assert analysis.scaling(cells).empty
+    assert analysis.unequal_threads(cells) == "No speed-up: 1 worker had 2 threads, 2 workers had 1 each."
+    assert analysis.unequal_threads(analysis.cells(runs.assign(threads=1))) == ""
+
+
+def test_a_speedup_is_over_equal_threads(tmp_path: Path) -> None:
+    for workers, threads in ((1, 4), (2, 2), (4, 2)):
+        write_run(tmp_path / "s", local_batch=8, num_workers=workers, threads=threads)
+    runs = bsweep.load(tmp_path / "s").runs
+    cells = analysis.cells(runs)
+    scaling = analysis.scaling(cells).droplevel(["variant", "local_batch"])
+    assert scaling["base_workers"].to_dict() == {2: 2, 4: 2}
+    assert scaling.loc[4, "speedup"] == pytest.approx(2 / 2**0.1)
+    reason = "No speed-up between unequal threads: 1 worker had 4 threads, 2 workers had 2 each, 4 workers had 2 each."
+    assert analysis.unequal_threads(cells) == reason
+    on_gpus = analysis.cells(runs.assign(device="NVIDIA H200"))
+    assert len(analysis.scaling(on_gpus)) == 3, "threads of the host do not compute there"
+
+
+@pytest.mark.parametrize(
+    ("rule", "strategy", "rate"),
+    [
+        ("fixed", {}, 0.1),
+        ("per_worker", {}, 0.4),
+        ("linear", {}, 0.1 * 128 / 256),
+        ("sqrt", {}, 0.1 * (128 / 256) ** 0.5),
+        ("linear", {"strategy": {"name": "local_sgd", "sync_every": 8}}, 0.1 * 128 / 256),  # as it was then
+        ("linear", diloco("uniform"), 0.1 * 32 / 256),
+        ("linear", diloco("uniform", ((8, 8, 32, 16), None)), 0.1 * 8 / 256),
+    ],
+)
+def test_the_rate_in_effect_stands_beside_the_base_rate(
+    rule: str, strategy: dict[str, Any], rate: float, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "s", local_batch=32, num_workers=4, settings={"optimizer.lr_rule": rule, **strategy})
+    run = bsweep.load(tmp_path / "s").runs.iloc[0]
+    assert (run["lr"], run["learning_rate"]) == (0.1, pytest.approx(rate))
+
+
+def test_a_rate_on_record_is_the_rate(tmp_path: Path) -> None:
+    metrics = RunPaths(write_run(tmp_path / "s", local_batch=32, num_workers=4)).metrics
+    start, *others = metrics.read_text().splitlines()
+    metrics.write_text("\n".join([json.dumps(json.loads(start) | {"learning_rate": 0.025}), *others]) + "\n")
+    assert bsweep.load(tmp_path / "s").runs["learning_rate"].tolist() == [0.025]
+
+
+def test_measured_rates_are_those_that_epochs_record() -> None:
+    study = bsweep.load(MEASURED / "cifar10")
+    recorded = study.runs["run_id"].map(study.epochs.groupby("run_id")["learning_rate"].last())
+    assert study.runs["learning_rate"].tolist() == pytest.approx(recorded.tolist())
+
+
+def test_an_all_reduce_in_shared_memory_is_called_so_and_is_one_curve_over_workers(tmp_path: Path) -> None:
+    def write(study: str, num_workers: int, settings: dict[str, Any], transport: str | None) -> None:
+        folder = write_run(tmp_path / study, local_batch=8, num_workers=num_workers, settings=settings)
+        start, *others = RunPaths(folder).metrics.read_text().splitlines()
+        said = json.dumps(json.loads(start) | {"transport": transport})
+        RunPaths(folder).metrics.write_text("\n".join([said, *others]) + "\n")
+
+    write("exchanges", 2, {}, None)
+    write("exchanges", 2, NATIVE, "shared_memory")
+    assert set(analysis.variant_order(bsweep.load(tmp_path / "exchanges"))) == {"horovod", "allreduce shared_memory"}
+    for num_workers, transport in ((1, None), (2, "shared_memory"), (4, "network")):
+        write("workers", num_workers, NATIVE, transport)
+    study = bsweep.load(tmp_path / "workers")
+    assert len(analysis.variant_order(study)) == 1
+    assert "strategy.transport" in analysis.entangled(study.runs)
+
+
+def test_variants_come_in_the_order_of_their_launch(tmp_path: Path) -> None:
+    for launched_at, name in enumerate(("tree", "ring", "native")):
+        settings = {"strategy": {"name": "allreduce", "algorithm": name}}
+        write_run(tmp_path / "s", local_batch=8, settings=settings, meta={**META, "launched_at": float(launched_at)})
+    assert analysis.variant_order(bsweep.load(tmp_path / "s")) == ["tree", "ring", "native"]
+    assert analysis.variant_order(analysis.published()) == ["horovod"]
+
+
+def test_accuracy_by_time_adds_up_the_epochs(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=3))
+    curve = analysis.accuracy_by_time(study).xs(16, level="local_batch")
+    total = np.mean([train_seconds(16, 1, seed=seed) for seed in range(3)])
+    assert curve["elapsed_seconds"].tolist() == pytest.approx([total / 3, total * 2 / 3, total])
+    expected = study.epochs.merge(study.runs.loc[study.runs["local_batch"] == 16, ["run_id"]])
+    assert curve["test_accuracy"].tolist() == pytest.approx(expected.groupby("epoch")["test_accuracy"].mean().tolist())
+    assert curve["n"].tolist() == [3] * 3
+
+
+def test_the_time_to_a_target_is_interpolated_and_may_be_never(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
+    write_run(tmp_path / "s", local_batch=32, status="failed", num_epochs_done=2)
+    write_run(tmp_path / "s", local_batch=64, status="diverged", num_epochs_done=2)
+    write_run(tmp_path / "s", local_batch=128, status="diverged", num_epochs_done=0)
+    study = bsweep.load(tmp_path / "s")
+    curve = [0.2, 0.7, 0.7]
+    for batch, accuracies in ((8, curve), (16, [0.65, 0.65, 0.6]), (32, [0.3, 0.4]), (64, [0.3, 0.1])):
+        of_batch = study.runs.loc[study.runs["local_batch"] == batch, "run_id"].iloc[0]
+        study.evaluations.loc[study.evaluations["run_id"] == of_batch, "test_accuracy"] = accuracies
+    study.runs["test_accuracy"] = study.runs["run_id"].map(study.evaluations.groupby("run_id")["test_accuracy"].last())
+    times = analysis.time_to_target(study).droplevel(["variant", "num_workers", "seed"])
+    assert times["target"].unique().tolist() == [0.63]
+    assert times["reached"].to_dict() == {8: True, 16: True, 64: False, 128: False}
+    epoch = train_seconds(8, 1) / 3
+    assert times.loc[8, "seconds"] == pytest.approx((1 + 0.43 / 0.5) * epoch)
+    assert times.loc[16, "seconds"] == pytest.approx(train_seconds(16, 1) / 3), "the first evaluation has it"
+    assert times["seconds"].isna().tolist() == [False, False, True, True]
+    never = analysis.time_to_target(study, 0.9)
+    assert not never["reached"].any()
+
+
+def test_where_nothing_has_learned_there_is_no_target() -> None:
+    assert analysis.time_to_target(bsweep.load(MEASURED / "parameter_sharding_1gbit")).empty
+
+
+def test_the_published_ratios_are_the_papers() -> None:
+    ratios = one_series(analysis.batch_ratios(analysis.cells(analysis.published().runs)))
+    assert ratios["smaller_batch"].tolist() == [8, 16, 32, 64, 128]
+    assert ratios.loc[16, "train_seconds_ratio"] == pytest.approx(0.556, abs=5e-4)
+    expected = [2.8, 1.03, 1.01, 1.0001, 0.94]
+    for ratio, published in zip(ratios["train_accuracy_ratio"], expected, strict=True):
+        assert ratio == pytest.approx(published, abs=0.03 if published == 2.8 else 2e-3)
+
+
+def test_the_fit_recovers_the_published_curve() -> None:
+    fit = analysis.seconds_fits(analysis.published().runs).iloc[0]
+    assert fit["r_squared"] > 0.99
+    assert fit["num_batches"] == 6
+    assert (fit["lowest_residual"], fit["highest_residual"]) == (
+        pytest.approx(-0.098, abs=1e-3),
+        pytest.approx(0.082, abs=1e-3),
+    )
+    batches = np.array([8, 16, 32, 64, 128, 256])
+    np.testing.assert_allclose(
+        fit["fixed_seconds"] + fit["batch_seconds"] / batches, 1672 + 105760 / batches, rtol=0.04
+    )
+
+
+def test_the_fit_recovers_known_constants(tmp_path: Path) -> None:
+    fits = analysis.seconds_fits(bsweep.load(write_study(tmp_path / "s", num_workers=(1, 2))).runs)
+    one, two = fits.iloc[0], fits.iloc[1]
+    assert (one["fixed_seconds"], one["batch_seconds"]) == (pytest.approx(600), pytest.approx(30_000))
+    assert (one["step_seconds"], one["image_seconds"]) == (pytest.approx(0.2), pytest.approx(0.004))
+    assert two["batch_seconds"] == pytest.approx(15_000 * 2**0.1)
+    assert two["r_squared"] == pytest.approx(1)
+
+
+def test_two_batch_sizes_are_too_few_to_fit(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=3))
+    assert analysis.seconds_fits(study.runs).empty
+
+
+def test_the_exponent_of_a_power_law_is_recovered_with_its_interval() -> None:
+    exponent, half = analysis.fit_power([1, 2, 4, 8], [3.0, 1.5, 0.75, 0.375])
+    assert exponent == pytest.approx(-1) and half == pytest.approx(0, abs=1e-9)
+    exponent, half = analysis.fit_power([1, math.e, math.e**2], [1, math.e**2, math.e**2])
+    assert exponent == pytest.approx(1) and half == pytest.approx(12.706 * math.sqrt(1 / 3), rel=1e-4)
+
+
+def test_how_an_epoch_grows_is_told_for_three_cells_or_more(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(16, 64), num_workers=(1, 2, 4)))
+    by_workers = analysis.epoch_growth(study, "num_workers")
+    assert list(by_workers["exponent"]) == pytest.approx([-0.9, -0.9])  # the seconds go with w^0.1 / w
+    assert list(by_workers["num_points"]) == [3, 3]
+    assert list(by_workers.index.get_level_values("local_batch")) == [16, 64]
+    assert analysis.epoch_growth(study, "local_batch").empty and analysis.epoch_growth(study, "num_train").empty
+    assert analysis.epoch_growth(study, "num_parameters").empty
+
+
+def test_how_an_epoch_grows_with_parameters_is_told_across_models(tmp_path: Path) -> None:
+    for name, count in (("resnet18", 10**4), ("vgg16", 10**5), ("llama", 10**6), ("none", 10**6)):
+        write_run(tmp_path / "s", local_batch=8, settings={"model.name": name}, num_parameters=count)
+    loaded = bsweep.load(tmp_path / "s")
+    counts = loaded.epochs["run_id"].map(loaded.runs.set_index("run_id")["num_parameters"])
+    study = replace(loaded, epochs=loaded.epochs.assign(train_seconds=counts.astype(float) ** 0.5))
+    growth = analysis.epoch_growth(study, "num_parameters").reset_index()
+    assert growth["exponent"].tolist() == pytest.approx([0.5]) and growth["num_points"].tolist() == [4]
+    assert "model" not in growth
+    assert analysis.epoch_growth(replace(study, runs=study.runs.iloc[2:]), "num_parameters").empty, "two lie on any"
+    in_rounds = study.runs.assign(**{"strategy.max_seconds": 60.0})
+    assert analysis.epoch_growth(replace(study, runs=in_rounds), "num_parameters").empty, "the last is a fragment"
+
+
+def test_how_an_epoch_grows_with_examples_is_told_of_real_settings(tmp_path: Path) -> None:
+    for count in (1000, 4000, 16_000):
+        write_run(tmp_path / "s", local_batch=8, settings={"data.subset": count}, num_train=count)
+    loaded = bsweep.load(tmp_path / "s")
+    counts = loaded.epochs["run_id"].map(loaded.runs.set_index("run_id")["num_train"])
+    study = replace(loaded, epochs=loaded.epochs.assign(train_seconds=counts.astype(float) ** 1.2))
+    growth = analysis.common_growth(study, "num_train")
+    assert growth.exponent == pytest.approx(1.2) and (growth.num_points, growth.num_series) == (3, 1)
+
+
+def test_series_have_an_exponent_in_common_and_factors_of_their_own(tmp_path: Path) -> None:
+    exponent, half = analysis.fit_power([1, 2, 4, 2, 4, 8], [3, 6, 12, 70, 140, 280], ["a"] * 3 + ["b"] * 3)
+    assert exponent == pytest.approx(1) and half == pytest.approx(0, abs=1e-9)
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(16, 64), num_workers=(1, 2, 4)))
+    growth = analysis.common_growth(study, "num_workers")
+    assert growth.exponent == pytest.approx(-0.9) and (growth.num_points, growth.num_series) == (6, 2)
+    assert analysis.common_growth(study, "local_batch").why_not == "two values"
+    assert analysis.common_growth(study, "num_train").why_not == "one value"
+
+
+def test_what_workers_send_grows_with_the_bytes_of_a_ring(tmp_path: Path) -> None:
+    loaded = bsweep.load(write_study(tmp_path / "s", local_batches=(16, 64), num_workers=(1, 2, 3, 4)))
+    ring = 2 * (loaded.runs["num_workers"] - 1) / loaded.runs["num_workers"] * 4 * loaded.runs["num_parameters"]
+    sent = loaded.epochs["run_id"].map(pd.Series(ring.to_numpy(float), loaded.runs["run_id"]))
+    study = replace(loaded, epochs=loaded.epochs.assign(sent_bytes=sent**2 * loaded.epochs["num_steps"]))
+    growth = analysis.sent_growth(study)
+    assert growth.exponent == pytest.approx(2) and growth.num_points == 3, "a lone worker sends nothing"
+    assert "two values" in analysis.sent_growth(replace(study, runs=study.runs[study.runs["num_workers"] < 4])).why_not
+    more = 1 + study.epochs["run_id"].map(study.runs.set_index("run_id")["num_workers"]).eq(3)
+    bent = replace(study, epochs=study.epochs.assign(sent_bytes=study.epochs["sent_bytes"] * more))
+    of_one_batch = analysis.sent_growth(replace(bent, runs=bent.runs[bent.runs["local_batch"] == 16]))
+    assert of_one_batch.exponent_ci95 > 1
+    assert analysis.sent_growth(bent).exponent_ci95 == pytest.approx(of_one_batch.exponent_ci95), "no more evidence"
+
+
+def test_how_the_overhead_grows_with_the_number_of_runs(tmp_path: Path) -> None:
+    loaded = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16, 32, 64), num_workers=(1, 2)))
+    assert "order" in analysis.overhead_growth(loaded).why_not, "all were launched at once"
+    number = pd.Series([1.0, 4.0, 2.0, 3.0, 6.0, 5.0, 8.0, 7.0], loaded.runs.index)
+    launched = pd.Series(10 * number.to_numpy(), loaded.runs["run_id"])
+    provenance = loaded.provenance.assign(launched_at=loaded.provenance["run_id"].map(launched))
+    starts = loaded.runs["num_workers"] ** 3  # of more workers, which come later: no growth with the number of runs
+    for power in (0, 1):  # what each takes: always the same, or longer with each run before
+        runs = loaded.runs.assign(wall_seconds=loaded.runs["train_seconds"] + 3 * starts * number**power)
+        growth = analysis.overhead_growth(replace(loaded, runs=runs, provenance=provenance))
+        assert growth.exponent == pytest.approx(1 + power) and (growth.num_points, growth.num_series) == (8, 2)
+        few = replace(loaded, runs=runs.iloc[[0, 1, 4, 5]], provenance=provenance)
+        assert "fewer than three" in analysis.overhead_growth(few).why_not
+
+
+def test_speedup_is_by_images_per_second_at_equal_local_batch(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(2, 4))
+    write_run(tmp_path / "s", local_batch=32, num_workers=4)
+    scaling = analysis.scaling(analysis.cells(bsweep.load(tmp_path / "s").runs))
+    at_four = scaling.xs(4, level="num_workers")
+    assert at_four.index.get_level_values("local_batch").tolist() == [8, 16]
+    assert (at_four["base_workers"] == 2).all()
+    np.testing.assert_allclose(at_four["speedup"], 2 / 2**0.1)
+    np.testing.assert_allclose(at_four["efficiency"], 1 / 2**0.1)
+
+
+def test_ratios_skip_a_batch_that_did_not_complete(tmp_path: Path) -> None:
+    for batch, status in ((8, "completed"), (16, "out_of_memory"), (32, "completed")):
+        write_run(tmp_path / "s", local_batch=batch, status=status)
+    ratios = one_series(analysis.batch_ratios(analysis.cells(bsweep.load(tmp_path / "s").runs)))
+    assert ratios.index.tolist() == [32]
+    assert ratios["smaller_batch"].tolist() == [8]
+
+
+def test_different_hardware_makes_different_curves_and_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8)
+    write_run(tmp_path / "s", local_batch=16, meta={**META, "gpus": ["Tesla T4, 550.1, 15 GiB"] * 4})
+    study = bsweep.load(tmp_path / "s", mix=True)
+    cells = analysis.cells(study.runs)
+    assert analysis.levels(cells)[0] == "hardware"
+    assert analysis.batch_ratios(cells).empty
+    assert (
+        "separate curves, whose times do not compare: 4 x Tesla T4, Test CPU, 2 cores; Test CPU, 2 cores"
+        in study.warnings[0]
+    )
+
+
+def test_hardware_that_follows_from_the_strategy_is_no_key_of_its_own(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8)
+    other = {**META, "cpu": "Other CPU"}
+    write_run(tmp_path / "s", local_batch=8, settings={"strategy.name": "local"}, meta=other)
+    study = bsweep.load(tmp_path / "s", mix=True)
+    assert analysis.cell_keys(study.runs) == ["variant", "num_workers", "local_batch"]
+    assert "whose times do not compare: Other CPU, 2 cores; Test CPU, 2 cores" in study.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "root", ["data.root=/home/me/images", "'data.root=/home/my own/images'", "data.root='/a b/images'"]
+)
+def test_the_recorded_command_does_not_say_where_the_data_lay(root: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8, meta={**META, "command": f"bsweep run a=1 {root} b=/c/d"})
+    command = bsweep.load(tmp_path / "s").provenance["command"].iloc[0]
+    assert command.replace("'", "") == "bsweep run a=1 data.root=images b=/c/d"
+
+
+def test_settings_that_differ_are_told_apart_and_those_that_follow_are_not(tmp_path: Path) -> None:
+    adamw = {"optimizer.name": "adamw", "optimizer.weight_decay": 0.01}
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), settings=adamw)
+    runs = bsweep.load(tmp_path / "s").runs
+    assert analysis.cell_keys(runs) == ["optimizer", "variant", "num_workers", "local_batch"]
+    assert (analysis.cells(runs)["n"] == 1).all()
+
+
+def test_a_learning_rate_for_each_batch_keeps_one_curve_and_is_reported(tmp_path: Path) -> None:
+    for batch, lr in ((8, 0.1), (16, 0.2), (32, 0.4)):
+        write_run(tmp_path / "s", local_batch=batch, settings={"optimizer.lr": lr})
+    study = bsweep.load(tmp_path / "s")
+    runs = study.runs
+    assert analysis.entangled(runs) == ["lr"]
+    (line,) = analysis.caveats(study)
+    assert line.startswith("The base learning rate changes along with the batch size or the workers")
+    assert len(analysis.batch_ratios(analysis.cells(runs))) == 2
+
+
+def test_epoch_curves_show_incomplete_runs_only_where_none_completed(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8, seed=0)
+    write_run(tmp_path / "s", local_batch=8, seed=1, status="diverged", num_epochs_done=2)
+    write_run(tmp_path / "s", local_batch=16, status="diverged", num_epochs_done=2)
+    curves = analysis.epoch_curves(bsweep.load(tmp_path / "s"))
+    assert curves.xs(8, level="local_batch")[["completed", "n"]].values.tolist() == [[True, 1]] * 3
+    assert curves.xs(16, level="local_batch")[["completed", "n"]].values.tolist() == [[False, 1]] * 2
+
+
+def test_a_study_is_comparable_with_the_published_one_on_all_of_cifar10_only(tmp_path: Path) -> None:
+    full = bsweep.load(write_study(tmp_path / "full", num_workers=(2,)))
+    assert analysis.comparable(full)
+    assert "epochs: 3 (published: 50)" in analysis.differences(full)
+    assert "warmup epochs: 0 (published: not given)" in analysis.differences(full)
+    assert not any("learning-rate rule" in line for line in analysis.differences(full))
+    write_run(tmp_path / "subset", local_batch=8, num_train=5_000)
+    write_run(tmp_path / "tiny", local_batch=8, settings={"model.name": "tiny_cnn"})
+    assert not analysis.comparable(bsweep.load(tmp_path / "subset"))
+    assert not analysis.comparable(bsweep.load(tmp_path / "tiny"))
+    assert not analysis.comparable(analysis.published())
+
+
+def test_relative_time_is_that_of_the_reference_batch() -> None:
+    relative = analysis.relative_seconds(analysis.cells(analysis.published().runs), 256)
+    assert relative.iloc[0] == pytest.approx(14892 / 2069)
+    assert relative.iloc[-1] == 1
+
+
+TOPK = {"name": "topk", "density": 0.01, "warmup_densities": [0.25, 0.1]}
+RING, NATIVE = ({"strategy": {"name": "allreduce", "algorithm": name}} for name in ("ring", "native"))
+
+
+@pytest.mark.parametrize(
+    ("variants", "names"),
+    [
+        ([{}], ["horovod"]),
+        ([{}, RING], ["horovod", "allreduce ring"]),
+        ([{}, NATIVE], ["horovod", "allreduce"]),
+        ([RING, NATIVE], ["ring", "native"]),
+        ([server("layer"), server("memory")], ["layer", "memory"]),
+        (
+            [server("layer"), server("memory"), RING],
+            ["parameter_server layer", "parameter_server memory", "allreduce ring"],
+        ),
+        (
+            [server("layer"), server("layer", consistency="stale_synchronous", staleness=3)],
+            ["synchronous", "stale_synchronous"],  # the staleness follows
+        ),
+        ([server("layer", num_servers=count) for count in (1, 2)], ["num_servers 1", "num_servers 2"]),
+        ([server("layer"), server("layer", colocated=True)], ["parameter_server", "parameter_server colocated"]),
+        ([{}, {"compression": TOPK}], ["horovod", "horovod topk"]),
+        (
+            [{}, {"compression": TOPK}, {"compression": {**TOPK, "density": 0.1}}],
+            ["horovod", "horovod topk 0.01", "horovod topk 0.1"],
+        ),
+        ([{**RING, "compression": TOPK}, {}], ["allreduce ring topk", "horovod"]),
+        ([diloco("uniform")], ["diloco"]),
+        ([{}, diloco("uniform")], ["horovod", "diloco"]),
+        ([diloco("uniform"), diloco("steps_by_speed"), diloco("hybrid")], ["uniform", "steps_by_speed", "hybrid"]),
+        ([{}, diloco("uniform"), diloco("hybrid")], ["horovod", "diloco uniform", "diloco hybrid"]),
+        (
+            [diloco("uniform"), diloco("uniform", (None, (100, 90)))],
+            ["diloco", "diloco local_steps 100,90"],
+        ),
+        ([{}, {"launch.slowdown": [1.0, 1.5]}], ["horovod", "horovod slowdown 1,1.5"]),
+    ],
+)
+def test_variants_are_named_by_what_differs(variants: list[dict[str, Any]], names: list[str], tmp_path: Path) -> None:
+    for settings in variants:
+        write_study(tmp_path / "s", local_batches=(8,), num_workers=(2, 4), epochs=1, settings=settings)
+    raw = bsweep.load(tmp_path / "s")
+    cells = analysis.cells(raw.runs)
+    assert analysis.levels(cells)[-3:] == ["variant", "num_workers", "local_batch"]
+    assert set(cells.index.get_level_values("variant")) == set(names)
+    assert len(cells) == 2 * len(variants)
+    raw.runs.to_csv(tmp_path / "runs.csv", index=False)
+    raw.epochs.to_csv(tmp_path / "epochs.csv", index=False)
+    copy = analysis.cells(bsweep.load(tmp_path).runs)
+    assert_frame_equal(cells, copy, check_dtype=False)
+
+
+def test_servers_that_grow_with_the_workers_keep_one_curve(tmp_path: Path) -> None:
+    for workers in (2, 4, 8):
+        write_run(
+            tmp_path / "s", local_batch=8, num_workers=workers, settings=server("memory", num_servers=workers // 2)
+        )
+    runs = bsweep.load(tmp_path / "s").runs
+    assert len(analysis.scaling(analysis.cells(runs))) == 3
+    assert analysis.entangled(runs) == ["strategy.num_servers"]
+
+
+def test_servers_and_waits_are_summed_over_epochs(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "s", local_batch=50, num_workers=4, epochs=2, settings=server("layer"))
+    write_run(tmp_path / "s", local_batch=50, num_workers=4)
+    study = bsweep.load(tmp_path / "s")
+    steps = 2 * 250
+    assert study.servers["run_id"].tolist() == [folder.name] * 2
+    fullest = study.servers.iloc[0]
+    assert (fullest["server"], fullest["share"], fullest["pushes"], fullest["max_lead"]) == (0, 0.743, 4 * steps, 0)
+    assert fullest["busy_seconds"] == pytest.approx(0.5 * 4 * 0.743 * steps)
+    assert fullest["load"] == pytest.approx(0.5 * 4 * 0.743 / server_step_seconds(4, "layer"))
+    assert study.waits["worker"].tolist() == [0, 1, 2, 3]
+    assert study.waits["wait_seconds"].tolist() == pytest.approx([0.1 * steps, 0, 0, 0])
+    assert not {"servers", "worker_wait_seconds"} & set(study.epochs)
+    loads = analysis.server_loads(study).iloc[0]
+    assert (loads["num_servers"], loads["largest_share"]) == (2, pytest.approx(0.743))
+    assert loads["queue_seconds"] == pytest.approx(0.25 / 2)  # a worker pushes to both
+    assert analysis.server_shares(study).to_numpy().tolist() == [[0.743, pytest.approx(0.257)]]
+
+
+def test_a_steps_time_is_told_apart(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=50, num_workers=4, settings=server("layer"))
+    write_run(tmp_path / "s", local_batch=50, num_workers=1)
+    times = analysis.step_times(bsweep.load(tmp_path / "s"))
+    step = times.xs(4, level="num_workers").iloc[0]
+    assert step["total_seconds"] == pytest.approx(4 + 4 * 0.743)
+    assert (step["exposed_exchange_seconds"], step["wait_seconds"]) == (pytest.approx(4 * 0.743), pytest.approx(0.025))
+    assert step["compute_seconds"] == pytest.approx(4 - 0.025)
+    assert step["sent_bytes"] == 4 * 138_357_544
+    assert step["sent_of_ring"] == pytest.approx(138_357_544 / (2 * 3 / 4 * 11_181_642))
+    assert np.isnan(times.xs(1, level="num_workers").iloc[0]["compute_seconds"])
+
+
+def test_a_codecs_computing_and_what_is_hidden_are_no_exchange(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=50, num_workers=4, settings=server("layer"))
+    study = bsweep.load(tmp_path / "s")
+    steps = study.epochs["num_steps"].astype(float)
+    codec = study.epochs.assign(exposed_exchange_seconds=0.5 * steps, codec_seconds=0.25 * steps)
+    step = analysis.step_times(replace(study, epochs=codec)).iloc[0]
+    assert (step["exposed_exchange_seconds"], step["codec_seconds"]) == (pytest.approx(0.5), pytest.approx(0.25))
+    assert step["compute_seconds"] == pytest.approx(4 + 4 * 0.743 - 0.5 - 0.25 - 0.025)
+    older = study.epochs.assign(exposed_exchange_seconds=np.nan, codec_seconds=np.nan)
+    step = analysis.step_times(replace(study, epochs=older)).iloc[0]
+    assert step["exposed_exchange_seconds"] == pytest.approx(4 * 0.743)
+    assert np.isnan(step["codec_seconds"])
+
+
+def test_a_codec_that_computes_beside_the_steps_is_taken_off_once(tmp_path: Path) -> None:
+    """Where rounds overlap, what workers wait for it is in the exposed exchange already."""
+    write_run(tmp_path / "s", local_batch=4, num_workers=4, num_rounds=1, settings=diloco("uniform", overlap=True))
+    study = bsweep.load(tmp_path / "s")
+    steps = study.epochs["num_steps"].astype(float)
+    times = {"train_seconds": 4 * steps, "wait_seconds": 0 * steps}
+    codec = study.epochs.assign(exposed_exchange_seconds=0.5 * steps, codec_seconds=3 * steps, **times)
+    step = analysis.step_times(replace(study, epochs=codec)).iloc[0]
+    assert step["compute_seconds"] == pytest.approx(3.5)
+    assert np.isnan(step["codec_seconds"])
+
+
+def test_that_steps_were_shared_out_anew_is_no_warning(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "s", local_batch=4, num_workers=4, events=("cores are shared",))
+    event = {"schema": 1, "time": 0.0, "type": "event", "event": "reallocated", "message": "steps 4 become 5"}
+    with RunPaths(folder).metrics.open("a") as log:
+        log.write(json.dumps(event) + "\n")
+    assert [line.partition(": ")[2] for line in bsweep.load(tmp_path / "s").warnings] == ["cores are shared"]
+
+
+def test_the_sharding_model_is_within_five_points_of_the_published_gains() -> None:
+    published = analysis.published_gains()["gain"]
+    assert published.to_dict() == {1: 0, 2: 0, 4: pytest.approx(0.2), 8: pytest.approx(0.66)}
+    ratio = analysis.fit_ratio(published)
+    assert 1.43 < ratio < 1.99
+    for workers in (1, 2, 4, 8):
+        assert analysis.predicted_gain(workers, ratio) == pytest.approx(published[workers], abs=0.05)
+    assert analysis.predicted_gain(8, 1.43) == pytest.approx(0.81, abs=0.005)
+    assert analysis.predicted_gain(4, 1.99) == pytest.approx(0.16, abs=0.005)
+
+
+@pytest.mark.parametrize("num_servers", [2, 4, 8])
+def test_layers_leave_three_quarters_of_vgg16_on_one_server(num_servers: int) -> None:
+    assert largest_share("layer", num_servers) == pytest.approx(0.7427, abs=1e-4)
+    assert largest_share("memory", num_servers) == 1 / num_servers
+
+
+def sharding_study(folder: Path, shardings: tuple[str, ...] = ("layer", "memory")) -> analysis.Study:
+    for sharding in shardings:
+        write_study(folder, local_batches=(50,), num_workers=(1, 4, 8), settings=server(sharding))
+    return bsweep.load(folder)
+
+
+def test_measured_sharding_gains_and_the_times_they_imply(tmp_path: Path) -> None:
+    study = sharding_study(tmp_path / "s")
+    gains = analysis.sharding_gains(study).droplevel(["variant", "local_batch"])
+    assert gains["gain"].to_dict() == {1: 0, 4: pytest.approx(0.972 / 6), 8: pytest.approx(3.944 / 6)}
+    assert gains["published_gain"].tolist() == pytest.approx([0, 0.2, 0.66])
+    assert gains["layer_share"].tolist() == [1, 0.743, 0.743]
+    assert gains["predicted_gain"].tolist() == pytest.approx([0, 0.165, 0.669], abs=1e-3)
+    fit = analysis.sharding_fit(study)
+    assert fit is not None
+    assert [fit.intercept, fit.slope, fit.r_squared] == pytest.approx([4, 1, 1])
+
+
+def test_one_sharding_has_no_gain_and_other_studies_no_fit(tmp_path: Path) -> None:
+    assert analysis.sharding_gains(sharding_study(tmp_path / "s", ("layer",))).empty
+    write_run(tmp_path / "plain", local_batch=8)
+    plain = bsweep.load(tmp_path / "plain")
+    assert analysis.sharding_gains(plain).empty
+    assert analysis.sharding_fit(plain) is None
+    assert analysis.computing_seconds(plain) is None
+
+
+def test_the_fits_intercept_is_no_measured_computing_time() -> None:
+    study = bsweep.load(MEASURED / "parameter_sharding_1gbit")
+    fit, computing = analysis.sharding_fit(study), analysis.computing_seconds(study)
+    assert fit is not None
+    assert fit.intercept == pytest.approx(10.4, abs=0.05)
+    assert computing == pytest.approx((2.76, 4.24), abs=0.01)
+
+
+def test_importing_bsweep_loads_neither_pandas_nor_matplotlib() -> None:
+    code = (
+        "import bsweep, sys; assert not {'pandas', 'matplotlib', 'torch'} & set(sys.modules); bsweep.load, bsweep.plots"
+    )
+    subprocess.run([sys.executable, "-c", code + "; assert 'torch' not in sys.modules"], check=True)
+
+
+def test_runs_from_before_a_key_was_added_are_of_one_cell_with_those_at_its_default(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,), seeds=1)
+    write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,), seeds=2, settings={"batching.name": "fixed"})
+    runs = bsweep.load(tmp_path / "s").runs
+    assert len(runs) > 1 and len(analysis.cells(runs)) == 1 and "batching.name" not in runs
+
+
+def test_welchs_test_is_scipys_and_silent_where_all_are_equal() -> None:
+    draw = np.random.default_rng(0)
+    for sizes in ((2, 2), (3, 9), (40, 5)):
+        one, other = draw.normal(0, 1, sizes[0]), draw.normal(0.5, 3, sizes[1])
+        assert differ_by_chance(one, other) == pytest.approx(stats.ttest_ind(one, other, equal_var=False).pvalue)
+    assert math.isnan(differ_by_chance([3.0, 3.0], [3.0, 3.0]))
+    assert differ_by_chance([3.0, 3.0], [4.0, 4.0]) == 0

@@ -1,0 +1,302 @@
+"""What uneven workers wait for each other, from records with known answers and from the published numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pandas.testing import assert_frame_equal, assert_series_equal
+from scipy import stats
+
+import bsweep
+from bsweep import analysis, report
+from bsweep.analysis.columns import ROUNDS, names
+from bsweep.runlog import RunPaths
+from tests.support.synthetic_study import ALLOCATIONS, ROUND_EXCHANGE_SECONDS, Lists, diloco, round_seconds, write_run
+
+MEASURED = Path(__file__).parents[2] / "results" / "measured"
+UNIFORM_IDLE = [1.1, 0, 14.6, 4.9]  # of ten rounds, as published
+NODES = [analysis.NODE.format(node) for node in range(1, 5)]
+
+
+def write_rounds(
+    study: Path, allocation: str, *, seed: int = 0, num_rounds: int = 10, lists: Lists | None = None
+) -> Path:
+    settings = diloco(allocation, lists)
+    return write_run(study, local_batch=4, num_workers=4, seed=seed, epochs=1, settings=settings, num_rounds=num_rounds)
+
+
+def by_variant(table: pd.DataFrame) -> Any:
+    return table.droplevel(["num_workers", "local_batch"])
+
+
+def test_rounds_are_a_row_a_worker_and_survive_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "_write_figures", lambda *_: {})
+    folder = write_rounds(tmp_path / "s", "batch_by_flops", num_rounds=2)
+    study = bsweep.load(tmp_path / "s")
+    assert list(study.rounds) == names(ROUNDS)
+    assert len(study.rounds) == 2 * 4
+    third = study.rounds.iloc[6]
+    assert (third["run_id"], third["round"], third["worker"]) == (folder.name, 2, 2)
+    assert (third["local_batch"], third["local_steps"], third["num_examples"]) == (6, 100, 1900)
+    assert third["idle_seconds"] == pytest.approx(3.05 - 1.59 * 1.15)
+    copy = bsweep.load(report.write(tmp_path / "s").parent)
+    assert_frame_equal(copy.rounds, study.rounds)
+    assert_frame_equal(analysis.idle_table(copy), analysis.idle_table(study))
+
+
+def test_a_round_that_was_repeated_counts_once(tmp_path: Path) -> None:
+    folder = write_rounds(tmp_path / "s", "uniform", num_rounds=3)
+    path = RunPaths(folder).metrics
+    start, first, second, third, epoch = path.read_text().splitlines()
+    again = json.loads(second) | {"began_seconds": [20.0] * 4, "train_loss": 1.0}
+    after = json.loads(third) | {"began_seconds": [30.0] * 4}
+    path.write_text("\n".join([start, first, second, third, json.dumps(again), json.dumps(after), epoch]) + "\n")
+    rounds = bsweep.load(tmp_path / "s").rounds
+    assert rounds["round"].tolist() == [1] * 4 + [2] * 4 + [3] * 4
+    assert rounds["train_loss"].iloc[4] == 1
+    assert rounds["began_seconds"].iloc[[0, 4, 8]].tolist() == [0, 20, 30]
+
+
+def test_rounds_that_an_epoch_cuts_short_do_not_count_beside_whole_ones(tmp_path: Path) -> None:
+    whole = write_rounds(tmp_path / "s", "uniform", num_rounds=3)
+    expected = analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0]
+    path = RunPaths(whole).metrics
+    *records, epoch = path.read_text().splitlines()
+    short = json.loads(records[-1]) | {"round": 4, "began_seconds": [30.0] * 4, "idle_seconds": [9.0] * 4}
+    path.write_text("\n".join([*records, json.dumps(short | {"is_whole": False}), epoch]) + "\n")
+    assert_series_equal(analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0], expected)
+    path.write_text("\n".join([records[0], json.dumps(short | {"is_whole": False}), epoch]) + "\n")
+    assert analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0]["idle_seconds"] == 36, "it has no other"
+
+
+def test_a_study_without_rounds_has_empty_tables(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8)
+    write_run(tmp_path / "text", local_batch=8, settings={"data.sequence_length": 64})
+    for study in (bsweep.load(tmp_path / "s"), bsweep.load(tmp_path / "text"), analysis.published()):
+        assert list(study.rounds) == names(ROUNDS)
+        tables = (analysis.idle_table, analysis.loss_by_time, analysis.equal_time_losses, analysis.rounds_timeline)
+        assert all(table(study).empty for table in tables) and report.idle_text(study) == ""
+
+
+def test_seeds_repeat_a_policy_whatever_it_filled_in(tmp_path: Path) -> None:
+    write_rounds(tmp_path / "s", "uniform")
+    for seed, steps in enumerate(((104, 100, 192, 119), (103, 100, 190, 119))):
+        write_rounds(tmp_path / "s", "steps_by_speed", seed=seed, lists=(None, steps))
+    for seed, steps in enumerate(((100, 90, 100, 100), (100, 95, 100, 100))):
+        write_rounds(tmp_path / "s", "uniform", seed=seed, lists=(None, steps))
+    cells = by_variant(analysis.cells(bsweep.load(tmp_path / "s").runs))
+    assert cells["n"].to_dict() == {
+        "uniform": 1,
+        "steps_by_speed": 2,
+        "uniform local_steps 100,90,100,100": 1,
+        "uniform local_steps 100,95,100,100": 1,
+    }
+
+
+def test_idle_seconds_are_summed_over_rounds_and_held_against_the_baseline(tmp_path: Path) -> None:
+    for allocation in ("steps_by_speed", "uniform", "steps_by_flops"):
+        for seed in range(3):
+            write_rounds(tmp_path / "s", allocation, seed=seed)
+    table = by_variant(analysis.idle_table(bsweep.load(tmp_path / "s")))
+    assert table.index.tolist() == ["uniform", "steps_by_flops", "steps_by_speed"]
+    assert table["n"].tolist() == [3, 3, 3]
+    baseline, by_flops = table.loc["uniform"], table.loc["steps_by_flops"]
+    assert baseline[NODES].tolist() == pytest.approx([1.01 * seconds for seconds in UNIFORM_IDLE])
+    totals = [20.6 * (1 + 0.01 * seed) for seed in range(3)]
+    low, high = stats.t.interval(0.95, df=2, loc=np.mean(totals), scale=stats.sem(totals))
+    assert baseline["idle_seconds"] == pytest.approx(np.mean(totals))
+    assert baseline["idle_seconds_ci95"] == pytest.approx((high - low) / 2)
+    assert baseline[f"{NODES[2]}_ci95"] == pytest.approx((high - low) / 2 * 14.6 / 20.6)
+    assert np.isnan(baseline["change"])
+    idle = 10 * sum(3.172 - seconds for seconds in round_seconds((4,) * 4, (100, 104, 145, 117)))
+    assert by_flops["change"] == pytest.approx(idle / 20.6 - 1)
+    assert by_flops["change_ci95"] == pytest.approx(0, abs=1e-9), "both are longer by 1 % a seed"
+    assert by_flops["exchange_share"] == pytest.approx(0.5 / 3.672, rel=0.01)
+    assert by_flops["idle_share"] == pytest.approx(idle / 10 / 4 / 3.672, rel=0.01)
+    assert by_flops["examples_per_second"] == pytest.approx(4 * 466 / 3.672, rel=0.02)
+
+
+def test_the_interval_of_a_change_is_that_of_a_ratio(tmp_path: Path) -> None:
+    steps = ((100, 104, 145, 117), (100, 104, 155, 117), (100, 104, 150, 117))
+    for seed, of_seed in enumerate(steps):
+        write_rounds(tmp_path / "s", "uniform", seed=seed)
+        write_rounds(tmp_path / "s", "steps_by_flops", seed=seed, lists=(None, of_seed))
+    ours, theirs = (
+        np.array([
+            10 * sum(max(seconds) - one for one in seconds)
+            for seed, of_seed in enumerate(lists)
+            for seconds in [round_seconds((4,) * 4, of_seed, seed)]
+        ])
+        for lists in (steps, ((100,) * 4,) * 3)
+    )  # fmt: skip
+    ratio = ours.mean() / theirs.mean()
+    half = stats.t.ppf(0.975, 2) * stats.sem(ours - ratio * theirs) / theirs.mean()
+    by_flops = by_variant(analysis.idle_table(bsweep.load(tmp_path / "s"))).loc["steps_by_flops"]
+    assert by_flops[["change", "change_ci95"]].tolist() == pytest.approx([ratio - 1, half])
+    assert half > 0.01
+
+
+def test_other_numbers_of_rounds_are_scaled_to_the_baselines(tmp_path: Path) -> None:
+    write_rounds(tmp_path / "s", "uniform", num_rounds=10)
+    write_rounds(tmp_path / "s", "steps_by_flops", num_rounds=5, seed=7)
+    table = by_variant(analysis.idle_table(bsweep.load(tmp_path / "s")))
+    assert table["rounds"].tolist() == [10, 5]
+    assert table["shown_rounds"].tolist() == [10, 10]
+    idle = sum(3.172 - seconds for seconds in round_seconds((4,) * 4, (100, 104, 145, 117)))
+    other = table.loc["steps_by_flops"]
+    assert other["idle_seconds_per_round"] == pytest.approx(idle * 1.07)
+    assert other["idle_seconds"] == pytest.approx(10 * idle * 1.07)
+    assert other["change"] == pytest.approx(idle * 1.07 / 2.06 - 1)
+    assert np.isnan(other["change_ci95"])  # no seed in common
+
+
+def test_each_exchange_has_its_own_baseline(tmp_path: Path) -> None:
+    for weighting in ("uniform", "fednova"):
+        for allocation in ("uniform", "steps_by_flops"):
+            settings = diloco(allocation, weighting=weighting)
+            rounds = 4 if weighting == "fednova" else 2
+            write_run(tmp_path / "s", local_batch=4, num_workers=4, epochs=1, settings=settings, num_rounds=rounds)
+    write_run(tmp_path / "s", local_batch=4, num_workers=4, epochs=1)  # of Horovod, without rounds
+    table = analysis.idle_table(bsweep.load(tmp_path / "s"))
+    assert len(table) == 4
+    assert table["shown_rounds"].tolist() == table["rounds"].tolist()
+    assert table["change"].dropna().nunique() == 1
+
+
+def test_losses_are_compared_at_the_first_last_midpoint(tmp_path: Path) -> None:
+    write_rounds(tmp_path / "s", "uniform", num_rounds=10)
+    write_rounds(tmp_path / "s", "batch_by_memory", num_rounds=3)
+    study = bsweep.load(tmp_path / "s")
+    table = by_variant(analysis.equal_time_losses(study))
+    seconds = 2.5 * (max(round_seconds((8, 8, 32, 16), (100,) * 4)) + ROUND_EXCHANGE_SECONDS)
+    assert table["elapsed_seconds"].tolist() == pytest.approx([seconds] * 2)
+    assert table.loc["batch_by_memory", "train_loss"] == pytest.approx(3 + 4 / (1 + 3 * 6400 / 5000))
+    rounds = seconds / 3.55 + 0.5  # that uniform has done, at whose midpoint its loss stands
+    before, after = (3 + 4 / (1 + number * 1600 / 5000) for number in (int(rounds), int(rounds) + 1))
+    assert table.loc["uniform", "train_loss"] == pytest.approx(before + (rounds % 1) * (after - before))
+    assert table.loc["uniform", "num_examples"] == pytest.approx(1600 * seconds / 3.55)
+    curve = analysis.loss_by_time(study).xs("uniform", level="variant")
+    assert curve["train_loss"].tolist() == pytest.approx([3 + 4 / (1 + n * 1600 / 5000) for n in range(1, 11)])
+    assert curve.index.get_level_values("elapsed_seconds").tolist() == pytest.approx(3.55 * (np.arange(10) + 0.5))
+
+
+def test_large_rounds_are_not_held_behind_small_ones_in_the_measured_study() -> None:
+    """At their ends, rounds of 65 s each would flatter hybrid, whose rounds are short: 2.030 against 2.052."""
+    losses = by_variant(analysis.equal_time_losses(bsweep.load(MEASURED / "geo_distributed")))["train_loss"]
+    assert losses["batch_by_memory"] == pytest.approx(2.021, abs=1e-3)
+    assert losses["hybrid"] == pytest.approx(2.029, abs=1e-3)
+    assert losses.idxmin() == "batch_by_memory"
+
+
+def test_runs_that_end_with_a_round_are_compared_by_their_last_one(tmp_path: Path) -> None:
+    limited: list[dict[str, Any]] = [{}, {"max_rounds": 3}, {"max_seconds": 60.0}]
+    for number, limits in enumerate(limited):
+        settings = diloco("uniform", **limits)
+        write_run(tmp_path / "s", local_batch=4, num_workers=4, seed=number, settings=settings, num_rounds=1)
+    study = bsweep.load(tmp_path / "s")
+    for table in ("runs", "epochs", "rounds"):
+        getattr(study, table).to_csv(tmp_path / f"{table}.csv", index=False)
+    study = bsweep.load(tmp_path)
+    of_epoch, of_round = study.epochs["train_loss"].iloc[-1], study.rounds.loc[study.rounds["round"] == 3]
+    runs = study.runs.sort_values("seed")
+    assert runs["train_loss"].iloc[0] == pytest.approx(of_epoch, abs=0.05)
+    assert runs["train_loss"].iloc[1:].tolist() == of_round["train_loss"].iloc[[4, 8]].tolist()
+    assert runs["train_accuracy"].isna().tolist() == [False, True, True]
+    assert analysis.ends_in_rounds(study)
+    assert analysis.epoch_curves(study)["n"].tolist() == [1] * 3, "their last epochs are fragments"
+
+
+def test_the_measured_rounds_are_compared_at_equal_progress() -> None:
+    """The epoch's mean would say 2.541 of uniform, which began it with the initial weights."""
+    losses = by_variant(analysis.cells(bsweep.load(MEASURED / "geo_distributed").runs))["train_loss"]
+    assert losses["uniform"] == pytest.approx(2.109, abs=1e-3)
+    assert losses["steps_by_flops"] == pytest.approx(2.060, abs=1e-3)
+
+
+def test_uneven_steps_are_timed_by_examples(tmp_path: Path) -> None:
+    write_rounds(tmp_path / "s", "uniform", num_rounds=2)
+    study = bsweep.load(tmp_path / "s")
+    assert analysis.step_unit(study) == "step"
+    write_rounds(tmp_path / "s", "steps_by_flops", num_rounds=2)
+    study = bsweep.load(tmp_path / "s")
+    assert analysis.step_unit(study) == "1,000 examples"
+    seconds = 1000 / study.epochs["images_per_second"].iloc[0]
+    assert analysis.step_times(study)["total_seconds"].tolist() == pytest.approx([seconds] * 2)
+
+
+def test_batches_are_those_that_workers_had(tmp_path: Path) -> None:
+    for allocation in ("uniform", "batch_by_memory"):
+        write_rounds(tmp_path / "s", allocation, num_rounds=2)
+    write_rounds(tmp_path / "s", "hybrid", num_rounds=2, lists=((16,) * 4, None))
+    given = {"strategy": {"name": "allreduce"}, "allocation.local_batches": [2, 2, 2, 10]}  # of a run without rounds
+    write_run(tmp_path / "s", local_batch=4, num_workers=4, settings=given)
+    batches = by_variant(analysis.cells(bsweep.load(tmp_path / "s").runs))["local_batches"].to_dict()
+    assert batches == {
+        "diloco uniform": "",
+        "diloco batch_by_memory": "8/8/32/16",
+        "diloco hybrid": "16/16/16/16",
+        "allreduce": "2/2/2/10",
+    }
+
+
+def test_an_exchange_that_overlaps_the_next_round_is_no_time_of_its_own(tmp_path: Path) -> None:
+    folder = write_rounds(tmp_path / "s", "uniform", num_rounds=3)
+    path = RunPaths(folder).metrics
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for number, record in enumerate(record for record in records if record["type"] == "round"):
+        record["began_seconds"] = [3.05 * number] * 4
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    times = analysis.round_times(bsweep.load(tmp_path / "s"))
+    assert times["seconds"].tolist() == pytest.approx([3.05, 3.05, 3.55])
+    assert times["elapsed_seconds"].iloc[-1] == pytest.approx(9.65)
+
+
+def test_the_timeline_skips_the_first_round_and_begins_at_zero(tmp_path: Path) -> None:
+    for seed in (1, 0):
+        write_rounds(tmp_path / "s", "uniform", seed=seed)
+    shown = analysis.rounds_timeline(bsweep.load(tmp_path / "s"))
+    assert shown["round"].unique().tolist() == [2, 3, 4]
+    assert shown["began_seconds"].unique().tolist() == pytest.approx([0, 3.55, 7.1])
+    assert shown["run_id"].str.contains("_s0_").all()
+
+
+def test_the_published_table_adds_up() -> None:
+    published = analysis.published_idle()
+    totals = published.groupby(level="method", sort=False)["idle_seconds"].sum()
+    assert totals.round(1).to_dict() == {"baseline": 20.6, "A": 40.4, "B": 28.4, "C": 12.6}
+    assert totals.round(1).tolist() == published["total_idle_seconds"].unique().tolist()
+    changes = 100 * (totals / totals["baseline"] - 1)
+    assert changes.round().tolist() == [0, 96, 38, -39]
+
+
+def test_the_model_gives_method_c_from_the_baseline_and_one_constant() -> None:
+    model, rows = analysis.idle_model(), analysis.modelled_idle().unstack("node")
+    assert model.slowest_seconds == pytest.approx(30.5, abs=0.1)
+    for method in ("baseline", "C"):
+        modelled, published = (rows[name].loc[method].tolist() for name in ("modelled_seconds", "published_seconds"))
+        assert modelled == pytest.approx(published, abs=0.3)
+    assert model.steps_by_speed() == [104, 100, 192, 119]
+    assert model.idle_seconds([4] * 4, model.steps_by_speed()).sum() < 0.3
+
+
+@pytest.mark.parametrize("slowest_seconds", [15, 30.5, 300])
+@pytest.mark.parametrize("fixed_share", [0, 0.5, 1])
+def test_no_constants_explain_the_published_rows_of_a_and_b(slowest_seconds: float, fixed_share: float) -> None:
+    model = analysis.IdleModel(slowest_seconds, fixed_share, analysis.idle_model().baseline)
+    for method, difference in {"A": 11.9, "B": -0.4}.items():
+        row: Any = analysis.published_idle().loc[method]
+        idle = model.idle_seconds(row["local_batch"], row["local_steps"])
+        assert row["idle_seconds"].iloc[0] - row["idle_seconds"].iloc[1] == pytest.approx(difference)
+        assert idle[0] - idle[1] > 1.1 - 1e-9
+        assert method == "B" or idle[0] - idle[1] == pytest.approx(1.1)
+
+
+def test_all_policies_have_a_place_in_the_table(tmp_path: Path) -> None:
+    for allocation in reversed(ALLOCATIONS):
+        write_rounds(tmp_path / "s", allocation, num_rounds=1)
+    assert by_variant(analysis.idle_table(bsweep.load(tmp_path / "s"))).index.tolist() == list(ALLOCATIONS)

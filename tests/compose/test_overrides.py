@@ -1,0 +1,319 @@
+"""What is typed: refused in plain words with exit code 2 before Hydra stumbles over it, and completed by a shell."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import bsweep as library
+from bsweep.compose.overrides import as_hydra_takes
+from bsweep.config import GROUPS, ConfigError, known_keys, names, parse, read, save, variants
+from bsweep.study.attempts import attempts, sweep
+from tests.support.running import TINY, bsweep, compose, tool
+
+Type = Callable[..., tuple[int, str]]
+LONG = "a" * 5000
+TEXT = ("data=text", "model=llama_tiny")
+
+
+@pytest.fixture
+def type_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Type:
+    """`bsweep run` in this process, up to where a point would be trained: its exit code, and what it says."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(attempts, "run_point", lambda *_: "completed")
+
+    def run(*arguments: str) -> tuple[int, str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["bsweep"])
+            sweep.STATUSES.clear()
+            sweep.STUDIES.clear()
+            code = sweep.run(arguments)
+        return code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["launch=null"], ["launch=null", "launch=NAME", "torchrun"]),
+        (["~data"], ["~data: a run cannot do without", "digits"]),
+        (["+model=3"], ["+model=3", "leave out the '+'"]),
+        (["model=[nan]"], ["model=[nan]", "is no name", "resnet18"]),
+        (["model=3"], ["model=3: 3 is no name"]),
+        (["-m", "optimizer=sgd,null"], ["optimizer=sgd,null: null is no name"]),
+        (["+experiment="], ["experiment is there already", "quickstart"]),
+        (["experiment="], ["nothing is no name", "quickstart"]),
+        (["hydra/launcher=joblib"], ["pip install hydra-joblib-launcher"]),
+        (["hydra/launcher=null"], ["hydra/launcher=null: null is no name"]),
+        (["--experimental-rerun", "x.pickle"], ["--experimental-rerun", "Type the command again"]),
+        (["--frobnicate"], ["--frobnicate", "--help"]),
+        (["--cfg"], ["--cfg", "expected one argument"]),
+        (["-sc"], ["install", "query"]),
+        (["study=größe"], ["study=größe: not of the form letters a to z, digits"]),
+        (["optimizer.learningrate=3"], ["Did you mean 'optimizer.lr'?"]),
+        (["lr=3"], ["Did you mean 'optimizer.lr'?"]),
+        (["data.nope={a: 1}"], ["data.nope"]),
+        (["local_batch"], ["local_batch: neither a flag nor KEY=VALUE"]),
+        (["=3"], ["no key before the '='"]),
+        (["data.root=a=b"], ["data.root=a=b", "quoted", "\"'a=b'\""]),
+        (["data.root=[[[["], ["data.root=[[[["]),
+        (
+            ["hydra.job.chdir=true", "hydra.run.dir=a", "hydra.sweep.dir=b", "hydra.sweep.subdir=c"],
+            ["hydra.job.chdir=true", "hydra.run.dir=a", "hydra.sweep.dir=b", "hydra.sweep.subdir=c", "results_dir="],
+        ),
+        (
+            ["+hydra.job.env_set.OMP_PROC_BIND=close", "launch.parallel=auto"],
+            ["hydra.job.env_set (OMP_PROC_BIND) with launch.parallel=auto", "Export the variables"],
+        ),
+        (
+            ["+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback", "launch.parallel=2"],
+            ["hydra.callbacks (mine) with launch.parallel=2", "Leave them out, or"],
+        ),
+        (
+            ["hydra/job_logging=default", "launch.parallel=auto"],
+            ["hydra/job_logging=default with launch.parallel=auto", "share one log"],
+        ),
+        (["++hydra.mode=RUN"], ["bsweep's own sweeper"]),
+        (["hydra.sweeper.params=3"], ["hydra.sweeper.params=3"]),
+        (["hydra.sweeper._target_=x"], ["Invalid plugin 'x'"]),
+        ([f"seed={'9' * 5000}"], ["seed=9999", "(5,005 letters)"]),
+        (
+            [
+                "seed=18446744073709551616",
+                f"study={LONG}",
+                f"results_dir={LONG}",
+                f"allocation.probe={'a/' * 2000}",
+                "launch.ssh_identity_file='~nobody-at-all/x'",
+                "launch.hosts='a:9999999'",
+                "num_workers=100000000",
+                "data.side=100000",
+            ],
+            [
+                "seed=18446744073709551616: input should be less than 9223372036854775808",
+                "(5,000 letters): string should have at most 100 characters",
+                "results_dir=aaaa",
+                "255 bytes",
+                "allocation.probe=a/a/",
+                "3500 bytes",
+                "launch.ssh_identity_file=~nobody-at-all/x: there is no user nobody-at-all",
+                "launch.hosts=a:9999999",
+                "num_workers=100000000",
+                "65536",
+                "data.side=100000",
+                "16384",
+            ],
+        ),
+        ([f"{LONG}=3"], ["unknown key", "255 letters"]),
+        ([f"+optimizer.{LONG}=3"], ["unknown key", "255 letters"]),
+        (
+            ["data=synthetic", "data.shape=[3,100000,100000]", "data.num_train=100000000000"],
+            ["data.shape.1=100000", "16384", "data.num_train=100000000000", "2147483647"],
+        ),
+        (["data=synthetic", "data.num_train=2000000000"], ["6 TiB", "fewer or smaller"]),
+        (["-m", "seed=range(0,100000000)"], ["1,000,000 at most"]),
+        ([*TEXT, "data.path=/dev/zero"], ["data.path=/dev/zero", "no plain file", "give a text file"]),
+        ([*TEXT, "data.path=pipe"], ["data.path=pipe", "no plain file"]),
+        (["model=own", "model.target=pipe.py:build"], ["pipe.py", "no plain file"]),
+    ],
+    ids=lambda given: " ".join(given)[:60],
+)
+def test_what_cannot_be_is_refused_in_plain_words(type_run: Type, overrides: list[str], expected: list[str]) -> None:
+    for name in ("pipe", "pipe.py"):
+        os.mkfifo(name)
+    code, said = type_run("local_batch=8", *overrides)
+    assert code == 2 and "Traceback" not in said
+    for words in expected:
+        assert words in said
+    assert max(map(len, said.splitlines())) < 1000 and len(list(Path().iterdir())) == 2
+
+
+def test_a_flag_may_stand_anywhere_and_letters_need_no_quotes(type_run: Type) -> None:
+    code, said = type_run("local_batch=8,16", "-m", "results_dir=größe", "seed=0")
+    assert code == 0, said
+    assert Path("größe/default").is_dir()
+    assert as_hydra_takes("data.root=a,größe/b") == "data.root=a,'größe/b'"
+    assert as_hydra_takes("data.root='größe'") == "data.root='größe'"
+
+
+@pytest.mark.parametrize(("more", "num_composed"), [((), 2), (("+hydra.job.env_set.NAMED=here",), 2 + 4)])
+def test_a_grid_is_composed_once_for_its_settings_and_once_for_all_its_points(
+    type_run: Type, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], num_composed: int
+) -> None:
+    """Hydra's own launcher, which sets the variables that it is told to, composes each point once more."""
+    composed, seen, compose_one = list[object](), list[str | None](), ConfigLoaderImpl.load_configuration
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        composed.append(kwargs)
+        return compose_one(*args, **kwargs)
+
+    def run_point(*_: object) -> str:
+        seen.append(os.environ.get("NAMED"))
+        return "completed"
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    monkeypatch.setattr(attempts, "run_point", run_point)
+    code, said = type_run("-m", "local_batch=8,16", "seed=0,1", *more)
+    assert code == 0, said
+    assert len(composed) == num_composed and seen == ["here" if more else None] * 4
+
+
+def test_a_point_that_cannot_be_run_fails_alone(type_run: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "run_point", lambda config, *_: 1 // config.seed and "completed")
+    code, said = type_run("-m", "local_batch=8", "seed=0,1")
+    assert code == 1 and said.count("a point could not be run: ZeroDivisionError") == 1
+    assert sweep.STATUSES == ["failed", "completed"]
+
+
+def test_a_launcher_of_hydras_that_fails_is_quoted_without_a_traceback(
+    type_run: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = pytest.importorskip("hydra_plugins.hydra_submitit_launcher.submitit_launcher")
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("sbatch: error: no such partition")
+
+    monkeypatch.setattr(plugin.BaseSubmititLauncher, "launch", fail)
+    code, said = type_run("-m", "local_batch=8", "seed=0,1", "hydra/launcher=submitit_slurm")
+    assert code == 1 and "Traceback" not in said
+    assert "hydra/launcher=submitit_slurm could not run the points: sbatch: error: no such partition" in said
+
+
+def test_the_largest_seed_trains_and_is_read(tmp_path: Path) -> None:
+    seed = 2**63 - 1
+    point = ("local_batch=8", "launch=inline", "strategy=single", *TINY, "model=tiny_cnn", "epochs=1", f"seed={seed}")
+    assert bsweep("run", *point, cwd=tmp_path).returncode == 0
+    assert list(library.load(tmp_path / "results/default").runs["seed"]) == [seed]
+
+
+COMPLETE = r"""
+eval "$(bsweep -sc install=bash)"
+complete -p bsweep >&2
+for line in "$@"; do
+  words=($line)
+  [[ $line == *" " ]] && words+=("")
+  COMP_LINE=$line COMP_POINT=${#line} COMP_CWORD=$((${#words[@]} - 1)) COMPREPLY=()
+  hydra_bash_completion
+  echo "${COMPREPLY[@]}"
+done
+"""
+
+
+def test_bash_completes_commands_keys_and_groups(tmp_path: Path) -> None:
+    expected = {
+        "bsweep prof": ["profile"],
+        "bsweep run -m local_batch=8,16 optimizer.mom": ["optimizer.momentum="],
+        "bsweep run --report model=vgg16 model.dr": ["model.dropout="],
+        "bsweep probe data=di": ["data=digits"],
+        "bsweep run launch=null da": [],
+        "bsweep run -": [],
+    }
+    env = {**os.environ, "PATH": f"{Path(tool('bsweep')).parent}:{os.environ['PATH']}"}
+    result = subprocess.run(
+        ["bash", "-c", COMPLETE, "bash", *expected],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert [line.split() for line in result.stdout.splitlines()] == list(expected.values()), result.stderr
+    assert "usage" not in result.stderr and "hydra_bash_completion bsweep" in result.stderr
+
+
+ODD = st.text(st.sampled_from("aZ0 .,:/=+~-_[]{}()'\"\\$#%@*&!?;|<>^`ß…\t\n"), max_size=12)
+NUMBERS = st.one_of(st.integers(), st.floats(), st.integers(2**31 - 2, 2**31 + 1), st.integers(-1, 3)).map(str)
+WORDS = st.sampled_from(["null", "true", "nan", "-inf", "1e400", "''", "[]", "{}", "???", "x" * 300, "${seed}", "${"])
+LISTS = st.lists(st.one_of(NUMBERS, WORDS), max_size=4).map(lambda values: f"[{','.join(values)}]")
+NESTED = st.recursive(NUMBERS, lambda inner: inner.map(lambda value: f"[{value}]") | inner.map("{{a:{}}}".format))
+VALUES = st.one_of(ODD, NUMBERS, WORDS, LISTS, NESTED)
+KEYS = st.one_of(
+    st.sampled_from(known_keys()),
+    st.sampled_from([*GROUPS, "experiment", "hydra/launcher", "hydra", "hydra.sweep.dir"]),
+    ODD,
+)
+OVERRIDES = st.one_of(
+    st.tuples(st.sampled_from(["", "", "+", "++", "~"]), KEYS, VALUES).map(lambda parts: "{}{}={}".format(*parts)),
+    KEYS.map("~{}".format),
+    ODD,
+    st.sampled_from(["-m", "--cfg", "job", "-c", "--info", "--resolve", "-", "--", "--multirun=3"]),
+)
+FUZZ = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@settings(FUZZ, max_examples=500)
+@given(st.lists(OVERRIDES, min_size=1, max_size=2), st.sampled_from(["launch=null", "~model", "=", "--nope", "a=b=c"]))
+def test_of_anything_typed_with_what_cannot_be_nothing_is_composed(
+    type_run: Type, typed: list[str], impossible: str
+) -> None:
+    """All is read, so that all that is wrong is said at once, and Hydra composes nothing."""
+    code, said = type_run(*typed, impossible)
+    assert code == 2 and said.startswith("bsweep: ") and "Traceback" not in said
+
+
+@pytest.mark.parametrize("num_composed", [20, pytest.param(500, marks=pytest.mark.nightly)])
+def test_whatever_is_typed_ends_with_0_or_2_and_no_traceback(type_run: Type, num_composed: int) -> None:
+    @settings(FUZZ, max_examples=num_composed)
+    @given(st.lists(OVERRIDES, min_size=1, max_size=3))
+    def type_some(typed: list[str]) -> None:
+        with contextlib.suppress(SystemExit):  # --info and --help
+            code, said = type_run("launch=inline", "strategy=single", "local_batch=8", *typed)
+            assert code in (0, 2) and "Traceback" not in said and (code == 0 or said)
+
+    type_some()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(-1, 2**16 + 1) | st.floats() | st.text(max_size=5) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(FUZZ, max_examples=200)
+@given(st.data())
+def test_any_value_of_any_key_is_a_run_or_an_error_of_the_schema(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """What is accepted has an id, and is read back as it was."""
+    values = dict(_composed())
+    for _ in range(data.draw(st.integers(1, 3))):
+        group = data.draw(st.sampled_from(["", *GROUPS]))
+        part = values
+        if group:
+            part = values[group] = {**_composed()[group]}
+        if group and data.draw(st.booleans()):
+            part["name"] = data.draw(st.sampled_from([name for card in variants(group) for name in names(card)]))
+        part[data.draw(st.sampled_from(sorted(part)) | st.text(max_size=4))] = data.draw(JSON)
+    try:
+        config = parse(values)
+    except ConfigError:
+        return
+    path = tmp_path_factory.getbasetemp() / "config.yaml"
+    save(config, path)
+    assert read(path) == config and config.run_id and config.study_dir
+
+
+@functools.cache
+def _composed() -> dict[str, Any]:
+    composed: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(compose("local_batch=8", "num_workers=2"))))
+    return composed

@@ -1,0 +1,93 @@
+"""What the C library does with memory that a step frees, and what peaks are measured of."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bsweep.core import memory
+from bsweep.core.ranks import Place
+from bsweep.runlog import RunPaths, read_records
+from bsweep.train import evaluation, steps, worker
+from bsweep.train.job import Job
+from tests.support.gpus import on_gpus
+from tests.support.running import TINY, compose
+
+FAULTS = """
+import resource
+from bsweep import memory
+getattr(memory, "{how}", lambda: None)()
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [bytearray(b"x") * (24 << 20) for _ in range(3)]
+    del blocks
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(how: str) -> int:
+    """Pages that the system fills for the third of three equal rounds of large blocks."""
+    return int(subprocess.run([sys.executable, "-c", FAULTS.format(how=how)], capture_output=True, check=True).stdout)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
+def test_freed_blocks_serve_the_next_step_or_return_to_the_system_at_once() -> None:
+    pages = 3 * (24 << 20) // 4096
+    assert faults("keep_for_next_step") < pages / 100
+    assert faults("give_back_at_once") > pages / 600  # at least once for each huge page
+
+
+@pytest.mark.parametrize("within", ["null", "40"])
+def test_each_epochs_training_and_evaluation_have_peaks_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, within: str
+) -> None:
+    """A gauge stands for the device's: steps fill it to 10, evaluations to 100."""
+    gauge, plain_step, plain_evaluate = [0], steps.train_step, evaluation.evaluate
+
+    def step(*arguments: Any) -> Tensor:
+        gauge[0] = max(gauge[0], 10)
+        return plain_step(*arguments)
+
+    def evaluate(job: Job) -> tuple[float | None, float | None]:
+        gauge[0] = max(gauge[0], 100)
+        return plain_evaluate(job)
+
+    monkeypatch.setattr(steps, "train_step", step)
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
+    monkeypatch.setattr(memory, "reset_peak", lambda _: gauge.__setitem__(0, 1))
+    monkeypatch.setattr(memory, "peak_bytes", lambda _: gauge[0])
+    point = ("local_batch=32", "launch=inline", "strategy=single", "model=tiny_cnn", "epochs=3", *TINY)
+    threads = torch.get_num_threads()
+    worker.train(compose(*point, f"evaluate_every_examples={within}"), RunPaths(tmp_path), Place())
+    torch.set_num_threads(threads)
+    epochs = [record for record in read_records(RunPaths(tmp_path).metrics)[0] if record["type"] == "epoch"]
+    assert [(e["peak_memory_bytes"], e["evaluation_peak_memory_bytes"]) for e in epochs] == [(10, 100)] * 3
+
+
+@pytest.mark.parametrize("device", [on_gpus("cuda")])
+def test_a_gpus_peak_is_the_same_in_every_epoch_and_grows_with_the_batch(tmp_path: Path, device: str) -> None:
+    peaks = []
+    for batch in (64, 256):
+        point = (
+            f"local_batch={batch}",
+            "launch=inline",
+            "strategy=single",
+            "model=resnet18",
+            "epochs=3",
+            f"device={device}",
+        )
+        data = ("data=synthetic", "data.num_train=1024", "data.num_test=1000", "data.shape=[3,32,32]")
+        paths = RunPaths(tmp_path / str(batch))
+        paths.folder.mkdir()
+        worker.train(compose(*point, *data), paths, Place())
+        epochs = [record for record in read_records(paths.metrics)[0] if record["type"] == "epoch"]
+        assert len({epoch["peak_memory_bytes"] for epoch in epochs}) == 1
+        peaks.append(epochs[0]["peak_memory_bytes"])
+    assert peaks[0] < peaks[1]

@@ -1,0 +1,300 @@
+"""Data of one's own, and torchvision's: whatever is returned becomes tensors in the cache, or is refused in words."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bsweep import data
+from bsweep.config import ConfigError, RunConfig, TorchvisionConfig, own
+from bsweep.config.data import TorchvisionDataset
+from bsweep.core.torchvision_shim import import_torchvision
+from bsweep.data import examples
+from bsweep.data.dataset import Dataset, balanced_subset
+from bsweep.data.pictures import Unfit
+from bsweep.data.torchvision import splits
+from bsweep.runlog import read_records
+from tests.support.running import bsweep, compose, summaries
+
+CPU = torch.device("cpu")
+
+FILE = """\
+import pathlib
+import torch
+from PIL import Image
+
+def images(num_train=60, classes=3):
+    pathlib.Path("calls").open("a").write("called\\n")
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (num_train + 20, 1, 8, 8), dtype=torch.uint8, generator=generator)
+    labels = torch.arange(num_train + 20) % classes
+    return (pixels[:num_train], labels[:num_train]), (pixels[num_train:], labels[num_train:])
+
+def floats():
+    return (torch.randn(12, 5), torch.arange(12) % 2), (torch.randn(4, 5), torch.arange(4) % 2)
+
+class Pictures:
+    classes = ["dark", "bright"]
+    def __init__(self, count): self.count = count
+    def __len__(self): return self.count
+    def __getitem__(self, i): return Image.new("RGB", (8, 6), (100 * (i % 2), 0, i)), i % 2
+
+def pictures():
+    return Pictures(10), Pictures(4)
+
+def unpaired():
+    return Pictures(10)
+
+def broken():
+    [][3]
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to start in, with a cache of its own."""
+    (tmp_path / "mydata.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    for cache in (own._of_file, own._of_module, data._prepared):
+        cache.cache_clear()
+    return tmp_path
+
+
+def point(name: str, *more: str) -> RunConfig:
+    return own.resolve(compose("local_batch=8", "data=own", f"data.target=mydata.py:{name}", "model=tiny_cnn", *more))
+
+
+def load(name: str, *more: str) -> Dataset:
+    config = point(name, *more).data
+    info, dataset = data.prepare(config), data.load(config, CPU)
+    assert info.shape == tuple(dataset.train_inputs.shape[1:]) and info.num_train == len(dataset.train_labels)
+    assert (info.num_test, info.classes) == (len(dataset.test_labels), dataset.classes)
+    assert info.num_classes == dataset.num_classes
+    return dataset
+
+
+def test_a_pair_of_tensors_is_taken_and_called_for_once(folder: Path) -> None:
+    dataset = load("images")
+    assert dataset.train_inputs.shape == (60, 1, 8, 8) and dataset.train_inputs.dtype == torch.uint8
+    assert dataset.num_classes == 3 and dataset.classes == () and dataset.mean is not None
+    load("images")
+    assert (folder / "calls").read_text().count("called") == 1
+    assert len(load("images", "data.options={num_train: 40}").train_labels) == 40
+    assert (folder / "calls").read_text().count("called") == 2
+
+
+def test_images_of_pillows_become_bytes_and_bring_the_names_of_their_classes() -> None:
+    dataset = load("pictures")
+    assert dataset.train_inputs.shape == (10, 3, 6, 8) and dataset.classes == ("dark", "bright")
+    assert dataset.train_inputs[:, 2, 5, 7].tolist() == list(range(10))
+    assert dataset.train_labels.dtype == torch.int64 and dataset.train_labels.tolist() == [0, 1] * 5
+
+
+def test_floats_are_neither_bytes_nor_normalised() -> None:
+    dataset = load("floats", "data.crop_padding=4")
+    assert dataset.train_inputs.dtype == torch.float32 and dataset.mean is dataset.std is None
+    assert dataset.train_inputs.shape == (12, 5)
+
+
+def test_run_ids_tell_options_and_code_apart(folder: Path) -> None:
+    before, four = point("images"), point("images", "+data.options.classes=4")
+    assert before.run_id == point("images", "data.options=null").run_id != four.run_id
+    (folder / "mydata.py").write_text(FILE + "\n")
+    own._of_file.cache_clear()
+    assert point("images").run_id != before.run_id
+
+
+class _Examples(list[Any]):
+    """A map-style data set."""
+
+
+def pairs(count: int, *, dtype: torch.dtype = torch.uint8, side: int = 4) -> _Examples:
+    return _Examples((torch.zeros(3, side, side, dtype=dtype), i % 2) for i in range(count))
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "expected"),
+    [
+        (iter([]), pairs(3), "no len() or no [index]"),
+        (pairs(0), pairs(3), "0 inputs"),
+        ((torch.zeros(3, 2), torch.zeros(4)), pairs(3), "3 inputs and 4 labels"),
+        (_Examples([{"image": 1, "label": 2}]), pairs(3), "training example 0 is a dict"),
+        (pairs(3) + pairs(1, side=5), pairs(3), "training input 3 is uint8 of shape (3, 5, 5), the first uint8 of"),
+        (pairs(3), pairs(3, dtype=torch.float32), "testing float32 of shape (3, 4, 4)"),
+        ((torch.zeros(3, 2), torch.tensor([0, -1, 1])), (torch.zeros(1, 2), torch.tensor([0])), "a label is -1"),
+        ((torch.zeros(3, 2), torch.zeros(3, 7, dtype=torch.int64)), pairs(2), "labels of shape (3, 7)"),
+        (_Examples([(Image.new("F", (4, 4)), 0)]), pairs(3), "32-bit grey levels"),
+    ],
+)
+def test_data_that_cannot_be_stacked_are_described(train: Any, test: Any, expected: str) -> None:
+    with pytest.raises(Unfit) as caught:
+        examples.collected(train, test)
+    assert expected in str(caught.value)
+
+
+def test_a_label_beyond_the_names_of_the_classes_is_refused() -> None:
+    split = pairs(4)
+    split.classes = ["only"]  # type: ignore[attr-defined]
+    with pytest.raises(Unfit, match="a label is 1, but `classes` has 1 names"):
+        examples.collected(split, pairs(2))
+
+
+def test_tokens_and_targets_are_no_classes() -> None:
+    tokens = torch.arange(20).view(4, 5)
+    text = examples.collected((tokens, tokens + 1), (tokens[:1], tokens[:1] + 1))
+    assert text.tokens_per_example == 5 and text.num_classes == 21 and text.mean is None
+    targets = examples.collected((torch.randn(6, 5), torch.randn(6, 2)), (torch.randn(2, 5), torch.randn(2, 2)))
+    assert targets.tokens_per_example is None and targets.num_classes == 2
+    assert len(balanced_subset(targets, 3).train_labels) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("unpaired", "it returned Pictures, not a pair (train, test)"),
+        ("broken", 'mydata.py", line'),
+    ],
+)
+def test_a_function_that_does_something_else_is_quoted(name: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        data.prepare(point(name).data)
+    assert expected in str(caught.value) and "data.target=mydata.py:" in str(caught.value)
+    assert 'bsweep/data/own.py"' not in str(caught.value)
+
+
+LONE = ("local_batch=8", "model=tiny_cnn", "launch=inline", "strategy=single", "epochs=1", "study=s")
+
+
+def test_a_run_on_data_of_ones_own_keeps_the_code(folder: Path) -> None:
+    (folder / "code").mkdir()
+    (folder / "mydata.py").rename(folder / "code/mydata.py")
+    result = bsweep("run", "data=own", "data.target=code/mydata.py:images", *LONE, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    (run,) = (folder / "results/s").glob("b8_*")
+    (kept,) = (run / "own").iterdir()
+    assert kept.read_text() == FILE and "code" not in (run / "config.yaml").read_text()
+    assert summaries(folder)[8]["status"] == "completed"
+    (start, *_), _ = read_records(run / "metrics.jsonl")
+    assert start["num_train"] == 60 and start["config"]["data"]["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("data.target=nowhere.py:images",), "nowhere.py cannot be read"),
+        (("data.target=mydata.py:imags",), "Did you mean 'images'?"),
+        (("data.target=mydata.py:images", "data.options={classs: 3}"), "Did you mean 'classes'?"),
+        (("data.target=mydata.py:images", "data.options.classs=3"), "Did you mean 'classes'?"),
+        (("data.target=mydata.py:broken",), "IndexError"),
+        ((), "data.target"),
+    ],
+)
+def test_what_cannot_be_loaded_ends_before_anything_starts(
+    folder: Path, overrides: tuple[str, ...], expected: str
+) -> None:
+    result = bsweep("run", "data=own", *overrides, *LONE, cwd=folder)
+    assert result.returncode == 2 and expected in result.stderr, result.stderr
+    assert not (folder / "results").exists()
+
+
+# torchvision's
+
+
+def torchvision(root: Path, dataset: str, side: int | None = None) -> TorchvisionConfig:
+    return TorchvisionConfig(
+        subset=None,
+        crop_padding=4,
+        flip=False,
+        name="torchvision",
+        dataset=dataset,  # type: ignore[arg-type]
+        root=str(root),
+        download=False,
+        side=side,
+    )
+
+
+def write_idx(path: Path, values: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">i4").tobytes()
+    with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:
+        file.write(head + values.tobytes())
+
+
+@pytest.mark.parametrize("dataset", ["MNIST", "FashionMNIST"])
+def test_files_of_mnists_format_are_read(folder: Path, dataset: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 28, 28), dtype=np.uint8)
+    labels = (np.arange(30) % 10).astype(np.uint8)
+    for name, part in (("train", slice(20)), ("t10k", slice(20, None))):
+        write_idx(folder / dataset / "raw" / f"{name}-images-idx3-ubyte", pixels[part])
+        write_idx(folder / dataset / "raw" / f"{name}-labels-idx1-ubyte", labels[part])
+    dataset_of = data.load(torchvision(folder, dataset), CPU)
+    assert np.array_equal(dataset_of.train_inputs[:, 0].numpy(), pixels[:20])
+    assert dataset_of.test_labels.tolist() == labels[20:].tolist() and len(dataset_of.classes) == 10
+    assert data.prepare(torchvision(folder, dataset)).shape == (1, 28, 28)
+    assert data.load(torchvision(folder, dataset, side=8), CPU).train_inputs.shape == (20, 1, 8, 8)
+
+
+def test_cifar100_is_checked_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import_torchvision()
+    from torchvision.datasets import CIFAR100
+
+    base = folder / CIFAR100.base_folder
+    base.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 3072), dtype=np.uint8)
+    for name in ("train", "test"):
+        (base / name).write_bytes(pickle.dumps({"data": pixels, "fine_labels": list(range(12))}))
+    (base / "meta").write_bytes(pickle.dumps({"fine_label_names": [f"class{i}" for i in range(100)]}))
+    with pytest.raises(ValueError, match=r"no intact CIFAR100 is there, and data\.download=false"):
+        data.load(torchvision(folder, "CIFAR100"), CPU)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    dataset = data.load(torchvision(folder, "CIFAR100"), CPU)
+    assert np.array_equal(dataset.train_inputs.numpy(), pixels.reshape(-1, 3, 32, 32))
+    assert dataset.num_classes == 100 and dataset.classes[7] == "class7"
+
+
+def test_images_of_many_sizes_need_a_side(folder: Path) -> None:
+    for split, size in (("train", (20, 30)), ("test", (30, 20))):
+        for number in range(2):
+            path = folder / "dtd/images" / split / f"{split}_{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (size[0] + number, size[1])).save(path)
+        (folder / "dtd/labels").mkdir(exist_ok=True)
+        (folder / f"dtd/labels/{split}1.txt").write_text(f"{split}/{split}_0.jpg\n{split}/{split}_1.jpg\n")
+    config = torchvision(folder / "nothing", "DTD")
+    with pytest.raises(ValueError, match="no intact DTD"):
+        data.load(config, CPU)
+    (folder / "root").mkdir()
+    (folder / "root/dtd").mkdir()
+    (folder / "dtd").rename(folder / "root/dtd/dtd")
+    with pytest.raises(ValueError, match=r"training input 1 .* data\.side=SIDE"):
+        data.load(torchvision(folder / "root", "DTD"), CPU)
+    assert data.load(torchvision(folder / "root", "DTD", side=16), CPU).train_inputs.shape == (2, 3, 16, 16)
+
+
+@pytest.mark.parametrize("dataset", get_args(TorchvisionDataset))
+def test_every_data_set_that_is_named_takes_its_parts(dataset: str) -> None:
+    import inspect
+
+    kind = getattr(import_torchvision().datasets, dataset)
+    for keywords in splits(dataset):
+        inspect.signature(kind).bind("root", download=True, **keywords)
+        for value in keywords.values():
+            assert isinstance(value, bool) or f'"{value}"' in inspect.getsource(sys.modules[kind.__module__])
+
+
+def test_inputs_and_labels_may_share_memory_and_be_bfloat16() -> None:
+    images = torch.rand(6, 3, 4, 4, dtype=torch.bfloat16)
+    both = images, images[:, 0, 0]
+    found = examples.collected(both, both)
+    parts = [found.train_inputs, found.train_labels, found.test_inputs, found.test_labels]
+    assert len({part.untyped_storage().data_ptr() for part in parts}) == 4
+    assert torch.equal(found.train_inputs, images.float())

@@ -1,0 +1,165 @@
+"""Examples that do not fit on the device: the same bits, fetched ahead of their step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bsweep import data
+from bsweep.config import SyntheticConfig
+from bsweep.core.ranks import Place
+from bsweep.data import dataset as datasets
+from bsweep.data import plan
+from bsweep.data.dataset import Dataset, placed
+from bsweep.data.streaming import Part
+from bsweep.runlog import RunPaths
+from bsweep.train import worker
+from tests.support.running import TINY, compose
+
+CPU, OTHER = torch.device("cpu"), torch.device("cpu", 0)
+"""The second is no other device, but not equal to the first: examples are streamed to it as to a GPU."""
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+def some_part(device: torch.device, count: int = 40) -> tuple[Part, torch.Tensor]:
+    images = torch.arange(count * 12).view(count, 3, 2, 2).to(torch.uint8)
+    return Part(images, torch.arange(count) % 7, device), images
+
+
+def check(part: Part, images: torch.Tensor, indices: torch.Tensor) -> None:
+    inputs, labels, numbers = (tensor.cpu() for tensor in part.take(indices))
+    assert torch.equal(inputs, images[indices]) and torch.equal(labels, indices % 7) and torch.equal(numbers, indices)
+
+
+@pytest.mark.parametrize("device", [OTHER, pytest.param(torch.device("cuda", 0), marks=[pytest.mark.gpu, needs_gpu])])
+@pytest.mark.parametrize("num_passes", [1, 3])
+def test_streamed_steps_are_those_that_were_asked_for(
+    device: torch.device, num_passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, images = some_part(device)
+    assert part.streams
+    fetched: list[int] = []
+    plain = Part._fetch
+
+    def spying(self: Part, indices: torch.Tensor) -> object:
+        fetched.append(len(indices))
+        return plain(self, indices)
+
+    monkeypatch.setattr(Part, "_fetch", spying)
+    steps = list(plan.epoch_order(40, seed=0, epoch=1).split(9))
+    for number, step in enumerate(steps):
+        part.expect(steps[number : number + 2])
+        for i in range(num_passes):
+            check(part, images, plan.worker_part(step, i, num_passes))
+    assert fetched == [9, 9, 9, 9, 4], "each step once"
+
+
+def test_the_next_step_is_fetched_before_it_is_taken() -> None:
+    part, images = some_part(OTHER)
+    steps = list(torch.arange(12).split(4))
+    part.expect(steps[:2])
+    check(part, images, steps[0])
+    ((indices, future),) = part._coming
+    assert torch.equal(indices, steps[1]) and torch.equal(future.result(timeout=30).tensors[0], images[4:8])
+
+
+def test_what_was_not_expected_is_fetched_all_the_same() -> None:
+    part, images = some_part(OTHER)
+    part.expect([torch.arange(4), torch.arange(4, 8)])
+    for indices in (torch.tensor([9, 9, 1]), torch.arange(4), torch.arange(4), torch.tensor([], dtype=torch.int64)):
+        check(part, images, indices)
+    part.expect([torch.tensor([], dtype=torch.int64), torch.arange(30)])
+    check(part, images, torch.arange(30))
+
+
+def test_a_part_on_its_device_is_never_copied() -> None:
+    part, images = some_part(CPU)
+    part.expect([torch.arange(4)])
+    assert not part.streams and not part._coming
+    check(part, images, torch.arange(4))
+
+
+def synthetic() -> Dataset:
+    config = SyntheticConfig(
+        name="synthetic",
+        shape=(3, 4, 4),
+        num_classes=2,
+        num_train=90,
+        num_test=10,
+        subset=None,
+        crop_padding=0,
+        flip=False,
+    )
+    return data.load(config, CPU)
+
+
+@pytest.mark.parametrize(
+    ("free", "wanted", "streams"),
+    [
+        (10**6, "auto", (False, False)),
+        (10_000, "auto", (True, False)),
+        (100, "auto", (True, True)),
+        (10**6, "cpu", (True, True)),
+        (100, "cuda", (False, False)),
+    ],
+)
+def test_what_fits_is_kept_on_the_device(
+    free: int, wanted: str, streams: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 90 x (48 + 8) and 10 x (48 + 8) bytes, half of what is free."""
+    monkeypatch.setattr(datasets, "free_bytes", lambda device: free)
+    meta = placed(synthetic(), torch.device("meta"), wanted)  # type: ignore[arg-type]
+    on_device = tuple(tensor.device.type == "meta" for tensor in (meta.train_labels, meta.test_labels))
+    assert on_device == tuple(not part for part in streams) and meta.mean is not None
+    assert meta.mean.device.type == "meta" and meta.train_inputs.device == meta.train_labels.device
+
+
+def test_on_a_cpu_all_stays_where_it_is_mapped() -> None:
+    dataset = synthetic()
+    for wanted in ("auto", "cpu", "cuda"):
+        again = placed(dataset, CPU, wanted)
+        assert again.train_inputs is dataset.train_inputs and not again.train.streams and not again.test.streams
+
+
+POINT = (
+    *TINY,
+    "model=tiny_cnn",
+    "local_batch=8",
+    "accumulation_steps=2",
+    "epochs=2",
+    "launch=inline",
+    "strategy=single",
+)
+
+
+def test_a_run_on_streamed_examples_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose(*POINT)
+    assert config.run_id == compose(*POINT, "data.device=auto").run_id != compose(*POINT, "data.device=cpu").run_id
+    for name in ("resident", "streamed"):
+        (tmp_path / name).mkdir()
+    resident = worker.train(config, RunPaths(tmp_path / "resident"), Place())
+    monkeypatch.setattr(datasets, "placed", lambda dataset, *_: replace(dataset, device=OTHER))
+    streamed = worker.train(config, RunPaths(tmp_path / "streamed"), Place())
+    assert streamed.dataset.train.streams and not resident.dataset.train.streams
+    assert torch.equal(resident.vector.parameters, streamed.vector.parameters)
+    ends = [(tmp_path / name / "metrics.jsonl").read_text().splitlines()[-2] for name in ("resident", "streamed")]
+    losses = [line.partition('"test_loss"')[2].partition(",")[0] for line in ends]
+    assert losses[0] == losses[1] and losses[0]
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_gpu_that_streams_reaches_the_weights_of_one_that_keeps_all(tmp_path: Path) -> None:
+    point = (*POINT[:-2], "launch=inline", "strategy=single", "device=cuda", "precision=fp64")
+    for name in ("cuda", "cpu"):
+        (tmp_path / name).mkdir()
+    cuda, cpu = (
+        worker.train(compose(*point, f"data.device={name}"), RunPaths(tmp_path / name), Place())
+        for name in ("cuda", "cpu")
+    )
+    assert cpu.dataset.train.streams and cpu.dataset.test.streams and not cuda.dataset.train.streams
+    torch.testing.assert_close(cuda.vector.parameters, cpu.vector.parameters, rtol=1e-9, atol=1e-12)

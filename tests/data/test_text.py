@@ -1,0 +1,181 @@
+"""Texts become sequences of tokens and the tokens after them, and language models learn from them in real runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bsweep import data
+from bsweep.config import TextConfig
+from bsweep.data import cache
+from bsweep.runlog import RunPaths, read_records, read_summary
+from tests.support.running import bsweep, imported_first, write_text
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    data._prepared.cache_clear()
+
+
+def text(path: Path, **changes: Any) -> TextConfig:
+    plain = TextConfig(subset=None, name="text", path=str(path), sequence_length=4, tokenizer=None, test_share=0.25)
+    return dataclasses.replace(plain, **changes)
+
+
+def test_each_label_is_the_byte_after_its_input(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(bytes(range(100, 120)))  # 15 to train on, 5 to test on
+    dataset = data.load(text(path), CPU)
+    assert dataset.train_inputs.tolist() == [[100, 101, 102, 103], [104, 105, 106, 107], [108, 109, 110, 111]]
+    assert dataset.train_labels.tolist() == [[101, 102, 103, 104], [105, 106, 107, 108], [109, 110, 111, 112]]
+    assert dataset.test_inputs.tolist() == [[115, 116, 117, 118]]
+    assert dataset.test_labels.tolist() == [[116, 117, 118, 119]]
+    assert data.prepare(text(path)) == data.DataInfo(3, 1, (4,), (), 256)
+
+
+def test_a_text_is_in_memory_once(tmp_path: Path) -> None:
+    dataset = data.load(text(write_text(tmp_path / "text.txt", 1000)), CPU)
+    tensors = (dataset.train_inputs, dataset.train_labels, dataset.test_inputs, dataset.test_labels)
+    assert {tensor.dtype for tensor in tensors} == {torch.uint8}
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    assert dataset.train_inputs.untyped_storage().nbytes() == 1000
+
+
+def test_a_subset_of_a_text_is_random_always_the_same_and_part_of_a_larger_one(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "text.txt", 4000)
+    whole, ten, again, five = (data.load(text(path, subset=size), CPU) for size in (None, 10, 10, 5))
+    assert torch.equal(ten.train_inputs, again.train_inputs) and len(ten.train_inputs) == 10
+    assert torch.equal(ten.train_inputs[:, 1:], ten.train_labels[:, :-1])
+    rows = [{tuple(row) for row in dataset.train_inputs.tolist()} for dataset in (whole, ten, five)]
+    assert rows[0] > rows[1] > rows[2]
+    assert not torch.equal(ten.train_inputs, whole.train_inputs[:10])
+    assert torch.equal(ten.test_inputs, whole.test_inputs)
+
+
+def save_tokenizer(path: Path, corpus: str) -> Path:
+    """A byte-level BPE of 270 tokens that was set to cut and to pad, as those of published models are."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=270, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(corpus.splitlines(keepends=True), trainer)
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(path))
+    return path
+
+
+def test_a_tokenizers_tokens_spell_the_text_and_are_made_once(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    path = write_text(tmp_path / "text.txt", 250_000)  # more than is tokenized at once
+    definition = save_tokenizer(tmp_path / "tokenizer.json", path.read_text()[:50_000])
+    config = text(path, tokenizer=str(definition), sequence_length=32)
+    dataset = data.load(config, CPU)
+    assert dataset.train_inputs.dtype == torch.int32 and dataset.num_classes == 270
+    sizes = len(dataset.train_inputs), len(dataset.test_inputs)
+    assert data.prepare(config) == data.DataInfo(*sizes, (32,), (), 270)
+    assert torch.equal(dataset.train_inputs[:, 1:], dataset.train_labels[:, :-1])
+    spelled = Tokenizer.from_file(str(definition)).decode(dataset.train_inputs.flatten().tolist())
+    assert path.read_text().startswith(spelled) and len(spelled) > 150_000
+    assert dataset.train_inputs.max() >= 256, "merges were used"
+
+    (kept,) = cache.cache_folder().glob("*.safetensors")
+    written = kept.stat().st_mtime_ns
+    path.touch()
+    assert torch.equal(data.load(config, CPU).train_inputs, dataset.train_inputs)
+    assert kept.stat().st_mtime_ns == written
+    write_text(path, 200_000)
+    assert len(data.load(config, CPU).train_inputs) < len(dataset.train_inputs)
+
+
+def refuses(config: TextConfig, *parts: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(parts[0])) as caught:
+        data.prepare(config)
+    for part in parts[1:]:
+        assert part in str(caught.value)
+
+
+def test_what_cannot_be_a_text_is_named(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "text.txt", 1000)
+    refuses(text(tmp_path / "nowhere.txt"), "data.path=", "nowhere.txt", "give a text file")
+    refuses(text(tmp_path), "data.path=", "directory")
+    refuses(text(path, tokenizer=str(tmp_path / "none.json")), "data.tokenizer=", "none.json", "null for bytes")
+    refuses(text(path, tokenizer=str(path)), "is no Hugging Face tokenizer.json", "null for bytes")
+    refuses(text(path, subset=188), "data.subset=188 is larger than the training set of 187")
+
+
+@pytest.mark.parametrize(("num_bytes", "test_share"), [(0, 0.1), (4, 0.1), (19, 0.25), (1000, 0.004), (1000, 0.996)])
+def test_a_text_shorter_than_a_sequence_is_refused(tmp_path: Path, num_bytes: int, test_share: float) -> None:
+    path = write_text(tmp_path / "text.txt", num_bytes)
+    parts = ("data.sequence_length=4", f"has {num_bytes} tokens", "need 5 of either", "a longer text")
+    refuses(text(path, test_share=test_share), *parts)
+
+
+def test_a_run_on_a_text_learns_and_counts_its_tokens(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "text.txt", 20_000)
+    arguments = (
+        "local_batch=16",
+        "data=text",
+        f"data.path={path}",
+        "data.sequence_length=32",
+        "model=llama_tiny",
+        "precision=fp32",
+        "optimizer=adamw",
+        "optimizer.lr=0.003",
+        "epochs=3",
+        "launch=inline",
+        "strategy=single",
+        "study=s",
+    )
+    result = bsweep("run", "--report", *arguments, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "tokens/s" in result.stderr and "images/s" not in result.stderr
+    for table in ("runs.csv", "provenance.csv"):
+        assert str(tmp_path) not in (tmp_path / "results/s/report" / table).read_text(), "where it lies is private"
+    (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
+    records = read_records(RunPaths(folder).metrics)[0]
+    start, *epochs = (record for record in records if record["type"] in ("start", "epoch"))
+    assert (start["tokens_per_example"], start["classes"], start["num_train"]) == (32, [], 562)
+    losses = [epoch["test_loss"] for epoch in epochs]
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 2.5
+    assert 0.2 < epochs[-1]["test_accuracy"] <= 1
+    for epoch in epochs:
+        assert epoch["tokens_per_second"] == pytest.approx(32 * epoch["images_per_second"])
+
+
+def test_workers_with_other_texts_under_the_same_path_are_told_so(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os\nos.environ['HOME'] = {str(tmp_path)!r} + '/home' + os.environ.get('RANK', '0')\n"
+    )
+    for rank in (0, 1):
+        (tmp_path / f"home{rank}").mkdir()
+        write_text(tmp_path / f"home{rank}/text.txt", 4000, seed=rank)
+    arguments = (
+        "local_batch=4",
+        "num_workers=2",
+        "strategy=allreduce",
+        "data=text",
+        "data.path='~/text.txt'",
+        "data.sequence_length=16",
+        "model=llama_tiny",
+        "study=s",
+    )
+    env = imported_first(tmp_path)
+    result = bsweep("run", *arguments, cwd=tmp_path, env=env)
+    assert result.returncode == 1, result.stderr
+    (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
+    end = read_summary(RunPaths(folder))
+    assert end is not None and end["status"] == "failed"
+    assert "rank 1 has other data than rank 0" in end["message"] and "Give all hosts the same files" in end["message"]

@@ -1,0 +1,125 @@
+"""What the parent's variables hold shows on no command line and stays in no file, and reaches workers only by name."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bsweep.launch import environment
+from bsweep.runlog import RunPaths, claimed
+from bsweep.study.attempts import attendance
+from tests.support.running import TINY, bsweep, on
+
+SECRET = "hunter2-in-plain-sight"
+VARIABLES = {
+    "SLACK": f"{SECRET}-a",
+    "OPENAI": f"{SECRET}-b",
+    "MINE_KEY_1": f"{SECRET}-c'\" $(id)\nd",
+    "OMP_SCHEDULE": "dynamic",
+}
+MODEL = """
+import json, os
+from torch import nn
+
+def build(num_classes, shape):
+    with open(f"seen.{os.getpid()}", "w") as file:
+        json.dump({name: os.environ.get(name) for name in %r}, file)
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], num_classes))
+"""
+
+
+@contextmanager
+def command_lines_watched() -> Iterator[set[str]]:
+    """The command lines with the secret, of all processes that run meanwhile."""
+    found: set[str] = set()
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    line = path.read_bytes()
+                except OSError:
+                    continue
+                if SECRET.encode() in line:
+                    found.add(line.decode(errors="replace"))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="no /proc to read command lines from")
+@pytest.mark.parametrize(
+    ("strategy", "hosts"),
+    [
+        ("horovod", ""),
+        ("ddp", ""),
+        pytest.param("horovod", "h1:1,h2:1", marks=pytest.mark.slow),
+        pytest.param("ddp", "h1:1,h2:1", marks=pytest.mark.slow),
+    ],
+)
+def test_a_secret_is_on_no_command_line_and_in_no_file(
+    tmp_path: Path, request: pytest.FixtureRequest, strategy: str, hosts: str
+) -> None:
+    (tmp_path / "mine.py").write_text(MODEL % list(VARIABLES))
+    point = [f"strategy={strategy}", "model=own", "model.target=mine.py:build", "launch.environment=[SLACK,MINE_KEY_1]"]
+    prefix: tuple[str, ...] = ()
+    if hosts:
+        up: Callable[..., dict[str, str]] = request.getfixturevalue("up")
+        point += [f"{key}={value}" for key, value in up("2").items()]
+        prefix = on("h1")
+    point += ["num_workers=2", "local_batch=8", "epochs=1", "study=s", "precision=fp32", "channels_last=true", *TINY]
+    with command_lines_watched() as seen:
+        result = bsweep("run", *point, cwd=tmp_path, env=VARIABLES, prefix=prefix, fresh=bool(hosts))
+    assert result.returncode == 0, result.stderr
+    assert not seen
+    workers = [json.loads(path.read_text()) for path in tmp_path.glob("seen.*")]
+    passed = {**VARIABLES, "OPENAI": None}
+    assert sum(worker == passed for worker in workers) >= 2, "what was named has reached both workers, as it is"
+    kept = [
+        path for path in (tmp_path / "results").rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()
+    ]
+    assert not kept
+
+
+def test_what_passes_secrets_is_its_owners_and_gone_when_all_have_read_it(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    for rank in range(2):
+        paths.rank_logs(rank).mkdir(parents=True)
+    (paths.rank_logs(0) / "stdout").touch()
+    environment.write(paths.environment, VARIABLES)
+    assert paths.environment.stat().st_mode & 0o777 == 0o600
+    environment.remove_when_read(paths, range(2))
+    assert paths.environment.exists(), "rank 1 has not read it"
+    for rank in range(2):
+        (paths.rank_logs(rank) / "stdout").touch()
+    environment.remove_when_read(paths, range(2))
+    assert not paths.environment.exists()
+
+
+def test_what_a_killed_sweep_left_is_removed_by_the_next_one_unless_it_is_in_use(tmp_path: Path) -> None:
+    left, in_use = (RunPaths(tmp_path / name).environment for name in ("b8", "b16"))
+    for path in (left, in_use):
+        path.parent.mkdir()
+        environment.write(path, VARIABLES)
+    attendance = attendance.Attendance()
+    with claimed(attendance.of_run(in_use.parent)):
+        attendance.join(tmp_path)
+    attendance.leave()
+    assert not left.exists() and in_use.exists()
+
+
+def test_a_variable_that_is_named_and_not_set_is_refused(tmp_path: Path) -> None:
+    result = bsweep("run", "local_batch=8", "launch.environment=[NOT_SET_HERE]", *TINY, cwd=tmp_path)
+    assert result.returncode == 2
+    assert 'launch.environment=["NOT_SET_HERE"]: NOT_SET_HERE not set here' in result.stderr

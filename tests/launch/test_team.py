@@ -1,0 +1,200 @@
+"""Processes that train several points of a sweep: as fresh ones do, and none that has failed trains another."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsweep.config import own
+from bsweep.launch import team as leading
+from bsweep.runlog import RunPaths, read_json, read_records
+from bsweep.train import team_worker
+from bsweep.train.team_worker import TeamPaths
+from tests.study.test_run import runs
+from tests.support.gpus import on_gpus
+from tests.support.running import TINY, bsweep, compose, imported_first, summaries
+
+POINT = (*TINY, "model=tiny_cnn", "epochs=2", "log_every_steps=1")
+STRATEGIES = {
+    "horovod": ("strategy=horovod",),
+    "allreduce": ("strategy=allreduce",),
+    "parameter_server": ("strategy=parameter_server", "strategy.num_servers=1"),
+}
+
+
+def numbers(cwd: Path, study: str) -> dict[str, list[dict[str, Any]]]:
+    """What the runs of a study computed, but times."""
+    timed = {"time", "type", "schema", "servers"}
+    of_runs = {}
+    for paths in runs(cwd, study):
+        records = (record for record in read_records(paths.metrics)[0] if record["type"] in ("step", "epoch"))
+        of_runs[paths.folder.name] = [
+            {
+                key: value
+                for key, value in record.items()
+                if key not in timed and not key.endswith(("seconds", "per_second", "memory_bytes", "p50", "p95"))
+            }
+            for record in records
+        ]
+    return of_runs
+
+
+def launched(cwd: Path, study: str) -> list[tuple[int, int]]:
+    """Points for which processes were started, by number of workers and local batch."""
+    found = []
+    for paths in runs(cwd, study):
+        (start,) = (record for record in read_records(paths.metrics)[0] if record["type"] == "start")
+        if paths.launcher_log.exists():
+            found.append((start["config"]["num_workers"], start["local_batch"]))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_processes_that_trained_a_point_train_the_next_as_fresh_ones_do(tmp_path: Path, strategy: str) -> None:
+    given = (*POINT, *STRATEGIES[strategy])
+    counts = "1,2" if strategy == "horovod" else "2"
+    for study, batches, reuse in (("reused", "8,16,5", "true"), ("fresh", "16,5", "false")):
+        grid = ("-m", f"local_batch={batches}", f"num_workers={counts}", f"study={study}", f"launch.reuse={reuse}")
+        result = bsweep("run", *grid, *given, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    workers = [int(count) for count in counts.split(",")]
+    assert launched(tmp_path, "reused") == [(count, 8) for count in workers], "the first of each worker count"
+    assert launched(tmp_path, "fresh") == [(count, batch) for count in workers for batch in (5, 16)]
+    reused, fresh = numbers(tmp_path, "reused"), numbers(tmp_path, "fresh")
+    assert fresh and fresh == {run: reused[run] for run in fresh}, "bit for bit"
+    assert not list((tmp_path / "results/reused").glob(".team.*"))
+
+
+@pytest.mark.parametrize("strategy", [on_gpus(name, number=2) for name in ("horovod", "allreduce")])
+def test_a_point_gives_its_gpu_memory_back(tmp_path: Path, strategy: str) -> None:
+    images = ("data=synthetic", "data.num_train=2048", "data.num_test=100", "data.shape=[3,32,32]")
+    grid = ("-m", "local_batch=512,8", "num_workers=2", "epochs=1", "study=s", f"strategy={strategy}")
+    result = bsweep("run", *grid, *images, cwd=tmp_path, fresh=True)
+    assert result.returncode == 0, result.stderr
+    assert launched(tmp_path, "s") == [(2, 512)]
+    epochs = [r for paths in runs(tmp_path) for r in read_records(paths.metrics)[0] if r["type"] == "epoch"]
+    peaks = {epoch["global_batch"]: epoch["peak_memory_bytes"] for epoch in epochs}
+    assert peaks[16] < peaks[1024] / 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "failure", "said"),
+    [
+        ("horovod", "raise RuntimeError('own fault')", "rank 1 failed: RuntimeError: own fault"),
+        ("allreduce", "os.kill(os.getpid(), 9)", "rank 1 was ended by SIGKILL"),
+    ],
+)
+def test_a_point_that_fails_costs_itself_and_a_fresh_start(
+    tmp_path: Path, strategy: str, failure: str, said: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('RANK', os.environ.get('HOROVOD_RANK')) == '1':\n"
+        "    import bsweep.train.steps as steps\n"
+        "    plain = steps.train_step\n"
+        "    def failing(job, *a, **k):\n"
+        "        if job.config.local_batch == 16:\n"
+        f"            {failure}\n"
+        "        return plain(job, *a, **k)\n"
+        "    steps.train_step = failing\n"
+    )
+    grid = ("-m", "local_batch=8,16,5,10", "num_workers=2", *POINT, *STRATEGIES[strategy], "study=s")
+    result = bsweep("run", *grid, cwd=tmp_path, env=imported_first(tmp_path))
+    assert result.returncode == 1, result.stderr
+    found = summaries(tmp_path)
+    assert {batch: end["status"] for batch, end in found.items()} == {
+        8: "completed", 16: "failed", 5: "completed", 10: "completed",
+    }  # fmt: skip
+    assert found[16]["message"].startswith(said)
+    assert launched(tmp_path, "s") == [(2, 5), (2, 8)]
+
+
+@pytest.mark.parametrize(
+    ("others", "can"),
+    [
+        (("local_batch=16", "model=vgg16", "seed=1", "strategy.buckets=2"), True),
+        (("num_workers=3",), False),
+        (("strategy.cycle_time_ms=2",), False),  # Horovod reads it once
+        (("launch.slowdown=[1,2]",), False),
+        (("launch=torchrun", "strategy=allreduce"), False),
+    ],
+)
+def test_which_points_the_same_processes_train(others: tuple[str, ...], can: bool) -> None:
+    point = ("local_batch=8", "num_workers=2")
+    assert (leading.key_of(compose(*point)) == leading.key_of(compose(*point, *others))) == can
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        ("launch.reuse=false",),
+        ("launch.memory_limit_mb=[512,512]",),
+        ("strategy=diloco", "strategy.on_loss=continue"),
+        ("launch=inline", "strategy=single", "num_workers=1"),
+        ("strategy=ddp",),
+    ],
+)
+def test_which_points_need_processes_of_their_own(point: tuple[str, ...]) -> None:
+    assert leading.key_of(compose("local_batch=8", "num_workers=2", *point)) is None
+
+
+def test_points_of_other_code_of_ones_own_need_other_processes(tmp_path: Path) -> None:
+    keys = []
+    for number in (1, 1, 2):
+        (tmp_path / f"mine{number}.py").write_text(
+            f"import torch\ndef build(*_, width={number}): return torch.nn.Linear(1, 1)\n"
+        )
+        point = compose(
+            "local_batch=8", "num_workers=2", "model=own", f"model.target={tmp_path / f'mine{number}.py'}:build"
+        )
+        keys.append(leading.key_of(own.resolve(point)))
+    assert keys[0] == keys[1] != keys[2] and keys[2] != leading.key_of(compose("local_batch=8", "num_workers=2"))
+
+
+def test_who_had_better_train_no_other_point_says_so(tmp_path: Path) -> None:
+    led = leading.Team.__new__(leading.Team)
+    led._through, led._num_points, led._said_at = [tmp_path / "0", tmp_path / "1"], 2, time.monotonic()
+    led._touched_at = led._said_at
+    for second, is_spoilt in ((b".", False), (team_worker.SPOILT, True)):
+        for path, last in zip(led._through, (b".", second), strict=True):
+            path.write_bytes(b"." + last)
+        led.look_after()
+        assert led.is_through and led.is_spoilt == is_spoilt
+
+
+def test_a_point_that_diverges_leaves_nothing_travelling_to_the_next(tmp_path: Path) -> None:
+    """Its last exchange was on its way while the next round computed."""
+    overlapped = ("strategy=diloco", "strategy.algorithm=horovod", "launch=horovodrun", "strategy.overlap=true")
+    more = ("num_workers=2", "local_batch=8", "strategy.sync_every=1", "study=s")
+    result = bsweep("run", "-m", "optimizer.lr=1e30,0.01,0.02", *POINT, *overlapped, *more, cwd=tmp_path)
+    ends = [end["status"] for end in (read_json(paths.summary) or {} for paths in runs(tmp_path))]
+    assert sorted(ends) == ["completed", "completed", "diverged"], result.stderr
+    assert len(launched(tmp_path, "s")) == 1
+
+
+def test_who_hears_of_no_parent_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As processes on other hosts would, whose parent was killed while they waited."""
+    monkeypatch.setattr(team_worker, "PATIENCE_SECONDS", 0.2)
+    paths = TeamPaths(tmp_path)
+    paths.points.write_text("first\nsecond")
+    assert team_worker._next(paths, 0) == b"first\n"
+    with pytest.raises(SystemExit, match="has said nothing"):
+        team_worker._next(paths, len(b"first\n"))  # half a line is none
+    paths.points.write_text("first\nsecond\n\n")
+    assert team_worker._next(paths, len(b"first\n")) == b"second\n"
+    assert team_worker._next(paths, len(b"first\nsecond\n")) == b"\n"
+
+
+def test_code_of_ones_own_is_imported_anew_for_each_run(tmp_path: Path) -> None:
+    for number in (1, 2):
+        folder = RunPaths(tmp_path / str(number)).own
+        folder.mkdir(parents=True)
+        (folder / "counted_by_team.py").write_text(f"number = {number}\n")
+        own.search(folder)
+        import counted_by_team  # type: ignore[import-not-found]
+
+        assert counted_by_team.number == number
+        own.forget(folder)

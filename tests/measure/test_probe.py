@@ -1,0 +1,238 @@
+"""Real probes of real workers, and allocations that follow from what they found."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bsweep import allocation
+from bsweep.allocation import Probe
+from bsweep.cli.main import main
+from bsweep.config import RunConfig
+from bsweep.measure import probe_worker
+from bsweep.train.job import Job
+from tests.support.running import bsweep, compose, imported_first, summaries
+
+DATA = ("data=synthetic", "data.num_train=300", "data.num_test=20", "data.shape=[3,32,32]", "data.crop_padding=1")
+LARGE = (
+    *DATA,
+    "model=tiny_cnn",
+    "model.width=64",
+    "study=s",
+    "local_batch=8",
+    "num_workers=2",
+    "epochs=1",
+    "launch.threads_per_worker=1",
+)
+POINT = (*LARGE, "data.num_train=40", "data.shape=[3,8,8]", "model.width=8")
+UNEVEN = (*LARGE, "precision=fp32", "strategy=diloco", "launch.slowdown=[1,5]", "launch.memory_limit_mb=[400,32]")
+
+
+# What oneDNN does on some processors, on any: a batch of 13 has no room, and after that no step of the process works.
+SPOILT = """
+import sys
+if not any("resource_tracker" in word for word in sys.orig_argv):
+    from bsweep import steps
+    plain, is_spoilt = steps.train_step, False
+
+    def step(job, batch, part, epoch, num_passes):
+        global is_spoilt
+        if is_spoilt or len(part) > 12:
+            is_spoilt = True
+            raise RuntimeError("could not create a primitive")
+        return plain(job, batch, part, epoch, num_passes)
+
+    steps.train_step = step
+"""
+
+
+def probed(tmp_path: Path, *overrides: str) -> tuple[RunConfig, Probe]:
+    result = bsweep("probe", *overrides, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    config = compose(*overrides, f"results_dir={tmp_path}/results")
+    return config, allocation.read_probe(config)
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("uneven")
+    result = bsweep("probe", *UNEVEN, "allocation=hybrid", cwd=folder, fresh=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder, result.stdout + result.stderr
+
+
+def test_a_probe_sees_who_is_slow_and_who_has_little_memory(uneven: tuple[Path, str]) -> None:
+    folder, output = uneven
+    config = compose(*UNEVEN, f"results_dir={folder}/results")
+    fast, slow = allocation.read_probe(config).workers
+    both = [batch.local_batch for batch in slow.batches]
+    assert statistics.median(slow.step_seconds(batch) / fast.step_seconds(batch) for batch in both) > 1.5
+    assert fast.peak_flops / slow.peak_flops > 1.5
+    assert slow.largest_batch < fast.largest_batch and slow.stopped_by == "out_of_memory"
+    assert (fast.memory_bytes, slow.memory_bytes) == (400 * 2**20, 32 * 2**20)
+    assert {batch.local_batch for batch in fast.batches} >= {1, 2, 4, 8, 16}
+    for words in ("worker 1: local batch 8: ", " s per step", "out of memory", "largest", "TFLOP/s", "one exchange: "):
+        assert words in output
+    assert output.splitlines()[-1] != "" and not list((folder / "results/s").glob("*/summary.json"))
+
+
+def test_every_policy_resolves_from_a_real_probe(uneven: tuple[Path, str]) -> None:
+    point = (*UNEVEN, f"results_dir={uneven[0]}/results")
+    workers = allocation.read_probe(compose(*point)).workers
+    flops = [worker.peak_flops for worker in workers]
+    seconds = [worker.step_seconds(8) for worker in workers]
+    expected: dict[str, tuple[str, tuple[int, ...]]] = {
+        "batch_by_memory": ("local_batches", (workers[0].largest_batch, workers[1].largest_batch)),
+        "batch_by_flops": ("local_batches", allocation.batch_by_flops(flops, 8)),
+        "steps_by_flops": ("local_steps", allocation.steps_by_flops(flops, 100)),
+        "by_speed": ("local_steps", allocation.by_seconds(seconds, 100)),
+    }
+    for name, (key, values) in expected.items():
+        resolved = allocation.fill_in(compose(*point, f"allocation={name}"))
+        assert getattr(resolved.allocation, key) == values
+    for name in ("hybrid", "network_aware"):
+        assert min(allocation.fill_in(compose(*point, f"allocation={name}")).local_steps) >= 1
+
+
+@pytest.mark.slow
+def test_a_memory_limit_holds_in_training_as_in_the_probe(uneven: tuple[Path, str], tmp_path: Path) -> None:
+    folder, _ = uneven
+    largest = allocation.read_probe(compose(*UNEVEN, f"results_dir={folder}/results")).workers[1].largest_batch
+    alone = (*LARGE, "precision=fp32", "num_workers=1", "strategy=allreduce", "launch.memory_limit_mb=[32]")
+    # Within a few MiB of a limit a batch may fit one time and not the next.
+    smaller, larger = largest * 3 // 4, min(300, largest * 2 + 2)
+    assert larger >= largest * 3 / 2, "there are examples enough to run out of memory"
+    result = bsweep("run", "-m", *alone, f"local_batch={larger},{smaller}", cwd=tmp_path, fresh=True)
+    assert result.returncode == 1, result.stdout + result.stderr
+    ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}
+    assert ends == {larger: "out_of_memory", smaller: "completed"}
+
+
+LONE = (*POINT, "num_workers=1", "launch=inline", "strategy=single", "launch.memory_limit_mb=[200]")
+
+
+def test_a_batch_that_does_not_fit_spoils_no_other(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SPOILT)
+    result = bsweep("probe", *LONE, cwd=tmp_path, env=imported_first(tmp_path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    (found,) = json.loads((tmp_path / "results/s/probe.json").read_text())["workers"]
+    assert [batch["local_batch"] for batch in found["batches"]] == [1, 2, 4, 8, 12]
+    assert found["stopped_by"] == "out_of_memory" and "local batch 16: out of memory" in result.stdout
+
+
+def test_a_point_that_does_not_fit_spoils_no_other_of_its_sweep(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SPOILT)
+    result = bsweep("run", "-m", *LONE, "local_batch=16,8", cwd=tmp_path, env=imported_first(tmp_path))
+    ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}
+    assert ends == {16: "out_of_memory", 8: "completed"}, result.stdout + result.stderr
+
+
+@pytest.mark.slow
+def test_training_with_the_largest_batches_stays_within_the_memory_that_was_probed(
+    uneven: tuple[Path, str], tmp_path: Path
+) -> None:
+    probe = f"allocation.probe={uneven[0]}/results/s/probe.json"
+    more = ("allocation=batch_by_memory", "data.num_train=1000", "strategy.sync_every=1", "local_batch=300")
+    result = bsweep("run", *UNEVEN, *more, probe, cwd=tmp_path, fresh=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("strategy=single", "launch=inline", "num_workers=1"),
+        ("strategy=horovod",),
+        ("strategy=parameter_server", "allocation.local_batches=[24,8]"),
+    ],
+)
+def test_any_strategy_is_probed(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    config, probe = probed(tmp_path, *POINT, *overrides)
+    assert len(probe.workers) == config.num_workers
+    assert all(worker.largest_batch == 40 and worker.stopped_by == "examples" for worker in probe.workers)
+    own = {batch.local_batch for batch in probe.workers[0].batches}
+    assert config.local_batches[0] in own
+    assert probe.exchange_seconds is not None
+    assert (probe.exchange_seconds == 0) == (config.num_workers == 1)
+
+
+def test_an_experiment_is_probed_at_its_first_point_into_a_file_of_choice(tmp_path: Path) -> None:
+    small = (*DATA, "data.num_train=20", "model=tiny_cnn", "~data.side", "~model.stem")
+    overrides = ("experiment=quickstart", *small, "allocation=batch_by_memory")
+    result = bsweep("probe", *overrides, "allocation.probe=p/q.json", "seed=3,4", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    found: dict[str, Any] = json.loads((tmp_path / "p/q.json").read_text())
+    assert [worker["largest_batch"] for worker in found["workers"]] == [20]
+    for words in ("measuring local_batch=8, the first of", "measuring num_workers=1", "measuring seed=3"):
+        assert words in result.stderr
+
+
+def test_a_failed_probe_says_why_and_leaves_the_last_one(tmp_path: Path) -> None:
+    kept = tmp_path / "results/s/probe.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    result = bsweep(
+        "probe", *POINT, "strategy=allreduce", "launch.memory_limit_mb=[300,0.001]", "model.width=512", cwd=tmp_path
+    )
+    assert result.returncode == 1 and "out of memory with a local batch of 1" in result.stderr, result.stderr
+    assert "rank 1" in result.stderr and kept.read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("local_batch=8", "-m"), ["-m", "one point"]),
+        (("local_batch=8", "lokal=3"), ["lokal: unknown key"]),
+        ((), ["local_batch=null", "exactly one"]),
+        (("local_batch=8", "data=imagefolder"), ["data.root: no value given"]),
+        (("--help",), ["bsweep probe [key=value ...]"]),
+        (("local_batch=8", "device=cuda", "launch.memory_limit_mb=[9]"), ["device=cuda"]),
+        (("local_batch=8", "allocation=steps_by_speed"), ["strategy=horovod", "strategy=diloco"]),
+    ],
+)
+def test_bad_input_exits_with_2(
+    arguments: tuple[str, ...],
+    expected: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main._run("probe", arguments) == main.BAD_CONFIG
+    said = capsys.readouterr().err
+    for words in expected:
+        assert words in said
+    assert not list(tmp_path.rglob("config.yaml"))
+
+
+def test_a_probe_reads_back_as_it_was_written(uneven: tuple[Path, str]) -> None:
+    written = json.loads((uneven[0] / "results/s/probe.json").read_text())
+    probe = allocation.read_probe(compose(*UNEVEN, f"results_dir={uneven[0]}/results"))
+    assert json.loads(json.dumps(asdict(probe))) == written
+
+
+def test_the_matrix_product_is_of_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equal ones a GPU draws less power than in training, and is faster."""
+    monkeypatch.setitem(probe_worker._MATRIX_SIDE, "cpu", 64)
+    factors: list[Tensor] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.ops.aten.mm.default:
+                factors.append(args[0])
+            return function(*args, **(kwargs or {}))
+
+    job = SimpleNamespace(
+        device=torch.device("cpu"), precision="fp32", heartbeat=lambda: None, slowdown=SimpleNamespace(factor=1.0)
+    )
+    with Seen():  # type: ignore[no-untyped-call]
+        assert probe_worker._peak_flops(cast("Job", job)) > 0
+    assert factors and all(factor.unique().numel() > 1000 for factor in factors)

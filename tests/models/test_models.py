@@ -1,0 +1,186 @@
+"""Models have the published size, on the meta device where weights take no memory; and what is special about each."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from bsweep import models
+from bsweep.analysis.sharding import VGG16_LAYERS
+from bsweep.config import LlamaConfig, VGG16Config
+from bsweep.models import resnet18, taps
+from bsweep.models.llama import Llama, rotary_table, rotate
+from bsweep.numerics.vector import Vector
+from tests.support.running import compose
+
+
+def vgg16(num_classes: int = 1000, in_channels: int = 3) -> torch.nn.Module:
+    with torch.device("meta"):
+        config = VGG16Config(name="vgg16", dropout=0.25)
+        return models.build(config, num_classes=num_classes, shape=(in_channels, 32, 32))
+
+
+@pytest.mark.parametrize("side", [32, 64, 224])
+def test_vgg16_has_its_published_parameters_whatever_the_side(side: int) -> None:
+    model = vgg16()
+    assert sum(parameter.numel() for parameter in model.parameters()) == 138_357_544
+    assert model(torch.empty(2, 3, side, side, device="meta")).shape == (2, 1000)
+    assert [m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)] == [0.25, 0.25]
+
+
+def test_vgg16_takes_other_channels_and_classes() -> None:
+    model = vgg16(num_classes=10, in_channels=1)
+    assert model(torch.empty(2, 1, 32, 32, device="meta")).shape == (2, 10)
+
+
+def test_the_layer_table_of_the_sharding_model_is_vgg16s() -> None:
+    layers: dict[str, int] = {}
+    for name, parameter in vgg16().named_parameters():
+        layer = name.rpartition(".")[0]
+        layers[layer] = layers.get(layer, 0) + parameter.numel()
+    assert tuple(layers.values()) == VGG16_LAYERS
+
+
+@pytest.mark.parametrize("stem", ["imagenet", "cifar"])
+@pytest.mark.parametrize("side", [8, 32, 33])
+def test_taps_that_meet_padding_alone_are_left_out_and_nothing_changes(stem: str, side: int) -> None:
+    torch.manual_seed(0)
+    plain = resnet18.plain(stem, num_classes=10, in_channels=3).double()  # type: ignore[arg-type]
+    trimmed = taps.trim(copy.deepcopy(plain))
+    images = torch.randn(6, 3, side, side, dtype=torch.float64)
+    for model in (plain, trimmed):
+        model(images).square().sum().backward()
+    for (name, parameter), other in zip(plain.named_parameters(), trimmed.parameters(), strict=True):
+        assert parameter.grad is not None and other.grad is not None
+        torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-9, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("num_passes", [1, 2])
+@pytest.mark.parametrize("uses", [1, 2])
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+def test_gradients_of_left_out_taps_are_zeros_wherever_they_are_written(
+    num_passes: int, uses: int, memory_format: torch.memory_format
+) -> None:
+    torch.manual_seed(0)
+    plain = resnet18.plain("imagenet", num_classes=10, in_channels=3).double()
+    trimmed = taps.trim(copy.deepcopy(plain)).to(memory_format=memory_format)  # type: ignore[call-overload]
+    vector = Vector(trimmed)
+    vector.gradients.fill_(7.0)  # what an exchange, or an outer step, left there
+    images = torch.randn(num_passes, 4, 3, 32, 32, dtype=torch.float64)
+    vector.drop_gradients()
+    for model in (plain, trimmed):
+        for some in images:
+            torch.stack([model(some) for _ in range(uses)]).square().sum().backward()
+    weight = trimmed.get_parameter("layer4.1.conv2.weight")
+    (part,) = (part for part in vector.slices if part.name == "layer4.1.conv2.weight")
+    if uses == 1:  # of two, autograd may add the gradients elsewhere
+        assert weight.grad is not None and weight.grad.data_ptr() == vector.gradients[part.start :].data_ptr()
+    vector.collect_gradients()
+    for (name, parameter), other in zip(plain.named_parameters(), trimmed.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-9, atol=1e-9, msg=name)
+    # Outside of a step nobody writes there.
+    before = vector.gradients.clone()
+    torch.autograd.grad(trimmed(images[0]).sum(), [weight])
+    assert torch.equal(vector.gradients, before)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, 7])
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("padding", [0, 1, 3])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_trimmed_convolution_is_the_whole_one(kernel: int, stride: int, padding: int, dilation: int) -> None:
+    torch.manual_seed(0)
+    whole = torch.nn.Conv2d(2, 4, kernel, stride, padding, dilation, groups=2).double()
+    trimmed = taps.trim(torch.nn.Sequential(copy.deepcopy(whole)))
+    for height, width in ((1, 1), (2, 1), (3, 4), (9, 2)):
+        images = torch.randn(3, 2, height, width, dtype=torch.float64)
+        if min(height, width) + 2 * padding > dilation * (kernel - 1):
+            torch.testing.assert_close(trimmed(images), whole(images), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("side", "expected"),
+    [
+        ((1, 3, 1, 1, 1), (1, 2, 0)),
+        ((2, 3, 2, 1, 1), (1, 3, 0)),
+        ((2, 3, 1, 1, 1), (0, 3, 1)),
+        ((4, 7, 2, 3, 1), (1, 7, 2)),
+    ],
+)
+def test_useful_taps_are_those_that_meet_data(side: tuple[int, ...], expected: tuple[int, int, int]) -> None:
+    assert taps.useful_taps(*side) == expected
+
+
+def llama(name: str, vocabulary_size: int = 256) -> Llama:
+    config = compose("local_batch=8", "data=text", "data.path=somewhere", f"model={name}").model
+    assert isinstance(config, LlamaConfig)
+    torch.manual_seed(0)
+    return Llama(config, vocabulary_size=vocabulary_size)
+
+
+@pytest.mark.parametrize("vocabulary_size", [256, 32_000])
+def test_llama_150m_has_opendilocos_size_without_its_embeddings(vocabulary_size: int) -> None:
+    with torch.device("meta"):
+        model = llama("llama_150m", vocabulary_size)
+    block = 4 * 1024**2 + 3 * 1024 * 2688 + 2 * 1024  # attention, MLP, norms
+    assert 12 * block + 1024 == 149_447_680
+    expected = 149_447_680 + 2 * vocabulary_size * 1024
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+    assert model(torch.empty(2, 8, dtype=torch.long, device="meta")).shape == (2, 8, vocabulary_size)
+
+
+def test_llama_predicts_a_token_from_those_before_it() -> None:
+    model = llama("llama_tiny").double()
+    tokens = torch.randint(256, (2, 12))
+    changed = tokens.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % 256
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :7], after[:, :7], rtol=0, atol=1e-14)
+    assert (before - after).abs()[:, 7:].amax(dim=-1).min() > 1e-6
+
+
+def test_llama_knows_the_order_of_tokens() -> None:
+    model = llama("llama_tiny").double()
+    swapped = model(torch.tensor([[3, 5, 9]]))[0, -1] - model(torch.tensor([[5, 3, 9]]))[0, -1]
+    assert swapped.abs().max() > 1e-6
+
+
+def test_rotated_products_depend_on_distances_alone() -> None:
+    query, key = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64)
+    rotation = rotary_table(50, 16, like=query)
+    queries, keys = (rotate(heads.expand(1, 1, 50, 16), rotation) for heads in (query, key))
+    products = (queries @ keys.mT)[0, 0]
+    for distance in (-3, 0, 7):
+        diagonal = products.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-12, atol=1e-12)
+    assert products[0].std() > 0.1
+    torch.testing.assert_close(queries.norm(dim=-1), query.norm().expand(1, 1, 50))
+    assert torch.equal(queries[0, 0, 0], query.flatten()), "position 0 does not turn"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+def test_an_untrained_llama_guesses_in_every_precision(precision: str) -> None:
+    model = llama("llama_tiny")
+    model = model.double() if precision == "fp64" else model
+    tokens, labels = torch.randint(256, (2, 4, 64))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        logits = model(tokens)
+    assert logits.dtype == {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[precision]
+    loss = F.cross_entropy(logits.flatten(0, 1).double(), labels.flatten())
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(256), abs=0.1)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.any(), name
+
+
+def test_a_vocabulary_other_than_the_datas_is_refused() -> None:
+    config = compose(
+        "local_batch=8", "data=text", "data.path=somewhere", "model=llama_tiny", "model.vocabulary_size=99"
+    )
+    config.model.check(99)
+    with pytest.raises(ValueError, match=r"model\.vocabulary_size=99, .* 256 tokens: .*null"):
+        config.model.check(256)

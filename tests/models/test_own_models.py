@@ -1,0 +1,196 @@
+"""Models that bsweep does not ship: the user's own, timm's and torchvision's."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bsweep import models
+from bsweep.config import ConfigError, RunConfig, own
+from bsweep.runlog import RunPaths, read_records
+from tests.support.running import TINY, bsweep, compose
+
+ALONE = ("strategy=single", "launch=inline")
+MODELS = """\
+import torch
+from torch import nn
+
+def flat(num_classes, shape, width=4, norm=False):
+    size = shape[0] * shape[1] * shape[2]
+    between = nn.BatchNorm1d(width) if norm else nn.ReLU()
+    return nn.Sequential(nn.Flatten(), nn.Linear(size, width), between, nn.Linear(width, num_classes))
+
+def looks_at_numbers(num_classes, shape):
+    assert torch.ones(1).item() == 1
+    return flat(num_classes, shape)
+
+def returns_none(num_classes, shape):
+    pass
+
+def frozen(num_classes, shape):
+    return flat(num_classes, shape).requires_grad_(False)
+
+def lazy(num_classes, shape):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
+
+def complex_numbers(num_classes, shape):
+    return nn.Linear(3, num_classes, dtype=torch.complex64)
+
+def passes_on(num_classes, shape, **options):
+    return nn.Linear(3, num_classes, **options)
+
+def volumes(num_classes, shape):
+    size = shape[0] * shape[1] * shape[2]
+    return nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv3d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(2 * size, 10))
+
+class Fails(nn.Module):
+    def __init__(self, num_classes, shape, rank=None):
+        super().__init__()
+        self.layer, self.rank = flat(num_classes, shape), rank
+
+    def forward(self, images):
+        import os
+        if os.environ.get("RANK") == self.rank:
+            raise ArithmeticError("too hot")
+        return self.layer(images)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to start in, with models in a file."""
+    (tmp_path / "mine.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def checked(*overrides: str, shape: tuple[int, ...] = (3, 8, 8)) -> RunConfig:
+    config = own.resolve(compose("local_batch=8", *overrides))
+    models.check(config, 10, shape)
+    return config
+
+
+def outline(*overrides: str, shape: tuple[int, ...] = (3, 8, 8)) -> tuple[int, ...]:
+    model = models.outlined(checked(*overrides, shape=shape).model, 10, shape)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    return tuple(parameter.shape[0] for parameter in model.parameters())
+
+
+def test_a_function_of_a_file_gives_the_model_that_its_options_say(folder: Path) -> None:
+    assert outline("model=own", "model.target=mine.py:flat", "+model.options.width=7") == (7, 7, 10, 10)
+    assert outline("model=own", "model.target=mine.py:looks_at_numbers") == (4, 4, 10, 10)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "expected"),
+    [
+        (
+            "returns_none",
+            (),
+            "mine.py:returns_none: it returned NoneType, not a torch.nn.modules.module.Module",
+        ),
+        ("frozen", (), "has no trainable parameters"),
+        ("lazy", (), r"parameter 1.weight has no shape before the first batch"),
+        ("complex_numbers", (), "parameter weight is torch.complex64"),
+        ("flat", ("+model.options.widht=3",), "Did you mean 'width'"),
+        ("passes_on", ("+model.options.widht=3",), r'it raised an error:(.|\n)*mine.py", line .*(.|\n)*widht'),
+        ("flat", ("+model.options.norm=true", "local_batch=1"), "local_batch=1 with model=own: BatchNorm needs"),
+        ("nowhere", (), "there is no 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_anything_starts(
+    folder: Path, target: str, options: tuple[str, ...], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        checked("model=own", f"model.target=mine.py:{target}", *options)
+
+
+def test_local_batch_1_is_for_models_without_batchnorm(folder: Path) -> None:
+    assert checked("model=own", "model.target=mine.py:flat", "local_batch=1")
+    assert checked("model=torchvision", "model.architecture=squeezenet1_1", "local_batch=1", shape=(3, 32, 32))
+
+
+@pytest.mark.parametrize(
+    ("library", "architecture", "options", "shape"),
+    [
+        ("timm", "resnet18", (), (1, 32, 32)),
+        ("timm", "vit_tiny_patch16_224", ("+model.options.img_size=32",), (3, 32, 32)),
+        ("torchvision", "resnet18", (), (3, 32, 32)),
+        ("torchvision", "regnet_y_400mf", (), (3, 32, 32)),
+    ],
+)
+def test_libraries_models_are_built_for_the_data(
+    library: str, architecture: str, options: tuple[str, ...], shape: tuple[int, ...]
+) -> None:
+    assert outline(f"model={library}", f"model.architecture={architecture}", *options, shape=shape)[-1] == 10
+
+
+@pytest.mark.parametrize(
+    ("library", "architecture", "more", "shape", "expected"),
+    [
+        ("timm", "resnt50", (), (3, 32, 32), "timm has no such model. Did you mean 'resnet50'?"),
+        ("torchvision", "resnet5", (), (3, 32, 32), "torchvision has no such model. Did you mean 'resnet50'?"),
+        ("torchvision", "resnet18", (), (1, 32, 32), "images of 3 channels, these have 1: use model=timm"),
+        ("torchvision", "alexnet", (), (3, 32, 32), "images of shape [3, 32, 32]"),
+        (
+            "torchvision",
+            "googlenet",
+            ("+model.options.init_weights=false",),
+            (3, 96, 96),
+            "it returns GoogLeNetOutputs where it trains",
+        ),
+        ("timm", "vit_tiny_patch16_224", (), (3, 32, 32), "Give other options, such as model.options.img_size=32"),
+        ("timm", "resnet18", ("+model.options.widht=3",), (3, 32, 32), "widht"),
+        ("timm", "resnet18", ("+model.options.pretrained=true",), (3, 32, 32), "model.options.pretrained=true"),
+        ("timm", "resnet18", ("local_batch=1",), (3, 32, 32), "local_batch=1 with model=timm: BatchNorm"),
+    ],
+)
+def test_what_a_library_does_not_have_or_take_is_said_before_anything_starts(
+    library: str, architecture: str, more: tuple[str, ...], shape: tuple[int, ...], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        checked(f"model={library}", f"model.architecture={architecture}", *more, shape=shape)
+
+
+def runs(folder: Path) -> list[RunPaths]:
+    return [RunPaths(path.parent) for path in sorted((folder / "results/s").glob("*/config.yaml"))]
+
+
+def test_a_sweep_over_options_and_a_changed_file_are_runs_of_their_own(folder: Path) -> None:
+    point = ("local_batch=8", *TINY, *ALONE, "epochs=1", "study=s", "model=own")
+    options = ("model.target=mine.py:flat", "model.options.width=3,5", "model.options={norm: true}")
+    result = bsweep("run", "-m", *point, *options, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    sizes = {paths.folder.name: read_records(paths.metrics)[0][0]["num_parameters"] for paths in runs(folder)}
+    assert sorted(sizes.values()) == [3 * 193 + 3 * 2 + 10 * 4, 5 * 193 + 5 * 2 + 10 * 6]
+    for place, more, is_known in (("same", "", True), ("changed", "# another thought", False)):
+        (folder / place).mkdir()
+        (folder / place / "mine.py").write_text(MODELS + more)
+        options = (f"model.target={place}/mine.py:flat", "+model.options.width=3", "+model.options.norm=true")
+        assert (own.resolve(compose(*point, *options)).run_id in sizes) == is_known
+
+
+def test_an_error_of_a_worker_shows_their_traceback_and_the_next_point_runs(folder: Path) -> None:
+    """Two workers train what the run folder holds, wherever they are."""
+    options = ("model=own", "model.target=mine.py:Fails", "model.options.rank='1',null", "num_workers=2")
+    result = bsweep("run", "-m", "local_batch=8", *TINY, *options, "strategy=allreduce", "study=s", cwd=folder)
+    assert result.returncode == 1, result.stderr
+    ends = {summary["status"]: summary["message"] for summary in summaries(folder)}
+    assert ends.keys() == {"failed", "completed"}
+    lines = ends["failed"].splitlines()
+    assert lines[0].startswith("rank 1") and "ArithmeticError: too hot" in lines[0]
+    theirs = [line for line in lines if line.strip().startswith("File")]
+    assert re.search(r'own/mine_\w+.py", line \d+, in forward', theirs[0]) and "steps.py" not in ends["failed"]
+
+
+def summaries(folder: Path) -> list[dict[str, str]]:
+    return [json.loads(paths.summary.read_text()) for paths in runs(folder)]
+
+
+def test_a_model_may_have_volumes(folder: Path) -> None:
+    words = ("model=own", "model.target=mine.py:volumes", "local_batch=8", "epochs=1", "study=s")
+    result = bsweep("run", *TINY, *ALONE, *words, cwd=folder)
+    assert result.returncode == 0, result.stderr

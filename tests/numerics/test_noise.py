@@ -1,0 +1,416 @@
+"""The gradient noise scale: what is measured of a run's gradients, and what is not changed by it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import bsweep
+from bsweep import analysis
+from bsweep.config import ConfigError
+from bsweep.core.ranks import Place
+from bsweep.data import augment, plan
+from bsweep.numerics import noise_scale
+from bsweep.numerics.noise_scale import Average, of_parts, squared_norm
+from bsweep.numerics.vector import Vector
+from bsweep.runlog import RunPaths
+from bsweep.train import loop, noise_meter, steps, worker
+from bsweep.train.job import Job
+from tests.strategies.test_equivalence import CONTRACT, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
+from tests.support import running
+from tests.support.running import ROOT, TINY, compose, forks, popen, ranks
+from tests.train.test_checkpoint import untimed
+from tests.train.test_steps import IMAGES, Operations, _threads, on_meta, prepared  # noqa: F401 (the fixture puts threads back)
+
+MEASURED = "measure.noise_scale=true"
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (5, 12, 7), (1, 2, 3, 4)])
+def test_estimates_of_uneven_parts_have_no_bias(sizes: tuple[int, ...]) -> None:
+    """Of gradients that are drawn around (2, 1, 0, ..., 0) with a variance of 3 in each of ten dimensions."""
+    generator = torch.Generator().manual_seed(0)
+    gradients = 3**0.5 * torch.randn(4000, sum(sizes), 10, dtype=torch.float64, generator=generator)
+    gradients += torch.tensor([2.0, 1.0, *[0.0] * 8])
+    whole = gradients.mean(dim=1).square().sum(dim=1)
+    parts = sum(
+        len(part[0]) / sum(sizes) * part.mean(dim=1).square().sum(dim=1) for part in gradients.split(sizes, dim=1)
+    )
+    for found, truth in zip(of_parts(whole, torch.as_tensor(parts), len(sizes), sum(sizes)), (5.0, 30.0), strict=True):
+        assert abs(float(found.mean()) - truth) < 4 * float(found.std()) / len(found) ** 0.5
+        assert float(found.std()) / len(found) ** 0.5 < 0.02 * truth, "or the test says nothing"
+
+
+def test_the_norm_of_a_long_vector_is_exact_to_six_digits() -> None:
+    """A difference of two of them is small; torch's own loses three digits on CPUs."""
+    values = torch.rand(3_000_001).pow(3)
+    assert float(squared_norm(values)) == pytest.approx(float(values.double().square().sum()), rel=1e-6)
+
+
+def test_an_average_forgets_and_says_where_it_knows_too_little() -> None:
+    average = Average()
+    assert average.estimate() is None
+    for square in (1.0, 3.0):
+        average = average.joined(square, 8.0, 10)
+    few = average.estimate()
+    assert few and few.noise_scale is None, "two records do not tell how much they scatter"
+    assert few.squared_norm == pytest.approx((0.9 * 1 + 3) / 1.9)
+    for _ in range(200):
+        average = average.joined(2.0, 8.0, 10)
+    settled = average.estimate()
+    assert settled and settled.num_samples == 2020
+    assert settled.noise_scale == pytest.approx(4.0) and settled.squared_norm_error == pytest.approx(0, abs=1e-4)
+    for number in range(200):
+        average = average.joined((-1) ** number + 0.1, 8.0, 10)
+    lost = average.estimate()
+    assert lost and lost.noise_scale is None, "its mean is within its error of zero"
+    assert lost.squared_norm_error == pytest.approx((1 / 18) ** 0.5, rel=0.1), "as of 19 values with a deviation of 1"
+
+
+def test_asking_for_it_is_another_run_and_not_asking_the_one_it_was() -> None:
+    plain = compose("local_batch=8")
+    assert compose("local_batch=8", "measure.noise_scale=false").run_id == plain.run_id
+    assert compose("local_batch=8", MEASURED).run_id != plain.run_id
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("strategy=local_sgd", "strategy=local_sgd: its workers do not step together"),
+        ("strategy=diloco", "strategy=diloco: its workers do not step together"),
+        ("strategy=parameter_server strategy.consistency=asynchronous", "Use strategy=horovod, allreduce or ddp"),
+        ("strategy=parameter_server", "its servers alone have the sum"),
+        ("strategy.op=adasum", "is no sum of gradients. Use strategy.op=average"),
+        ("strategy=ddp strategy.hook=fp16", "strategy.hook=fp16 lets through is not the gradient"),
+        ("compression=topk", "compression=topk: what a codec lets through is not the gradient. Use compression=none"),
+        ("strategy.buckets=2 measure.noise_scale_per_layer=true", "cut into buckets, not layers"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_the_remedy(overrides: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compose("local_batch=8", "num_workers=2", MEASURED, *overrides.split())
+
+
+def test_one_example_has_no_halves() -> None:
+    with pytest.raises(ConfigError, match="which has no halves: use local_batch=2 or more"):
+        compose("local_batch=1", "model=tiny_cnn", MEASURED)
+    with pytest.raises(ConfigError, match=r"noise_scale_per_layer=true without measure\.noise_scale=true"):
+        compose("local_batch=8", "measure.noise_scale_per_layer=true")
+
+
+def parts_of(run: dict[str, Any]) -> list[tuple[float, float]]:
+    return [(record["gradient_square"], record["variance"]) for record in run["noise_scales"]]
+
+
+def alone(folder: Path, *overrides: str) -> list[dict[str, Any]]:
+    """The records of a lone worker that measures each step."""
+    words = ("strategy=single", "launch=inline", *CONTRACT, *overrides, MEASURED)
+    (folder / "run").mkdir(parents=True)
+    job = worker.prepare(compose(*words), RunPaths(folder / "run"), Place())
+    with job.log:
+        loop.train(job, None)
+    lines = (folder / "run/metrics.jsonl").read_text().splitlines()
+    return [record for line in lines if (record := json.loads(line))["type"] == "noise_scale"]
+
+
+@pytest.fixture
+def _each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise_meter, "APART_STEPS", 1)
+    monkeypatch.setattr(noise_meter, "RECORD_STEPS", 1)
+
+
+STRATEGIES = (
+    ("strategy=horovod",),
+    ("strategy=horovod", "strategy.buckets=3"),
+    ("strategy=ddp",),
+    ("strategy=ddp", "accumulation_steps=2", "global_batch=16"),
+    ("strategy=allreduce", "strategy.transport=network"),
+    ("strategy=allreduce", "strategy.transport=shared_memory"),
+)
+
+
+@pytest.mark.usefixtures("_each_step")
+@pytest.mark.parametrize("overrides", [("local_batch=8", "accumulation_steps=2"), ("local_batch=16",)])
+def test_workers_passes_and_halves_measure_the_same(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    """Two workers' record is the mean over every third step, unless it is an epoch's last."""
+    records = alone(tmp_path, *overrides)
+    assert [record["num_steps"] for record in records] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    assert {record["gradient_batch"] for record in records} == {8} and records[0]["num_examples"] == 16
+    thirds = [record for record in records if record["num_steps"] in (1, 4, 7, 10)]
+    means = [sum(record[key] for record in thirds) / 4 for key in ("gradient_square", "variance")]
+    assert min(means) > 0
+    for strategy in STRATEGIES:
+        first, _ = trained(2, *strategy, MEASURED)
+        (record,) = first["noise_scales"]
+        assert (record["gradient_square"], record["variance"]) == pytest.approx(means, rel=1e-6), strategy
+        assert (record["num_steps"], record["num_gradients"], record["gradient_batch"]) == (10, 8, 8)
+
+
+def test_a_record_of_uneven_workers_is_what_their_gradients_come_to(tmp_path: Path) -> None:
+    """By hand, of ten epochs of one step each, at a rate that moves nothing."""
+    words = ("data.num_train=24", "epochs=10", "optimizer.lr=1e-12", "optimizer.weight_decay=0", MEASURED)
+    sizes = ("global_batch=24", "allocation.local_batches=[5,12,7]")
+    (record,) = trained(3, "strategy=horovod", *sizes, *words)[0]["noise_scales"]
+    job = prepared(tmp_path, *CONTRACT, *words)
+    estimates = []
+    for epoch in (1, 4, 7, 10):
+        order, crops = plan.epoch_order(24, seed=0, epoch=epoch), augment.crop_stream(0, epoch)
+        gradients = [gradient(job, part, crops) for part in order.split([5, 12, 7])]
+        parts = sum(size * float(one.square().sum()) for size, one in zip((5, 12, 7), gradients, strict=True)) / 24
+        whole = sum(size * one for size, one in zip((5, 12, 7), gradients, strict=True)) / 24
+        estimates.append(of_parts(float(torch.as_tensor(whole).square().sum()), parts, 3, 24))
+    expected = torch.tensor(estimates).mean(dim=0).tolist()
+    assert (record["gradient_square"], record["variance"]) == pytest.approx(expected, rel=1e-5)
+    assert (record["num_gradients"], record["gradient_batch"], record["num_examples"]) == (12, 8, 240)
+
+
+def gradient(job: Job, part: Tensor, crops: int) -> Tensor:
+    """Of the mean loss over some examples, flat."""
+    inputs, targets = job.training_examples(part, crops)
+    loss = job.objective.loss(job.model(inputs), targets) / len(part)
+    return torch.cat([one.reshape(-1) for one in torch.autograd.grad(loss, job.vector.tensors)])
+
+
+NOISY = (
+    *TINY,
+    "model=own",
+    f"model.target={ROOT / 'tests/support/noisy_network.py'}:build",
+    "precision=fp32",
+    "epochs=2",
+)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "overrides"),
+    [
+        (1, ("strategy=single",)),
+        (1, ("strategy=single", "accumulation_steps=2")),
+        (2, ("strategy=horovod",)),
+        (3, ("strategy=ddp",)),
+    ],
+)
+def test_measuring_changes_no_weight_no_statistic_and_no_random_number(
+    num_workers: int, overrides: tuple[str, ...]
+) -> None:
+    plain, measured = (
+        trained(num_workers, *overrides, "local_batch=3", *more, contract=NOISY) for more in ((), (MEASURED,))
+    )
+    assert len(measured[0]["noise_scales"]) > 0
+    for one, other in zip(plain, measured, strict=True):
+        assert one["moved"] > 0.001 and torch.equal(one["parameters"], other["parameters"])
+        assert all(map(torch.equal, one["buffers"], other["buffers"]))
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "overrides", "break_off"),
+    [(2, ("strategy=horovod",), (14, 17)), (1, ("strategy=single", "accumulation_steps=2"), (14, 17))],
+)
+def test_a_run_that_was_broken_off_has_the_same_records(
+    num_workers: int, overrides: tuple[str, ...], break_off: tuple[int, int]
+) -> None:
+    words = (*overrides, "epochs=4", MEASURED)
+    whole, again = (trained(num_workers, *words, **how) for how in ({}, {"break_off": break_off}))
+    assert len(whole[0]["noise_scales"]) >= 2
+    assert untimed(again[0]["noise_scales"]) == untimed(whole[0]["noise_scales"])
+    assert torch.equal(again[0]["parameters"], whole[0]["parameters"])
+
+
+def test_a_step_whose_gradients_overflow_in_fp16_is_not_counted() -> None:
+    words = ("strategy=allreduce", "precision=fp16", "epochs=3", MEASURED)
+    (found,) = trained(2, *words, overflow=(1, 4))[0]["noise_scales"][:1]
+    (exact,) = trained(2, *words[:1], "precision=fp32", *words[2:])[0]["noise_scales"][:1]
+    assert found["num_gradients"] == 6 and exact["num_gradients"] == 8
+    assert found["variance"] == pytest.approx(exact["variance"], rel=0.3)
+
+
+@pytest.mark.parametrize("num_passes", [1, 2])
+def test_no_measured_step_waits_for_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_passes: int
+) -> None:
+    words = (*IMAGES, "model=resnet18", "precision=fp32", f"accumulation_steps={num_passes}", MEASURED)
+    job = on_meta(*words, folder=tmp_path, monkeypatch=monkeypatch)
+    batch = torch.arange(8 * num_passes, device="meta")
+    assert job.noise
+    with Operations() as operations:
+        job.noise.begin_step(job.policy.shares(0), len(batch), 0, False)
+        assert job.noise.needs_passes == (num_passes > 1) and job.noise.needs_halves == (num_passes == 1)
+        steps.train_step(job, batch, batch, 1, num_passes)
+    assert operations.launched and not operations.waited
+
+
+def test_layers_add_up_to_the_model(tmp_path: Path) -> None:
+    (record,) = trained(2, "strategy=horovod", MEASURED, "measure.noise_scale_per_layer=true")[0]["noise_scales"]
+    (whole,) = trained(2, "strategy=horovod", MEASURED)[0]["noise_scales"]
+    squares, traces = zip(*record["layers"].values(), strict=True)
+    names = [name for name, _ in nn_names(tmp_path)]
+    assert sorted(record["layers"]) == sorted(names) and whole["layers"] is None
+    assert (sum(squares), sum(traces)) == pytest.approx((whole["gradient_square"], whole["variance"]), rel=1e-9)
+
+
+def nn_names(folder: Path) -> list[tuple[str, nn.Parameter]]:
+    return list(prepared(folder, *CONTRACT).model.named_parameters())
+
+
+def test_a_real_run_predicts_by_its_noise_scale_and_tells_that_of_layers(tmp_path: Path) -> None:
+    """One batch alone: without the noise scale there would be nothing to say of others."""
+    model = f"model.target={ROOT / 'scripts/examples/small_network.py'}:build"
+    data = ("data.side=8", "data.crop_padding=0", "model=own", model, "model.options.width=8")
+    kind = ("strategy=single", "launch=inline", "precision=fp32", "channels_last=true", "epochs=5")
+    target = ("evaluate_every_examples=700", "target_accuracy=0.6", "study=s")
+    measured = (MEASURED, "measure.noise_scale_per_layer=true", "accumulation_steps=2")
+    ran = running.bsweep("run", "local_batch=16", *data, *kind, *target, *measured, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    study = bsweep.load(tmp_path / "results/s")
+    whole, layers = analysis.noise_scale(study), analysis.noise_scale(study, by_layer=True)
+    assert len(study.noise_scales) >= 8 and len(whole) == 1 and len(layers) == 6
+    sums = study.noise_of_layers.groupby("num_steps")["variance"].sum().to_numpy()
+    assert sums == pytest.approx(study.noise_scales["variance"].to_numpy(), rel=1e-6)
+    prediction = bsweep.predict(study, target_accuracy=0.6, batches=[16, 32, 64])
+    found = next(one for one in prediction.critical_batches if one.source == "noise scale")
+    assert found.is_known and 1 < found.value < 500 and set(prediction.cells["global_batch"]) == {16, 32, 64}
+
+
+def test_a_policy_sees_the_running_estimate_from_the_first_record_on() -> None:
+    runs = trained(2, "strategy=horovod", "epochs=6", MEASURED, policy="Listening")
+    seen = [json.loads(event["message"]) for event in runs[0]["events"] if event["event"] == "noise"]
+    records, average = runs[0]["noise_scales"], Average()
+    assert seen[:9] == [None] * 9 and seen[9] and len(records) == 3
+    for record in records:
+        num_steps = noise_meter.measured_steps(record["num_gradients"], 2)
+        average = average.joined(record["gradient_square"], record["variance"], num_steps)
+        known = average.estimate()
+        assert known and [known.squared_norm, known.trace, known.num_samples] in seen
+
+
+class Quadratic(nn.Module):
+    """Losses |theta - x|^2 / 2 of examples x around zero: the true gradient is theta, its noise the examples' own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.tensor([2.0, 1.0, *[0.0] * 8]))
+
+    def forward(self, examples: Tensor) -> Tensor:
+        return self.theta - examples
+
+
+def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.square().sum(dim=1).mean() / 2
+
+
+def test_a_monitor_finds_the_noise_of_a_quadratic_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise_scale, "DECAY", 1.0)  # nothing is forgotten
+    generator, model = torch.Generator().manual_seed(0), Quadratic()
+    monitor = bsweep.NoiseScale(model, loss=half_square, every=2)
+    for _ in range(3000):
+        examples = 3**0.5 * torch.randn(15, 10, generator=generator)
+        monitor.step((examples, torch.zeros(15)))
+    found = monitor.noise
+    assert found and found.num_samples == 1500 and model.theta.grad is None
+    assert abs(found.squared_norm - 5) < 4 * found.squared_norm_error < 0.4
+    assert found.trace == pytest.approx(30, rel=0.05) and monitor.noise_scale == pytest.approx(6, rel=0.1)
+    assert str(monitor) == f"noise scale {monitor.noise_scale:.3g} examples (1500 steps measured)"
+
+
+def test_a_monitor_leaves_the_loop_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
+    batch = torch.randn(8, 4), torch.randint(3, (8,))
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+
+    def all_there_is() -> list[Tensor]:
+        gradients = [one.grad for one in model.parameters() if one.grad is not None]
+        return [*model.buffers(), *gradients, torch.get_rng_state()]
+
+    before = [tensor.clone() for tensor in all_there_is()]
+    monitor = bsweep.NoiseScale(model)
+    monitor.step(batch)
+    after = all_there_is()
+    assert len(after) == 10 and monitor.noise and monitor.noise.trace > 0 and all(map(torch.equal, before, after))
+
+
+def test_a_lone_example_at_the_end_of_an_epoch_counts_nothing() -> None:
+    monitor = bsweep.NoiseScale(nn.Linear(4, 3), every=1)
+    for size in (8, 1, 8):
+        monitor.step((torch.randn(size, 4), torch.zeros(size, dtype=torch.long)))
+    assert monitor.noise and monitor.noise.num_samples == 2
+
+
+class KeepsMean(nn.Module):
+    """Puts another tensor in the place of its statistic at each pass."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        self.mean = 0.9 * self.mean + y.detach().mean(0)
+        return y
+
+
+def test_a_statistic_that_a_pass_replaces_is_put_back() -> None:
+    model = KeepsMean()
+    before = model.mean
+    bsweep.NoiseScale(model).step((torch.randn(8, 4), torch.zeros(8, dtype=torch.long)))
+    assert model.mean is before and not model.mean.any()
+
+
+def test_a_strategy_that_lets_one_worker_step_for_all_is_told() -> None:
+    """All of them hear of it alike, so that nobody waits for the others."""
+    meter = noise_meter.NoiseMeter(
+        Vector(nn.Linear(4, 3)),
+        SGD([nn.Parameter(torch.zeros(1))], lr=0.1),
+        rank=1,
+        loss_scale=1.0,
+        in_passes=False,
+        per_layer=False,
+    )
+    shares = (plan.Share(8, 1, num_passes=1), plan.Share(8, 1, num_passes=1))
+    for number in range(noise_meter.RECORD_STEPS):
+        meter.begin_step(shares, 16, number, has_graph=False)
+        meter.see_own()
+        meter.end_step()
+    first = torch.tensor([10.0, 20.0, 160.0, 1.0, 1.0], dtype=torch.float64)
+    with pytest.raises(ValueError, match="not every worker's optimizer takes each"):
+        meter.record(lambda own: torch.stack([first, own]))
+
+
+def test_a_monitor_says_what_it_takes() -> None:
+    monitor = bsweep.NoiseScale(nn.Linear(4, 3))
+    with pytest.raises(ValueError, match="takes a batch as"):
+        monitor.step(torch.zeros(8, 4))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="1 inputs and 2 targets"):
+        bsweep.NoiseScale(nn.Linear(4, 3)).step((torch.zeros(1, 4), torch.zeros(2)))
+    with pytest.raises(ValueError, match="every=0: measure once in 50 steps"):
+        bsweep.NoiseScale(nn.Linear(4, 3), every=0)
+    assert str(monitor) == "noise scale not identifiable (0 steps measured)"
+
+
+def test_loops_of_others_measure_the_same_over_horovod_and_in_ddp() -> None:
+    examples = ROOT / "scripts/examples"
+    # What torch's DDP leaves is kept to the end: where it is dropped, one exit in some waits for itself (torch 2.13).
+    plain, horovod, ddp = (
+        [forks().python, "-c", f"import os, runpy, sys; kept = runpy.run_path('{examples / name}.py'){end}"]
+        for name, end in (
+            ("noise_scale", ""),
+            ("noise_scale_horovod", ""),
+            ("noise_scale_ddp", "; sys.stdout.flush(); os._exit(0)"),
+        )
+    )
+    over_horovod = [forks().horovodrun, "-np", "2", "--gloo", *horovod]
+    started = [(plain, {}), (over_horovod, {}), *((ddp, variables) for variables in ranks(2))]
+    running = [popen(command, ROOT, env=env, output=subprocess.PIPE) for command, env in started]
+    said = [process.communicate(timeout=120)[0] for process in running]
+    assert not any(process.returncode for process in running), said
+    alone, *of_two = (re.findall(r"noise scale (\S+) examples", text) for text in said)
+    assert 20 < float(alone[1]) < 500
+    assert len(of_two[1]) == 3 and of_two[1] == of_two[2] and sorted(of_two[0]) == sorted(2 * of_two[1])

@@ -1,0 +1,152 @@
+"""Optimizers on the vector against plain torch on the model's tensors; rules and schedules against their formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from bsweep import models
+from bsweep.core.torchvision_shim import import_torchvision
+from bsweep.numerics import optim
+from bsweep.numerics.vector import Vector
+from tests.support.running import compose
+from tests.train.test_steps import Operations
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)).double()
+
+
+def train(model: nn.Module, optimizer: Optimizer, vector: Vector | None = None) -> torch.Tensor:
+    torch.manual_seed(1)
+    for _ in range(5):
+        if vector:
+            vector.drop_gradients()
+        else:
+            optimizer.zero_grad()
+        model(torch.randn(16, 4, dtype=torch.float64)).square().sum().backward()
+        if vector:
+            vector.collect_gradients()
+        optimizer.step()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def exempt_vectors(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    return [
+        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+
+
+@pytest.mark.parametrize("nesterov", ["true", "false"])
+@pytest.mark.parametrize("decay_all", ["true", "false"])
+def test_sgd_equals_torch(nesterov: str, decay_all: str) -> None:
+    config = compose(
+        "local_batch=8",
+        "optimizer.lr=0.01",
+        "optimizer.weight_decay=0.1",
+        f"optimizer.nesterov={nesterov}",
+        f"optimizer.decay_norm_and_bias={decay_all}",
+    )
+    plain, model = make_model(), make_model()
+    groups = exempt_vectors(plain, 0.1) if decay_all == "false" else plain.parameters()
+    reference = SGD(groups, lr=0.01, momentum=0.9, nesterov=nesterov == "true", weight_decay=0.1)
+    start = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    vector = Vector(model)
+    result = train(model, optim.build(config.optimizer, vector), vector)
+    torch.testing.assert_close(result, train(plain, reference), rtol=1e-12, atol=1e-14)
+    assert float((result - start).abs().max()) > 1e-3, "the weights must have moved"
+
+
+def test_adamw_equals_torch() -> None:
+    config = compose("local_batch=8", "optimizer=adamw", "optimizer.lr=0.01", "optimizer.decay_norm_and_bias=false")
+    plain, model = make_model(), make_model()
+    vector = Vector(model)
+    result = train(model, optim.build(config.optimizer, vector), vector)
+    expected = train(plain, AdamW(exempt_vectors(plain, 0.01), lr=0.01))
+    torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_layerwise_optimizers_equal_timm_on_a_plain_model(name: str) -> None:
+    import_torchvision()
+    from timm.optim.lamb import Lamb
+    from timm.optim.lars import Lars
+
+    config = compose("local_batch=8", f"optimizer={name}", "optimizer.lr=0.02", "optimizer.weight_decay=0.01")
+    plain, model = make_model(), make_model()
+    groups = exempt_vectors(plain, 0.01)
+    reference = Lars(groups, lr=0.02, momentum=0.9) if name == "lars" else Lamb(groups, lr=0.02)
+    vector = Vector(model)
+    result = train(model, optim.build(config.optimizer, vector), vector)
+    torch.testing.assert_close(result, train(plain, reference), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "most"), [("sgd", 1), ("adamw", 2), ("lars", 45), ("lamb", 60)])
+def test_an_update_is_few_kernels(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where timm takes all layers at once; those that each have a number of their own are one by one."""
+    import_torchvision()
+    monkeypatch.setattr("timm.optim._helpers._default_to_fused_or_foreach", lambda *_, **__: (False, True))
+    config = compose("local_batch=8", f"optimizer={name}", "optimizer.weight_decay=0.01")
+    vector = Vector(models.build(config.model, num_classes=10, shape=(3, 32, 32)))
+    optimizer = optim.build(config.optimizer, vector)
+    optimizer.step()
+    with Operations() as operations:
+        optimizer.step()
+    num_alone = sum(part.is_matrix for part in vector.slices) if name in ("lars", "lamb") else 0
+    assert len(operations.launched) + num_alone <= most, operations.launched
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [("fixed", 0.1), ("per_worker", 0.4), ("linear", 0.1 * 256 / 128), ("sqrt", 0.1 * math.sqrt(2))],
+)
+def test_learning_rate_rules(rule: str, expected: float) -> None:
+    config = compose("local_batch=64", "num_workers=4", "optimizer.lr=0.1", f"optimizer.lr_rule={rule}")
+    assert optim.base_learning_rate(config) == pytest.approx(expected)
+
+
+def test_paper_and_linear_rule_agree_at_128_per_worker() -> None:
+    paper = compose("experiment=paper", "local_batch=128")
+    linear = compose("experiment=paper_linear", "local_batch=128")
+    assert optim.base_learning_rate(paper) == optim.base_learning_rate(linear) == pytest.approx(0.4)
+
+
+def rates(schedule: str, *epochs: float, more: tuple[str, ...] = ()) -> list[float]:
+    config = compose("local_batch=8", "epochs=10", "optimizer.lr=1.0", f"optimizer.schedule={schedule}", *more)
+    rate = optim.schedule(config)
+    return [rate(epoch, 8) for epoch in epochs]
+
+
+def test_schedules() -> None:
+    warm = ("optimizer.warmup_epochs=2",)
+    assert rates("constant", 0.5, 1, 2, 9.9, more=warm) == pytest.approx([0.25, 0.5, 1, 1])
+    assert rates("cosine", 2, 6, 10, more=warm) == pytest.approx([1, 0.5, 0])
+    assert rates("multistep", 3.9, 4, 8, more=("optimizer.milestones=[4,8]",)) == pytest.approx([1, 0.1, 0.01])
+    assert rates("one_cycle", 0, 3, 10) == pytest.approx([0.04, 1, 0])
+
+
+def test_the_schedule_does_not_depend_on_the_batch_size() -> None:
+    rate = optim.schedule(compose("local_batch=8", "optimizer.schedule=cosine"))
+    assert [rate(epoch, 8) for epoch in (0.5, 1.5)] == [rate(epoch, 256) for epoch in (0.5, 1.5)]
+
+
+def test_the_rule_goes_by_the_batch_behind_each_step() -> None:
+    rate = optim.schedule(compose("local_batch=8", "optimizer.lr=0.1", "optimizer.lr_rule=linear"))
+    assert rate(0.5, 64) == pytest.approx(8 * rate(0.5, 8)) and rate(0.5, 64) > 0
+
+
+def test_where_workers_step_alone_the_rule_goes_by_their_own_batches() -> None:
+    uneven = ("num_workers=2", "local_batch=4", "allocation.local_batches=[4,16]", "optimizer.reference_batch=4")
+    alone = compose("strategy=diloco", *uneven, "optimizer.lr=0.1", "optimizer.lr_rule=sqrt")
+    assert [optim.base_learning_rate(alone, rank) for rank in (0, 1)] == pytest.approx([0.1, 0.2])
+    averaged = compose("local_batch=64", "num_workers=4", "strategy=local_sgd", "optimizer.lr_rule=linear")
+    together = compose("local_batch=64", "num_workers=4", "strategy=allreduce", "optimizer.lr_rule=linear")
+    assert 4 * optim.base_learning_rate(averaged) == pytest.approx(optim.base_learning_rate(together))
+    together = compose("strategy=allreduce", *uneven, "optimizer.lr=0.1", "optimizer.lr_rule=linear")
+    assert [optim.base_learning_rate(together, rank) for rank in (0, 1)] == pytest.approx([0.5, 0.5])

@@ -1,0 +1,199 @@
+"""What CONTRIBUTING says is to be touched for something new is all that is to be touched: a copy of the package gets
+each of them, and runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.running import TINY
+
+ROOT = Path(__file__).parents[2]
+
+# By what is added: for each file its whole text, or pairs of a line that is there and what follows it from now on.
+Edits = dict[str, str | list[tuple[str, str]]]
+ADDITIONS: dict[str, Edits] = {
+    "strategy": {
+        "src/bsweep/strategies/twice.py": """
+from bsweep.strategies.process_group import TorchStrategy
+
+
+class Twice(TorchStrategy):
+    def __init__(self, config, strategy, place, paths):
+        super().__init__(config, strategy, place, paths)
+        self._times, self._scale = strategy.times, strategy.scale
+
+    def step(self):
+        for _ in range(self._times):
+            gradients = self._vector.gradients.clone()
+            with self.meter.exchange(gradients):
+                self.all_reduce(gradients)
+        self._vector.gradients.copy_(gradients.mul_(self._scale))
+        self._optimizer.step()
+""",
+        "src/bsweep/config/strategies.py": [
+            (
+                "",
+                """
+@dataclass(frozen=True, kw_only=True)
+class TwiceConfig(StrategyConfig):
+    name: Literal["twice"]
+    times: Count
+    scale: Positive
+
+    builds: ClassVar[str] = "bsweep.strategies.twice:Twice"
+    launchers: ClassVar[tuple[str, ...]] = ("torchrun",)
+
+
+""",
+            ),
+            ("AnyStrategy = Annotated[", "TwiceConfig | "),
+        ],
+        "conf/strategy/twice.yaml": """
+defaults:
+  - override /launch@_global_.launch: torchrun
+name: twice
+times: 2
+scale: 1.0
+""",
+    },
+    "codec": {
+        "src/bsweep/compression/rounded.py": """
+from bsweep.compression.base import Codec
+
+
+class Rounded(Codec):
+    def __init__(self, config, setting):
+        self._digits = config.digits
+
+    def exchange(self, gradients, group):
+        gradients.copy_(gradients.round(decimals=self._digits))
+        group.all_reduce(gradients)
+""",
+        "src/bsweep/config/compression.py": [
+            (
+                "",
+                """
+@dataclass(frozen=True, kw_only=True)
+class RoundedConfig(CodecConfig):
+    name: Literal["rounded"]
+    digits: Count
+
+    builds: ClassVar[str] = "bsweep.compression.rounded:Rounded"
+
+
+""",
+            ),
+            ("AnyCompression = Annotated[", "RoundedConfig | "),
+        ],
+        "conf/compression/rounded.yaml": "name: rounded\ndigits: 4\n",
+    },
+    "model": {
+        "src/bsweep/models/linear.py": """
+import math
+
+from torch import nn
+
+
+def build(config, *, num_classes, shape):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), num_classes, bias=config.bias))
+""",
+        "src/bsweep/config/models.py": [
+            (
+                "",
+                """
+@dataclass(frozen=True, kw_only=True)
+class LinearConfig(ModelConfig):
+    name: Literal["linear"]
+    bias: bool
+
+    builds: ClassVar[str] = "bsweep.models.linear:build"
+
+
+""",
+            ),
+            ("AnyModel = Annotated[", "LinearConfig | "),
+        ],
+        "conf/model/linear.yaml": "name: linear\nbias: true\n",
+    },
+    "figure": {
+        "src/bsweep/plots/loss_gap.py": """
+from matplotlib.figure import Figure
+
+from bsweep.plots.drawing import captioned
+
+
+def gaps(study):
+    return study.epochs.assign(gap=study.epochs["test_loss"] - study.epochs["train_loss"])
+
+
+def loss_gap(study, gaps):
+    figure = Figure(figsize=(3, 2))
+    figure.subplots().plot(gaps["epoch"], gaps["gap"], "o")
+    return captioned(figure, "How much larger the test loss is.")
+""",
+        "src/bsweep/plots/__init__.py": [
+            ("_FIGURES = (\n", '    StudyFigure("loss_gap", loss_gap.gaps, loss_gap.loss_gap),\n'),
+            ("from bsweep.analysis.naming import counted, length_of, words\n", "from bsweep.plots import loss_gap\n"),
+        ],
+    },
+    "field of an epoch": {
+        "src/bsweep/runlog/records.py": [("    peak_memory_bytes: Natural | None\n", "    num_tensors: int\n")],
+        "src/bsweep/loop.py": [("    return runlog.Epoch(\n", "        num_tensors=len(job.vector.tensors),\n")],
+        "src/bsweep/analysis/columns.py": [
+            ("EPOCHS = (\n", '    Column("num_tensors", "count_or_null", role="other", is_always=False),\n')
+        ],
+    },
+}
+
+
+def files_by_addition() -> dict[str, set[str]]:
+    """What CONTRIBUTING's table says is to be touched."""
+    rows = re.findall(r"^\| an? ([\w ]+?) *\| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    return {what: set(re.findall(r"`((?:src|conf)/[\w/.]+)`", files)) for what, files in rows}
+
+
+@pytest.mark.parametrize("what", ADDITIONS)
+def test_contributing_names_the_files_to_touch(what: str) -> None:
+    names = {"strategy": "twice", "codec": "rounded", "model": "linear", "figure": "loss_gap"}
+    touched = {path.replace(names.get(what, "NAME"), "NAME") for path in ADDITIONS[what]}
+    assert files_by_addition()[what] == touched
+
+
+@pytest.mark.slow
+def test_what_is_added_so_runs_and_reports(tmp_path: Path) -> None:
+    for part in ("src", "conf", "results/published", "pyproject.toml"):
+        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        copy(ROOT / part, tmp_path / part)
+    for edits in ADDITIONS.values():
+        for name, edit in edits.items():
+            apply(tmp_path / name, edit)
+    point = ("model=linear", "num_workers=2", "local_batch=8", "epochs=1", "study=s")
+    run = [sys.executable, "-m", "bsweep", "run", *TINY, *point]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    for exchange in (["strategy=twice"], ["strategy=allreduce", "compression=rounded", "--report"]):
+        result = subprocess.run([*run, *exchange], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
+    report = tmp_path / "results/s/report"
+    assert (report / "loss_gap.png").exists()
+    assert "num_tensors" in (report / "epochs.csv").read_text().partition("\n")[0]
+
+
+def apply(path: Path, edit: str | list[tuple[str, str]]) -> None:
+    if isinstance(edit, str):
+        assert not path.exists(), path
+        path.write_text(edit.lstrip("\n"))
+        return
+    text = path.read_text()
+    for anchor, following in edit:
+        at = anchor or re.search(r"^Any\w+ = ", text, re.MULTILINE)[0]  # type: ignore[index] # cards stand before it
+        assert text.count(at) >= 1, f"{path}: {at}"
+        text = text.replace(at, anchor + following + ("" if anchor else at), 1)
+    path.write_text(text)

@@ -1,0 +1,110 @@
+"""What README and docs tell people to type works: every command runs, shrunk to seconds."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bsweep.config import conf_dir
+from tests.data.test_data import write_image
+from tests.support.running import TINY, bsweep, write_text
+from tests.support.synthetic_study import write_study
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MOST_LINES = 120  # of the README
+
+# What sets up or tests everything, and what needs more than a machine, has tests of its own.
+ELSEWHERE = ("scripts/sweep.sh", "scripts/test.sh", "scripts/gpu.sh", "horovodrun", "torchrun", "python ")
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of a page's shell blocks, those that go on joined."""
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
+TYPED = {line: page.name for page in PAGES for line in commands(page)}  # each once, whatever pages repeat it
+
+
+def test_every_page_begins_with_a_command_and_the_readme_is_short() -> None:
+    for page in PAGES[1:]:
+        title, _, first, *_ = page.read_text().splitlines()
+        assert title.startswith("# ") and first == "```sh", page
+        assert commands(page)[0].startswith("bsweep "), page
+    assert len(PAGES[0].read_text().splitlines()) <= MOST_LINES
+    assert sum(line.startswith("bsweep") for line in TYPED) > 10
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that the pages' commands name."""
+    folder = tmp_path_factory.mktemp("desk")
+    write_text(folder / "book.txt", 20_000)
+    for part, number in (("train", 6), ("test", 2)):
+        for grey, name in ((60, "dark"), (200, "light")):
+            for image in range(number):
+                path = folder / "photos" / part / name / f"{image}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_image(path, grey + image)
+    write_study(folder / "results/written", local_batches=(8, 64))
+    (folder / "scripts").symlink_to(ROOT / "scripts")
+    (build,) = re.findall(r"^def build\(number.*?^```", (ROOT / "docs/own.md").read_text(), re.DOTALL | re.MULTILINE)
+    (folder / "mydata.py").write_text("import torch\n\n\n" + build.removesuffix("```"))
+    return folder
+
+
+@pytest.mark.parametrize("line", [line for line in TYPED if not line.startswith(ELSEWHERE)])
+def test_what_a_page_says_to_type_works(line: str, desk: Path) -> None:
+    program, *words = shlex.split(line, comments=True)
+    assert program == "bsweep", line
+    result = bsweep(*shrunk(words), cwd=desk)
+    assert result.returncode == 0, f"{TYPED[line]}: {line}\n{result.stdout}{result.stderr}"
+
+
+def shrunk(words: list[str]) -> list[str]:
+    """The same command, of few examples and one epoch: of axes of numbers the first alone."""
+    if words[0] == "doctor":
+        there = ["launch.network_interface=lo", "--hosts", "localhost:1"]
+        return [word for word in words if not word.startswith(("--hosts", "node1"))] + there
+    if words[0] in ("predict", "report"):  # which need more than one small run
+        return [word.replace("results/mine", "results/written") for word in words]
+    if words[0] == "recommend":  # of a target that the first evaluation reaches
+        words = [word for word in words if not word.startswith(("local_batch=", "num_workers=", "--", "0.8", "20m"))]
+        quick = ["local_batch=8,16", "launch=inline", "strategy=single", "evaluate_every_examples=30", "epochs=2"]
+        return [*words, *quick, *TINY, "model=tiny_cnn", "--target-loss=100", "--budget=60s"]
+    if words[0] == "export":
+        words = [*words, "--out", "exported"]
+    if words[0] not in ("run", "plan", "probe", "profile"):
+        return words
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    words = [word for word in words if not word.startswith("local_batch=")]
+    small = ["epochs=1", "local_batch=4", "optimizer.warmup_epochs=0"]
+    if "experiment" in given:
+        text = yaml.safe_load((conf_dir() / "experiment" / f"{given['experiment']}.yaml").read_text())
+        small += [f"~data.{key}" for key in text.get("data", {})]
+    if given.get("data", "synthetic") == "synthetic":
+        words = [word for word in words if not word.startswith("data.")]
+        small += TINY
+    else:
+        small.append("data.subset=12")
+    if "evaluate_every_examples" in given:
+        small.append("evaluate_every_examples=20")
+    if given.get("data") == "text":
+        small.append("data.sequence_length=8")
+    if "model" not in given:
+        small.append("model=tiny_cnn")
+    if "launch.hosts" in given:
+        small += ["launch.hosts=localhost:2", "launch.network_interface=lo", "num_workers=2"]
+    return [re.sub(r"(?<==)(\d+)(,\d+)+$", r"\1", word) for word in words] + small

@@ -1,0 +1,71 @@
+"""`results/figures.ipynb` runs from top to bottom, and what one types beside it shows itself."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import bsweep
+from tests.support.synthetic_study import write_run, write_study
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def pictures_and_text(folder: Path) -> tuple[int, str]:
+    """Run the notebook in a folder: how many pictures it shows, and what it prints."""
+    notebook = nbformat.read(RESULTS / "figures.ipynb", as_version=4)  # type: ignore[no-untyped-call]
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    pictures = sum("image/png" in output.get("data", {}) for output in outputs)
+    return pictures, "".join(output.get("text", "") for output in outputs)
+
+
+@pytest.mark.slow
+def test_it_shows_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Jupyter does, in the notebook's folder, while the study is named from the checkout's root."""
+    folder = tmp_path / "results"
+    write_study(folder / "mine", local_batches=(8, 64, 256))
+    write_run(folder / "mine", local_batch=512, status="diverged", num_epochs_done=1)
+    monkeypatch.setenv("BSWEEP_STUDY", "results/mine")
+    pictures, text = pictures_and_text(folder)
+    assert pictures == 7
+    assert "mine\nFastest within 0.01 of the best test accuracy: local batch 64 on 2 workers" in text
+
+
+@pytest.mark.slow
+def test_without_any_study_it_shows_the_published_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BSWEEP_STUDY", raising=False)
+    pictures, text = pictures_and_text(tmp_path)
+    assert pictures == 3, "it has no epochs to draw"
+    assert "published\nFastest within 0.01 of the best training accuracy: local batch 128 on 4 workers" in text
+
+
+def test_a_study_shows_itself_in_five_lines(tmp_path: Path) -> None:
+    write_study(tmp_path / "a<b", local_batches=(8, 64), seeds=2)
+    write_run(tmp_path / "a<b", local_batch=512, status="out_of_memory", num_epochs_done=0)
+    study = bsweep.load(tmp_path / "a<b")
+    assert repr(study).splitlines() == [
+        "study: a<b",
+        "runs: 9 (8 completed, 1 out of memory)",
+        "grid: local batch 8, 64, 512 on 1, 2 workers; horovod",
+        "seeds: 0, 1",
+        "training time: 16,728 s in all, 573 to 4,394 s a run; Test CPU, 2 cores",
+    ]
+    assert study._repr_html_().count("<tr>") == 5
+    assert "<th>study</th><td>a&lt;b</td>" in study._repr_html_()
+
+
+def test_the_package_shows_its_api_alone_and_imports_little() -> None:
+    assert dir(bsweep) == ["NoiseScale", "__version__", "analysis", "load", "plots", "predict", "report"]
+    assert all(getattr(bsweep, name) for name in dir(bsweep))
+    assert bsweep.__version__ == importlib.metadata.version("bsweep")
+    program = (
+        "import sys, bsweep; bsweep.__version__; sys.exit(any(map(sys.modules.get, ('torch', 'pandas', 'matplotlib'))))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,258 @@
+"""A report opens with what to train with, or says what is missing for that; its maps and tables hold the prediction."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import bsweep
+from bsweep import analysis, plots, report
+from bsweep.analysis.once import computing_once
+from bsweep.analysis.supported import supported_target
+from bsweep.analysis.tuning import tuned
+from bsweep.report.recommended import recommended
+from tests.plots.test_plots import assert_readable
+from tests.support.synthetic_study import META, diloco, write_run
+from tests.support.synthetic_targets import TARGET, Truth, write_target_run
+
+BATCHES, WORKERS = (16, 64, 256), (1, 4)
+EXACT = Truth(scatter=0.02, jitter=0.01)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
+    folder = tmp_path_factory.mktemp("studies") / "targets"
+    for batch in BATCHES:
+        for workers in WORKERS:
+            for seed in (0, 1):
+                write_target_run(
+                    folder, EXACT, batch=batch, workers=workers, seed=seed, settings={"target_accuracy": TARGET}
+                )
+    return bsweep.load(folder)
+
+
+@pytest.fixture(scope="module")
+def cells(study: analysis.Study) -> pd.DataFrame:
+    return analysis.surface(study)
+
+
+def test_a_report_opens_with_the_recommended_cell_and_its_interval(study: analysis.Study, tmp_path: Path) -> None:
+    page = report.write(study.folder, tmp_path / "out")
+    text = page.read_text()
+    first = text[text.index("<p class=headline>") :].partition("</p>")[0]
+    assert f"Fastest to a test accuracy of {TARGET:g}: global batch " in first
+    assert "on 4 workers" in first and "s (90 % interval " in first
+    for name in ("time_surface", "pareto_front", "one_more_worker", "bottlenecks"):
+        assert f'<figure id="{name}">' in text and (page.parent / f"{name}.pdf").is_file()
+    assert "Warnings" in text or not analysis.doubts(study)
+    assert "nan" not in page.with_name("table.md").read_text()
+
+
+def test_the_map_has_every_cell_with_the_true_time_in_its_interval(cells: pd.DataFrame) -> None:
+    assert set(zip(cells["global_batch"], cells["num_workers"], strict=True)) == {
+        (batch, workers) for batch in (16, 32, 64, 128, 256) for workers in WORKERS
+    }
+    truth = [EXACT.seconds(*pair) for pair in cells[["global_batch", "num_workers"]].to_numpy(int)]
+    inside = (cells["seconds_low"] <= truth) & (truth <= cells["seconds_high"])
+    assert inside.sum() >= 9
+    best = cells.loc[[math.isclose(true, min(truth)) for true in truth]]
+    assert (best["is_recommended"] | best["is_alternative"]).all()
+    assert set(cells.loc[cells["num_runs"] == 0, "global_batch"]) == {32, 128}
+
+
+def test_the_time_to_the_target_that_runs_name_is_drawn(study: analysis.Study) -> None:
+    figure = plots.time_to_target(study)
+    assert "until a test accuracy of 90 %, by the median" in plots.caption(figure)
+    found = analysis.time_to_target(study)
+    assert found["seconds"].notna().all() and set(found["seconds"]) == set(study.runs["seconds_to_target"])
+
+
+def test_the_front_is_that_of_the_true_times(cells: pd.DataFrame) -> None:
+    front = cells[cells["is_on_front"]]
+    assert list(front["num_workers"]) == [1, 4]
+    for count, of in cells.groupby("num_workers"):
+        truth = of["global_batch"].map(lambda batch, count=count: EXACT.seconds(batch, count))
+        chosen = truth[of["is_on_front"]].iloc[0]
+        assert chosen <= 1.05 * truth.min()
+    assert cells["probability_on_front"].between(0, 1).all()
+    assert cells.loc[cells["is_on_front"], "probability_on_front"].min() > 0.3
+
+
+def test_bottlenecks_are_those_of_the_law(cells: pd.DataFrame) -> None:
+    of = cells.set_index(["global_batch", "num_workers"])
+    assert of["bottleneck"][16, 1] == "fixed"  # 20 ms of 28
+    assert of["bottleneck"][256, 1] == "large_batch"  # critical batch 200: more than half of the examples are further
+    fixed = EXACT.pass_seconds / EXACT.step_seconds(16, 1)
+    assert of["bottleneck_share"][16, 1] == pytest.approx(fixed, abs=0.1)
+
+
+def test_one_more_worker_is_counted_at_the_best_batch_of_each(study: analysis.Study) -> None:
+    (step,) = analysis.more_workers(study).to_dict("records")
+    assert (step["num_workers"], step["more_workers"], step["verdict"]) == (1, 4, "sooner")
+    before = EXACT.seconds(step["global_batch"], 1)
+    after = EXACT.seconds(step["more_global_batch"], 4)
+    assert step["saved_seconds_low"] < before - after < step["saved_seconds_high"]
+    assert step["added_worker_seconds_low"] < 4 * after - before < step["added_worker_seconds_high"]
+
+
+def test_what_intervals_do_not_tell_is_no_difference(tmp_path: Path) -> None:
+    alike = Truth(example_seconds=1e-6, sync_seconds=1e-6, sync_worker_seconds=1e-7, scatter=0.2)
+    for batch in BATCHES:
+        for workers in (1, 2):
+            write_target_run(tmp_path / "s", alike, batch=batch, workers=workers, settings={"target_accuracy": TARGET})
+    study = bsweep.load(tmp_path / "s")
+    with computing_once():
+        (step,) = analysis.more_workers(study).to_dict("records")
+        assert step["saved_seconds_low"] < 0 < step["saved_seconds_high"]
+        assert step["verdict"] == analysis.NO_DIFFERENCE
+        assert "no difference" in plots.caption(plots.one_more_worker(study))
+        *_, steps = recommended(study)
+        assert list(steps.cells["in time"]) == ["no difference"]
+
+
+@pytest.mark.parametrize("name", ["time_surface", "pareto_front", "one_more_worker", "bottlenecks"])
+def test_figures_are_readable(name: str, study: analysis.Study, cells: pd.DataFrame) -> None:
+    table = analysis.more_workers(study) if name == "one_more_worker" else cells
+    figure = plots.FIGURES[name].draw(study, table)
+    assert_readable(figure)
+    assert TARGET == 0.9 and "a test accuracy of 0.9" in plots.caption(figure)
+
+
+def test_the_map_frames_what_was_measured_and_stars_what_is_recommended(
+    study: analysis.Study, cells: pd.DataFrame
+) -> None:
+    (axes,) = plots.FIGURES["time_surface"].draw(study, cells).axes
+    framed = [patch for patch in axes.patches if not patch.get_fill()]
+    assert len(axes.patches) - len(framed) == len(cells)
+    assert len(framed) == (cells["num_runs"] > 0).sum()
+    assert len(axes.lines) == 1 + cells["is_alternative"].sum()
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["16", "32", "64", "128", "256"]
+    best = cells.loc[cells["is_recommended"]].iloc[0]
+    assert any(f"{best['seconds']:.0f}\n" in text.get_text() for text in axes.texts)
+
+
+def test_a_study_that_names_no_target_has_the_one_that_most_cells_reach(tmp_path: Path) -> None:
+    for batch in BATCHES:
+        write_target_run(tmp_path / "s", EXACT, batch=batch)
+    for batch in (1024, 512):  # ended long before: no more than a third of the way
+        write_target_run(tmp_path / "s", EXACT, batch=batch, most_examples=EXACT.steps(batch) * batch / 3)
+    study = bsweep.load(tmp_path / "s")
+    target, why = supported_target(study) or (None, "")
+    assert target is not None and target.metric == "test_accuracy"
+    assert 0.2 < target.value < 0.4, "four of five cells: a third of the way to 0.9"
+    sentences = analysis.recommendations(study)
+    assert sentences[0].startswith(f"Fastest to a test accuracy of {target.value:g}: global batch ")
+    assert sentences[1].startswith("The runs name no target: a test accuracy of") and why in sentences[1]
+    assert analysis.what_is_missing(study) == []
+
+
+def test_a_target_that_no_run_reached_is_said_with_the_best_seen(tmp_path: Path) -> None:
+    for batch in BATCHES:
+        write_target_run(tmp_path / "s", EXACT, batch=batch, settings={"target_accuracy": 0.99})
+    first, basis = analysis.recommendations(bsweep.load(tmp_path / "s"))
+    assert first.startswith("Fastest to a test accuracy of 0.9")
+    assert "o run reached a test accuracy of 0.99. The best seen is 0.9" in basis
+    assert "that 3 of 3 cells reach in all their runs" in basis
+
+
+def test_of_several_targets_that_runs_name_the_one_that_they_support_is_taken(tmp_path: Path) -> None:
+    for batch in BATCHES:
+        for target in (TARGET, 0.8):
+            run = write_target_run(tmp_path / "s", EXACT, batch=batch, settings={"target_accuracy": target})
+            run.rename(f"{run}_{target}")
+    first, basis = analysis.recommendations(bsweep.load(tmp_path / "s"))
+    assert first.startswith("Fastest to a test accuracy of 0.9") and "The runs name 2 targets. " in basis
+
+
+def test_a_cell_that_missed_at_all_its_rates_stays_censored(tmp_path: Path) -> None:
+    for batch in (*BATCHES, 1024):
+        for rule in ("linear", "sqrt"):
+            most = math.inf if batch < 1024 else EXACT.steps(batch) * batch * 0.8
+            settings = {"target_accuracy": TARGET, "optimizer.lr_rule": rule}
+            write_target_run(tmp_path / "s", EXACT, batch=batch, most_examples=most, settings=settings)
+    best = tuned(bsweep.load(tmp_path / "s")).runs
+    assert set(best["global_batch"]) == {*BATCHES, 1024}
+    assert best.groupby("global_batch").size()[[16, 1024]].tolist() == [1, 2]
+
+
+def test_of_runs_that_all_change_their_batch_it_is_said_so(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        settings = {"batching.name": "schedule", "batching.factor": 2.0}
+        write_target_run(tmp_path / "s", EXACT, batch=64, seed=seed, settings=settings)
+    (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
+    assert "all runs change it while they train" in missing and "batching=fixed" in missing
+
+
+def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path / "s", local_batch=64, seed=seed)
+    study = bsweep.load(tmp_path / "s")
+    assert analysis.recommendations(study) == []
+    (missing,) = analysis.what_is_missing(study)
+    assert "one cell alone (global batch 64 on 1 worker). One more batch size is missing" in missing
+    assert "bsweep run -m local_batch=32,64,128 study=s" in missing
+    assert "bsweep recommend local_batch=32,64,128 num_workers=1 study=s --target-accuracy 0." in missing
+    assert analysis.surface(study).empty and not set(plots.figures(study)) & {"time_surface", "pareto_front"}
+    assert not list(recommended(study))
+
+
+def test_runs_of_one_evaluation_are_said_to_have_too_few(tmp_path: Path) -> None:
+    for batch in BATCHES:
+        write_run(tmp_path / "s", local_batch=batch, epochs=1)
+    (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
+    assert "two evaluations of a run, and 3 of 3 runs have fewer" in missing and "epochs=2" in missing
+
+
+def test_what_has_not_learned_has_no_target(tmp_path: Path) -> None:
+    for batch in BATCHES:
+        write_run(tmp_path / "s", local_batch=batch, accuracy=0.1)
+    (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
+    assert "not half of the cells reach an accuracy above chance" in missing
+
+
+def test_different_hardware_has_a_recommendation_each(tmp_path: Path) -> None:
+    for cpu in ("Old CPU", "New CPU"):
+        for batch in BATCHES[:2]:
+            truth = Truth(pass_seconds=0.01 if cpu == "New CPU" else 0.02)
+            settings = {"target_accuracy": TARGET, "launch.ssh_port": len(cpu) if cpu == "New CPU" else None}
+            write_target_run(tmp_path / cpu, truth, batch=batch, settings=settings, meta=META | {"cpu": cpu})
+        for run in (tmp_path / cpu).iterdir():
+            (tmp_path / "s").mkdir(exist_ok=True)
+            run.rename(tmp_path / "s" / f"{run.name}_{cpu[:3]}")
+    study = bsweep.load(tmp_path / "s", mix=True)
+    with computing_once():
+        one, other = analysis.recommendations(study)
+        cells = analysis.surface(study)
+        assert {line.partition(":")[0] for line in (one, other)} == set(cells["where"])
+        assert all("CPU" in where for where in cells["where"])
+        assert len(plots.time_surface(study).axes) == 2
+
+
+def test_parts_that_were_not_looked_at_are_named_with_the_options_that_choose_them(tmp_path: Path) -> None:
+    for number in range(6):
+        for batch in BATCHES if number else BATCHES[:2]:
+            settings = {"target_accuracy": TARGET, "optimizer.momentum": number / 10}
+            write_target_run(tmp_path / "s", EXACT, batch=batch, settings=settings)
+    study = bsweep.load(tmp_path / "s")
+    with computing_once():
+        *first, last = analysis.recommendations(study)
+    assert len(first) == 4
+    assert last.startswith("2 further parts of the study were not looked at.")
+    command, _, parts = last.partition(" with ")
+    assert f"bsweep predict {tmp_path / 's'} --target-accuracy 0.9" in command
+    ready = [shlex.split(part.partition(" (")[0]) for part in parts.split("; ")]
+    assert [words[0] for words in ready] == ["--where", "--where"] and parts.endswith("momentum=0 (2 runs).")
+    for _, word in ready:
+        found = bsweep.predict(study, TARGET, where=dict([word.split("=")]))
+        assert found.cells["num_runs"].sum() in (2, 3)
+
+
+def test_workers_that_do_not_step_together_are_told_apart_from_missing_points(tmp_path: Path) -> None:
+    for batch in (4, 8):
+        write_run(tmp_path / "s", local_batch=batch, num_workers=4, num_rounds=2, settings=diloco("uniform"))
+    (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
+    assert "DiLoCo do not take every step together" in missing

@@ -1,0 +1,490 @@
+"""The report's files are all there, say the right things, and need no network."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import runpy
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from pandas.testing import assert_frame_equal
+from PIL import Image
+
+import bsweep
+from bsweep import analysis, plots, report
+from bsweep.analysis import advice, answering
+from bsweep.analysis.numbers import number, spread
+from bsweep.analysis.once import computing_once
+from bsweep.report import formats, images
+from bsweep.report.scaling import exponent_text
+from bsweep.report.tables import tables
+from tests.support.synthetic_study import META, diloco, server, write_run, write_study
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    study = tmp_path_factory.mktemp("studies") / "a_study_50%"
+    write_study(study, seeds=2)
+    write_run(study, local_batch=512, status="out_of_memory", num_epochs_done=0, message="<b>CUDA</b> & memory\nline 2")
+    write_run(study, local_batch=4, status="diverged", num_epochs_done=1, events=("2 workers share 1 core",))
+    return report.write(study, command="bsweep report a_study")
+
+
+@pytest.mark.nightly
+def test_the_page_of_three_thousand_runs_is_small(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "s", local_batches=tuple(range(8, 2408, 8)), seeds=5)
+    began = time.monotonic()
+    page = report.write(study)
+    print(f"3000 runs: {time.monotonic() - began:.1f} s, a page of {page.stat().st_size / 1e6:.2f} MB")
+    assert page.stat().st_size < 5e6
+
+
+def test_all_files_are_written(page: Path) -> None:
+    drawn = plots.figures(bsweep.load(page.parent.parent))
+    figures = {f"{name}.{suffix}" for name in drawn for suffix in ("png", "svg", "pdf")}
+    data = {"runs.csv", "epochs.csv", "evaluations.csv", "provenance.csv", "table.md", "table.tex", "report.html"}
+    assert {path.name for path in page.parent.iterdir()} == figures | data
+    assert page.parent.name == "report"
+    assert all(path.stat().st_size > 100 for path in page.parent.iterdir())
+
+
+def test_the_page_is_well_formed_and_refers_to_nothing_outside(page: Path) -> None:
+    class Links(HTMLParser):
+        found: list[str]
+        open_tags: list[str]
+        images: int = 0
+
+        def handle_endtag(self, tag: str) -> None:
+            assert self.open_tags.pop() == tag
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            self.open_tags += [tag] * (tag not in ("meta", "img", "br"))
+            values = dict(attrs)
+            self.found += [value for name, value in attrs if name in ("src", "href") and value]
+            self.images += tag == "img" and bool(values.get("alt"))
+            assert tag not in ("script", "link", "iframe")
+
+    parser = Links()
+    parser.found, parser.open_tags = [], []
+    parser.feed(page.read_text())
+    parser.close()
+    assert parser.open_tags == []
+    assert parser.images == len(list(page.parent.glob("*.svg")))
+    assert all(link.startswith("data:image/svg+xml;base64,") or (page.parent / link).is_file() for link in parser.found)
+    assert not re.search(r"https?:|url\(|@import", page.read_text())
+
+
+def test_figures_in_svg_refer_to_nothing_outside(page: Path) -> None:
+    for path in page.parent.glob("*.svg"):
+        text = re.sub(r'xmlns(:\w+)?="[^"]*"', "", path.read_text())
+        text = re.sub(r"<!DOCTYPE[^>]*>", "", text)
+        assert "<dc:date>" not in text
+        assert "<text" not in text
+        assert not re.findall(r'(?:href|src)="(?!#)[^"]*"', text)
+
+
+def test_the_page_answers_in_words(page: Path) -> None:
+    text = page.read_text()
+    assert "Fastest within 0.01 of the best test accuracy: local batch 64 on 2 workers (global batch 128), with" in text
+    assert "Most accurate: local batch 64 on 1 worker (global batch 64), with" in text
+    assert "Faster, but less accurate: local batch 256 on 2 workers (global batch 512), with" in text
+    assert "At equal local batches 2 workers train 1.87 times as many examples a second as 1: an efficiency" in text
+    assert "Some cells have two seeds only" in text
+    assert "26 runs: " in text
+    assert "1 out of memory" in text
+    assert "1 diverged" in text
+    assert "bsweep report a_study" in text
+    assert "0123456789abcdef" in text
+    assert "Test CPU" in text
+    assert "b4_w1_horovod_s0: 2 workers share 1 core" in text
+    assert "&lt;b&gt;CUDA&lt;/b&gt; &amp; memory\nline 2" in text
+    assert "<b>CUDA" not in text
+    assert "epochs: 3 (published: 50)" in text
+    assert "an equal local batch is a different global batch" in text
+    assert "Crosses on the lower edge are runs that did not complete." in text
+
+
+def test_the_section_on_costs_says_each_exponent_or_why_there_is_none(page: Path) -> None:
+    text, markdown = page.read_text(), page.with_name("table.md").read_text()
+    section = text.partition("<h2>Cost as the work grows</h2>")[2].partition("<h2>")[0]
+    assert section.count("<tr>") == 7 and "num_" not in section
+    for row in (
+        "| seconds of an epoch | local batch | -0.52 ± 0.08 | 12 cells in 2 series | -1 to 0 |",
+        "| seconds of an epoch | workers | not fitted: two values | - | -1 |",
+        "| seconds of an epoch | training examples | not fitted: one value | - | 1 |",
+        "| bytes a worker sends in a step | 2 (p - 1) / p n | not fitted: one value; ratio 0.984 | - | 1; ratio 1 |",
+    ):
+        assert row in markdown and all(f">{cell}</td>" in section for cell in row.strip("| ").split(" | "))
+
+
+@pytest.mark.parametrize(
+    ("exponent", "half", "expected"),
+    [(1.000000000000001, 5e-15, "1.00 ± 0.00"), (-0.2764, 0.153, "-0.28 ± 0.15"), (-1e-17, 1e-16, "0.00 ± 0.00")],
+)
+def test_exponents_have_sensible_digits(exponent: float, half: float, expected: str) -> None:
+    assert exponent_text(exponent, half) == expected
+    assert spread(1.000000000000001, 5e-15) == "1.000 ± 0"
+
+
+def test_tables_hold_what_was_measured_and_are_escaped(page: Path) -> None:
+    cells = analysis.cells(bsweep.load(page.parent.parent).runs)
+    first, second = cells.xs(("horovod", 2, 64))["train_seconds_points"]
+    markdown, latex = (page.with_name(name).read_text() for name in ("table.md", "table.tex"))
+    assert f"| 2 | 64 | 128 | 0.2 | {first:.1f}, {second:.1f} |" in markdown, "below three seeds there is no interval"
+    assert "±" not in markdown.partition("The seconds of an epoch against")[0]
+    assert f"2 & 64 & 128 & 0.2 & {first:.1f}, {second:.1f} &" in latex
+    assert r"\caption{a\_study\_50\%: What each cell came to. Of two seeds" in latex
+    assert (
+        latex.count(r"\toprule")
+        == latex.count(r"\bottomrule")
+        == latex.count(r"{adjustbox}{max width=\linewidth}")
+        == 9
+    )
+    assert "resizebox" not in latex, "it would blow narrow tables up to the width of the text"
+    assert r"\begin{tabular}{rrrrrrrrrrl}" in latex
+    assert r"\shortstack[r]{sent by a \\ worker \\ (MB)}" in latex
+    assert latex.count("{") - latex.count(r"\{") == latex.count("}") - latex.count(r"\}")
+    assert "2 seeds each." in markdown
+    assert "| 64 | 0.4907 | 0.4318 | 0.0491 | 0.00981 | 44.00 |" in markdown
+    assert "| 64 | 260.6 | 1 | 1.866 | 0.9330 |" in markdown
+    assert "out of memory" in markdown
+    for line in latex.splitlines():
+        assert not re.search(r"(?<!\\)%(?!$)", line) or line.startswith("%")
+
+
+def test_a_table_recomputed_from_the_records_is_the_same(
+    page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "recompute.py"))["main"]
+    table = page.with_name("table.md")
+    assert main(page.parent.parent, table) == 0
+    assert capsys.readouterr().out.count("test accuracy") == 12
+    (tmp_path / "table.md").write_text(table.read_text().replace(", 578.5 |", ", 578.6 |"))
+    assert main(page.parent.parent, tmp_path / "table.md") == 1
+
+
+def test_numbers_have_as_many_digits_as_are_known() -> None:
+    numbers = (0.0, 0.6472, 1.31312, 40.3133, 113.9632, 9.99999, 14892.4, 0.08951, 0.0000158, 100.0)
+    assert [number(value) for value in numbers] == [
+        "0", "0.6472", "1.313", "40.31", "114.0", "10.00", "14892", "0.0895", "1.58e-05", "100.0",
+    ]  # fmt: skip
+    assert number(math.nan) == "-"
+    assert spread(2.0796, 0.0247, (2.07, 2.08, 2.09)) == "2.080 ± 0.025"
+    assert spread(1648.2, 0.5) == "1648.2 ± 0.5"
+    assert spread(257.31, 10.2) == "257 ± 10"
+    assert spread(0.6472, 0.0, (0.6472,) * 3) == "0.6472 ± 0"
+    assert spread(193.7, math.nan, (186.1, 201.3)) == "186.1, 201.3"
+    assert spread(193.7, math.nan, (193.7,)) == "193.7"
+
+
+@pytest.fixture
+def one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw one figure only, where the test is about something else."""
+    monkeypatch.setattr(plots, "FIGURES", {"loss_by_epoch": plots.loss_by_epoch})
+    monkeypatch.setattr(answering, "MOST_ANSWERS", 0)
+
+
+@pytest.mark.usefixtures("one_figure")
+def test_out_folder_and_one_run_a_cell(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", num_workers=(1,))
+    page = report.write(tmp_path / "s", tmp_path / "elsewhere" / "out")
+    assert page == tmp_path / "elsewhere" / "out" / "report.html"
+    assert "Each cell was run once" in page.read_text()
+    assert not (tmp_path / "s" / "report").exists()
+
+
+@pytest.mark.usefixtures("one_figure")
+def test_a_page_of_a_large_study_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_study(tmp_path / "s")
+    monkeypatch.setattr(images, "_MAX_SVG_BYTES", 1000)
+    monkeypatch.setattr(report, "_MAX_RUN_IDS", 2)
+    monkeypatch.setattr(formats, "_MAX_ROWS", 3)
+    page = report.write(tmp_path / "s").read_text()
+    assert "data:image/png;base64," in page and "data:image/svg" not in page
+    assert "b16_w1_horovod_s0, b32_w1" not in page and " and 10 more in runs.csv" in page
+    means = page[page.index("What each cell came to.") :].partition("</table>")[0]
+    assert "The first 3 of 12 rows; the files beside have all." in means and means.count("<tr>") == 4
+    assert (tmp_path / "s" / "report" / "table.md").read_text().count("| 256 |") > 2
+
+
+def test_the_largest_of_many_figures_are_shown_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, num_bytes in (("small", 10_000), ("large", 100_000), ("huge", 600_000)):
+        (tmp_path / f"{name}.svg").write_bytes(bytes(num_bytes))
+        noise = np.random.default_rng(0).integers(256, size=(200, 300, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / f"{name}.png")
+    monkeypatch.setattr(images, "_MAX_BYTES", 70_000)
+    shown = images.within_page(tmp_path, ["small", "large", "huge"])
+    assert [kind for kind, _ in shown.values()] == ["svg+xml", "png", "png"]
+    assert 50_000 < sum(len(image) for _, image in shown.values()) <= 70_000
+    width, height = Image.open(io.BytesIO(shown["huge"][1])).size
+    assert width < 300 and height == pytest.approx(width * 2 / 3, abs=1)
+
+
+@pytest.mark.usefixtures("one_figure")
+def test_many_warnings_are_folded_away(tmp_path: Path) -> None:
+    warnings = tuple(f"step {number} was late" for number in range(6))
+    write_run(tmp_path / "s", local_batch=8, events=warnings)
+    shown, _, folded = report.write(tmp_path / "s").read_text().partition("<details><summary>2 more</summary>")
+    assert [sum(warning in part for warning in warnings) for part in (shown, folded)] == [4, 2]
+
+
+@pytest.mark.usefixtures("one_figure")
+def test_nothing_completed_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8, status="failed", num_epochs_done=0, message="no luck")
+    text = report.write(tmp_path / "s").read_text()
+    assert "No run of 1 cell has completed" in text
+    assert "no luck" in text
+
+
+def test_the_headlines_of_a_study_without_repeats(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 64, 256), num_workers=(1,), epochs=1)
+    assert report.headlines(bsweep.load(tmp_path / "s")) == [
+        (
+            "Fastest within 0.01 of the best test accuracy: local batch 64 on 1 worker (global batch 64), with 356.2 s "
+            "of training for 1 epoch and test accuracy 0.8925 (one run). No cell is more accurate."
+        ),
+        "Faster, but less accurate: local batch 256 on 1 worker (global batch 256), with 0.8529 in 239.1 s.",
+        "Each cell was run once: repeat with other seeds before trusting small differences.",
+    ]
+
+
+def test_what_has_not_learned_is_named_and_never_recommended(tmp_path: Path) -> None:
+    """Chance is 0.1; of 10,000 test images 0.11 is more than that, 0.105 is not."""
+    for batch, accuracy in ((8, 0.9), (16, 0.11), (64, 0.1), (256, 0.105)):
+        write_run(tmp_path / "s", local_batch=batch, accuracy=accuracy)
+    fastest, faster, not_learned, _ = report.headlines(bsweep.load(tmp_path / "s"))
+    assert fastest.startswith("Fastest within 0.01 of the best test accuracy: local batch 8 on 1 worker")
+    assert faster.startswith("Faster, but less accurate: local batch 16 on 1 worker (global batch 16), with 0.1100 in")
+    assert not_learned == (
+        "2 of 4 cells have not learned (test accuracy not above chance): local batch 64 on 1 worker and local batch "
+        "256 on 1 worker."
+    )
+
+
+def test_where_nothing_has_learned_nothing_is_recommended(tmp_path: Path) -> None:
+    for batch in (8, 256):
+        write_run(tmp_path / "s", local_batch=batch, accuracy=0.0)
+    nothing, times, _ = report.headlines(bsweep.load(tmp_path / "s"))
+    assert nothing == "None of 2 cells has learned (test accuracy not above chance), so that none is recommended."
+    assert times == (
+        "As to time alone, training for 3 epochs took 717.2 s (local batch 256 on 1 worker) to 4350 s (local batch 8 "
+        "on 1 worker)."
+    )
+    write_run(tmp_path / "one", local_batch=8, accuracy=0.1)
+    (nothing, _) = report.headlines(bsweep.load(tmp_path / "one"))
+    assert nothing == "The only cell has not learned (test accuracy not above chance), so that none is recommended."
+
+
+def test_two_learning_rate_rules_are_no_two_seeds(tmp_path: Path) -> None:
+    for rule in ("per_worker", "linear"):
+        settings = {"optimizer.lr_rule": rule}
+        write_study(tmp_path / "s", local_batches=(8, 64), num_workers=(1,), settings=settings)
+    write_run(tmp_path / "s", local_batch=128, status=None, num_epochs_done=1)
+    unfinished, fastest, caveat = report.headlines(bsweep.load(tmp_path / "s"))
+    assert unfinished == "Unfinished: 1 of 5 runs may still change what follows."
+    assert "learning-rate rule linear (global batch 64), with 1069 s of training for 3 epochs" in fastest
+    assert "(one run)" in fastest
+    assert caveat.startswith("Each cell was run once")
+    text = (report_tables(tmp_path / "s")).split("Ratio")[0]
+    assert "| linear | 64 | 64 | 0.025 | 1069 |" in text, "the rate in effect stands where it varies"
+    assert "| per worker | 64 | 64 | 0.1 | 1069 |" in text
+
+
+def test_three_seeds_have_an_interval(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 64), num_workers=(1,), seeds=3)
+    fastest, *_ = report.headlines(bsweep.load(tmp_path / "s"))
+    assert "with 1079 ± 27 s of training" in fastest
+    assert "(mean of 3 seeds, 95 % interval)" in fastest
+    text = report_tables(tmp_path / "s")
+    assert "n |" not in text, "it is said once, for all cells alike"
+    assert "1 worker, 3 seeds each." in text
+
+
+def test_a_margin_below_what_seeds_scatter_is_said_to_be(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((0.8, 0.9, 0.85)):
+        write_run(tmp_path / "s", local_batch=8, seed=seed, accuracy=accuracy)
+        write_run(tmp_path / "s", local_batch=64, seed=seed, accuracy=accuracy - 0.05)
+    fastest, *_ = report.headlines(bsweep.load(tmp_path / "s"))
+    assert "Its accuracy is known to ± 0.12 only: less accurate cells may be as good." in fastest
+
+
+def test_names_in_a_row_are_a_sentence() -> None:
+    assert advice._some(pd.Series(["a"])) == "a"
+    assert advice._some(pd.Series(["a", "b"])) == "a and b"
+    assert advice._some(pd.Series(["a, b", "c", "d"])) == "a, b; c and d"
+    assert advice._some(pd.Series([*"abcde"])) == "a, b, c and 2 more"
+
+
+def test_tables_have_the_order_of_the_launch(tmp_path: Path) -> None:
+    for place, strategy in enumerate(("ring", "native", "tree")):
+        settings = {"strategy": {"name": "allreduce", "algorithm": strategy}}
+        meta = {**META, "launched_at": float(place)}
+        write_run(tmp_path / "s", local_batch=8, num_workers=2, settings=settings, meta=meta)
+    rows = [line.split(" | ")[0] for line in report_tables(tmp_path / "s").splitlines() if line.startswith("| ")]
+    assert [row for row in rows if "---" not in row][:4] == ["| variant", "| ring", "| native", "| tree"]
+
+
+def test_speed_up_is_not_told_between_unequal_threads(tmp_path: Path) -> None:
+    for workers, threads in ((1, 2), (2, 1)):
+        write_run(tmp_path / "s", local_batch=8, num_workers=workers, threads=threads)
+    reason = "No speed-up: 1 worker had 2 threads, 2 workers had 1 each."
+    assert reason in report.headlines(bsweep.load(tmp_path / "s"))
+    text = report_tables(tmp_path / "s")
+    assert reason in text and "| speed-up |" not in text
+
+
+def test_horovods_cycle_time_is_stated_beside_a_comparison(tmp_path: Path) -> None:
+    stated = (
+        "Horovod's exchanges begin late, when its core looks for them (strategy.cycle_time_ms: every 1 ms); those of "
+        "other strategies do not."
+    )
+    write_run(tmp_path / "s", local_batch=8, num_workers=2)
+    assert stated not in report.headlines(bsweep.load(tmp_path / "s"))
+    write_run(tmp_path / "s", local_batch=8, num_workers=2, settings={"strategy": {"name": "ddp", "hook": "none"}})
+    assert stated in report.headlines(bsweep.load(tmp_path / "s"))
+
+
+def test_a_fit_says_what_it_misses() -> None:
+    (fit,) = (table for table in tables(analysis.published()) if "Least-squares" in table.caption)
+    assert fit.cells["misses (%)"].tolist() == ["-10 to +8"]
+    assert fit.cells["R²"].tolist() == ["0.9975"]
+
+
+def report_tables(folder: Path) -> str:
+    study = bsweep.load(folder)
+    with computing_once():
+        return formats.as_markdown(study.name, list(tables(study)))
+
+
+def test_different_data_have_their_own_best(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), settings={"data.name": "digits"})
+    lines = report.headlines(bsweep.load(tmp_path / "s"))
+    assert [line.split(": ")[0] for line in lines[:2]] == ["digits", "imagefolder"]
+
+
+@pytest.mark.usefixtures("one_figure")
+def test_a_sharding_study_is_held_against_the_published_one(tmp_path: Path) -> None:
+    warning = "compression=qsgd cannot win on 8 workers"
+    for name in ("layer", "memory"):
+        for workers in (1, 4, 8):
+            settings = server(name)
+            write_run(tmp_path / "s", local_batch=50, num_workers=workers, settings=settings, events=(warning,))
+    page = report.write(tmp_path / "s")
+    text, markdown = page.read_text(), page.with_name("table.md").read_text()
+    assert text.count(warning) == 1
+    assert "Sharded by memory, the model trains 66 % faster than sharded by layer on 8 workers." in text
+    assert "gives x = 1.000 s, to bring all parameters" in text
+    assert "the intercept C = 4.000 s (R² = 1.000). C is no measured computing time: a step computed for" in text
+    assert "ResNet-18" not in text
+    assert "| 8 | 0.7430 | 0.2500 | 0.6573 | 0.6600 | 0.6690 |" in markdown
+    assert "gain by the fitted formula" in markdown
+    assert f"| {plots.words('variant', 'memory')} | 8 | 4 | 0.2500 | 0.1667 | 0.0625 | 0 |" in markdown
+    copy = bsweep.load(page.parent)
+    assert_frame_equal(
+        analysis.server_loads(copy), analysis.server_loads(bsweep.load(tmp_path / "s")), check_dtype=False
+    )
+    assert len(copy.waits) == 2 * (1 + 4 + 8)
+
+
+def uneven_study(folder: Path, max_rounds: int | None = None, seeds: int = 3, **rounds: int) -> analysis.Study:
+    """Runs on four uneven workers, with so many rounds under each allocation."""
+    for name, num_rounds in rounds.items():
+        for seed in range(seeds):
+            settings = diloco(name, max_rounds=max_rounds)
+            write_run(
+                folder, local_batch=4, num_workers=4, seed=seed, epochs=1, settings=settings, num_rounds=num_rounds
+            )
+    return bsweep.load(folder)
+
+
+@pytest.mark.usefixtures("one_figure")
+def test_idle_times_are_told_as_table_3_of_the_paper(tmp_path: Path) -> None:
+    study = uneven_study(tmp_path / "s", uniform=10, steps_by_flops=10)
+    page = report.write(tmp_path / "s")
+    text, markdown = page.read_text(), page.with_name("table.md").read_text()
+    by_flops = plots.words("variant", "steps_by_flops")
+    assert "| uniform | 1.1 | 0.0 | 14.7 | 4.9 | 20.8 ± 0.5 | - | 446.9 |" in markdown
+    assert f"| {by_flops} | 2.3 | 0.0 | 8.8 | 1.8 | 12.9 ± 0.3 | -38.1 ± 0.0 | 503.3 |" in markdown
+    assert "their totals change by A +96 %, B +38 %, C -39 %" in text
+    assert "would leave 0.2 s of C&#x27;s 12.6 s idle with steps by measured speed (104, 100, 192, 119)." in text
+    head, *_, last = report.idle_text(study).splitlines()[-3:]
+    assert " ".join(head.split()) == (
+        "variant node 1 (s) node 2 (s) node 3 (s) node 4 (s) total (s) change (%) examples/s"
+    )
+    assert last.startswith(by_flops)
+    assert last.endswith("2.3         0.0         8.8         1.8  12.9 ± 0.3  -38.1 ± 0.0       503.3")
+
+
+def test_runs_that_end_in_rounds_are_compared_after_equal_time(tmp_path: Path) -> None:
+    study = uneven_study(tmp_path / "s", max_rounds=10, uniform=10, steps_by_flops=10)
+    assert plots.length_of(study) == "10 rounds"
+    (line,) = report.headlines(study)
+    assert line == (
+        f"Lowest training loss after 33.73 s of each: {plots.words('variant', 'steps_by_flops')} (local batch 4 on "
+        "4 workers, global batch 16), with 3.895 ± 0.064 (mean of 3 seeds, 95 % interval). The interval of its loss "
+        "overlaps that of uniform."
+    )
+
+
+def test_two_seeds_of_rounds_are_both_shown(tmp_path: Path) -> None:
+    study = uneven_study(tmp_path / "s", max_rounds=10, seeds=2, uniform=10, steps_by_flops=10)
+    assert "with 3.869 and 3.895 (two seeds)." in report.headlines(study)[0]
+    markdown = report_tables(tmp_path / "s")
+    assert "| 14.7 | 4.9 | 20.6, 20.8 | - |" in markdown
+    assert "±" not in markdown
+
+
+def test_uneven_batches_are_said_as_they_were(tmp_path: Path) -> None:
+    study = uneven_study(tmp_path / "s", max_rounds=10, uniform=10, batch_by_memory=10)
+    (line,) = report.headlines(study)
+    assert "local batches 8/8/32/16 on 4 workers" in line
+    markdown = report_tables(tmp_path / "s")
+    assert f"| {plots.words('variant', 'batch_by_memory')} | 8/8/32/16 |" in markdown
+    assert "local batch 4," not in markdown, "it is not what all workers took"
+    assert "Losses are those of the last round." in markdown
+    assert "train accuracy" not in markdown, "it is that of an epoch's fragment"
+
+
+def test_idle_times_of_unlike_runs_say_that_they_are_scaled(tmp_path: Path) -> None:
+    text = report.idle_text(uneven_study(tmp_path / "s", uniform=10, steps_by_flops=5))
+    assert "Runs had 5 to 10 rounds: idle times are scaled" in text.replace("\n", " ")
+    assert "total of a round (s)" in text
+    assert "38.1" in text.splitlines()[-1]
+
+
+def test_of_many_nodes_the_idlest_and_the_busiest_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.synthetic_study.NODE_STEP_SECONDS", (0.01, 0.02, 0.02) * 4)
+    settings = diloco("uniform")
+    write_run(tmp_path / "s", local_batch=4, num_workers=12, epochs=1, settings=settings, num_rounds=2)
+    *_, head, row = report.idle_text(bsweep.load(tmp_path / "s")).splitlines()
+    assert head.split("  ")[2:] == [
+        "least idle node (s)",
+        "median node (s)",
+        "most idle node (s)",
+        "total (s)",
+        "examples/s",
+    ]
+    assert row.split()[:-1] == ["12", "4", "0.00", "0.00", "2.00", "8.00"]
+
+
+def test_without_rounds_there_is_nothing_to_tell(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8)
+    assert report.idle_text(bsweep.load(tmp_path / "s")) == ""
+
+
+@pytest.mark.usefixtures("one_figure")
+def test_a_report_that_fails_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
+    page = report.write(tmp_path / "s")
+    before = {path.name: path.stat().st_mtime_ns for path in page.parent.iterdir()}
+    monkeypatch.setattr(report, "_page", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        report.write(tmp_path / "s")
+    assert {path.name: path.stat().st_mtime_ns for path in page.parent.iterdir()} == before

@@ -1,0 +1,391 @@
+"""Parameter servers: what one process would have computed, no push lost, no bound exceeded, and a quick end."""
+
+from __future__ import annotations
+
+import atexit
+import csv
+import gc
+import itertools
+import os
+import queue
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from bsweep.config import ParameterServerConfig, RunConfig
+from bsweep.numerics import optim
+from bsweep.numerics.vector import Slice
+from bsweep.runlog import RunPaths, read_json
+from bsweep.strategies import sharding
+from bsweep.strategies.server import Server, encode_layout
+from bsweep.strategies.server_links import Arrival, Inbox, Kind, Request, ToRemoteWorker, ToWorker, Within
+from tests.strategies.test_sharding import SHARDINGS
+from tests.support.one_server_run import Case, gradient, learning_rate, make_vector
+from tests.support.running import ROOT, Fork, compose, meeting_port
+
+PLAIN = ("optimizer.momentum=0", "optimizer.nesterov=false", "optimizer.weight_decay=0")
+
+
+def configure(*overrides: str) -> RunConfig:
+    return compose(
+        "local_batch=8",
+        "strategy=parameter_server",
+        "precision=fp64",
+        "model=tiny_cnn",
+        "optimizer.lr=0.05",
+        "strategy.chunk_bytes=256",
+        *overrides,
+    )
+
+
+def start(folder: Path, names: list[str], num_processes: int) -> list[Fork]:
+    """One process for each rank, whose output is pytest's to show."""
+    return [
+        Fork("tests.support.one_server_run", str(folder), *names, cwd=ROOT, env={"RANK": str(rank)})
+        for rank in range(num_processes)
+    ]
+
+
+def finish(processes: list[Fork], timeout: float = 240) -> list[int]:
+    """Wait for all; their exit codes."""
+    try:
+        return [process.wait(timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def results(folder: Path, num_workers: int) -> list[dict[str, Any]]:
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(num_workers)]
+
+
+def clocks(folder: Path, server: int) -> list[dict[str, float]]:
+    with RunPaths(folder).server_clocks(server).open() as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+def sgd_of_one_process(config: RunConfig, case: Case) -> Tensor:
+    vector = make_vector()
+    optimizer = optim.build(config.optimizer, vector)
+    for step in range(case.steps * case.epochs):
+        gradients = [gradient(vector, case, worker, step) for worker in range(config.num_workers)]
+        vector.gradients.copy_(sum(gradients[1:], gradients[0]))
+        optim.set_learning_rate(optimizer, learning_rate(config, step))
+        optimizer.step()
+    return vector.parameters
+
+
+SYNCHRONOUS: dict[str, tuple[str, ...]] = {
+    f"{sharding}_{'colocated' if colocated else 'apart'}_{num_workers}": (
+        f"num_workers={num_workers}",
+        "strategy.num_servers=2",
+        f"strategy.sharding={sharding}",
+        f"strategy.colocated={str(colocated).lower()}",
+        "optimizer.weight_decay=0.1",
+        "optimizer.decay_norm_and_bias=false",
+    )
+    for sharding, colocated, num_workers in itertools.product(SHARDINGS, (False, True), (2, 3))
+}
+SYNCHRONOUS["adamw"] = ("num_workers=3", "strategy.num_servers=2", "optimizer=adamw")
+SYNCHRONOUS["lars"] = ("num_workers=2", "strategy.num_servers=3", "strategy.sharding=layer", "optimizer=lars")
+SYNCHRONOUS["default"] = ("num_workers=2",)
+
+
+@pytest.fixture(scope="module")
+def synchronous_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("synchronous")
+    for name, overrides in SYNCHRONOUS.items():
+        Case(port=meeting_port()).save(folder / name, configure(*overrides))
+    assert finish(start(folder, list(SYNCHRONOUS), 5)) == [0] * 5
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_synchronous_equals_one_process(synchronous_runs: Path, name: str) -> None:
+    config, case = configure(*SYNCHRONOUS[name]), Case(port=0)
+    expected, initial = sgd_of_one_process(config, case), make_vector().parameters
+    assert float((expected - initial).abs().max()) > 1e-2, "the weights must have moved"
+    for worker in results(synchronous_runs / name, config.num_workers):
+        assert torch.equal(worker["parameters"][0], initial)
+        torch.testing.assert_close(worker["parameters"][-1], expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["memory_apart_3", "memory_colocated_3", "hashed_chunks_apart_2"])
+def test_bytes_are_those_that_travel(synchronous_runs: Path, name: str) -> None:
+    config, vector = configure(*SYNCHRONOUS[name]), make_vector()
+    assert isinstance(config.strategy, ParameterServerConfig)
+    workers = results(synchronous_runs / name, config.num_workers)
+    (traffic,) = workers[0]["traffic"]
+    assert all(worker["traffic"] == [traffic] for worker in workers)
+    steps, total = Case(port=0).steps, vector.num_bytes
+    stays = total if config.strategy.colocated else 0  # each half of it with one worker
+    mean = (steps * total * config.num_workers - steps * stays) // config.num_workers
+    assert traffic["sent_bytes"] == traffic["received_bytes"] == mean
+    assert sum(server["share"] for server in traffic["servers"]) == pytest.approx(1)
+    for server in traffic["servers"]:
+        assert server["pushes"] == (steps,) * config.num_workers
+        assert server["max_lead"] == 0
+        remote_workers = config.num_workers - config.strategy.colocated
+        assert server["received_bytes"] == server["sent_bytes"] == steps * remote_workers * server["share"] * total
+
+
+SLOW = 0.05
+OUT_OF_STEP: dict[str, tuple[str, ...]] = {
+    f"{kind}_{place}": (
+        "num_workers=3",
+        "strategy.num_servers=2",
+        f"strategy.colocated={str(place == 'colocated').lower()}",
+        *overrides,
+        *PLAIN,
+    )
+    for place in ("apart", "colocated")
+    for kind, overrides in {
+        "asynchronous": ("strategy.consistency=asynchronous",),
+        "stale0": ("strategy.consistency=stale_synchronous", "strategy.staleness=0"),
+        "stale2": ("strategy.consistency=stale_synchronous", "strategy.staleness=2"),
+    }.items()
+}
+OUT_OF_STEP_CASE = Case(port=0, steps=8, epochs=2, sleeps=(0.0, 0.0, SLOW), depend=False)
+
+
+@pytest.fixture(scope="module")
+def runs_out_of_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("out_of_step")
+    for name, overrides in OUT_OF_STEP.items():
+        replace(OUT_OF_STEP_CASE, port=meeting_port()).save(folder / name, configure(*overrides))
+    assert finish(start(folder, list(OUT_OF_STEP), 5)) == [0] * 5
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OUT_OF_STEP)
+def test_no_push_is_lost_out_of_step(runs_out_of_step: Path, name: str) -> None:
+    config, case = configure(*OUT_OF_STEP[name]), OUT_OF_STEP_CASE
+    expected = make_vector().parameters
+    workers = results(runs_out_of_step / name, 3)
+    for epoch in range(1, case.epochs + 1):
+        for step in range((epoch - 1) * case.steps, epoch * case.steps):
+            for worker in range(3):
+                expected = expected - learning_rate(config, step) / 3 * gradient(make_vector(), case, worker, step)
+        for result in workers:
+            assert torch.equal(result["parameters"][epoch], workers[0]["parameters"][epoch])
+            torch.testing.assert_close(result["parameters"][epoch], expected, rtol=1e-12, atol=1e-13)
+    for server in (0, 1):
+        rows = clocks(runs_out_of_step / name, server)
+        for worker in range(3):
+            made = [row["clock"] for row in rows if row["worker"] == worker]
+            assert made == list(range(1, case.steps * case.epochs + 1))
+    for traffic in workers[0]["traffic"]:
+        assert all(server["pushes"] == (case.steps,) * 3 for server in traffic["servers"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OUT_OF_STEP)
+def test_the_lead_reaches_the_bound_and_never_exceeds_it(runs_out_of_step: Path, name: str) -> None:
+    config = configure(*OUT_OF_STEP[name])
+    assert isinstance(config.strategy, ParameterServerConfig)
+    bound = config.strategy.staleness
+    traffic = results(runs_out_of_step / name, 3)[0]["traffic"]
+    for server in (0, 1):
+        lead = max(row["clock"] - row["slowest_clock"] for row in clocks(runs_out_of_step / name, server))
+        assert lead == max(epoch["servers"][server]["max_lead"] for epoch in traffic)
+        if bound is None:
+            assert lead > 2, "nothing holds a fast worker back"
+        else:
+            assert lead == bound
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OUT_OF_STEP)
+def test_holding_back_is_the_wait_of_the_fast(runs_out_of_step: Path, name: str) -> None:
+    for traffic in results(runs_out_of_step / name, 3)[0]["traffic"]:
+        *fast, slow = traffic["worker_wait_seconds"]
+        assert min(fast) > slow
+
+
+@pytest.mark.slow
+def test_workers_notice_a_killed_server(tmp_path: Path) -> None:
+    config = configure("num_workers=2", "strategy.num_servers=2")
+    Case(port=meeting_port(), steps=100_000).save(tmp_path / "killed", config)
+    processes = start(tmp_path, ["killed"], 4)
+    record = RunPaths(tmp_path / "killed").server_clocks(1)
+    wait_for(lambda: record.exists() and record.stat().st_size > 10_000)
+    killed_at = time.time()
+    os.kill(processes[3].pid, signal.SIGKILL)
+    codes = finish(processes)
+    assert codes[:2] == [1, 1] and codes[3] == -signal.SIGKILL
+    assert codes[2] in (0, 1), "the other server has ended too: workers said goodbye, or left within a step"
+    for rank in (0, 1):
+        assert float((tmp_path / "killed" / f"lost{rank}").read_text()) - killed_at < 5
+        assert error(tmp_path / "killed", rank)["is_consequence"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("consistency", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("broken", ["server", "worker"])
+def test_what_breaks_beside_a_colocated_server_ends_the_run_with_its_error(
+    tmp_path: Path, broken: str, consistency: str
+) -> None:
+    overrides = ("strategy.colocated=true", "strategy.num_servers=2", f"strategy.consistency={consistency}")
+    case = Case(port=meeting_port(), steps=50, sleeps=(0.0, 0.01))
+    rank = 0 if broken == "server" else 1
+    case = replace(case, broken_server=rank) if broken == "server" else replace(case, broken_worker=rank)
+    case.save(tmp_path / "broken", configure("num_workers=2", *overrides))
+    started = time.monotonic()
+    assert finish(start(tmp_path, ["broken"], 2)) == [1, 1]
+    assert time.monotonic() - started < 120
+    assert error(tmp_path / "broken", rank)["message"] == "ArithmeticError: broken on purpose"
+    assert error(tmp_path / "broken", 1 - rank)["is_consequence"]
+
+
+def error(folder: Path, rank: int) -> dict[str, Any]:
+    found = read_json(RunPaths(folder).rank_logs(rank) / "error.json")
+    assert found is not None
+    return found
+
+
+def wait_for(condition: Callable[[], bool], timeout: float = 120) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+class MadeUp(ToWorker):
+    """A link to a worker that is not there, whose payloads come at once and whose answers are kept."""
+
+    travels = True
+
+    def __init__(self, payload: Tensor) -> None:
+        self.payload, self._into, self.answers = payload, payload, list[Tensor]()
+
+    def start_receiving(self, into: Tensor) -> None:
+        self._into = into
+        into.copy_(self.payload)
+
+    def received(self) -> Tensor:
+        return self._into
+
+    def answer(self, held_seconds: float = 0.0, payload: Tensor | None = None) -> None:
+        if payload is not None:
+            self.answers.append(payload.clone())
+
+    def sent(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def serve_made_up(folder: Path, parameters: Tensor, slices: Sequence[Slice], orders: Sequence[Sequence[int]]) -> Server:
+    """A server that has summed a step of five workers' pushes for each order of their arrival, by plain SGD."""
+    config = configure("num_workers=5", "strategy.num_servers=1", "optimizer.weight_decay=0", "optimizer.lr_rule=fixed")
+    inbox: Inbox = queue.SimpleQueue()
+    links = [MadeUp(10.0**worker / (3 + parameters)) for worker in range(5)]
+    server = Server(config, links, inbox, RunPaths(folder), 0)
+    layout, first = encode_layout(slices, parameters.dtype), links[0].payload
+    for request, payload in ((Request(Kind.LAYOUT, num_bytes=len(layout)), layout), (Request(Kind.LOAD), parameters)):
+        links[0].payload = payload
+        server._handle(Arrival(0, request, 0.0))
+    links[0].payload = first
+    for clock, order in enumerate(orders, 1):
+        for worker in order:
+            inbox.put(Arrival(worker, Request(Kind.PUSH, clock, learning_rate=0.5), 0.0))
+    for worker in range(5):
+        inbox.put(Arrival(worker, Request(Kind.BYE), 0.0))
+    server.run()
+    return server
+
+
+def test_a_stale_answer_is_held_until_the_slowest_has_come_nearer(tmp_path: Path) -> None:
+    config = configure("num_workers=2", "strategy.consistency=stale_synchronous", "strategy.staleness=1", *PLAIN)
+    vector, inbox = make_vector(), queue.SimpleQueue[Arrival | BaseException]()
+    fast, slow = links = [Within(worker, inbox) for worker in range(2)]
+    server = Server(config, links, inbox, RunPaths(tmp_path), 0)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    layout, answer = encode_layout(vector.slices, torch.float64), torch.zeros_like(vector.parameters)
+    fast.ask(Request(Kind.LAYOUT, num_bytes=len(layout)), layout)
+    fast.wait()
+    fast.ask(Request(Kind.LOAD), vector.parameters)
+    fast.wait()
+
+    def push(link: Within, clock: int) -> None:
+        link.ask(Request(Kind.PUSH, clock, learning_rate=1.0), torch.ones_like(answer), answer)
+
+    push(fast, 1)
+    assert fast.wait() == 0
+    push(fast, 2)
+    time.sleep(0.3)
+    assert torch.equal(answer, vector.parameters - 1), "applied, and not answered"
+    push(slow, 1)
+    assert slow.wait() == 0
+    assert fast.wait() >= 0.1
+    assert torch.equal(answer, vector.parameters - 3)
+    push(slow, 2)
+    slow.wait()
+    for link in links:
+        link.say_goodbye()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(5)))[::13])
+def test_a_sum_is_in_rank_order_whoever_is_first(tmp_path: Path, order: tuple[int, ...]) -> None:
+    """Also for more workers than buffers: what came into one too early would overwrite what is not added yet."""
+    vector = make_vector()
+    server = serve_made_up(tmp_path, vector.parameters, vector.slices, [order])
+    total = torch.zeros_like(vector.parameters)
+    for worker in range(5):
+        total += 10.0**worker / (3 + vector.parameters)
+    for link in server._links:
+        assert isinstance(link, MadeUp)
+        assert torch.equal(link.answers[-1], vector.parameters - 0.5 * total)
+
+
+def test_a_server_holds_its_shard_only(tmp_path: Path) -> None:
+    """Parameters, gradients, momentum and two buffers, whatever the number of workers."""
+    config, vector = configure("strategy.num_servers=8"), make_vector()
+    assert isinstance(config.strategy, ParameterServerConfig)
+    shard = sharding.shards(vector.slices, 8, config.strategy)[1]
+    ((start, stop),) = sharding.ranges(shard)
+    gc.collect()
+    before = storages_alive()
+    server = serve_made_up(tmp_path, vector.parameters[start:stop], shard, [range(5), range(5)])
+    server._links = ()
+    gc.collect()
+    held = {address: size for address, size in storages_alive().items() if address not in before}
+    assert (stop - start) * 8 * 4 < sum(held.values()) <= (stop - start) * 8 * 5 + 1000 < vector.num_bytes
+
+
+def storages_alive() -> dict[int, int]:
+    """Bytes of the memory behind all tensors of this process, by address."""
+    tensors = (found for found in gc.get_objects() if issubclass(type(found), Tensor))
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def test_a_link_that_is_closed_holds_no_tensor() -> None:
+    """A process may serve several runs."""
+    link = ToRemoteWorker.__new__(ToRemoteWorker)
+    link._thread = threading.Thread(target=print)
+    link._thread.start()
+    atexit.register(link._end_process)
+    received = torch.zeros(1)
+    link._receiving = (received, cast("Any", None))
+    held = weakref.ref(link), weakref.ref(received)
+    link.close()
+    del link, received
+    gc.collect()
+    assert [one() for one in held] == [None, None]

@@ -1,0 +1,516 @@
+"""Points of a sweep at once on one machine: the same numbers on GPUs or cores of their own, and times that say so."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from bsweep.study.attempts.commands import Planned
+from bsweep.study.attempts.estimate import timed
+from bsweep.study.attempts.progress import Progress
+
+import bsweep as package
+from bsweep import analysis, plots, report, runlog
+from bsweep.analysis import Study, prediction
+from bsweep.analysis.prediction.selection import observed
+from bsweep.cli.main import main
+from bsweep.config import ConfigError, target_of
+from bsweep.launch import environment, seats, team
+from bsweep.launch.seats import Seats, Size
+from bsweep.launch.stop import Signals
+from bsweep.report import _write_data as write_data
+from bsweep.runlog import RunPaths, calibration_file, read_meta, read_records
+from bsweep.study.attempts import attempts, branching, commands, parallel, states, sweep
+from bsweep.trackers import live
+from tests.launch.test_team import numbers
+from tests.study.test_operating import status
+from tests.study.test_run import runs
+from tests.support.running import TINY, Fork, bsweep, compose, imported_first, summaries
+from tests.support.synthetic_study import META, write_run
+
+POINT = (*TINY, "model=tiny_cnn", "strategy=allreduce", "launch.threads_per_worker=1", "log_every_steps=1")
+
+NOTES_CORES = """
+import json, os, sys
+if sys.orig_argv[-2:-1] == ["bsweep.train.worker"]:
+    with open(f"{sys.orig_argv[-1]}/cores.{os.getpid()}", "w") as file:
+        json.dump(sorted(os.sched_getaffinity(0)), file)
+"""
+
+
+def cores_of(run: Path) -> set[int]:
+    """The cores on which the workers of a run computed."""
+    return {core for path in run.glob("cores.*") for core in json.loads(path.read_text())}
+
+
+def test_points_at_once_have_cores_of_their_own_and_the_numbers_of_points_alone(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NOTES_CORES)
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        pytest.skip("takes two cores")
+    grid = ("-m", "local_batch=4,8", "num_workers=1,2", "epochs=2", *POINT)
+    with pinned(cores):
+        alone = bsweep("run", *grid, "study=alone", cwd=tmp_path)
+        beside = bsweep("run", *grid, "study=beside", "launch.parallel=2", cwd=tmp_path, env=imported_first(tmp_path))
+    assert alone.returncode == beside.returncode == 0, alone.stderr + beside.stderr
+    assert numbers(tmp_path, "beside") == numbers(tmp_path, "alone") != {}, "bit for bit, under the same ids"
+    found = {paths.folder: read_meta(paths) for paths in runs(tmp_path, "beside")}
+    flagged = {folder.name.split("_")[1] for folder, meta in found.items() if meta.get("beside_others")}
+    assert flagged == {"w1"}, "two workers fill both cores"
+    assert not any("beside_others" in read_meta(paths) for paths in runs(tmp_path, "alone"))
+    assert {meta["cores"] for meta in found.values()} == {2}, "the machine's, not the point's"
+    assert all(cores_of(run) == set(cores) for run in found if "_w2_" in run.name)
+    first, second = (cores_of(run) for run in found if "_w1_" in run.name)
+    assert len(first) == len(second) == 1 and first != second
+    lines = [line for line in beside.stderr.splitlines() if "epoch 1/2" in line]
+    assert len(lines) == 4 and {line[:5] for line in lines} == {"[1/4]", "[2/4]", "[3/4]", "[4/4]"}
+
+
+class pinned:
+    """While it is entered, this process and what it starts have some cores alone."""
+
+    def __init__(self, cores: list[int]) -> None:
+        self._cores, self._all = cores, os.sched_getaffinity(0)
+
+    def __enter__(self) -> None:
+        os.sched_setaffinity(0, self._cores)
+
+    def __exit__(self, *_: object) -> None:
+        os.sched_setaffinity(0, self._all)
+
+
+def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) -> None:
+    grid = ("-m", "local_batch=4,5,90", "epochs=30", "study=s", "launch.parallel=2", "launch.slowdown=[8]", *POINT)
+    with (tmp_path / "said").open("w") as said:
+        sweep = Fork("bsweep", "run", *grid, cwd=tmp_path, stderr=said, has_forks=True)
+        wait_for_epochs(tmp_path, num_runs=2)
+        assert status(tmp_path)["counts"] == {"running": 2, "new": 1}
+        os.kill(sweep.pid, signal.SIGINT)
+        assert sweep.wait(60) == 130
+    text = (tmp_path / "said").read_text()
+    assert text.count("the workers save where they are") == 2, text
+    assert status(tmp_path)["counts"] == {"interrupted": 2, "new": 1}
+    again = bsweep("resume", "results/s", cwd=tmp_path)
+    assert again.returncode == 0 and status(tmp_path)["counts"] == {"completed": 3}, again.stderr
+    events = [
+        [one["event"] for one in read_records(paths.metrics)[0] if one["type"] == "event"] for paths in runs(tmp_path)
+    ]
+    assert sum("resumed" in of_run for of_run in events) == 2
+    assert all(read_meta(paths)["beside_others"] for paths in runs(tmp_path))
+
+
+def test_points_at_once_heed_a_stop_from_elsewhere_and_a_second_interrupt(tmp_path: Path) -> None:
+    slow = ("launch.slowdown=[800]", "checkpoint_every=auto")  # a step takes seconds
+    grid = ("-m", "local_batch=4,5", "epochs=30", "study=s", "launch.parallel=2", *slow, *POINT)
+    with (tmp_path / "said").open("w") as said:
+        sweep = Fork("bsweep", "run", *grid, cwd=tmp_path, has_forks=True)
+        wait_for(lambda: len(list(tmp_path.glob("results/s/*/logs/rank.0/alive"))) == 2)
+        assert bsweep("stop", "results/s", cwd=tmp_path).returncode == 0
+        assert sweep.wait(60) == 130
+        assert status(tmp_path)["counts"] == {"interrupted": 2}
+        assert len(list(tmp_path.glob("results/s/*/checkpoint/*/complete.json"))) == 2
+        for path in tmp_path.glob("results/s/*/logs/rank.0/alive"):
+            path.unlink()
+        again = Fork("bsweep", "resume", "results/s", cwd=tmp_path, stderr=said, has_forks=True)
+        wait_for(lambda: len(list(tmp_path.glob("results/s/*/logs/rank.0/alive"))) == 2)
+        os.kill(again.pid, signal.SIGINT)
+        wait_for(lambda: (tmp_path / "said").read_text().count("the workers save where they are") == 2)
+        os.kill(again.pid, signal.SIGINT)
+        wait_for(lambda: (tmp_path / "said").read_text().count("ending at once") == 2)
+        assert again.wait(15) == 130
+    assert status(tmp_path)["counts"] == {"interrupted": 2}
+    workers = [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(one.info["cmdline"])]
+    assert not psutil.wait_procs(workers, timeout=5)[1]
+
+
+def test_the_first_of_points_at_once_finds_what_is_fastest_for_all(tmp_path: Path) -> None:
+    path = tmp_path / "results/s/calibration.json"
+    path.parent.mkdir(parents=True)
+    calibration_file.write(path, calibration_file.Calibration(1, (8, 16)))
+    result = bsweep("run", "-m", "local_batch=8,16,4", "study=s", "launch.parallel=2", *POINT, "epochs=1", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = calibration_file.read(path)
+    assert found and found.timed and result.stderr.count("at local batch 8") == 1
+    starts = {paths: read_records(paths.metrics)[0][0] for paths in runs(tmp_path)}
+    assert len({(one["precision"], one["channels_last"]) for one in starts.values()}) == 1
+    launched_at = sorted(read_meta(paths)["launched_at"] for paths in starts)
+    assert launched_at[0] < path.stat().st_mtime < launched_at[1], "nobody was beside the one that measured"
+
+
+def test_a_tracker_of_points_at_once_has_all_cores(tmp_path: Path) -> None:
+    cores = os.sched_getaffinity(0)
+    if len(cores) < 2:
+        pytest.skip("takes two cores")
+
+    def follower() -> live._Follower:
+        Seats((min(cores),), ()).take()
+        return live._Follower("tensorboard", tmp_path)
+
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(follower).result()
+    assert os.sched_getaffinity(started._process.pid) == cores
+    assert started.end() == []
+
+
+def test_a_point_that_is_put_off_has_no_number_of_anothers(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(3)
+    progress.skip(point(1), "completed already")
+    progress.beside().put_off(point(2), "another process is running it")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("[1/3] ") and not second.startswith("[")
+
+
+def wait_for(condition: Callable[[], bool], timeout: float = 90) -> None:
+    ends = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def wait_for_epochs(cwd: Path, num_runs: int) -> None:
+    def of_runs() -> Iterator[bool]:
+        for path in cwd.glob("results/s/*/metrics.jsonl"):
+            yield any(record["type"] == "epoch" for record in read_records(path)[0])
+
+    wait_for(lambda: sum(of_runs()) == num_runs)
+
+
+FAILING = """
+import os, sys
+if sys.orig_argv[-2:-1] == ["bsweep.train.worker"]:
+    import bsweep.train.steps as steps
+    plain = steps.train_step
+    def failing(job, *a, **k):
+        if job.config.local_batch == 8:
+            os.kill(os.getpid(), 9)
+        return plain(job, *a, **k)
+    steps.train_step = failing
+"""
+
+
+def test_a_point_that_fails_is_retried_and_stops_no_other(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FAILING)
+    given = ("launch.parallel=auto", "launch.retries=1", "study=s", *POINT)
+    result = bsweep("run", "-m", "local_batch=8,16,4", "epochs=2", *given, cwd=tmp_path, env=imported_first(tmp_path))
+    assert result.returncode == 1, result.stderr
+    ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}
+    assert ends == {8: "failed", 16: "completed", 4: "completed"}
+    assert result.stderr.count("b8_w1_allreduce_s0") == 2, "it was tried twice"
+    assert {line[:6] for line in result.stderr.splitlines() if line.startswith("[")} == {"[1/3] ", "[2/3] ", "[3/3] "}
+
+
+def sized(monkeypatch: pytest.MonkeyPatch, num_cores: int, num_gpus: int = 0) -> None:
+    """Have this be a machine of so many cores and GPUs."""
+    monkeypatch.setattr(seats, "num_cores", lambda: num_cores)
+    monkeypatch.setattr(seats, "usable_cores", lambda: tuple(range(num_cores)))
+    monkeypatch.setattr(seats, "num_gpus", lambda device: 0 if device == "cpu" else num_gpus)
+
+
+class Pool(ThreadPoolExecutor):
+    """Runs nothing: whoever asked says how a point ends."""
+
+    def submit(self, function: Any, /, *arguments: Any, **named: Any) -> Future[Any]:
+        return Future()
+
+
+def crew_of(*configs: Any, run_one: Any = None) -> parallel._Crew:
+    return parallel._Crew(configs, Progress(len(configs)), run_one)
+
+
+def end_all(crew: parallel._Crew, error: Exception | None = None) -> None:
+    for future in crew.running:
+        future.set_exception(error) if error else future.set_result("completed")
+    crew.wait(Signals())
+
+
+def test_who_measures_what_is_fastest_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sized(monkeypatch, 8)
+    given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1", "channels_last=false")
+    configs = [point(1, *given, f"seed={seed}", f"precision={of}") for seed, of in enumerate(("fp32", "auto") * 2)]
+    open_one = calibration_file.Calibration(1, wanted_batches=(8,))
+    configs[0].study_dir.mkdir(parents=True)
+    calibration_file.write(calibration_file.path_of(configs[0]), open_one)
+    crew, began = crew_of(*configs), []
+    for _ in range(4):
+        for _ in range(2):
+            crew.start_what_fits(Pool(), Signals())
+            began.append([one.place for one in crew.running.values()])
+        if began[-1] == [1]:
+            found = replace(open_one, settled=calibration_file.PLAIN)
+            calibration_file.write(calibration_file.path_of(configs[0]), found)
+        end_all(crew)
+    assert began == [[0], [0], [1], [1], [2, 3], [2, 3], [], []]
+
+
+def test_nothing_begins_once_a_signal_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sized(monkeypatch, 8)
+    given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1")
+    crew, signals = crew_of(point(1, *given), point(2, *given), point(3, *given)), Signals()
+    pool = Pool()
+
+    def submit(*_: Any) -> Future[str]:
+        signals.ask_all()
+        return Future()
+
+    monkeypatch.setattr(pool, "submit", submit)
+    crew.start_what_fits(pool, signals)
+    assert len(crew.running) == 1
+
+
+def test_a_point_that_cannot_be_skipped_or_run_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def result_of(config: Any) -> str | None:
+        if config.num_workers == 1:
+            raise runlog.Newer("written by a newer bsweep")
+        return "completed" if config.num_workers == 2 else None
+
+    def run_one(*_: Any) -> str:
+        raise RuntimeError("nobody expects it")
+
+    sized(monkeypatch, 8)
+    monkeypatch.setattr(attempts, "result_of", result_of)
+    given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1")
+    crew = crew_of(*(point(count, *given) for count in (1, 2, 3)), run_one=run_one)
+    crew.start_what_fits(Pool(), Signals())
+    assert [one.place for one in crew.running.values()] == [2] and not crew.waiting
+    end_all(crew, RuntimeError("neither this"))
+    assert crew.statuses == {0: "failed", 1: "failed", 2: "failed"}
+    said = capsys.readouterr().err
+    assert said.count("a point could not be run") == 3 and said.count("RuntimeError: ") == 2, (
+        "of Newer a line is enough"
+    )
+
+
+def test_signals_are_left_alone_by_threads_that_none_comes_to() -> None:
+    def handler() -> Any:
+        with Signals():
+            return signal.getsignal(signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(handler).result() == signal.getsignal(signal.SIGINT)
+    assert handler() != signal.getsignal(signal.SIGINT)
+
+
+def test_points_with_a_result_need_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sized(monkeypatch, 2)
+    given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1")
+    configs = [point(1, *given), point(1, *given, "seed=1"), point(2, *given)]
+    monkeypatch.setattr(sweep, "_refuse_impossible", lambda _: None)
+    monkeypatch.setattr(sweep, "_join", lambda *_: None)
+    monkeypatch.setattr(attempts, "ask_for_calibration", lambda _: None)
+    for results, at_once in ((0, True), (1, False)):
+        monkeypatch.setattr(attempts, "result_of", lambda config, of=results: "completed" if config.seed < of else None)
+        monkeypatch.setattr(sweep, "PROGRESS", None)
+        monkeypatch.setattr(sweep, "_ARE_AT_ONCE", None)
+        assert sorted(sweep._prepare(configs, ())) == [0, 1, 2]
+        assert at_once is sweep._ARE_AT_ONCE
+    team.expect(())
+
+
+def point(num_workers: int = 1, *overrides: str) -> Any:
+    return compose("local_batch=8", f"num_workers={num_workers}", "launch.parallel=auto", *overrides)
+
+
+def test_a_point_takes_the_cores_of_its_threads_and_a_core_for_each_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    sized(monkeypatch, 8)
+    assert seats.size_of(point(1)) == seats.size_of(point(2)) == Size(8, 0), "by default all of them"
+    assert seats.size_of(point(2, "launch.threads_per_worker=3")) == Size(6, 0)
+    assert seats.size_of(point(4, "launch.threads_per_worker=3")) == Size(8, 0), "no more than there are"
+    servers = ("strategy=parameter_server", "strategy.num_servers=2", "launch.threads_per_worker=1")
+    assert seats.size_of(point(3, *servers)) == Size(5, 0)
+
+
+def test_a_point_on_gpus_takes_as_many_and_their_part_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    sized(monkeypatch, 16, num_gpus=4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,5,7,9")
+    machine = seats.of_machine([point()])
+    assert machine == Seats(tuple(range(16)), ("2", "3", "5", "7"))
+    first = machine.first(seats.size_of(point(2)))
+    assert first == Seats((0, 1, 2, 3, 4, 5, 6, 7), ("2", "3"))
+    rest = machine.without([first])
+    assert rest.first(seats.size_of(point(3))) is None
+    second = rest.first(seats.size_of(point(1)))
+    assert second == Seats((8, 9, 10, 11), ("5",))
+    assert seats.size_of(point(1, "device=cpu", "launch.threads_per_worker=5")) == Size(5, 0)
+
+
+def test_workers_of_a_pinned_point_see_its_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    launch = point().launch
+    Seats((0,), ("5", "7")).take()
+    assert environment.by_file({"CUDA_VISIBLE_DEVICES": "2,5,7"}, launch)["CUDA_VISIBLE_DEVICES"] == "5,7"
+    Seats((0,), ()).take()
+    assert environment.by_file({"CUDA_VISIBLE_DEVICES": "2,5,7"}, launch)["CUDA_VISIBLE_DEVICES"] == "2,5,7"
+
+
+def test_where_no_two_points_have_room_they_run_one_after_another_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sized(monkeypatch, 2)
+    assert not parallel.is_possible([point(1), point(2)])
+    said = parallel.why_not([point(1), point(2)])
+    assert "this machine's 2 cores have no room for two" in said and "give launch.threads_per_worker=1" in said
+    narrow = [point(1, "launch.threads_per_worker=1"), point(2, "launch.threads_per_worker=1")]
+    assert not parallel.is_possible(narrow) and "launch.threads_per_worker" not in parallel.why_not(narrow)
+    assert parallel.is_possible([*narrow, narrow[0]]) and not parallel.why_not([*narrow, narrow[0]])
+    assert not parallel.why_not(narrow[:1]), "one point has no others"
+    assert not parallel.is_possible([*narrow, compose("local_batch=8", "launch.threads_per_worker=1")])
+    sized(monkeypatch, 8, num_gpus=1)
+    assert "this machine's 1 GPU and 8 cores have no room for two." in parallel.why_not([point(1), point(1)])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("launch.parallel=0",), "launch.parallel=0: neither auto nor a number of points"),
+        (("launch.parallel=all",), "launch.parallel=all: neither auto nor a number of points"),
+        (("launch.parallel=2", "launch.hosts='h1:1,h2:1'"), "launch.parallel=2 with launch.hosts=h1:1,h2:1"),
+        (("launch=inline", "strategy=single", "+launch.parallel=2"), "only launch=horovodrun or torchrun has this key"),
+        (("launch=srun", "strategy=allreduce", "+launch.parallel=2"), "only launch=horovodrun or torchrun has"),
+    ],
+)
+def test_what_cannot_run_at_once_is_refused(overrides: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        compose("local_batch=8", *overrides)
+    assert said in str(raised.value)
+
+
+def test_other_launchers_of_points_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"launch\.parallel with hydra/launcher"):
+        parallel.refuse_elsewhere([point()])
+    env = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"}
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    from bsweep.launch import check
+
+    with pytest.raises(ValueError, match=r"launch\.parallel inside horovodrun"):
+        check(point(1, "strategy=horovod"))
+
+
+def test_a_run_is_the_same_one_whatever_runs_beside_it() -> None:
+    assert compose("local_batch=8", "launch.parallel=auto").run_id == compose("local_batch=8").run_id
+
+
+BESIDE = {**META, "beside_others": True}
+
+
+def test_times_beside_others_are_in_no_figure_and_no_prediction_but_accuracies_are(tmp_path: Path) -> None:
+    for batch in (8, 16, 32):
+        for seed in (0, 1):
+            write_run(tmp_path / "s", local_batch=batch, seed=seed, meta=BESIDE if batch == 8 or seed else META)
+    study, whole = package.load(tmp_path / "s"), package.load(tmp_path / "s", beside=True)
+    (line,) = (warning for warning in study.warnings if "launch.parallel" in warning)
+    assert line.startswith("4 runs were timed while others ran") and "--beside" in line
+    assert not any("launch.parallel" in warning for warning in whole.warnings)
+    cells, of_whole = analysis.cells(study.runs), analysis.cells(whole.runs)
+    assert list(cells["n"]) == [2, 2, 2] and cells["test_accuracy"].equals(of_whole["test_accuracy"])
+    assert cells["train_seconds"].isna().tolist() == [True, False, False]
+    assert [len(seconds) for seconds in cells["train_seconds_points"]] == [0, 1, 1]
+    assert of_whole["train_seconds"].notna().all()
+    for name in ("time_by_batch", "throughput_and_speedup", "accuracy_by_time", "seconds_per_step"):
+        shown = plots.FIGURES[name].table(study).index.get_level_values("local_batch")
+        assert set(shown) <= {16, 32}, name
+        assert len(plots.FIGURES[name].table(whole)) >= len(shown)
+    assert set(plots.FIGURES["accuracy_by_epoch"].table(study).index.get_level_values("local_batch")) == {8, 16, 32}
+    timed = observed(study, target_of(accuracy=0.5)).timings()
+    assert sorted(timing.cell.local_batch for timing in timed) == [16, 32]
+    (said,) = prediction._of_times_beside_others(observed(study, target_of(accuracy=0.5)))
+    assert said.startswith("4 runs had others beside them")
+    assert len(observed(whole, target_of(accuracy=0.5)).timings()) == 6
+    reached = analysis.time_to_target(study, 0.5)
+    assert set(reached.index.get_level_values("local_batch")) == {16, 32} and reached["reached"].all()
+
+
+def test_a_study_timed_beside_others_alone_says_what_is_accurate(tmp_path: Path) -> None:
+    for batch in (8, 64):
+        write_run(tmp_path / "s", local_batch=batch, meta=BESIDE)
+    study = package.load(tmp_path / "s")
+    assert {"accuracy_by_epoch", "accuracy_and_loss_by_batch"} <= drawn(study)
+    assert not {"time_by_batch", "throughput_and_speedup", "accuracy_by_time", "time_to_target"} & drawn(study)
+    lines = analysis.headlines(study)
+    assert lines[0].startswith("Most accurate: local batch 64 on 1 worker") and not any(
+        "Fastest" in one for one in lines
+    )
+    write_data(study, tmp_path)
+    again = package.load(tmp_path)
+    assert again.runs["train_seconds"].isna().all() and again.runs["test_accuracy"].notna().all()
+
+
+def test_a_study_timed_beside_others_alone_says_why_nothing_is_predicted(tmp_path: Path) -> None:
+    for batch in (8, 64):
+        write_run(tmp_path / "s", local_batch=batch, meta=BESIDE)
+    with pytest.raises(ValueError, match=r"beside them \(launch\.parallel\).*launch\.parallel=1.*beside=True"):
+        package.predict(tmp_path / "s", 0.5)
+    assert package.predict(package.load(tmp_path / "s", beside=True), 0.5, workers=[1, 2]).seen.timings()
+
+
+@pytest.mark.parametrize("device", ["cpu", "NVIDIA H200"])
+def test_threads_tell_points_apart_where_they_compute(tmp_path: Path, device: str) -> None:
+    for batch, seed, threads in ((8, 0, 16), (8, 1, 4), (16, 0, 4), (16, 1, 16), (32, 0, 4)):
+        write_run(tmp_path / "s", local_batch=batch, seed=seed, threads=threads, device=device)
+    write_run(tmp_path / "s", local_batch=64, device=device, status="failed", num_epochs_done=0)
+    study = package.load(tmp_path / "s")
+    if device == "cpu":
+        assert "threads" in analysis.cells(study.runs).index.names
+        with pytest.raises(ValueError, match="threads"):
+            observed(study, target_of(accuracy=0.5))
+    else:
+        assert list(analysis.cells(study.runs)["n"]) == [2, 2, 1, 0], "of seeds that ran alone or beside others"
+        assert len(observed(study, target_of(accuracy=0.5)).timings()) == 5
+
+
+def test_no_time_of_a_point_is_estimated_by_those_beside_others(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / "s", local_batch=8, seed=seed, meta=BESIDE if seed else META) for seed in (0, 1)]
+    points = [Planned(folder.name, 1, 8, 1000, 3, "k") for folder in folders]
+    assert [one.point.run_id for one in timed(points, states.read(tmp_path / "s"))] == [folders[0].name]
+
+
+def test_points_at_once_are_of_the_kind_of_points_alone() -> None:
+    one, at_once = (compose("local_batch=8", f"launch.parallel={most}").launch for most in (1, "auto"))
+    told = {name: value for name, value in asdict(one).items() if name != "parallel"}  # as older studies have it
+    expected = hashlib.sha256(json.dumps([told]).encode()).hexdigest()[:8]
+    assert commands._kind(one) == commands._kind(at_once) == expected
+
+
+def test_a_run_that_goes_on_from_one_beside_others_says_so(tmp_path: Path) -> None:
+    for seed, meta in enumerate((META, BESIDE)):
+        source = RunPaths(write_run(tmp_path / "s", local_batch=8, seed=seed, meta=meta))
+        checkpoint = runlog.checkpoint_at(source, 1, 8)
+        checkpoint.folder.mkdir(parents=True)
+        facts = {"metrics_bytes": source.metrics.stat().st_size, "time": 0.0}
+        checkpoint.complete({"num_steps": 1, "epoch": 1, "position": 8, "members": (0,), "num_workers": 1, **facts})
+        branch = RunPaths(tmp_path / f"branch{seed}")
+        branch.folder.mkdir()
+        branching.begin(compose("local_batch=16", f"resume_from={source.folder}"), branch)
+        assert bool(read_meta(branch).get("beside_others")) == (meta is BESIDE)
+
+
+def drawn(study: Study) -> set[str]:
+    """The figures that need no fit, of those for which a study has the numbers."""
+    names = list(plots.FIGURES)
+    return {name for name in names[names.index("accuracy_by_time") :] if len(plots.FIGURES[name].table(study))}
+
+
+@pytest.mark.parametrize("flags", [(), ("--beside",)])
+def test_a_report_says_how_many_times_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    write_run(tmp_path / "s", local_batch=8, meta=BESIDE)
+    written: list[tuple[Study, str]] = []
+    monkeypatch.setattr(report, "_write_files", lambda study, folder, command: written.append((study, command)))
+    assert main.report([str(tmp_path / "s"), *flags]) == 0
+    ((study, command),) = written
+    assert study.runs["train_seconds"].isna().all() == (not flags) and command.endswith(" ".join(["/s", *flags]))
+    said = "1 run was timed while others ran on the same machine (launch.parallel): its times are left out"
+    assert capsys.readouterr().err.count(said) == (not flags)

@@ -1,0 +1,102 @@
+"""What a person is told while a run trains, from records as a run writes them."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+
+import pytest
+from bsweep.study.attempts.progress import Progress
+from rich.console import Console
+
+from bsweep.config import RunConfig
+from bsweep.runlog import RunPaths, calibration_file
+from tests.support.running import TINY, compose
+from tests.support.synthetic_study import write_run
+
+EPOCH = {
+    "type": "epoch",
+    "epoch": 1,
+    "train_seconds": 10.0,
+    "images_per_second": 9.0,
+    "train_loss": 2.0,
+    "test_accuracy": 0.5,
+}
+
+
+COMPUTES = {"device": "cpu", "precision": "fp32", "channels_last": False}
+
+
+def told(config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, *records: dict[str, object]) -> list[str]:
+    """The lines of a run that wrote these records in ten seconds."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    screen = io.StringIO()
+    lines = Progress(1, Console(file=screen, width=200))
+    paths = RunPaths(folder)
+    lines.begin(config, paths, [])
+    start = {"type": "start", "num_train": 90, "tokens_per_example": None, **COMPUTES}
+    paths.metrics.write_text(json.dumps(start) + "\n")
+    now[0] += 1
+    lines.poll()
+    with paths.metrics.open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+    now[0] += 10
+    lines.poll()
+    return screen.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "described", "counted"),
+    [
+        (("epochs=4",), "local batch 8, 2 workers, horovod, 4 epochs", "epoch 1/4: 10.0 s"),
+        (
+            ("epochs=4", "target_accuracy=0.9"),
+            "local batch 8, 2 workers, horovod, 4 epochs, target a test accuracy of 0.9",
+            "epoch 1/4: 10.0 s",
+        ),
+        (
+            ("strategy=diloco", "strategy.max_rounds=4", "epochs=1000"),
+            "local batch 8, 2 workers, diloco, 4 rounds",
+            "epoch 1, round 1/4: 10.0 s",
+        ),
+        (
+            ("strategy=diloco", "strategy.max_seconds=40", "epochs=1000", "allocation.local_steps=[3,5]"),
+            "local batch 8, local steps 3, 5, 2 workers, diloco, 40 s",
+            "epoch 1/1000: 10.0 s",
+        ),
+        (
+            ("allocation=batch_by_flops", "allocation.local_batches=[4,6]", "epochs=4"),
+            "local batches 4, 6, 2 workers, horovod, batch_by_flops, 4 epochs",
+            "epoch 1/4: 10.0 s",
+        ),
+    ],
+)
+def test_a_run_is_described_by_what_it_does_and_what_ends_it(
+    overrides: tuple[str, ...], described: str, counted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose(*TINY, "model=tiny_cnn", "local_batch=8", "num_workers=2", *overrides)
+    begin, numerics, epoch = told(config, tmp_path, monkeypatch, {"type": "round", "round": 1}, EPOCH)
+    assert numerics == "  fp32, contiguous: of fewer than 1,000 steps, nothing was measured"
+    assert begin == f"[1/1] {tmp_path}: {described}"
+    assert epoch.startswith(f"  {counted}") and epoch.endswith(", 30 s left"), "a quarter took ten seconds"
+
+
+def test_a_run_that_is_taken_up_is_said_to_go_on_as_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its study's answer is here."""
+    config = compose("local_batch=8", f"results_dir={tmp_path}")
+    run = write_run(config.study_dir, local_batch=8, precision="bf16", status=None)
+    answer = calibration_file.Calibration(1, (8,), settled=calibration_file.PLAIN)
+    calibration_file.write(calibration_file.path_of(config), answer)
+    assert told(config, run, monkeypatch)[1:] == ["  bf16, channels_last: as this run began"]
+    (run / "metrics.jsonl").unlink()
+    assert told(config, run, monkeypatch)[1:] == ["  fp32, contiguous: as all runs of this study"]
+
+
+def test_a_lone_worker_and_a_lone_epoch_are_counted_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (begin,) = told(
+        compose("local_batch=8", "epochs=1", "precision=fp32", "channels_last=false"), tmp_path, monkeypatch
+    )
+    assert begin.endswith("local batch 8, 1 worker, horovod, 1 epoch")

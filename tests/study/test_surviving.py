@@ -1,0 +1,226 @@
+"""What becomes of a study when a disk is full, a file is damaged, or its file system has no locks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bsweep as package
+from bsweep.data.cache import cache_folder, cached_tensors
+from bsweep.launch import failure
+from bsweep.runlog import RunPaths, checkpoint_at, claimed, ended, write_json
+from bsweep.study.attempts import attempts, states
+from tests.support.running import TINY, bsweep, compose
+from tests.support.synthetic_study import META, write_run, write_study
+
+GRID = ("-m", "local_batch=8,16", "num_workers=1", "launch=inline", "strategy=single", *TINY, "model=tiny_cnn")
+SHORT = (*GRID, "epochs=1", "study=s", "precision=fp32", "channels_last=false")
+
+
+def runs(folder: Path) -> list[RunPaths]:
+    return [RunPaths(path.parent) for path in sorted(folder.glob("*/config.yaml"))]
+
+
+def test_a_damaged_run_is_left_out_by_name_and_the_same_sweep_repeats_it_alone(tmp_path: Path) -> None:
+    assert bsweep("run", *SHORT, cwd=tmp_path).returncode == 0
+    broken, sound = runs(tmp_path / "results/s")
+    for path in (broken.metrics, broken.summary, broken.meta, broken.config):
+        path.write_bytes(b"")
+    study = package.load(tmp_path / "results/s")
+    assert list(study.runs["run_id"]) == [sound.folder.name] and [*study.skipped] == [broken.folder.name]
+    assert f"1 left out, damaged: {broken.folder.name}" in repr(study)
+    reported = bsweep("report", "results/s", cwd=tmp_path)
+    assert reported.returncode == 0 and f"{broken.folder.name}: left out of the report: " in reported.stderr
+    assert "1 run left out, damaged." in (tmp_path / "results/s/report/report.html").read_text()
+    before = sound.summary.stat().st_mtime_ns
+    again = bsweep("run", *SHORT, cwd=tmp_path)
+    assert again.returncode == 0 and again.stderr.count("completed already") == 1
+    assert sound.summary.stat().st_mtime_ns == before
+    assert not package.load(tmp_path / "results/s").skipped
+
+
+@pytest.mark.parametrize("status", ["completed", "diverged", "out_of_memory"])
+def test_a_result_that_cannot_be_read_is_none(status: str, tmp_path: Path) -> None:
+    paths = RunPaths(write_run(tmp_path / "s", local_batch=8, status=status))
+    assert ended(paths) == status
+    with paths.metrics.open("ab") as file:
+        file.write(b"5\n")
+    assert ended(paths) is None, "the same sweep repeats it, as the reader says"
+    state = states.of_run(paths.folder)
+    assert state.status == "damaged" and "damaged record: 5" in state.message, "so do plan, status and resume"
+    with pytest.raises(ValueError, match=r"metrics.jsonl:\d+: damaged record: 5. The same sweep repeats the run"):
+        package.load(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("facts", "meta"), [({"metrics_bytes": "x"}, {}), ({"members": None}, {}), ({}, {"launched_at": "x"})]
+)
+def test_a_checkpoint_that_cannot_be_taken_up_has_its_run_repeated(
+    facts: dict[str, Any], meta: dict[str, Any], tmp_path: Path
+) -> None:
+    sound = {"epoch": 1, "position": 8, "num_steps": 1, "members": [0], "num_workers": 1, "metrics_bytes": 0, "time": 9}
+    config = compose("local_batch=8", f"results_dir={tmp_path}")
+    paths = attempts.paths_of(config)
+    saved = checkpoint_at(paths, 1, 8)
+
+    def seconds_before(facts: dict[str, Any], meta: dict[str, Any]) -> float:
+        saved.folder.mkdir(parents=True, exist_ok=True)
+        paths.metrics.touch()
+        write_json(paths.meta, {"launched_at": 2.0} | meta)
+        saved.complete(sound | facts)
+        return attempts._prepare(config, paths)[0]
+
+    assert seconds_before({}, {}) == 7 and saved.folder.exists()
+    assert seconds_before(facts, meta) == 0 and not saved.folder.exists()
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mount.returncode:
+        pytest.skip("no tmpfs may be mounted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk: Path) -> None:
+    assert bsweep("run", *SHORT, f"results_dir={tiny_disk}", "local_batch=8", cwd=tiny_disk.parent).returncode == 0
+    ballast = tiny_disk / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(b"x" * 512):
+            pass
+    full = bsweep("run", *SHORT, f"results_dir={tiny_disk}", cwd=tiny_disk.parent)
+    assert full.returncode == 1, full.stderr
+    assert f"no space left for {tiny_disk}/s/" in full.stderr and "Free some there, or give another" in full.stderr
+    assert full.stderr.count("completed already") == 1 and "Traceback" not in full.stderr
+    assert len(package.load(tiny_disk / "s").runs) >= 1
+    for state in states.read(tiny_disk / "s").values():
+        assert f" {state.status}" in full.stderr, "the console and the files say the same"
+    report = bsweep("report", str(tiny_disk / "s"), cwd=tiny_disk.parent)
+    assert report.returncode == 2 and f"no space left for {tiny_disk}/s/report. Free some" in report.stderr
+    silent = RunPaths(next(tiny_disk.glob("s/b8_*")))  # its launcher had no room for what it had to say
+    launcher = failure.of(compose("local_batch=8"), silent, [], Path(os.devnull), [120])
+    assert f"no space left for {silent.logs}. Free some there" in launcher.message
+    ballast.unlink()
+    again = bsweep("run", *SHORT, f"results_dir={tiny_disk}", cwd=tiny_disk.parent)
+    assert again.returncode == 0 and again.stderr.count("completed already") == 1, again.stderr
+    assert package.load(tiny_disk / "s").runs["status"].tolist() == ["completed"] * 2
+
+
+LEASE = """
+import errno, fcntl, os, sys, time
+from pathlib import Path
+from bsweep.runlog import claims
+
+def flock(*_):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+fcntl.flock = flock
+claims.HEARTBEAT_SECONDS = 0.25
+if "clock" in sys.argv:
+    time.time = lambda: 0.0
+if "folder" in sys.argv:
+    claims._now = lambda folder: 0.0
+for _ in range(2):
+    with claims.claimed(Path(sys.argv[1])) as is_ours:
+        print(is_ours, flush=True)
+        if "die" in sys.argv:
+            sys.stdin.readline()
+            os._exit(9)
+"""
+
+
+def lease(path: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", LEASE, str(path), *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_without_flock_a_lease_keeps_others_out_and_ends_with_its_owner(tmp_path: Path) -> None:
+    path, file = tmp_path / ".locks/run", tmp_path / ".locks/run.lease"
+    owner = lease(path, "die")
+    assert owner.stdout and owner.stdout.readline() == "True\n"
+    printed, said = lease(path).communicate(timeout=60)
+    assert printed.split() == ["False"] * 2 and said.count("this file system has no locks") == 1
+    for set_back in ("clock", "folder"):  # of who looks, and of the file system
+        assert lease(path, set_back).communicate(timeout=60)[0].split() == ["False"] * 2
+    assert owner.communicate("\n")[0] == "" and file.exists(), "it died with its lease"
+    printed, _ = lease(path).communicate(timeout=60)
+    assert printed.split() == ["True"] * 2 and not file.exists()
+    file.write_text('{"host": "another", "pid": 1}')
+    assert lease(path).communicate(timeout=60)[0].split() == ["False"] * 2
+    for touched_at in (0, time.time() + 3600):  # days without a heartbeat; and by a clock that was set back since
+        file.write_text('{"host": "another", "pid": 1}')
+        os.utime(file, (touched_at,) * 2)
+        assert lease(path).communicate(timeout=60)[0].split() == ["True"] * 2
+    assert [path.name for path in (tmp_path / ".locks").iterdir()] == ["run"]
+
+
+def test_without_flock_a_data_set_is_still_built_by_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    num_built: list[int] = []
+
+    def build() -> tuple[dict[str, torch.Tensor], str]:
+        num_built.append(1)
+        return {"x": torch.arange(3)}, ""
+
+    with ThreadPoolExecutor(1) as pool:
+        with claimed(cache_folder() / "mine.lock"):
+            other = pool.submit(cached_tensors, "mine", ("x",), build)
+            time.sleep(0.3)
+            assert not other.done() and not num_built
+        assert other.result()[0]["x"].tolist() == [0, 1, 2]
+    cached_tensors("mine", ("x",), build)
+    assert len(num_built) == 1 and [path.suffix for path in cache_folder().iterdir()].count(".lease") == 0
+
+
+def test_runs_that_do_not_compare_are_refused_by_name_unless_mixed(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
+    other = META | {"cpu": "Other CPU", "python": "3.13.1", "versions": {"torch": "2.12.1+cpu"}}
+    alone = write_run(study, local_batch=32, meta=other).name
+    refused = bsweep("report", str(study), cwd=tmp_path)
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    assert f"hardware: Test CPU, 2 cores (2 runs); Other CPU, 2 cores (1 run: {alone})" in refused.stderr
+    assert f"torch: 2.13 (2 runs); 2.12 (1 run: {alone})" in refused.stderr and "--mix" in refused.stderr
+    with pytest.raises(ValueError, match="mix=True"):
+        package.load(study)
+    mixed = package.load(study, mix=True)
+    assert len(mixed.runs) == 3 and any("different torch" in line for line in mixed.warnings)
+
+
+def test_patches_and_what_was_asked_for_are_no_mixture(tmp_path: Path) -> None:
+    for batch, precision in ((8, "fp32"), (16, "bf16")):
+        write_run(tmp_path / "s", local_batch=batch, settings={"precision": precision}, precision=precision)
+    write_run(tmp_path / "s", local_batch=32, meta=META | {"versions": {"torch": "2.13.1"}, "commit": "other"})
+    assert len(package.load(tmp_path / "s").runs) == 3
+    write_run(tmp_path / "s", local_batch=64, precision="bf16")
+    with pytest.raises(ValueError, match=r"precision on \w+: fp32 \(1 run\); bf16 \(1 run: b64"):
+        package.load(tmp_path / "s")
+
+
+def test_the_published_studies_compare() -> None:
+    measured = Path(__file__).parents[2] / "results/measured"
+    for runs_csv in measured.glob("*/runs.csv"):
+        assert not package.load(runs_csv.parent).skipped

@@ -1,0 +1,152 @@
+"""A process that has imported what tests' processes need, and forks for each: what takes seconds is done once.
+
+`tests.support.running` starts it, and asks it for processes over the socket that it listens at. It imports torch and uses
+nothing of it, so that no thread is lost in a fork.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import inspect
+import json
+import multiprocessing
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bsweep.compose import hydra_run
+from bsweep.core import fresh_process
+
+_IMPORTED = (
+    "bsweep.strategies.diloco",
+    "bsweep.strategies.parameter_server",
+    "bsweep.measure.probe_worker",
+    "bsweep.measure.profile_worker",
+    "bsweep.report",
+    "bsweep.study.sweep",
+    "horovod.runner.launch",
+    "horovod.torch",
+    "hydra.main",
+    "pytest",
+    "torch._dynamo",  # by its optimizers, when they are built
+    "torch.distributed.run",
+)
+_MOST_FILES = 16
+_HIGH = 500  # numbers from here on are nobody's
+
+
+def main(path: str) -> None:
+    fresh_process.end_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
+    for module in _IMPORTED:
+        importlib.import_module(module)
+    hydra_run.first_point(["local_batch=8"])  # Hydra finds its plugins, and its parser gets to know the grammar
+    # The rendezvous of torchrun asks for its stack again and again. For each frame whose file is no module's that is
+    # known, all modules are looked through: more than a second of the processor's for each launch.
+    inspect.modulesbyfile |= {"<frozen runpy>": "runpy", __file__: "tests.support.forks"}
+    gc.freeze()  # a fork that looks through all that is here would have to copy it
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{path}.new")
+        server.listen(100)
+        Path(f"{path}.new").rename(path)
+        while True:
+            connection, _ = server.accept()
+            if not os.fork():
+                server.close()
+                _keep(connection, str(Path(path).with_name("python")))
+            connection.close()
+
+
+def _keep(connection: socket.socket, python: str) -> NoReturn:
+    """Fork what is asked for, and say its id and its exit code; it is killed with the process that asked for it.
+
+    What it starts by multiprocessing, to which `python` stands for Python, are such forks too.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        multiprocessing.set_executable(python)
+        _, files, *_ = socket.recv_fds(connection, 1, _MOST_FILES)
+        with connection.makefile("rw") as file:
+            wanted = json.loads(file.readline())
+            ended, lives = os.pipe()
+            pid = os.fork()
+            if not pid:
+                lives = fcntl.fcntl(lives, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+                _become(_moved(files), **wanted)
+            for number in (lives, *files):
+                os.close(number)
+            print(pid, file=file, flush=True)
+            watched: list[int | socket.socket] = [ended, connection]
+            if ended not in select.select(watched, [], [])[0]:
+                os.kill(pid, signal.SIGKILL)
+                os._exit(0)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=file, flush=True)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def _moved(files: Iterable[int]) -> list[int]:
+    """The same open files by other numbers, alone: of a pipe's end nobody else may keep a copy."""
+    moved = []
+    for file in files:
+        moved.append(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH))
+        os.close(file)
+    return moved
+
+
+def _become(
+    files: list[int],
+    numbers: list[int],
+    command: list[str],
+    cwd: str,
+    env: dict[str, str],
+    executable: str,
+    cores: list[int],
+) -> NoReturn:
+    """Be `python command` from here on, to which `executable` is Python, on the cores of the one that asked for it."""
+    os.sched_setaffinity(0, cores)
+    for number, file in zip(numbers, files, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    os.environ.pop(fresh_process.LAUNCHER, None)  # the parent is another here
+    tempfile.tempdir = None  # what was found here is not where the variables say
+    option, what, *arguments = command
+    if option == "-m":
+        os.setsid()  # torchrun ends its whole process group
+    sys.argv, sys.orig_argv, sys.executable = [what, *arguments], [executable, *command], executable
+    code: Any = 0
+    try:
+        for folder in filter(None, env.get("PYTHONPATH", "").split(os.pathsep)):
+            if (Path(folder) / "sitecustomize.py").exists():
+                runpy.run_path(f"{folder}/sitecustomize.py")
+        if option == "-m":
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
+        else:
+            exec(what, {"__name__": "__main__"})
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,207 @@
+"""A process of the contract tests: trains as a worker does, one job after another, and saves what the tests compare.
+
+`horovodrun -np 2 python -m tests.support.one_run FOLDER`, or torchrun's equal; without either it is a lone worker. Job number k
+is FOLDER/k.pickle, a configuration and what else `run` is given; each rank answers with FOLDER/k.rank.pt; a job of None
+is the last.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import pickle
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bsweep import batching, data, strategies
+from bsweep.config import RunConfig, own
+from bsweep.core.ranks import Place, inside_horovodrun
+from bsweep.data import augment
+from bsweep.numerics.vector import Vector
+from bsweep.runlog import RunPaths, checkpoints, cut_records, read_records
+from bsweep.runlog.errors import Stopped
+from bsweep.train import steps, worker
+from bsweep.train.checkpointing import _GO_ON, _SAVE, Keeper
+from bsweep.train.job import Job, memory_format
+from tests.support import policies
+from tests.support.running import meeting_at
+
+_PLAIN_STEP, _PLAIN_CROP, _PLAIN_POLICY, _PLAIN_WARM_UP = (
+    steps.train_step,
+    augment.crop_and_flip,
+    batching.build,
+    steps.warm_up,
+)
+_PLAIN_SCALED = Job.scaled
+
+
+def main(folder: Path) -> None:
+    sent_early = _count_early_sends()
+    for number in itertools.count():
+        job = pickle.loads(_awaited(folder / f"{number}.pickle"))
+        if job is None:
+            return
+        saved_after, broken_after = job.pop("break_off")
+        ports = job.pop("ports")
+        if broken_after:
+            _meet_at(ports.pop())
+            break_off(folder / f"{number}.run", saved_after, broken_after, **job)
+            job["overflow"] = []
+        _meet_at(ports.pop())
+        answer = run(folder / f"{number}.run", **job)
+        if answer:
+            answer["sent_early"] = [sent_early.pop(0) for _ in tuple(sent_early)]
+        unfinished = folder / f"{number}.{Place.from_environment().rank}.tmp"
+        torch.save(answer, unfinished)
+        unfinished.rename(unfinished.with_suffix(".pt"))
+        del answer  # the next job counts vectors
+
+
+def run(
+    folder: Path, config: RunConfig, policy: str | None, warm_up: bool, overflow: list[int]
+) -> dict[str, object] | None:
+    """What this worker saw and ended with; None of a parameter server.
+
+    Gradients of rank `overflow[0]` are infinite in step `overflow[1]`, if there is such.
+    """
+    config = own.resolve(config)
+    place = Place.from_environment(config.num_server_processes)
+    seen: list[tuple[list[int], list[torch.Tensor]]] = []
+
+    def spying_crop(images: torch.Tensor, indices: torch.Tensor, **how: object) -> torch.Tensor:
+        crops: torch.Tensor = _PLAIN_CROP(images, indices, **how)  # type: ignore[arg-type]
+        if seen:  # not of the warm-up
+            seen[-1][0].extend(indices.tolist())
+            seen[-1][1].extend(crops.cpu().clone())
+        return crops
+
+    def spying_step(job: Job, batch: torch.Tensor, part: torch.Tensor, epoch: int, num_passes: int = 1) -> torch.Tensor:
+        seen.append(([], []))
+        return _PLAIN_STEP(job, batch, part, epoch, num_passes)
+
+    def overflowing(self: Job, loss: torch.Tensor) -> torch.Tensor:
+        return _PLAIN_SCALED(self, loss) * (torch.inf if [place.rank, len(seen)] == overflow else 1)
+
+    steps.train_step, augment.crop_and_flip = spying_step, spying_crop
+    Job.scaled = overflowing  # type: ignore[method-assign]
+    batching.build = getattr(policies, policy) if policy else _PLAIN_POLICY
+    steps.warm_up = _PLAIN_WARM_UP if warm_up else do_nothing
+    folder.mkdir(exist_ok=True)
+    if place.is_server:
+        strategies.serve(config, place, RunPaths(folder))
+        return None
+    torch.manual_seed(config.seed)
+    job = worker.train(config, RunPaths(folder), place)
+    num_vectors = _num_vectors(job.vector)
+    records = _whole_record(RunPaths(folder))
+    return {
+        "parameters": _flat(job.vector),
+        "seen": seen,
+        "moved": _moved(job),
+        "num_vectors": num_vectors,
+        "start": next(record for record in records if record["type"] == "start"),
+        "epochs": [record for record in records if record["type"] == "epoch"],
+        "steps": [record for record in records if record["type"] == "step"],
+        "rounds": [record for record in records if record["type"] == "round"],
+        "noise_scales": [record for record in records if record["type"] == "noise_scale"],
+        "evaluations": [record for record in records if record["type"] == "evaluation"],
+        "events": [record for record in records if record["type"] == "event"],
+        "scale": float(job.vector.scale.factor) if job.vector.scale else None,
+        "buffers": [buffer.cpu().clone() for buffer in job.model.buffers()],
+    }
+
+
+def break_off(folder: Path, saved_after: int, broken_after: int, **job: Any) -> None:
+    """Train, save after a round, and end after a later one as by a kill; the next who trains there goes on."""
+    plain = Keeper._agreed_wish
+
+    def wish(self: Keeper, ends_epoch: bool) -> int:
+        rounds.append(1)
+        if len(rounds) == broken_after:
+            raise Stopped("as by a kill")
+        return _SAVE if len(rounds) == saved_after else _GO_ON
+
+    rounds: list[int] = []
+    Keeper._agreed_wish = wish  # type: ignore[method-assign]
+    with suppress(Stopped):
+        assert run(folder, **job) is None, (
+            f"the run was over before its round {broken_after}"
+        )  # a server is not broken off
+    Keeper._agreed_wish = plain  # type: ignore[method-assign]
+    paths = RunPaths(folder)
+    if Place.from_environment().rank == 0:
+        (saved,) = checkpoints(paths)
+        cut_records(paths, (saved.facts() or {})["metrics_bytes"])
+
+
+def do_nothing(job: Job) -> None:
+    """In place of a warm-up."""
+
+
+def _whole_record(paths: RunPaths) -> tuple[dict[str, Any], ...]:
+    """What the run left on record, once the worker that writes it, which may be another one, has done so."""
+    while (records := read_records(paths.metrics)[0])[-1]["type"] != "end":
+        time.sleep(0.01)
+    return records
+
+
+def _awaited(path: Path) -> bytes:
+    while not path.exists():
+        time.sleep(0.01)
+    return path.read_bytes()
+
+
+def _meet_at(port: int) -> None:
+    """Give torch.distributed another store for each run: what is left in the last one's would mislead it."""
+    if not inside_horovodrun() and "RANK" in os.environ:
+        os.environ.update(meeting_at(port))
+
+
+def _count_early_sends() -> list[int]:
+    """Grows by one number a step: how many buckets were on their way when the backward pass was over."""
+    from bsweep.strategies.horovod import Horovod
+
+    counts: list[int] = []
+    plain_step = Horovod.step
+
+    def spying_step(self: Horovod) -> None:
+        counts.append(sum(bucket.handle is not None for bucket in self._buckets))
+        plain_step(self)
+
+    Horovod.step = spying_step  # type: ignore[method-assign, assignment]
+    return counts
+
+
+def _moved(job: Job) -> float:
+    """How far the weights are from where they began."""
+    from bsweep import models
+
+    torch.manual_seed(job.config.seed)
+    info = data.prepare(job.config.data)
+    model = models.build(job.config.model, num_classes=info.num_classes, shape=info.shape)
+    initial = Vector(model.double().to(memory_format=memory_format(job.numerics.channels_last))).parameters  # type: ignore[call-overload]
+    return float((job.vector.parameters.cpu().double() - initial).abs().max())
+
+
+def _num_vectors(vector: Vector) -> int:
+    """Pieces of memory of the vector's size or more, apart from a data set's, that anything holds tensors of."""
+    gc.collect()
+    size = vector.parameters.untyped_storage().nbytes()
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor.is_floating_point()]
+    return len({storage.data_ptr() for storage in storages if storage.nbytes() >= size})
+
+
+def _flat(vector: Vector) -> torch.Tensor:
+    """All parameters in the order of their indices, whatever their strides."""
+    return torch.cat([tensor.detach().cpu().reshape(-1) for tensor in vector.tensors])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

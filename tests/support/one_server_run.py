@@ -1,0 +1,128 @@
+"""A worker or a server of the parameter server tests: it makes up gradients instead of computing them.
+
+`python -m tests.support.one_server_run FOLDER CASE ...` with torchrun's variables set; the cases run one after the other, those
+with fewer processes on the first of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bsweep.config import ParameterServerConfig, RunConfig, read, save
+from bsweep.core.ranks import Place
+from bsweep.numerics import optim
+from bsweep.numerics.vector import Vector
+from bsweep.runlog import RunPaths
+from bsweep.runlog.errors import WorkerLost, errors_reported
+from bsweep.strategies.parameter_server import ParameterServer, serve
+from bsweep.strategies.server import Server
+from bsweep.strategies.server_links import Arrival
+from tests.support.running import meeting_at
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """`sleeps`: seconds before each step, by worker. `depend`: gradients depend on the parameters they are taken at."""
+
+    port: int
+    steps: int = 6
+    epochs: int = 1
+    sleeps: tuple[float, ...] = (0.0, 0.0, 0.0)
+    depend: bool = True
+    broken_worker: int | None = None  # raises in its third step
+    broken_server: int | None = None  # raises at its fifth push
+
+    def save(self, folder: Path, config: RunConfig) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "case.json").write_text(json.dumps(dataclasses.asdict(self)))
+        save(config, RunPaths(folder).config)
+
+
+def make_vector(seed: int = 0) -> Vector:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(20, 30), nn.LayerNorm(30), nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Linear(30, 7))
+    return Vector(model.double())
+
+
+def gradient(vector: Vector, case: Case, worker: int, step: int) -> Tensor:
+    made_up = torch.randn(
+        vector.gradients.shape, generator=torch.Generator().manual_seed(1000 * worker + step), dtype=torch.float64
+    )
+    return made_up + 0.5 * vector.parameters if case.depend else made_up
+
+
+def learning_rate(config: RunConfig, step: int) -> float:
+    return config.optimizer.lr / (1 + step)
+
+
+def run(folder: Path) -> None:
+    case = Case(**json.loads((folder / "case.json").read_text()))
+    config, paths = read(RunPaths(folder).config), RunPaths(folder)
+    rank, size = int(os.environ["RANK"]), config.num_workers + config.num_server_processes
+    if rank >= size:
+        return
+    os.environ.update(WORLD_SIZE=str(size), **meeting_at(case.port))
+    place = Place(rank, config.num_workers, rank, config.num_workers)
+    _break_server(case, rank)
+    (folder / f"pid{rank}").write_text(str(os.getpid()))
+    with errors_reported(paths, place):
+        if place.is_server:
+            serve(config, place, paths)
+        else:
+            torch.save(work(config, case, place, paths), folder / f"rank{rank}.pt")
+
+
+def work(config: RunConfig, case: Case, place: Place, paths: RunPaths) -> dict[str, object]:
+    assert isinstance(config.strategy, ParameterServerConfig)
+    strategy = ParameterServer(config, config.strategy, place, paths)
+    vector = make_vector(seed=place.rank)  # worker 0's must reach all
+    optimizer = optim.build(config.optimizer, vector)
+    strategy.prepare(vector, optimizer)
+    parameters, traffic, seconds = [vector.parameters.clone()], [], []
+    try:
+        for epoch in range(case.epochs):
+            for step in range(epoch * case.steps, (epoch + 1) * case.steps):
+                time.sleep(case.sleeps[place.rank])
+                if step == 2 and place.rank == case.broken_worker:
+                    raise ArithmeticError("broken on purpose")
+                vector.gradients.copy_(gradient(vector, case, place.rank, step))
+                optim.set_learning_rate(optimizer, learning_rate(config, step))
+                start = time.perf_counter()
+                strategy.step()
+                seconds.append(time.perf_counter() - start)
+            strategy.end_round(epoch + 1, torch.zeros(3), 1, ends_epoch=True)
+            parameters.append(vector.parameters.clone())
+            traffic.append(dataclasses.asdict(strategy.traffic()))
+    except WorkerLost:
+        (paths.folder / f"lost{place.rank}").write_text(str(time.time()))
+        raise
+    finally:
+        strategy.close()
+    assert not optimizer.state, "only servers keep optimizer state"
+    return {"parameters": parameters, "traffic": traffic, "seconds": seconds}
+
+
+def _break_server(case: Case, rank: int) -> None:
+    plain_step, pushes = Server._step, []
+
+    def breaking_step(self: Server, first: Arrival) -> None:
+        pushes.append(first)
+        if len(pushes) == 5:
+            raise ArithmeticError("broken on purpose")
+        plain_step(self, first)
+
+    if rank == case.broken_server:
+        Server._step = breaking_step  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        run(Path(sys.argv[1]) / name)

@@ -1,0 +1,250 @@
+"""What the tests of real runs share: composing a configuration, and typing a command."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import random
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import OmegaConf
+
+from bsweep.config import RunConfig, conf_dir, parse
+from bsweep.core import fresh_process
+from tests.support.ask_forks import ask
+
+ROOT = Path(__file__).parents[2]
+HOSTS = str(ROOT / "scripts/hosts.sh")
+TINY = ("data=synthetic", "data.num_train=90", "data.num_test=20", "data.shape=[3,8,8]", "data.crop_padding=1")
+"""A data set whose last step is uneven for most batches."""
+
+
+def compose(*overrides: str) -> RunConfig:
+    """The configuration of one point, as the command line would compose it."""
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        composed = hydra_compose("config", list(overrides))
+    container = OmegaConf.to_container(composed, resolve=True)
+    assert isinstance(container, dict)
+    return parse({str(key): value for key, value in container.items()})
+
+
+def on(host: str) -> tuple[str, ...]:
+    """What puts a command on a host that the fixture `up` brought up."""
+    return (HOSTS, "run", host)
+
+
+def popen(
+    command: Sequence[str], cwd: Path, *, env: dict[str, str] | None = None, output: IO[str] | int | None = None
+) -> subprocess.Popen[str]:
+    """A process that ends with this one, however that ends."""
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdout=output,
+        stderr=output,
+        text=True,
+        preexec_fn=fresh_process.end_with_parent,
+    )
+
+
+_STORES: deque[Any] = deque(maxlen=50)  # of older ones no process has use
+
+
+def meeting_port() -> int:
+    """The port of a store that this process keeps, in which others meet, as torchrun keeps one.
+
+    Of one that rank 0 kept, ranks that come before it would wait longer and longer to look again.
+    """
+    from torch._C._distributed_c10d import TCPStore  # most of what is here needs no torch
+
+    _STORES.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    return int(_STORES[-1].port)
+
+
+def meeting_at(port: int) -> dict[str, str]:
+    """The variables with which processes meet at a `meeting_port`."""
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+
+def ranks(num_processes: int) -> list[dict[str, str]]:
+    """The variables that torchrun gives to each of its processes, and where they meet."""
+    there = meeting_at(meeting_port())
+    size = {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
+    return [{**there, **size, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)]
+
+
+def bsweep(
+    *arguments: str,
+    cwd: Path,
+    env: dict[str, str] | None = None,
+    prefix: tuple[str, ...] = (),
+    timeout: float = 240,
+    fresh: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run the command as a person would, from a folder of its own.
+
+    It and the processes that it starts are forked from one that has imported what they need. A `fresh` one is the
+    installed command, whose processes import for themselves; one that takes all of its memory limit has to be.
+    """
+    command = [*prefix, tool("bsweep") if fresh else forks().bsweep, *arguments]
+    variables = {**os.environ, **(env or {})}
+    if fresh or prefix:
+        return subprocess.run(
+            command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, check=False
+        )
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = Fork("bsweep", *arguments, cwd=cwd, env=variables, stdout=stdout, stderr=stderr, has_forks=True)
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+        printed = [(file.seek(0), file.read())[1] for file in (stdout, stderr)]
+        return subprocess.CompletedProcess(command, code, *printed)
+
+
+class Fork:
+    """`python -m module arguments` without the seconds of its imports; it has what tests use of a `Popen`.
+
+    Where it `has_forks`, launchers that it starts and their workers are such processes too.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        cwd: Path,
+        stdout: IO[str] | None = None,
+        stderr: IO[str] | None = None,
+        env: dict[str, str] | None = None,
+        has_forks: bool = False,
+    ) -> None:
+        server = forks()
+        self._connection = ask(
+            server.socket,
+            ["-m", module, *arguments],
+            cwd=str(cwd),
+            env={**os.environ, **(env or {})},
+            executable=server.python if has_forks else sys.executable,
+            files={0: 0, 1: stdout.fileno() if stdout else 1, 2: stderr.fileno() if stderr else 2},
+        )
+        self._answers = self._connection.makefile("r")
+        self.pid = int(self._answers.readline())
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code; subprocess.TimeoutExpired if it does not end in time."""
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            self.returncode = int(self._answers.readline())
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+
+class _Forks:
+    """`tests.support.forks`: where it listens, and commands whose processes are its forks."""
+
+    def __init__(self) -> None:
+        folder = Path(os.environ["BSWEEP_TEST_FORKS"])
+        names = ("socket", "python", "bsweep", "horovodrun")
+        self.socket, self.python, self.bsweep, self.horovodrun = (str(folder / name) for name in names)
+        asks = shlex.join([sys.executable, "-S", str(ROOT / "tests/support/ask_forks.py"), self.socket])
+        modules = {"bsweep": "bsweep", "horovodrun": "horovod.runner.launch", "torchrun": "torch.distributed.run"}
+        for name, module in {"python": "", **{name: f"-m {module}" for name, module in modules.items()}}.items():
+            (folder / name).write_text(f'#!/bin/sh\nexec {asks} {module} "$@"\n')
+            (folder / name).chmod(0o755)
+        self._process = popen(
+            [sys.executable, "-m", "tests.support.forks", self.socket], ROOT, env={"OPENBLAS_NUM_THREADS": "1"}
+        )
+        while not Path(self.socket).exists():
+            assert self._process.poll() is None
+            time.sleep(0.05)
+
+
+@functools.cache
+def forks() -> _Forks:
+    return _Forks()
+
+
+def summaries(cwd: Path, study: str = "s") -> dict[int, dict[str, Any]]:
+    """How each point of a study ended, by its local batch."""
+    found = (json.loads(path.read_text()) for path in (cwd / "results" / study).glob("*/summary.json"))
+    return {summary["local_batch"]: summary for summary in found}
+
+
+def imported_first(folder: Path) -> dict[str, str]:
+    """Variables with which processes import a folder's modules first; Python starts with its `sitecustomize.py`."""
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
+def struck(
+    folder: Path, ranks: Sequence[int], module: str, function: str, call: int, number: int = signal.SIGKILL
+) -> dict[str, str]:
+    """Variables with which workers send themselves a signal, the first time only, at the nth call of a function.
+
+    Each leaves its process's id in `folder`.
+    """
+    (folder / "sitecustomize.py").write_text(
+        "import os\n"
+        f"folder = {str(folder)!r}\n"
+        "rank = os.environ.get('RANK', os.environ.get('HOROVOD_RANK'))\n"
+        "if rank is not None:\n"
+        "    with open(folder + '/pid' + rank, 'w') as file: file.write(str(os.getpid()))\n"
+        f"if rank in {[str(rank) for rank in ranks]} and not os.path.exists(folder + '/struck' + rank):\n"
+        f"    import bsweep.{module} as m\n"
+        f"    of, _, name = {function!r}.rpartition('.')\n"
+        "    holder = getattr(m, of) if of else m\n"
+        "    plain, calls = getattr(holder, name), []\n"
+        "    def mortal(*a, **k):\n"
+        "        calls.append(1)\n"
+        f"        if len(calls) == {call}:\n"
+        "            open(folder + '/struck' + rank, 'w').close()\n"
+        f"            os.kill(os.getpid(), {int(number)})\n"
+        "        return plain(*a, **k)\n"
+        "    setattr(holder, name, mortal)\n"
+    )
+    return imported_first(folder)
+
+
+def workers_left(folder: Path) -> list[psutil.Process]:
+    """Workers of a run that was `struck` which are still there, or not gone at once."""
+    pids = [int(path.read_text()) for path in folder.glob("pid*")]
+    assert pids
+    return psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=5)[1]
+
+
+def write_text(path: Path, num_bytes: int, seed: int = 0) -> Path:
+    """A text of a few words in random order, that a language model can learn."""
+    draw = random.Random(seed)
+    words = ("the ", "batch ", "grows ", "and ", "all ", "workers ", "wait.\n")
+    path.write_text("".join(draw.choice(words) for _ in range(num_bytes))[:num_bytes])
+    return path
+
+
+def tool(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))

@@ -1,0 +1,175 @@
+"""What only GPUs show: one that computes what a CPU does, and two workers or more over NCCL."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bsweep.core.ranks import Place
+from bsweep.runlog import RunPaths, read_json, read_records
+from bsweep.train import worker
+from tests.support.gpus import on_gpus
+from tests.support.running import TINY, bsweep, compose, imported_first
+
+IMAGES = ("data=synthetic", "data.num_train=1000", "data.num_test=100", "data.shape=[3,32,32]")
+POINTS = {  # what workers on GPUs have to do; and on CPUs, where the tests themselves are tested
+    "cpu": ("device=cpu", "local_batch=8", "model=tiny_cnn", *TINY),
+    "cuda": ("device=cuda", "local_batch=64", "model=resnet18", *IMAGES),
+}
+
+
+def run(
+    cwd: Path, device: str, *overrides: str, env: dict[str, str] | None = None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """How a run of two workers ended, and its records."""
+    point = ("study=s", "num_workers=2", "precision=fp32", "epochs=1", *POINTS[device], *overrides)
+    result = bsweep("run", *point, cwd=cwd, env=env, fresh=device == "cuda")
+    found = list(cwd.glob("results/s/*/summary.json"))
+    assert found, result.stderr
+    return read_json(found[0]) or {}, list(read_records(found[0].parent / "metrics.jsonl")[0])
+
+
+@pytest.mark.parametrize("device", ["cpu", on_gpus("cuda")])
+def test_three_steps_in_float64_are_those_of_a_cpu(tmp_path: Path, device: str) -> None:
+    point = ("launch=inline", "strategy=single", "precision=fp64", "epochs=1", "local_batch=8", "model=resnet18")
+    images = ("data=synthetic", "data.num_train=20", "data.num_test=8", "data.shape=[3,32,32]")
+    threads = torch.get_num_threads()
+    weights: list[torch.Tensor] = []
+    for name in ("cpu", device):
+        config, paths = compose(*point, *images, f"device={name}"), RunPaths(tmp_path / f"{len(weights)}")
+        paths.folder.mkdir()
+        weights.append(worker.train(config, paths, Place()).vector.parameters.cpu())
+        (epoch,) = (record for record in read_records(paths.metrics)[0] if record["type"] == "epoch")
+        assert epoch["num_steps"] == 3
+    start = worker.prepare(compose(*point, *images, "device=cpu"), RunPaths(tmp_path), Place()).vector.parameters
+    torch.set_num_threads(threads)
+    assert (weights[0] - start).abs().max() > 0.01, "they moved"
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("device", [on_gpus("cuda")])
+def test_horovod_has_nccl(device: str) -> None:
+    """Where torch is built for CUDA."""
+    horovod = pytest.importorskip("horovod.torch")
+    assert horovod.nccl_built() and horovod.cuda_built()
+
+
+@pytest.mark.parametrize("device", [on_gpus("cuda", number=2)])
+def test_horovod_and_ddp_train_alike_over_nccl(tmp_path: Path, device: str) -> None:
+    losses = []
+    for strategy in ("horovod", "ddp"):
+        (cwd := tmp_path / strategy).mkdir()
+        summary, records = run(cwd, device, f"strategy={strategy}")
+        assert summary["status"] == "completed", summary["message"]
+        (start,) = (record for record in records if record["type"] == "start")
+        assert [peer["device"] for peer in start["workers"]] == 2 * [start["device"]]
+        assert (start["gpu_software"] is None) == (device == "cpu")
+        losses.append(summary["train_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+STRATEGIES = ("horovod", "ddp", "allreduce", "local_sgd", "diloco", "parameter_server")
+FAILING = """
+import os, time
+if os.environ.get("RANK", os.environ.get("HOROVOD_RANK")) == "1":
+    import bsweep.train.steps as steps
+    plain, calls = steps.train_step, []
+
+    def failing(*a, **k):
+        calls.append(1)
+        if len(calls) == 3:
+            open({failed!r}, "w").close()
+            a[0].vector.parameters.new_empty(1 << 44)
+        return plain(*a, **k)
+
+    steps.train_step = failing
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "strategy"), [("cpu", "ddp"), *(on_gpus("cuda", strategy, number=2) for strategy in STRATEGIES)]
+)
+def test_out_of_memory_on_one_worker_ends_the_run_at_once(tmp_path: Path, device: str, strategy: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FAILING.format(failed=str(tmp_path / "failed")))
+    summary, _ = run(tmp_path, device, f"strategy={strategy}", env=imported_first(tmp_path))
+    assert summary["status"] == "out_of_memory" and summary["message"].startswith("rank 1 failed")
+    if device == "cuda":
+        assert time.time() - (tmp_path / "failed").stat().st_mtime < 30
+
+
+WATCHED = """
+import os
+if "RANK" in os.environ or "HOROVOD_RANK" in os.environ:
+    import torch
+    import bsweep.train.steps as steps
+    plain = steps.train_step
+
+    def watched(*a, **k):
+        if not torch.cuda.is_available():
+            return plain(*a, **k)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return plain(*a, **k)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    steps.train_step = watched
+"""
+
+
+@pytest.mark.parametrize(("device", "strategy"), [on_gpus("cuda", s, number=2) for s in ("horovod", "allreduce")])
+def test_no_step_of_two_workers_waits_for_its_gpu(tmp_path: Path, device: str, strategy: str) -> None:
+    """As torch can tell: Horovod itself waits for each sum, in its own code."""
+    (tmp_path / "sitecustomize.py").write_text(WATCHED)
+    summary, _ = run(tmp_path, device, f"strategy={strategy}", env=imported_first(tmp_path))
+    assert summary["status"] == "completed", summary["message"]
+
+
+PROFILED = """
+import os
+if os.environ.get("RANK") == "0":
+    import json, torch
+    import bsweep.train.loop as loop
+    from torch.profiler import ProfilerActivity, profile
+    plain = loop.train
+
+    def profiled(job, *a):
+        kind = job.device.type.upper()
+        of_all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        activities = {{ProfilerActivity.CPU, getattr(ProfilerActivity, kind)}}
+        with profile(activities=activities, experimental_config=of_all_threads) as found:
+            plain(job, *a)
+        events = [(e.name, e.time_range.start, e.time_range.end) for e in found.events() if e.device_type.name == kind]
+        with open({events!r}, "w") as file:
+            json.dump(events, file)
+
+    loop.train = profiled
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "overlap"), [("cpu", True), on_gpus("cuda", True, number=2), on_gpus("cuda", False, number=2)]
+)
+def test_an_eager_exchange_is_seen_to_travel_while_the_next_round_computes(
+    tmp_path: Path, device: str, overlap: bool
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(PROFILED.format(events=str(tmp_path / "events.json")))
+    # A large model on a CPU too: a small one's exchange may fit between two kernels.
+    diloco = ("strategy=diloco", "strategy.sync_every=1", "model=resnet18", f"strategy.overlap={overlap}".lower())
+    summary, _ = run(tmp_path, device, *diloco, env=imported_first(tmp_path))
+    assert summary["status"] == "completed", summary["message"]
+    events = json.loads((tmp_path / "events.json").read_text())
+    exchanges = [
+        event for event in events if re.search(r"^gloo:all_?reduce|nccl.*all_?reduce", event[0], re.IGNORECASE)
+    ]
+    kernels = "conv|gemm|cutlass|cudnn|xmma|norm|relu|pool|backward"
+    computed = [event for event in events if re.search(kernels, event[0], re.IGNORECASE)]
+    assert len(exchanges) > 1 and len(computed) > 10
+    at_once = [(e, c) for e in exchanges for c in computed if e[1] < c[2] and c[1] < e[2]]
+    assert bool(at_once) == overlap

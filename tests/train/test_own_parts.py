@@ -1,0 +1,216 @@
+"""Optimizers, policies, strategies and codecs of the user's own, alone and all together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim import RMSprop
+
+from bsweep import batching
+from bsweep.batching import Policy
+from bsweep.config import ConfigError, RunConfig, own, read
+from bsweep.config.own import Own
+from bsweep.numerics import optim
+from bsweep.numerics.vector import Vector
+from bsweep.study.attempts import attempts
+from tests.numerics.test_optim import make_model, train
+from tests.support.running import TINY, bsweep, compose
+
+PARTS = """\
+import torch
+from bsweep.batching import Policy
+from bsweep.compression import Codec
+from bsweep.strategies import Strategy
+from bsweep.strategies.allreduce import AllReduce
+from bsweep.strategies.single import Single
+
+class Net(torch.nn.Sequential):
+    def __init__(self, num_classes, shape):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(shape[0] * shape[1] * shape[2], num_classes))
+
+def numbers():
+    inputs = torch.randn(50, 5, generator=torch.Generator().manual_seed(0))
+    targets = inputs @ torch.ones(5, 2) + 1
+    return (inputs[:40], targets[:40]), (inputs[40:], targets[40:])
+
+class Regression(torch.nn.Linear):
+    def __init__(self, num_classes, shape):
+        super().__init__(*shape, num_classes)
+
+    def loss(self, outputs, targets):
+        return torch.nn.functional.mse_loss(outputs, targets, reduction="sum")
+
+class Sum(AllReduce):
+    def __init__(self, config, strategy, place, paths, scale):
+        super().__init__(config, strategy, place, paths)
+        self.scale = scale
+
+    def exchange(self):
+        super().exchange()
+        self._vector.gradients.mul_(self.scale)
+
+class Clamped(Codec):
+    def __init__(self, config, setting, limit):
+        self.limit = limit
+
+    def exchange(self, gradients, group):
+        gradients.clamp_(-self.limit, self.limit)
+        group.all_reduce(gradients)
+
+class NoStrategy:
+    def __init__(self, config, strategy, place, paths):
+        pass
+
+class Alone(Single):
+    pass
+
+class Shapes(torch.optim.SGD):
+    def __init__(self, parameters, lr, seen=()):
+        super().__init__(parameters, lr)
+        self.shapes = [tuple(p.shape) for group in self.param_groups for p in group["params"]]
+
+def no_optimizer(parameters, lr):
+    return parameters
+
+class NoRate(torch.optim.Optimizer):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"rate": lr})
+
+class Growing(Policy):
+    def __init__(self, config, times=2):
+        super().__init__(config)
+        self.times = times
+
+    def shares(self, epochs_done):
+        return self.of_global_batch(self.config.examples_per_step * (self.times if epochs_done >= 1 else 1))
+
+def no_policy(config):
+    return 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to start in, with parts in a file."""
+    (tmp_path / "parts.py").write_text(PARTS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def resolved(*overrides: str) -> RunConfig:
+    return own.resolve(compose("local_batch=8", "model=tiny_cnn", *TINY, *overrides))
+
+
+def test_torchs_optimizers_are_as_good_as_ones_own() -> None:
+    options = ("+optimizer.options.alpha=0.9", "optimizer.lr=0.01", "optimizer.weight_decay=0.1")
+    config = resolved("optimizer=own", "optimizer.target=torch.optim:RMSprop", *options)
+    attempts.check(config)
+    plain, model = make_model(), make_model()
+    reference = RMSprop(plain.parameters(), lr=0.01, alpha=0.9, weight_decay=0.1)
+    vector = Vector(model)
+    result = train(model, optim.build(config.optimizer, vector), vector)
+    torch.testing.assert_close(result, train(plain, reference), rtol=1e-12, atol=1e-14)
+
+
+def test_an_optimizer_sees_one_long_parameter_or_the_layers() -> None:
+    for by_layer, shapes in (("false", [(74,)]), ("true", [(8, 4), (2, 8), (8,), (8,), (8,), (2,)])):
+        config = resolved("optimizer=own", "optimizer.target=parts.py:Shapes", f"optimizer.by_layer={by_layer}")
+        optimizer = optim.build(config.optimizer, Vector(make_model()))
+        assert vars(optimizer)["shapes"] == shapes
+        optim.set_learning_rate(optimizer, 0.5)
+        assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_a_policy_decides_what_a_round_takes() -> None:
+    config = resolved("batching=own", "batching.target=parts.py:Growing", "+batching.options.times=3", "num_workers=2")
+    policy = batching.build(config)
+    assert isinstance(policy, Policy)
+    assert [share.num_examples for share in policy.shares(0.5)] == [8, 8]
+    assert [(share.num_examples, share.num_passes) for share in policy.shares(1.0)] == [(24, 3), (24, 3)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ("optimizer=own", "optimizer.target=parts.py:no_optimizer"),
+            "returned list, not a torch.optim",
+        ),
+        (("optimizer=own", "optimizer.target=parts.py:NoRate"), "param_groups have no 'lr'"),
+        (("optimizer=own", "optimizer.target=torch.optim:Muon"), "it raised an error(.|\n)*ValueError"),
+        (("optimizer=own", "optimizer.target=torch.optim:SGDD"), "Did you mean 'SGD'"),
+        (("batching=own", "batching.target=parts.py:no_policy"), "returned int, not a bsweep.batching.base.Policy"),
+        (("strategy=own", "strategy.target=parts.py:NoStrategy"), "NoStrategy is no bsweep.strategies.Strategy"),
+        (("strategy=own", "strategy.target=parts.py:Alone", "compression=topk"), "Alone takes no codec"),
+        (
+            ("strategy=own", "strategy.target=parts.py:Alone", "strategy.sync_every=2"),
+            "Alone synchronises at each step",
+        ),
+        (
+            ("optimizer=own", "optimizer.target=torch.optim:RMSprop", "+optimizer.options.weight_decay=0.1"),
+            "give it as optimizer.weight_decay",
+        ),
+        (("strategy=own", "strategy.target=parts.py:Alone", "launch=horovodrun"), "Type launch=torchrun"),
+        (("strategy=own", "strategy.target=parts.py:Alone", "strategy.algorithm=horovod"), "Type launch=horovodrun"),
+        (
+            (
+                "strategy=parameter_server",
+                "num_workers=4",
+                "optimizer=own",
+                "optimizer.target=parts.py:Shapes",
+                "optimizer.by_layer=true",
+                "strategy.sharding=memory",
+            ),
+            "optimizer=own needs the norms of whole layers",
+        ),
+        (
+            (
+                "strategy=diloco",
+                "allocation=steps_by_speed",
+                "allocation.adapt_every=2",
+                "num_workers=2",
+                "batching=own",
+                "batching.target=parts.py:Growing",
+            ),
+            "two would decide",
+        ),
+    ],
+)
+def test_what_is_none_is_said_before_anything_starts(overrides: tuple[str, ...], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        attempts.check(resolved(*overrides))
+
+
+def test_two_workers_train_with_parts_of_ones_own_alone(folder: Path) -> None:
+    """Gradients twice as large at half the rate come to the same as with the shipped ones, but for what is clamped."""
+    point = ("local_batch=8", "num_workers=2", "epochs=1", "study=s", *TINY, "model=own", "model.target=parts.py:Net")
+    shipped = bsweep("run", *point, "strategy=allreduce", "optimizer.lr=0.1", "optimizer.momentum=0", cwd=folder)
+    assert shipped.returncode == 0, shipped.stderr
+    parts = {"optimizer": "Shapes", "strategy": "Sum", "compression": "Clamped", "batching": "Growing"}
+    chosen = [word for group, name in parts.items() for word in (f"{group}=own", f"{group}.target=parts.py:{name}")]
+    options = ("optimizer.lr=0.05", "strategy.options.scale=2", "batching.options.times=1")
+    result = bsweep("run", "-m", *point, *chosen, *options, "compression.options.limit=9.0,0.001", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    losses = {}
+    for path in (folder / "results/s").glob("*/summary.json"):
+        codec = read(path.with_name("config.yaml")).compression
+        losses[codec.options["limit"] if isinstance(codec, Own) else None] = json.loads(path.read_text())["train_loss"]
+    assert losses[9.0] == pytest.approx(losses[None], rel=1e-5) and abs(losses[0.001] - losses[9.0]) > 0.01
+
+
+def test_a_regression_is_reported_by_its_loss_alone(folder: Path) -> None:
+    """Two numbers an example, of which nobody says whether they are correct: every accuracy is null."""
+    parts = ("data=own", "data.target=parts.py:numbers", "model=own", "model.target=parts.py:Regression")
+    point = ("local_batch=8", "strategy=single", "launch=inline", "epochs=2", "optimizer.lr=0.05", "study=s")
+    result = bsweep("run", "--report", "-m", *parts, *point, "seed=0,1", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    for path in (folder / "results/s").glob("*/summary.json"):
+        end = json.loads(path.read_text())
+        assert end["train_accuracy"] is None and end["test_accuracy"] is None
+        assert 0 < end["test_loss"] < 2 < end["images_per_second"] and end["num_steps"] == 10
+    figures = {path.stem for path in (folder / "results/s/report").rglob("*.svg")}
+    assert {"loss_by_epoch", "accuracy_and_loss_by_batch"} <= figures
+    assert not {"accuracy_by_epoch", "accuracy_by_time", "time_to_target"} & figures

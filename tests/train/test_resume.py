@@ -1,0 +1,307 @@
+"""Runs that are killed at any moment, or told to stop, and are started again by the same command: in real processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bsweep.analysis import load
+from bsweep.runlog import RunPaths, checkpoints, read_records, request_stop
+from tests.study.test_run import runs, summary
+from tests.support.running import TINY, Fork, bsweep, forks, popen, struck, summaries
+from tests.train.test_checkpoint import untimed
+
+POINT = (
+    *TINY,
+    "model=tiny_cnn",
+    "precision=fp32",
+    "channels_last=false",
+    "num_workers=2",
+    "log_every_steps=3",
+    "optimizer.lr=0.02",
+)
+EPOCHS = ("local_batch=8", "epochs=6", "checkpoint_every=1")  # of six steps
+LONG = ("local_batch=4", "epochs=60", "checkpoint_every=0.4s")
+STRATEGIES = {
+    "horovod": ("strategy=horovod",),
+    "allreduce": ("strategy=allreduce", "compression=topk"),
+    "servers": ("strategy=parameter_server",),
+    "diloco": ("strategy=diloco", "strategy.sync_every=2", "strategy.overlap=true"),
+}
+
+
+def records_of(paths: RunPaths) -> dict[str, list[dict[str, Any]]]:
+    records = read_records(paths.metrics)[0]
+    return {kind: untimed([r for r in records if r["type"] == kind]) for kind in ("step", "epoch", "round")}
+
+
+def check_equal(cwd: Path) -> None:
+    """The study `s`, which was broken off, and `whole`, which was not: records to the last bit, and none twice."""
+    ours, theirs = runs(cwd), runs(cwd, "whole")
+    assert [paths.folder.name for paths in ours] == [paths.folder.name for paths in theirs]
+    for broken, whole in zip(ours, theirs, strict=True):
+        assert summary(broken)["status"] == "completed"
+        assert records_of(broken) == records_of(whole)
+        assert not broken.checkpoints.exists() and not broken.stop.exists()
+
+
+def has(cwd: Path, number: int) -> Callable[[], bool]:
+    """Whether the run has so many checkpoints."""
+    return lambda: any(len(checkpoints(paths)) >= number for paths in runs(cwd))
+
+
+@contextmanager
+def begun(*arguments: str, cwd: Path) -> Iterator[Fork]:
+    """The command while it runs; what is left of it is killed."""
+    process = Fork("bsweep", "run", *arguments, cwd=cwd, has_forks=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def wait_until(is_so: Callable[[], bool], process: Fork | subprocess.Popen[str], timeout: float = 240) -> None:
+    end = time.monotonic() + timeout
+    while not is_so():
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "module", "function", "call"),
+    [
+        ("horovod", 1, "files", "write", 3),  # as it saves
+        ("servers", 2, "strategies.server", "Server._step", 27),
+        ("servers", 0, "runlog.checkpoint", "Checkpoint.complete", 2),
+        ("diloco", 1, "strategies.eager", "EagerDiLoCo.end_round", 11),
+    ],
+)
+def test_a_run_whose_worker_or_server_is_killed_goes_on_as_if_it_never_was(
+    tmp_path: Path, name: str, rank: int, module: str, function: str, call: int
+) -> None:
+    point = (*POINT, *EPOCHS, *STRATEGIES[name], "study=s")
+    env = struck(tmp_path, (rank,), module, function, call)
+    killed = bsweep("run", *point, cwd=tmp_path, env=env)
+    assert killed.returncode == 1, killed.stderr
+    (paths,) = runs(tmp_path)
+    assert checkpoints(paths), killed.stderr
+    for study in ("s", "whole"):
+        result = bsweep("run", *point[:-1], f"study={study}", cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    check_equal(tmp_path)
+    (event,) = (r for r in read_records(paths.metrics)[0] if r.get("event") == "resumed")
+    assert event["message"].startswith("taken up again after step ")
+
+
+def test_a_failure_that_is_no_result_is_tried_again(tmp_path: Path) -> None:
+    point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "launch.retries=1")
+    env = struck(tmp_path, (1,), "steps", "train_step", 20)
+    result = bsweep("run", "-m", "seed=0,1", *point, "study=s", cwd=tmp_path, env=env)
+    assert result.returncode == 0 and "[2/2]" in result.stderr and "[3/" not in result.stderr, result.stderr
+    assert "\n  retry 1 of 1 in 1 s\n" in result.stderr
+    assert bsweep("run", "-m", "seed=0,1", *point, "study=whole", cwd=tmp_path).returncode == 0
+    check_equal(tmp_path)
+    struck_run, _ = runs(tmp_path)
+    events = [r for r in read_records(struck_run.metrics)[0] if r["type"] == "event"]
+    (retried,) = (event["message"] for event in events if event["event"] == "retried")
+    assert retried.startswith("retry 1 of 1 after failed: rank 1 was ended by SIGKILL")
+
+
+def test_what_a_point_ends_with_by_itself_is_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if 'RANK' in os.environ:\n"
+        "    import bsweep.train.evaluation as evaluation\n"
+        "    def failing(*a): raise RuntimeError('a bug')\n"
+        "    evaluation.evaluate = failing\n"
+    )
+    env = {"PYTHONPATH": str(tmp_path)}
+    point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "launch.retries=3", "study=s")
+    result = bsweep("run", *point, cwd=tmp_path, env=env)
+    assert result.returncode == 1 and "retry" not in result.stderr, result.stderr
+    assert not list(tmp_path.glob("results/s/.previous/*"))
+
+
+def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) -> None:
+    point = ("global_batch=12", *POINT, *EPOCHS[1:])
+    env = struck(tmp_path, (1,), "steps", "train_step", 35)
+    assert bsweep("run", *point, "strategy=ddp", "study=s", cwd=tmp_path, env=env).returncode == 1
+    (source,) = runs(tmp_path)
+    on_three = (*point, "num_workers=3", "strategy=allreduce", f"resume_from={source.folder}")
+    assert bsweep("run", *point, "strategy=ddp", "study=whole", cwd=tmp_path).returncode == 0
+    assert bsweep("run", *on_three, "study=three", cwd=tmp_path).returncode == 0
+    (whole,), (three,) = runs(tmp_path, "whole"), runs(tmp_path, "three")
+    ours, theirs = records_of(three)["epoch"], records_of(whole)["epoch"]
+    assert [epoch["epoch"] for epoch in ours] == [epoch["epoch"] for epoch in theirs]
+    for key in ("train_loss", "test_loss", "train_accuracy"):
+        assert [epoch[key] for epoch in ours] == pytest.approx([epoch[key] for epoch in theirs], rel=1e-3)
+    branch = (*point, "global_batch=6", "strategy=ddp", f"resume_from={source.folder}", "study=branch")
+    assert bsweep("run", *branch, cwd=tmp_path).returncode == 0
+    (other,) = load(tmp_path / "results/branch").runs.to_dict("records")
+    assert other["branch_of"] == source.folder.name and other["branch_steps"] == 4 * 8
+    assert 0 < other["branch_seconds"] < other["train_seconds"]
+    (branched,) = runs(tmp_path, "branch")
+    assert [step["global_batch"] for step in records_of(branched)["step"]][-1] == 6, "and not 12, as before"
+    assert bsweep("run", *point, "strategy=ddp", "study=s", cwd=tmp_path).returncode == 0 and not checkpoints(source)
+    again = bsweep("run", *on_three, "study=three", cwd=tmp_path)
+    assert again.returncode == 0 and "completed already" in again.stderr, "what it went on from is over, too"
+    for wrong, said in (
+        ("optimizer.momentum=0.5", "its optimizer.momentum=0.9 is 0.5 here"),
+        ("seed=1", "its seed=0 is 1 here"),
+    ):
+        refused = bsweep("run", *on_three, wrong, "study=three", cwd=tmp_path)
+        assert refused.returncode == 2 and said in refused.stderr, refused.stderr
+
+
+@pytest.mark.parametrize("by", ["SIGTERM", "its file"])
+def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path: Path, by: str) -> None:
+    point = (*POINT, "local_batch=4", "epochs=40", "checkpoint_every=1000s", *STRATEGIES["servers"])
+    with begun("-m", "seed=0,1", *point, "study=s", cwd=tmp_path) as process:
+        wait_until(lambda: any(records_of(paths)["epoch"] for paths in runs(tmp_path)), process)
+        (paths,) = runs(tmp_path)
+        if by == "SIGTERM":
+            os.kill(process.pid, signal.SIGTERM)
+        else:
+            request_stop(paths)
+        assert process.wait(60) == 130
+    end = summary(paths)
+    assert end["status"] == "interrupted" and end["message"].startswith("stopped on request after step ")
+    assert len(checkpoints(paths)) == 1 and runs(tmp_path) == [paths], "the sweep has ended with its run"
+    for study in ("s", "whole"):
+        assert bsweep("run", "seed=0", *point, f"study={study}", cwd=tmp_path).returncode == 0
+    check_equal(tmp_path)
+    assert summary(paths)["wall_seconds"] > end["wall_seconds"]
+
+
+def test_asynchronous_workers_stop_together_where_an_epoch_ends(tmp_path: Path) -> None:
+    point = (*POINT, *LONG, *STRATEGIES["servers"], "strategy.consistency=asynchronous", "study=s")
+    with begun(*point, cwd=tmp_path) as process:
+        wait_until(has(tmp_path, 1), process)
+        os.kill(process.pid, signal.SIGHUP)
+        assert process.wait(60) == 130
+    (paths,) = runs(tmp_path)
+    assert summary(paths)["status"] == "interrupted"
+    assert bsweep("run", *point, cwd=tmp_path).returncode == 0
+    assert [epoch["epoch"] for epoch in records_of(paths)["epoch"]] == list(range(1, 61))
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
+    """The parent is killed at random, ever later, with all that it started, until nothing is left to do."""
+    point = ("-m", "seed=0,1", *POINT, *LONG, *STRATEGIES["allreduce"])
+    draw, num_kills = random.Random(1), 0
+    while True:
+        process = Fork("bsweep", "run", *point, "study=s", cwd=tmp_path, has_forks=True)
+        try:
+            assert process.wait(draw.uniform(1, 2 + num_kills**2)) == 0
+            break
+        except subprocess.TimeoutExpired:
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            assert not psutil.wait_procs(children, timeout=20)[1]
+            num_kills += 1
+    assert num_kills >= 2
+    assert bsweep("run", *point, "study=whole", cwd=tmp_path).returncode == 0
+    check_equal(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_sweep_inside_horovodrun_goes_on_after_a_kill_and_after_a_stop(tmp_path: Path) -> None:
+    prefix = [forks().horovodrun, "-np", "2", "--gloo", forks().bsweep]
+    point = ("run", "-m", "local_batch=8,4", *POINT, "epochs=30", "checkpoint_every=0.2s")
+    for how in (signal.SIGKILL, signal.SIGTERM, None):
+        process = popen([*prefix, *point, "study=s"], tmp_path, output=subprocess.PIPE)
+        if how:
+            before = how_far(tmp_path)
+            wait_until(lambda before=before: how_far(tmp_path) > before, process)  # type: ignore[misc]
+            process.send_signal(how)
+        process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert {end["status"] for end in summaries(tmp_path).values()} == {"completed"}
+    assert bsweep(*point, "study=whole", cwd=tmp_path, prefix=tuple(prefix[:-1])).returncode == 0
+    check_equal(tmp_path)
+
+
+def test_a_run_inside_horovodrun_that_lost_a_worker_says_so_and_goes_on(tmp_path: Path) -> None:
+    prefix = (forks().horovodrun, "-np", "2", "--gloo")
+    point = ("run", *POINT, *EPOCHS)
+    env = struck(tmp_path, (1,), "steps", "train_step", 20)
+    killed = bsweep(*point, "study=s", cwd=tmp_path, prefix=prefix, env=env)
+    (paths,) = runs(tmp_path)
+    end = summary(paths)
+    assert killed.returncode and end["status"] == "interrupted" and "another worker ended" in end["message"], killed
+    for study in ("s", "whole"):
+        assert bsweep(*point, f"study={study}", cwd=tmp_path, prefix=prefix).returncode == 0
+    check_equal(tmp_path)
+
+
+def how_far(cwd: Path) -> tuple[int, str]:
+    """The number of runs, and the latest checkpoint of the last."""
+    found = runs(cwd)
+    return len(found), max((c.folder.name for paths in found for c in checkpoints(paths)), default="")
+
+
+@pytest.fixture
+def torn(tmp_path: Path) -> RunPaths:
+    """A run that was killed with two checkpoints, of which the later one has a part that was never written whole."""
+    process = Fork("bsweep", "run", *ALONE, "study=s", cwd=tmp_path)
+    wait_until(has(tmp_path, 2), process)
+    process.kill()
+    (paths,) = runs(tmp_path)
+    latest, _ = checkpoints(paths)
+    latest.own(0).write_bytes(latest.own(0).read_bytes()[:1000])
+    return paths
+
+
+ALONE = (*POINT, *EPOCHS, "epochs=30", "num_workers=1", "launch=inline", "strategy=single")
+
+
+def test_of_two_checkpoints_the_older_one_is_there_for_a_torn_one(tmp_path: Path, torn: RunPaths) -> None:
+    for study in ("s", "whole"):
+        result = bsweep("run", *ALONE, f"study={study}", cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    check_equal(tmp_path)
+    assert any("the latest checkpoint could not be read" in warning for warning in summary(torn)["warnings"])
+
+
+def test_a_run_whose_checkpoints_are_all_torn_says_how_to_repeat_it(tmp_path: Path, torn: RunPaths) -> None:
+    _, older = checkpoints(torn)
+    older.shared.write_bytes(b"")
+    result = bsweep("run", *ALONE, "study=s", cwd=tmp_path)
+    assert result.returncode == 1 and "none of the checkpoints" in summary(torn)["message"], result.stderr
+    assert str(torn.checkpoints.relative_to(tmp_path)) in summary(torn)["message"]
+    for checkpoint in checkpoints(torn):
+        checkpoint.remove()
+    torn.checkpoints.rmdir()
+    assert bsweep("run", *ALONE, "study=s", cwd=tmp_path).returncode == 0, "what the message advises"
+
+
+def test_a_checkpoint_that_finds_no_room_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if 'RANK' in os.environ:\n"
+        "    import bsweep.core.tensor_files as files\n"
+        "    plain, calls = files.write, []\n"
+        "    def full(*a):\n"
+        "        calls.append(1)\n"
+        "        if os.environ['RANK'] == '1' and len(calls) == 2:\n"
+        "            raise OSError(28, 'No space left on device')\n"
+        "        return plain(*a)\n"
+        "    files.write = full\n"
+    )
+    point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "study=s")
+    result = bsweep("run", *point, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 0, result.stderr
+    (paths,) = runs(tmp_path)
+    (warning,) = (text for text in summary(paths)["warnings"] if "No space left" in text)
+    assert warning.startswith(str(paths.folder)) or "was not written" in warning
