@@ -52,7 +52,7 @@ from bsweep.config.whole import write_whole  # noqa: E402
 from bsweep.core.ranks import Place  # noqa: E402
 from bsweep.data import augment  # noqa: E402
 from bsweep.runlog import RunPaths, read_records  # noqa: E402
-from bsweep.study.attempts import attempts  # noqa: E402
+from bsweep.study import attempts  # noqa: E402
 from bsweep.train import steps, worker
 from bsweep.train.job import Job  # noqa: E402
 from tests.support.running import compose, tool  # noqa: E402

@@ -27,7 +27,7 @@ from bsweep.config import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.measure import profile_worker
 from bsweep.runlog import calibration_file, profile_file
-from bsweep.study.attempts import attempts
+from bsweep.study import attempts
 from bsweep.train import steps, worker
 from bsweep.train.job import Job
 from tests.support.running import compose, write_text

@@ -1,6 +1,6 @@
 """`python -m bsweep` is the command."""
 
-from bsweep.cli.main.main import main
+from bsweep.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -13,7 +13,7 @@ import yaml
 from bsweep import allocation
 from bsweep.allocation import ProbedBatch, ProbedWorker, devices, fill_in
 from bsweep.config import ConfigError, RunConfig, conf_dir, read, save
-from bsweep.study.attempts import attempts
+from bsweep.study import attempts
 from tests.support.running import TINY, bsweep, compose
 
 NODES = ("4 RTX 2080 Ti", "3 RTX 2080 Ti + TITAN RTX", "4 A30", "2 RTX 3090 + 2 V100")

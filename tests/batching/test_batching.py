@@ -13,7 +13,7 @@ from bsweep import batching
 from bsweep.batching import GradientNoise, Policy, Seen
 from bsweep.config import ConfigError, conf_dir, save
 from bsweep.data.plan import Share, global_batch
-from bsweep.study.attempts import attempts, branching
+from bsweep.study import attempts, branching
 from tests.strategies.test_equivalence import NUM_TRAIN, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.support.policies import Doubling
 from tests.support.running import ROOT, TINY, compose

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import bsweep as library
 from bsweep.compose.overrides import as_hydra_takes
 from bsweep.config import GROUPS, ConfigError, known_keys, names, parse, read, save, variants
-from bsweep.study.attempts import attempts, sweep
+from bsweep.study import attempts, sweep
 from tests.support.running import TINY, bsweep, compose, tool
 
 Type = Callable[..., tuple[int, str]]

@@ -15,7 +15,6 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from bsweep.study.attempts.progress import Progress
 
 from bsweep import runlog
 from bsweep.config import RunConfig
@@ -25,7 +24,8 @@ from bsweep.launch.outcome import Outcome
 from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import WorkerLost, said_by, worker_lost
 from bsweep.strategies import ddp
-from bsweep.study.attempts import attempts
+from bsweep.study import attempts
+from bsweep.study.progress import Progress
 from bsweep.train import peers_check, worker
 from tests.support.running import TINY, bsweep, compose, imported_first, popen
 

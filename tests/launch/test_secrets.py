@@ -12,7 +12,7 @@ import pytest
 
 from bsweep.launch import environment
 from bsweep.runlog import RunPaths, claimed
-from bsweep.study.attempts import attendance
+from bsweep.study import attendance
 from tests.support.running import TINY, bsweep, on
 
 SECRET = "hunter2-in-plain-sight"
@@ -112,10 +112,10 @@ def test_what_a_killed_sweep_left_is_removed_by_the_next_one_unless_it_is_in_use
     for path in (left, in_use):
         path.parent.mkdir()
         environment.write(path, VARIABLES)
-    attendance = attendance.Attendance()
+    present = attendance.Attendance()
     with claimed(attendance.of_run(in_use.parent)):
-        attendance.join(tmp_path)
-    attendance.leave()
+        present.join(tmp_path)
+    present.leave()
     assert not left.exists() and in_use.exists()
 
 

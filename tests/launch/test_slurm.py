@@ -19,7 +19,7 @@ from bsweep import launch, load
 from bsweep.config import ConfigError, slurm
 from bsweep.launch import environment, failure, preflight, srun
 from bsweep.runlog import RunPaths, read_records
-from bsweep.study.attempts import states
+from bsweep.study import states
 from tests.support.running import HOSTS, ROOT, TINY, bsweep, compose, popen, summaries, tool
 from tests.support.synthetic_study import META, write_run
 

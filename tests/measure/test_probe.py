@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bsweep import allocation
 from bsweep.allocation import Probe
-from bsweep.cli.main import main
+from bsweep.cli import main
 from bsweep.config import RunConfig
 from bsweep.measure import probe_worker
 from bsweep.train.job import Job

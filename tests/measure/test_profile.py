@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep.cli.main import main
+from bsweep.cli import main
 from bsweep.core.ranks import Place
 from bsweep.measure import profile_worker
 from bsweep.numerics import optim

@@ -24,7 +24,7 @@ import psutil
 import pytest
 from hatchling.builders.sdist import SdistBuilder
 
-from bsweep.cli.main import main
+from bsweep.cli import main
 
 ROOT = Path(__file__).parents[2]
 WHEEL = "horovod-0.28.1-py3-none-any.whl"

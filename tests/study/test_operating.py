@@ -17,16 +17,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bsweep.study.attempts.commands import Planned
-from bsweep.study.attempts.estimate import Estimate, Timed
-from bsweep.study.attempts.states import NEW, State
 
 from bsweep import runlog
 from bsweep.config import InlineConfig
 from bsweep.core import terminal
 from bsweep.launch import inline, stop
 from bsweep.runlog import RunPaths, Step, checkpoint_at, following, read_records, reading, request_stop
-from bsweep.study.attempts import attempts, attendance, commands, states
+from bsweep.study import attempts, attendance, commands, states
+from bsweep.study.commands import Planned
+from bsweep.study.estimate import Estimate, Timed
+from bsweep.study.states import NEW, State
 from tests.support.running import TINY, Fork, bsweep, compose, popen, struck, tool
 from tests.support.synthetic_study import META, write_run
 

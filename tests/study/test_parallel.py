@@ -15,22 +15,22 @@ from typing import Any
 
 import psutil
 import pytest
-from bsweep.study.attempts.commands import Planned
-from bsweep.study.attempts.estimate import timed
-from bsweep.study.attempts.progress import Progress
 
 import bsweep as package
 from bsweep import analysis, plots, report, runlog
 from bsweep.analysis import Study, prediction
 from bsweep.analysis.prediction.selection import observed
-from bsweep.cli.main import main
+from bsweep.cli import main
 from bsweep.config import ConfigError, target_of
 from bsweep.launch import environment, seats, team
 from bsweep.launch.seats import Seats, Size
 from bsweep.launch.stop import Signals
 from bsweep.report import _write_data as write_data
 from bsweep.runlog import RunPaths, calibration_file, read_meta, read_records
-from bsweep.study.attempts import attempts, branching, commands, parallel, states, sweep
+from bsweep.study import attempts, branching, commands, parallel, states, sweep
+from bsweep.study.commands import Planned
+from bsweep.study.estimate import timed
+from bsweep.study.progress import Progress
 from bsweep.trackers import live
 from tests.launch.test_team import numbers
 from tests.study.test_operating import status

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from bsweep.study.attempts.progress import Progress
 from rich.console import Console
 
 from bsweep.config import RunConfig
 from bsweep.runlog import RunPaths, calibration_file
+from bsweep.study.progress import Progress
 from tests.support.running import TINY, compose
 from tests.support.synthetic_study import write_run
 

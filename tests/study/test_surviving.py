@@ -21,7 +21,7 @@ import bsweep as package
 from bsweep.data.cache import cache_folder, cached_tensors
 from bsweep.launch import failure
 from bsweep.runlog import RunPaths, checkpoint_at, claimed, ended, write_json
-from bsweep.study.attempts import attempts, states
+from bsweep.study import attempts, states
 from tests.support.running import TINY, bsweep, compose
 from tests.support.synthetic_study import META, write_run, write_study
 

@@ -26,7 +26,7 @@ from bsweep.runlog import (
     write_json,
 )
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
-from bsweep.study.attempts import attempts
+from bsweep.study import attempts
 from bsweep.train import choose_numerics, steps, worker
 from tests.support.running import TINY, bsweep, compose
 from tests.support.synthetic_study import META, write_run

@@ -13,7 +13,7 @@ import bsweep as package
 from bsweep.analysis import target_of, to_target
 from bsweep.config import ConfigError
 from bsweep.runlog import read_records
-from bsweep.study.attempts import attempts
+from bsweep.study import attempts
 from tests.strategies.test_equivalence import _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.study.test_run import runs, summary
 from tests.support.running import TINY, bsweep, compose

@@ -15,7 +15,7 @@ from bsweep.config import ConfigError, RunConfig, own, read
 from bsweep.config.own import Own
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Vector
-from bsweep.study.attempts import attempts
+from bsweep.study import attempts
 from tests.numerics.test_optim import make_model, train
 from tests.support.running import TINY, bsweep, compose
 

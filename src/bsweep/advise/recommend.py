@@ -15,13 +15,13 @@ from bsweep.analysis.prediction.next_run import Key, Next
 from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective, parse_seconds
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import missing
-from bsweep.cli.main.main import BAD_CONFIG
+from bsweep.cli.main import BAD_CONFIG
 from bsweep.config import ConfigError, RunConfig, flatten, target_of
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.launch import team
-from bsweep.study.attempts import attempts, attendance, sweep
-from bsweep.study.attempts.estimate import duration
+from bsweep.study import attempts, attendance, sweep
+from bsweep.study.estimate import duration
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -29,9 +29,9 @@ from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_
 from bsweep.config import RunConfig, Target
 from bsweep.launch import Outcome
 from bsweep.runlog import RunPaths, is_stop_requested, request_stop
-from bsweep.study.attempts import attempts, commands, states
-from bsweep.study.attempts.estimate import duration
-from bsweep.study.attempts.progress import Progress
+from bsweep.study import attempts, commands, states
+from bsweep.study.estimate import duration
+from bsweep.study.progress import Progress
 
 AXES = ("local_batch", "global_batch", "num_workers", "accumulation_steps", "seed")
 

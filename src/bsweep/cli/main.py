@@ -79,24 +79,24 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     if command in ("plan", "status"):
         gc.set_threshold(_MANY_OBJECTS)
     if command == "run":
-        from bsweep.study.attempts import sweep
+        from bsweep.study import sweep
 
         return sweep.run(arguments)
     if command == "plan":
-        from bsweep.cli.main import plan
+        from bsweep.cli import plan
 
         return plan.run(arguments)
     if command in ("status", "resume", "retry", "stop"):
-        from bsweep.cli.main import study_commands
+        from bsweep.cli import study_commands
 
         return study_commands.run(command, arguments)
     if command in ("-sc", "--shell-completion"):
-        from bsweep.cli.main import completion
-        from bsweep.study.attempts import sweep
+        from bsweep.cli import completion
+        from bsweep.study import sweep
 
         return completion.complete(arguments, sorted(set(re.findall(r"bsweep ([a-z][\w-]*)", USAGE))), sweep.shell)
     if command in ("probe", "profile") and not {"-h", "--help"} & set(arguments):
-        from bsweep.study.attempts import sweep
+        from bsweep.study import sweep
 
         return sweep.probe(arguments) if command == "probe" else sweep.profile(arguments)
     if command == "recommend":
@@ -217,8 +217,8 @@ def doctor(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="all that was found, for programs")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for bsweep run, of a point to look at")
     options = parser.parse_intermixed_args(arguments)
-    from bsweep.cli.main import doctor
-    from bsweep.study.attempts import sweep
+    from bsweep.cli import doctor
+    from bsweep.study import sweep
 
     hosts = [f"launch.hosts='{options.hosts}'"] if options.hosts else []
     config = sweep.one_point([*options.overrides, *hosts])

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep.cli.main.main import BAD_CONFIG, end_with_reader
+from bsweep.cli.main import BAD_CONFIG, end_with_reader
 from bsweep.config import RunConfig
 from bsweep.core.ranks import inside_horovodrun
-from bsweep.study.attempts import attempts, commands, overview, sweep
-from bsweep.study.attempts.commands import Planned
-from bsweep.study.attempts.estimate import Timed
-from bsweep.study.attempts.overview import Row
+from bsweep.study import attempts, commands, overview, sweep
+from bsweep.study.commands import Planned
+from bsweep.study.estimate import Timed
+from bsweep.study.overview import Row
 
 _OWN_FLAGS = ("--json", "--probe", "--report")
 

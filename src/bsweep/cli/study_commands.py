@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bsweep.cli.main.main import BAD_CONFIG, end_with_reader
+from bsweep.cli.main import BAD_CONFIG, end_with_reader
 from bsweep.config import did_you_mean
 from bsweep.core.ranks import Place, inside_horovodrun
-from bsweep.study.attempts import attendance, commands, overview, states
-from bsweep.study.attempts.commands import Command
+from bsweep.study import attendance, commands, overview, states
+from bsweep.study.commands import Command
 
 Sweep = Callable[[], int]
 
@@ -25,7 +25,7 @@ _STOP_POLL_SECONDS = 0.2
 def run(command: str, arguments: Sequence[str]) -> int:
     """One of the commands; its exit code."""
     if command in ("resume", "retry") and inside_horovodrun():
-        from bsweep.study.attempts import sweep
+        from bsweep.study import sweep
 
         return sweep.led(lambda: _run(command, arguments))
     return _run(command, arguments)
@@ -127,7 +127,7 @@ def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Sweep:
         return BAD_CONFIG
     for command in leading:
         _refuse_elsewhere(study_dir, command)
-    from bsweep.study.attempts import sweep
+    from bsweep.study import sweep
 
     return functools.partial(sweep.run_again, study_dir, leading, run_ids, repeats)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from bsweep.core.memory import CRASHES
+from bsweep.core.memory import CRASHES, is_out_of_memory
 
 _T = TypeVar("_T")
 _POLL_SECONDS = 0.2
@@ -58,8 +58,6 @@ def call(function: Callable[..., _T], *arguments: object, on_poll: Callable[[], 
 
 
 def _answer(sender: Connection, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:
-    from bsweep.runlog.errors import is_out_of_memory  # imports torch
-
     end_with_parent(signal.SIGKILL)
     try:
         answer: tuple[bool, Any] = (True, function(*arguments))

@@ -20,11 +20,24 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 """What ends a process whose libraries do not look whether they were given memory."""
 
 
+# The last is oneDNN's, which finds no room for its kernels.
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|alloc_failed|bad_alloc|could not create a primitive(?! desc)", re.IGNORECASE
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for an error that says that memory has run out, of a GPU or of this process."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
+
+
 @contextmanager
 def limited(mebibytes: float | None) -> Iterator[None]:
     """Let this process take so many MiB beside what it holds now, and no more; None leaves it as it is.
 
-    Beyond that, allocations fail: torch's and Python's raise what `errors.is_out_of_memory` knows. A compiled kernel
+    Beyond that, allocations fail: torch's and Python's raise what `is_out_of_memory` knows. A compiled kernel
     that finds no room leaves oneDNN broken in its thread, or crashes (`CRASHES`): a process that has failed under a
     limit must not train or measure anything else, see `bsweep.core.fresh_process`. The kernel of Linux counts what is private and
     writable (RLIMIT_DATA), so neither libraries nor a data set that is mapped from a file.

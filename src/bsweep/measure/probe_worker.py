@@ -24,7 +24,7 @@ from bsweep.measure import timed_steps
 from bsweep.numerics import optim, precision
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog import RunPaths
-from bsweep.runlog.errors import is_out_of_memory
+from bsweep.core.memory import is_out_of_memory
 from bsweep.train import worker
 from bsweep.train.job import Job
 from bsweep.train.worker import do_nothing

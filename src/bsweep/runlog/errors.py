@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ import torch
 
 from bsweep import runlog
 from bsweep.config import own
+from bsweep.core.memory import is_out_of_memory
 from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths, Status
 
@@ -93,16 +93,6 @@ def status_of(error: BaseException) -> Status:
     return "out_of_memory" if is_out_of_memory(error) else "failed"
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
-
-
 def spoils_process(error: BaseException) -> bool:
     """Whether nothing more should be trained in this process: oneDNN may fail from now on, see `bsweep.core.fresh_process`."""
     return is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError)  # which is a GPU's
-
-
-# The last is oneDNN's, which finds no room for its kernels.
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|alloc_failed|bad_alloc|could not create a primitive(?! desc)", re.IGNORECASE
-)

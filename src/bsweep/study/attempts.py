@@ -31,8 +31,8 @@ from bsweep.launch.stop import Stopping, pause, seconds_before_retry
 from bsweep.launch.team import Entry
 from bsweep.runlog import Event, RunLog, RunPaths, calibration_file, is_stop_requested, profile_file
 from bsweep.strategies import sharding
-from bsweep.study.attempts import attendance, branching, states
-from bsweep.study.attempts.progress import Output, Progress
+from bsweep.study import attendance, branching, states
+from bsweep.study.progress import Output, Progress
 from bsweep.trackers import check as check_trackers
 
 _TRIED_STEPS = 10

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bsweep.study.attempts.commands import Planned
-from bsweep.study.attempts.states import State
+from bsweep.study.commands import Planned
+from bsweep.study.states import State
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bsweep.study.attempts import commands, states
-from bsweep.study.attempts.commands import Planned
-from bsweep.study.attempts.estimate import Estimate, Timed, duration, timed
-from bsweep.study.attempts.states import NEW, State
+from bsweep.study import commands, states
+from bsweep.study.commands import Planned
+from bsweep.study.estimate import Estimate, Timed, duration, timed
+from bsweep.study.states import NEW, State
 
 _MOST_LISTED = 40
 

@@ -24,8 +24,8 @@ from bsweep.launch import Outcome, seats
 from bsweep.launch.seats import Seats
 from bsweep.launch.stop import Signals
 from bsweep.runlog import RunPaths, calibration_file
-from bsweep.study.attempts import attempts
-from bsweep.study.attempts.progress import Progress
+from bsweep.study import attempts
+from bsweep.study.progress import Progress
 
 _POLL_SECONDS = 0.2
 

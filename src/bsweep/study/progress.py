@@ -19,7 +19,7 @@ from rich.text import Text
 from bsweep.config import FIXED, RunConfig
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog import RunPaths, calibration_file
-from bsweep.study.attempts.estimate import duration
+from bsweep.study.estimate import duration
 from bsweep.trackers import live
 
 _REFRESH_SECONDS = 0.2

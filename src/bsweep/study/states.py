@@ -11,7 +11,7 @@ from typing import Any
 
 from bsweep import runlog
 from bsweep.runlog import RunPaths
-from bsweep.study.attempts import attendance
+from bsweep.study import attendance
 
 RESULTS = ("completed", "diverged", "out_of_memory")
 """What a point that is run again would most likely come to again: only `bsweep retry` repeats it."""

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from bsweep import allocation, launch
-from bsweep.cli.main.main import BAD_CONFIG, report
+from bsweep.cli.main import BAD_CONFIG, report
 from bsweep.compose import hydra_run, overrides
 from bsweep.compose.grid import to_config, values_of
 from bsweep.config import ConfigError, ProcessesConfig, RunConfig, own, parse, slurm
@@ -23,9 +23,9 @@ from bsweep.config.whole import is_full
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.launch import preflight, team
 from bsweep.runlog import profile_file
-from bsweep.study.attempts import attempts, attendance, commands, parallel
-from bsweep.study.attempts.commands import Command
-from bsweep.study.attempts.progress import Progress
+from bsweep.study import attempts, attendance, commands, parallel
+from bsweep.study.commands import Command
+from bsweep.study.progress import Progress
 from bsweep.trackers import live
 
 _WAIT_SECONDS = 0.5  # for a point that another process runs

@@ -22,7 +22,7 @@ from bsweep.numerics import optim, precision
 from bsweep.numerics.clock import Slowdown
 from bsweep.runlog import RunPaths, calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
-from bsweep.runlog.errors import is_out_of_memory
+from bsweep.core.memory import is_out_of_memory
 from bsweep.strategies import Strategy
 from bsweep.train import steps
 from bsweep.train.job import Job

@@ -22,7 +22,7 @@ class Sweeper(BasicSweeper):
     def sweep(self, arguments: list[str]) -> list[str]:
         """Run the grid that `hydra.sweeper.params` and the command line span; the status of every point."""
         from bsweep.compose import grid, overrides
-        from bsweep.study.attempts import sweep  # Hydra imports all plugins at every start
+        from bsweep.study import sweep  # Hydra imports all plugins at every start
 
         assert self.config is not None and self.hydra_context is not None and self.launcher is not None
         loader = self.hydra_context.config_loader
