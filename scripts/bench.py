@@ -1,22 +1,25 @@
-"""Speed and memory of bsweep against plain programs, measured in one run, alternating, as ratios of medians.
+"""Speed and memory of bsweep against plain programs, measured in one run, alternating, as ratios of
+medians.
 
-python scripts/bench.py [--quick] [--models M,M] [--batches N,N] [--rounds N] [--json FILE] [--against FILE] [NAME...]
+python scripts/bench.py [--quick] [--models M,M] [--batches N,N] [--rounds N] [--json FILE]
+[--against FILE] [NAME...]
 
-Without names: all. Of these, alone and together go over all models and batches, accumulation, parts and noise over some
-of them, which takes long on few cores. --models and --batches choose a part of that, --rounds how often each program
-takes its turn; --quick is a look at the first model.
+Without names: all. Of these, alone and together go over all models and batches, accumulation, parts
+and noise over some of them, which takes long on few cores. --models and --batches choose a part of
+that, --rounds how often each program takes its turn; --quick is a look at the first model.
 
 memory      peak memory of a lone worker
 alone       steps of each shipped model at batches of 8 to 256, beside the plain loop
 accumulation, parts      several passes a step; what a step consists of
-together    steps of two workers, of the same models and batches, beside DDP and Horovod's own optimizer wrapper
-noise       what measuring the gradient noise scale, and deciding by it, add to a step
-step, exchange, strategies, start, points, analysis      see there
+together    steps of two workers, of the same models and batches, beside DDP and Horovod's own
+optimizer wrapper noise       what measuring the gradient noise scale, and deciding by it, add to a
+step step, exchange, strategies, start, points, analysis      see there
 
-The file (by default, of the whole suite, results/bench/HARDWARE.json) gets every timed round of every program, in
-seconds, with the hardware and the command. --against such a file says how many values were compared with it and which
-got slower, and exits with 1 then; with 2 where the file has none of what was measured.
-Where there is a GPU, benches run on it; those of two workers, where there are two.
+The file (by default, of the whole suite, results/bench/HARDWARE.json) gets every timed round of
+every program, in seconds, with the hardware and the command. --against such a file says how many
+values were compared with it and which got slower, and exits with 1 then; with 2 where the file has
+none of what was measured. Where there is a GPU, benches run on it; those of two workers, where
+there are two.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ from bsweep.core.ranks import Place  # noqa: E402
 from bsweep.data import augment  # noqa: E402
 from bsweep.runlog import RunPaths, read_records  # noqa: E402
 from bsweep.study import attempts  # noqa: E402
-from bsweep.train import steps, worker
+from bsweep.train import steps, worker  # noqa: E402
 from bsweep.train.job import Job  # noqa: E402
 from tests.support.running import compose, tool  # noqa: E402
 
@@ -62,11 +65,15 @@ NOWHERE = RunPaths(Path("nowhere"))
 
 
 def main(given: argparse.Namespace) -> int:
-    then = json.loads(given.against.read_text()) if given.against else {}  # before minutes of measuring
+    then = (
+        json.loads(given.against.read_text()) if given.against else {}
+    )  # before minutes of measuring
     wanted = [name for name in NAMES if name in (given.names or NAMES)]
     if given.against and not then.keys() & {*wanted}:
         has = ", ".join(name for name in NAMES if name in then) or "none that there is today"
-        print(f"{given.against} has no bench of {', '.join(wanted)}. It has {has}.", file=sys.stderr)
+        print(
+            f"{given.against} has no bench of {', '.join(wanted)}. It has {has}.", file=sys.stderr
+        )
         return 2
     grid = alone.QUICK if given.quick else alone.Grid(given.models, given.batches, given.rounds)
     hardware = attempts.provenance(compose("local_batch=64"))
@@ -85,7 +92,9 @@ def main(given: argparse.Namespace) -> int:
     return told_against(given.against, then, found, hardware) if given.against else 0
 
 
-def told_against(file: Path, then: dict[str, Any], found: dict[str, Any], hardware: dict[str, Any]) -> int:
+def told_against(
+    file: Path, then: dict[str, Any], found: dict[str, Any], hardware: dict[str, Any]
+) -> int:
     """Print what got slower since a file was written, and return the exit code."""
     same_hardware = all(then.get(key) == hardware[key] for key in ("cpu", "cores", "gpus"))
     if not same_hardware:
@@ -121,10 +130,13 @@ STEPS_A_ROUND = 50  # on a GPU: more than its queue hides of the host
 
 
 def bench_step(*model: str) -> dict[str, Seconds]:
-    """A training step, cifar stem, against a plain eager fp32 loop, and what the loop adds to its parts; by batch."""
+    """A training step, cifar stem, against a plain eager fp32 loop, and what the loop adds to its
+    parts; by batch.
+    """
     model = model or ("model.stem=cifar",)
     return {
-        f"batch {size}": step_rounds(size, *model) for size in (STEP_TARGETS if torch.cuda.is_available() else (64,))
+        f"batch {size}": step_rounds(size, *model)
+        for size in (STEP_TARGETS if torch.cuda.is_available() else (64,))
     }
 
 
@@ -135,7 +147,10 @@ def step_rounds(size: int, *model: str) -> Seconds:
     if job.device.type == "cuda":
         steps.warm_up(job)
         job, warnings = steps.captured(job)
-        print(f"CUDA graph: {'yes' if job.graph else 'no'}", *(warning.message for warning in warnings))
+        print(
+            f"CUDA graph: {'yes' if job.graph else 'no'}",
+            *(warning.message for warning in warnings),
+        )
     programs = {
         "plain": plain_loop(job, size),
         "step": lambda: steps.train_step(job, batch, batch, 1),
@@ -154,7 +169,8 @@ def step_rounds(size: int, *model: str) -> Seconds:
         + (f" (target on one H100 or H200: {STEP_TARGETS[size]})" if on_gpu else "")
     )
     print(
-        f"  around forward, backward and optimizer: {added / seconds['step']:.2%} of the step by difference, "
+        f"  around forward, backward and optimizer: {added / seconds['step']:.2%} of the step by "
+        f"difference, "
         f"{seconds['data'] / seconds['step']:.2%} by timing the data path alone"
     )
     return rounds
@@ -166,7 +182,9 @@ def prepare(config: RunConfig) -> Job:
 
 
 def plain_loop(job: Job, size: int) -> Callable[[], object]:
-    """What one writes first: contiguous fp32, the optimizer tensor by tensor, inputs ready as floats."""
+    """What one writes first: contiguous fp32, the optimizer tensor by tensor, inputs ready as
+    floats.
+    """
     from bsweep import models
 
     model = models.build(job.config.model, num_classes=10, shape=(3, 32, 32)).to(job.device)
@@ -209,15 +227,30 @@ CYCLE = f"Horovod's core looks for what is to travel every {PLAIN_HOROVOD.cycle_
 
 
 def bench_exchange(*overrides: str) -> Seconds:
-    """Horovod's all-reduce of ResNet-18's gradient against torch.distributed's Gloo on the same vector, 2 workers."""
+    """Horovod's all-reduce of ResNet-18's gradient against torch.distributed's Gloo on the same
+    vector, 2 workers.
+    """
     result = subprocess.run(
-        [tool("horovodrun"), "-np", "2", "--gloo", sys.executable, __file__, "exchange_worker", *overrides],
+        [
+            tool("horovodrun"),
+            "-np",
+            "2",
+            "--gloo",
+            sys.executable,
+            __file__,
+            "exchange_worker",
+            *overrides,
+        ],
         capture_output=True,
         text=True,
         check=True,
         cwd=ROOT,
     )
-    text, found = (line.partition(":")[2] for line in result.stdout.splitlines() if line.startswith("[0]<stdout>"))
+    text, found = (
+        line.partition(":")[2]
+        for line in result.stdout.splitlines()
+        if line.startswith("[0]<stdout>")
+    )
     print(text)
     rounds: Seconds = json.loads(found)
     return rounds
@@ -231,8 +264,16 @@ def bench_exchange_worker(*overrides: str) -> None:
     place = Place.from_environment()
     hvd.init()
     store = hvd.broadcast_object(tempfile.mktemp(), root_rank=0)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=place.rank, world_size=place.num_workers)
-    config = compose("local_batch=8", f"num_workers={place.num_workers}", "data=synthetic", "device=cpu", *overrides)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=place.rank, world_size=place.num_workers
+    )
+    config = compose(
+        "local_batch=8",
+        f"num_workers={place.num_workers}",
+        "data=synthetic",
+        "device=cpu",
+        *overrides,
+    )
     job = worker.prepare(config, NOWHERE, place)
     job.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     gloo_vector = job.vector.gradients.clone()
@@ -245,12 +286,15 @@ def bench_exchange_worker(*overrides: str) -> None:
         dist.barrier()
         job.strategy.step()
 
-    rounds = alternating({"torch.distributed": gloo, "horovod": ours, "barrier": dist.barrier}, rounds=15)
+    rounds = alternating(
+        {"torch.distributed": gloo, "horovod": ours, "barrier": dist.barrier}, rounds=15
+    )
     seconds = medians(rounds)
     times = {name: seconds[name] - seconds["barrier"] for name in ("horovod", "torch.distributed")}
     if place.rank == 0:
         print(
-            f"exchange of {job.vector.num_bytes / 1e6:.1f} MB: Horovod {times['horovod'] * 1e3:.3g} ms, "
+            f"exchange of {job.vector.num_bytes / 1e6:.1f} MB: Horovod "
+            f"{times['horovod'] * 1e3:.3g} ms, "
             f"torch.distributed {times['torch.distributed'] * 1e3:.3g} ms: "
             f"{times['horovod'] / times['torch.distributed']:.2f}x; {CYCLE}"
         )
@@ -259,7 +303,9 @@ def bench_exchange_worker(*overrides: str) -> None:
 
 
 def bench_strategies(rounds: int = 5) -> dict[str, Seconds]:
-    """Whole runs of ResNet-18 at batch 64 per worker on two workers, alternating: seconds per step and per exchange."""
+    """Whole runs of ResNet-18 at batch 64 per worker on two workers, alternating: seconds per step
+    and per exchange.
+    """
     servers = ("strategy=parameter_server", "strategy.sharding=memory")
     programs = {
         "horovod": ("strategy=horovod",),
@@ -279,16 +325,19 @@ def bench_strategies(rounds: int = 5) -> dict[str, Seconds]:
                 exchanges[name].append(epoch["exchange_seconds"] / epoch["num_steps"])
     step, exchange = medians(steps), medians(exchanges)
     print(
-        f"step on 2 workers: allreduce native {step['allreduce'] * 1e3:.3g} ms, DDP {step['ddp'] * 1e3:.3g} ms: "
+        f"step on 2 workers: allreduce native {step['allreduce'] * 1e3:.3g} ms, DDP "
+        f"{step['ddp'] * 1e3:.3g} ms: "
         f"{step['allreduce'] / step['ddp']:.2f}x"
     )
     print(
-        f"step on 2 workers: Horovod {step['horovod'] * 1e3:.3g} ms, DDP {step['ddp'] * 1e3:.3g} ms: "
+        f"step on 2 workers: Horovod {step['horovod'] * 1e3:.3g} ms, DDP {step['ddp'] * 1e3:.3g} "
+        f"ms: "
         f"{step['horovod'] / step['ddp']:.2f}x (target over NCCL: at most 1x); {CYCLE}"
     )
     for name in ("our ring", "one server", "colocated"):
         print(
-            f"exchange, {name}: {exchange[name] * 1e3:.3g} ms, Gloo's ring {exchange['allreduce'] * 1e3:.3g} ms: "
+            f"exchange, {name}: {exchange[name] * 1e3:.3g} ms, Gloo's ring "
+            f"{exchange['allreduce'] * 1e3:.3g} ms: "
             f"{exchange[name] / exchange['allreduce']:.2f}x"
         )
     return {"step": steps, "exchange": exchanges}
@@ -297,7 +346,14 @@ def bench_strategies(rounds: int = 5) -> dict[str, Seconds]:
 def one_epoch(*overrides: str) -> dict[str, Any]:
     """The record of the second epoch of a run of the tool."""
     with tempfile.TemporaryDirectory() as folder:
-        point = ["num_workers=2", "local_batch=64", "data=synthetic", "data.num_test=64", "epochs=2", "study=bench"]
+        point = [
+            "num_workers=2",
+            "local_batch=64",
+            "data=synthetic",
+            "data.num_test=64",
+            "epochs=2",
+            "study=bench",
+        ]
         command = [tool("bsweep"), "run", *point, *overrides]
         run_command(command, folder)
         (metrics,) = Path(folder).glob("results/bench/*/metrics.jsonl")
@@ -316,25 +372,43 @@ TWELVE = ("local_batch=8,16,32,64,128,256", "num_workers=1,2")
 
 
 def bench_start(rounds: int = 3, points: Sequence[str] = TWELVE) -> Seconds:
-    """Twelve short points with processes that are reused, and with a launch for each: starts, and the overheads."""
-    seconds: Seconds = {"cold start": [], "warm start": [], "overhead, reused": [], "overhead, a launch each": []}
+    """Twelve short points with processes that are reused, and with a launch for each: starts, and
+    the overheads.
+    """
+    seconds: Seconds = {
+        "cold start": [],
+        "warm start": [],
+        "overhead, reused": [],
+        "overhead, a launch each": [],
+    }
     for _ in range(rounds):
         for reuse, name in (("true", "overhead, reused"), ("false", "overhead, a launch each")):
             with tempfile.TemporaryDirectory() as folder:
                 grid = (*points, f"launch.reuse={reuse}", "study=bench")
-                point = ("data.subset=512", "model=tiny_cnn", "epochs=1", "launch.threads_per_worker=1")
+                point = (
+                    "data.subset=512",
+                    "model=tiny_cnn",
+                    "epochs=1",
+                    "launch.threads_per_worker=1",
+                )
                 began = time.perf_counter()
                 command = [tool("bsweep"), "run", "-m", *grid, *point, "log_every_steps=1"]
                 run_command(command, folder)
                 wall = time.perf_counter() - began
-                runs = [RunPaths(path.parent) for path in Path(folder).glob("results/bench/*/metrics.jsonl")]
+                runs = [
+                    RunPaths(path.parent)
+                    for path in Path(folder).glob("results/bench/*/metrics.jsonl")
+                ]
                 seconds[name].append(wall - sum(map(spent_on_results, runs)))
                 for run in runs:
-                    seconds["cold start" if run.launcher_log.exists() else "warm start"].append(first_step_seconds(run))
+                    seconds["cold start" if run.launcher_log.exists() else "warm start"].append(
+                        first_step_seconds(run)
+                    )
     found = medians(seconds)
     ratio = found["overhead, a launch each"] / found["overhead, reused"]
     print(
-        f"launch to first step, 1 and 2 workers: {found['cold start']:.2f} s (target: 4), in processes of the point "
+        f"launch to first step, 1 and 2 workers: {found['cold start']:.2f} s (target: 4), in "
+        f"processes of the point "
         f"before {found['warm start']:.2f} s (target: 0.5)"
     )
     print(
@@ -346,12 +420,16 @@ def bench_start(rounds: int = 3, points: Sequence[str] = TWELVE) -> Seconds:
 
 def first_step_seconds(run: RunPaths) -> float:
     launched_at: float = json.loads(run.meta.read_text())["launched_at"]
-    first: float = next(record["time"] for record in read_records(run.metrics)[0] if record["type"] == "step")
+    first: float = next(
+        record["time"] for record in read_records(run.metrics)[0] if record["type"] == "step"
+    )
     return first - launched_at
 
 
 def spent_on_results(run: RunPaths) -> float:
-    """Seconds of training steps and evaluations, each of which follows an epoch's last step at once."""
+    """Seconds of training steps and evaluations, each of which follows an epoch's last step at
+    once.
+    """
     seconds, last_step = 0.0, 0.0
     for record in read_records(run.metrics)[0]:
         if record["type"] == "step":
@@ -364,18 +442,27 @@ def spent_on_results(run: RunPaths) -> float:
 def bench_points(
     counts: Sequence[int] = (1000, 2000, 4000, 8000), num_looked_at: int = 10_000, rounds: int = 3
 ) -> Seconds:
-    """Composing and checking the points of a sweep, and with which power of their number that grows."""
+    """Composing and checking the points of a sweep, and with which power of their number that
+    grows.
+    """
     with tempfile.TemporaryDirectory() as folder:
         refuse = functools.partial(subprocess.run, cwd=folder, capture_output=True, check=False)
         # The last point cannot be: that is said when all are checked, and before any is started.
         settings = ("local_batch=8,0", "data=synthetic", "study=bench")
-        commands = {count: [tool("bsweep"), "run", "-m", f"seed=range(0,{count})", *settings] for count in (1, *counts)}
-        checks = {f"checking {2 * n} points": functools.partial(refuse, command) for n, command in commands.items()}
+        commands = {
+            count: [tool("bsweep"), "run", "-m", f"seed=range(0,{count})", *settings]
+            for count in (1, *counts)
+        }
+        checks = {
+            f"checking {2 * n} points": functools.partial(refuse, command)
+            for n, command in commands.items()
+        }
         found = alternating(checks, rounds)
     one, *seconds = medians(found).values()
     slope = slope_of(counts, [max(each - one, 1e-3) for each in seconds])
     print(
-        f"checking {2 * counts[-1]} points: {seconds[-1]:.1f} s; it grows with their number to the power of {slope:.2f}"
+        f"checking {2 * counts[-1]} points: {seconds[-1]:.1f} s; it grows with their number to the "
+        f"power of {slope:.2f}"
     )
     return {**found, "exponent of points": [slope], **look_at_points(num_looked_at, rounds)}
 
@@ -393,9 +480,14 @@ def look_at_points(count: int, rounds: int) -> Seconds:
             f"status of {count} runs": ("status", "results/many"),
         }
         ask = functools.partial(subprocess.run, cwd=folder, capture_output=True, check=True)
-        looks = {name: functools.partial(ask, [tool("bsweep"), *words]) for name, words in asked.items()}
+        looks = {
+            name: functools.partial(ask, [tool("bsweep"), *words]) for name, words in asked.items()
+        }
         found = alternating(looks, rounds)
-    print("; ".join(f"{name}: {seconds:.1f} s" for name, seconds in medians(found).items()) + " (target: 2)")
+    print(
+        "; ".join(f"{name}: {seconds:.1f} s" for name, seconds in medians(found).items())
+        + " (target: 2)"
+    )
     return found
 
 
@@ -405,7 +497,9 @@ def slope_of(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def bench_analysis(counts: Sequence[int] = (25, 50, 100, 200, 1000), epochs: int = 50) -> Seconds:
-    """Loading and reporting synthetic studies, and with which power of the number of runs loading grows."""
+    """Loading and reporting synthetic studies, and with which power of the number of runs loading
+    grows.
+    """
     import bsweep
     from bsweep import report
     from tests.support.synthetic_study import write_study
@@ -415,7 +509,9 @@ def bench_analysis(counts: Sequence[int] = (25, 50, 100, 200, 1000), epochs: int
 
         def timed(num_batches: int, epochs: int, rounds: int = 3) -> float:
             path = Path(folder) / f"{10 * num_batches}_runs_{epochs}_epochs"
-            write_study(path, local_batches=tuple(range(1, num_batches + 1)), seeds=5, epochs=epochs)
+            write_study(
+                path, local_batches=tuple(range(1, num_batches + 1)), seeds=5, epochs=epochs
+            )
             name = f"loading {10 * num_batches} runs x {epochs} epochs"
             found.update(alternating({name: lambda: bsweep.load(path)}, rounds))
             print(f"{name}: {statistics.median(found[name]):.2f} s")
@@ -427,7 +523,10 @@ def bench_analysis(counts: Sequence[int] = (25, 50, 100, 200, 1000), epochs: int
         found |= alternating({"report of 36 runs": lambda: report.write(study)}, rounds=3)
     slope = slope_of(counts, seconds)
     found["exponent of runs"] = [slope]
-    print(f"report of 36 runs x {epochs} epochs: {statistics.median(found['report of 36 runs']):.1f} s")
+    print(
+        f"report of 36 runs x {epochs} epochs: {statistics.median(found['report of 36 runs']):.1f} "
+        f"s"
+    )
     print(f"loading grows with the number of runs to the power of {slope:.2f}")
     return found
 
@@ -435,7 +534,12 @@ def bench_analysis(counts: Sequence[int] = (25, 50, 100, 200, 1000), epochs: int
 def bench_memory(*overrides: str) -> dict[str, int]:
     """Peak memory of a lone worker against the sum of what it must hold."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    config = compose("local_batch=64", "strategy=single", "data=synthetic", *(overrides or ("data.num_train=50000",)))
+    config = compose(
+        "local_batch=64",
+        "strategy=single",
+        "data=synthetic",
+        *(overrides or ("data.num_train=50000",)),
+    )
     job = prepare(config)
     images = job.dataset.train_inputs.numel() + job.dataset.test_inputs.numel()
     state = 3 * job.vector.num_bytes  # parameters, gradients, momentum
@@ -444,7 +548,8 @@ def bench_memory(*overrides: str) -> dict[str, int]:
         steps.train_step(job, batch, batch, 1)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     print(
-        f"memory above the interpreter's {before / MEGABYTE:.0f} MB: {peak / MEGABYTE:.0f} MB, of which data "
+        f"memory above the interpreter's {before / MEGABYTE:.0f} MB: {peak / MEGABYTE:.0f} MB, of "
+        f"which data "
         f"{images / MEGABYTE:.0f} MB, parameters, gradients and momentum {state / MEGABYTE:.0f} MB"
     )
     return {"peak_bytes": peak, "data_bytes": images, "state_bytes": state}
@@ -457,7 +562,9 @@ def model_name(case: alone.Case) -> str:
 def models_of(text: str) -> tuple[alone.Case, ...]:
     known = {model_name(case): case for case in alone.CASES}
     if unknown := sorted({*text.split(",")} - {*known}):
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: unknown. Known: {', '.join(known)}.")
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(unknown)}: unknown. Known: {', '.join(known)}."
+        )
     return tuple(case for name, case in known.items() if name in text.split(","))
 
 
@@ -470,22 +577,38 @@ def batches_of(text: str) -> tuple[int, ...]:
 
 def rounds_of(text: str) -> int:
     if (rounds := int(text)) < 2:
-        raise argparse.ArgumentTypeError(f"{rounds}: of fewer than two rounds nobody tells the noise.")
+        raise argparse.ArgumentTypeError(
+            f"{rounds}: of fewer than two rounds nobody tells the noise."
+        )
     return rounds
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--against", type=Path, metavar="FILE")
     whole = alone.Grid()
     models, batches = ",".join(map(model_name, whole.cases)), ",".join(map(str, whole.batches))
-    parser.add_argument("--models", type=models_of, default=whole.cases, metavar="M,M", help=f"of {models}: all")
     parser.add_argument(
-        "--batches", type=batches_of, default=whole.batches, metavar="N,N", help=f"of a worker: {batches}"
+        "--models", type=models_of, default=whole.cases, metavar="M,M", help=f"of {models}: all"
     )
-    parser.add_argument("--rounds", type=rounds_of, default=whole.rounds, metavar="N", help=f"of those: {whole.rounds}")
+    parser.add_argument(
+        "--batches",
+        type=batches_of,
+        default=whole.batches,
+        metavar="N,N",
+        help=f"of a worker: {batches}",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=rounds_of,
+        default=whole.rounds,
+        metavar="N",
+        help=f"of those: {whole.rounds}",
+    )
     quick = "the first model, batches 8 and 64, three rounds: for a look, not for a figure"
     parser.add_argument("--quick", action="store_true", help=quick)
     given = parser.parse_args()

@@ -1,4 +1,6 @@
-"""A grid of batches and worker counts that was measured, and searches that are played over it; see `truth.py`."""
+"""A grid of batches and worker counts that was measured, and searches that are played over it; see
+`truth.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from bsweep.config import Target, target_of
 
 DRAWS = 1500  # of the fits
 
-_PROBED_STEPS = 10  # of the smallest and the largest batch on each number of workers, as `bsweep recommend` does
+# of the smallest and the largest batch on each number of workers, as `bsweep recommend` does
+_PROBED_STEPS = 10
 
 Run = tuple[Key, int]
 """A cell and a seed."""
@@ -32,9 +35,11 @@ Run = tuple[Key, int]
 
 @dataclass(frozen=True)
 class Measured:
-    """A grid: `steps` to the target by batch and seed, NaN where it was not reached; `step_seconds` by cell and round.
+    """A grid: `steps` to the target by batch and seed, NaN where it was not reached; `step_seconds`
+    by cell and round.
 
-    `trained_steps` are those of the recorded run: until it was sure that the target was reached, or all.
+    `trained_steps` are those of the recorded run: until it was sure that the target was reached, or
+    all.
     """
 
     study: Study
@@ -74,10 +79,15 @@ class Measured:
 
     @cached_property
     def seconds(self) -> dict[Key, float]:
-        """T(B, N): the geometric mean of steps over seeds, infinite if one did not get there, times a median step."""
-        logs = {cell: np.log([self.steps[cell[0], seed] for seed in self.seeds]) for cell in self.cells}
+        """T(B, N): the geometric mean of steps over seeds, infinite if one did not get there, times
+        a median step.
+        """
+        logs = {
+            cell: np.log([self.steps[cell[0], seed] for seed in self.seeds]) for cell in self.cells
+        }
         return {
-            cell: float(np.exp(np.nan_to_num(of, nan=np.inf).mean())) * self.step(cell) for cell, of in logs.items()
+            cell: float(np.exp(np.nan_to_num(of, nan=np.inf).mean())) * self.step(cell)
+            for cell, of in logs.items()
         }
 
     def regret(self, cell: Key) -> float:
@@ -92,15 +102,23 @@ class Measured:
 
 def measured(folder: Path, target: Target) -> Measured:
     study = _ended_at(load(folder / "runs"), target)
-    runs = study.runs[["run_id", "global_batch", "seed"]].join(to_target(study, target), on="run_id")
+    runs = study.runs[["run_id", "global_batch", "seed"]].join(
+        to_target(study, target), on="run_id"
+    )
     runs["trained"] = runs["run_id"].map(study.evaluations.groupby("run_id")["num_steps"].max())
     known = runs[["global_batch", "seed", "steps_to_target", "trained"]].to_numpy(float).tolist()
     steps = {(int(batch), int(seed)): needed for batch, seed, needed, _ in known}
     trained = {(int(batch), int(seed)): float(most) for batch, seed, _, most in known}
     timed = load(folder / "steps")
-    epochs = timed.epochs[timed.epochs["epoch"] > 1].groupby("run_id")[["train_seconds", "num_steps"]].sum()
+    epochs = (
+        timed.epochs[timed.epochs["epoch"] > 1]
+        .groupby("run_id")[["train_seconds", "num_steps"]]
+        .sum()
+    )
     seconds = timed.runs["run_id"].map(epochs["train_seconds"] / epochs["num_steps"])
-    rounds = timed.runs.assign(seconds=seconds).sort_values("seed")[["global_batch", "num_workers", "seconds"]]
+    rounds = timed.runs.assign(seconds=seconds).sort_values("seed")[
+        ["global_batch", "num_workers", "seconds"]
+    ]
     of_cell: dict[Key, list[float]] = {}
     for batch, workers, each in sorted(rounds.to_numpy(float).tolist(), key=lambda row: row[:2]):
         of_cell.setdefault((int(batch), int(workers), 1), []).append(each)
@@ -108,7 +126,9 @@ def measured(folder: Path, target: Target) -> Measured:
 
 
 def _ended_at(study: Study, target: Target) -> Study:
-    """The study as if its runs had ended at a lower target than theirs: at the evaluation that confirms it."""
+    """The study as if its runs had ended at a lower target than theirs: at the evaluation that
+    confirms it.
+    """
     needed = study.evaluations["run_id"].map(to_target(study, target)["steps_to_target"])
     is_beyond = study.evaluations["num_steps"].astype(float) >= needed.astype(float)
     is_kept = is_beyond.groupby(study.evaluations["run_id"]).cumsum() <= 2
@@ -117,34 +137,49 @@ def _ended_at(study: Study, target: Target) -> Study:
 
 @dataclass
 class Played:
-    """A search as `bsweep.advise.search` makes it, whose runs are looked up: those of a cell in the order of `seeds`.
+    """A search as `bsweep.advise.search` makes it, whose runs are looked up: those of a cell in the
+    order of `seeds`.
 
-    A probe has the seconds that a step has in the round of the first seed. Starts and evaluations cost nothing, and a
-    run that is broken off for the budget is not gone on with.
+    A probe has the seconds that a step has in the round of the first seed. Starts and evaluations
+    cost nothing, and a run that is broken off for the budget is not gone on with.
     """
 
     truth: Measured
     seeds: tuple[int, ...]
-    runs: list[tuple[Run, float]] = field(default_factory=list)  # with the most steps that were paid for
+    runs: list[tuple[Run, float]] = field(
+        default_factory=list
+    )  # with the most steps that were paid for
     spent: float = 0.0
 
     def __post_init__(self) -> None:
         cells = self.truth.cells
         workers = sorted({cell[1] for cell in cells})
-        ends = [end(cell for cell in cells if cell[1] == count) for count in workers for end in (min, max)]
+        ends = [
+            end(cell for cell in cells if cell[1] == count)
+            for count in workers
+            for end in (min, max)
+        ]
         probed = {cell: self.truth.run_step((cell, self.seeds[0])) for cell in ends}
         self.timings = [Timing(_timed(cell), seconds) for cell, seconds in probed.items()]
         self.spent = sum(_PROBED_STEPS * seconds * cell[1] for cell, seconds in probed.items())
         examples = self.truth.num_train * float(self.truth.study.runs["planned_epochs"].max())
-        self.grid = Grid(dict.fromkeys(cells, len(self.seeds)), {cell: examples / cell[0] for cell in cells}, {})
+        self.grid = Grid(
+            dict.fromkeys(cells, len(self.seeds)), {cell: examples / cell[0] for cell in cells}, {}
+        )
 
     def search(self) -> Prediction:
         while True:
             seen, step_time = self.seen, self.step_time
-            prediction = self._predicted(seen) if seen and seen.runs["reached"].eq(True).any() else None
+            prediction = (
+                self._predicted(seen) if seen and seen.runs["reached"].eq(True).any() else None
+            )
             left = SHARE * self.grid.worker_seconds(step_time, prediction) - self.spent
             of_workers = dict.fromkeys({cell[1] for cell in self.grid.cells}, left)
-            offers = [Offer(cell, self.grid.most_steps[cell]) for cell in self.grid.cells if self._seeds_left(cell)]
+            offers = [
+                Offer(cell, self.grid.most_steps[cell])
+                for cell in self.grid.cells
+                if self._seeds_left(cell)
+            ]
             coming = (
                 first_run(self.grid, offers, step_time, of_workers)
                 if prediction is None
@@ -152,7 +187,9 @@ class Played:
             )
             if coming.ends or coming.offer is None:
                 if prediction is None:
-                    sys.exit(f"no run reached {self.truth.target} within {SHARE:.0%} of the grid's cost")
+                    sys.exit(
+                        f"no run reached {self.truth.target} within {SHARE:.0%} of the grid's cost"
+                    )
                 return prediction
             cell = coming.offer.cell
             run = (cell, self._seeds_left(cell)[0])
@@ -169,7 +206,9 @@ class Played:
 
     def _predicted(self, seen: Observed) -> Prediction:
         fits = fit(seen, self.timings, DRAWS, from_one_batch=True)
-        return predict_from(seen, fits, parse_objective("fastest"), self.grid.cells, timings=tuple(self.timings))
+        return predict_from(
+            seen, fits, parse_objective("fastest"), self.grid.cells, timings=tuple(self.timings)
+        )
 
     def _seeds_left(self, cell: Key) -> list[int]:
         used = {run for run, _ in self.runs}
@@ -191,10 +230,14 @@ def played(truth: Measured, of: Sequence[tuple[Run, float]]) -> Study:
         recorded, run_id = str(row["run_id"].iloc[0]), f"{row['run_id'].iloc[0]}-on-{workers}"
         runs.append(row.assign(run_id=run_id, num_workers=workers, local_batch=batch // workers))
         own, noise = (
-            table[table["run_id"].eq(recorded) & table["num_steps"].astype(float).le(most_steps)].assign(run_id=run_id)
+            table[
+                table["run_id"].eq(recorded) & table["num_steps"].astype(float).le(most_steps)
+            ].assign(run_id=run_id)
             for table in (truth.study.evaluations, truth.study.noise_scales)
         )
-        evaluations.append(own.assign(train_seconds=own["num_steps"].astype(float) * truth.run_step(run)))
+        evaluations.append(
+            own.assign(train_seconds=own["num_steps"].astype(float) * truth.run_step(run))
+        )
         noise_scales.append(noise)
     return replace(
         truth.study,
@@ -207,7 +250,9 @@ def played(truth: Measured, of: Sequence[tuple[Run, float]]) -> Study:
 
 def arguments(doc: str | None) -> tuple[Path, Target]:
     """What a script over a grid is given: the grid's folder, and the target."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--target-accuracy", type=float, required=True)
     given = parser.parse_args()

@@ -1,9 +1,12 @@
-"""A study's first table, recomputed from its metrics.jsonl without the analysis, beside what the report says.
+"""A study's first table, recomputed from its metrics.jsonl without the analysis, beside what the
+report says.
 
-    bsweep report results/quickstart && python scripts/recompute.py results/quickstart [REPORT_FOLDER]
+    bsweep report results/quickstart && python scripts/recompute.py results/quickstart
+    [REPORT_FOLDER]
 
-A cell is what differs in the seed alone; it is held against the row of the report's `table.md` that comes closest. The
-exit code is 1 if a value differs by more than its rounding, 2 if there is no such report.
+A cell is what differs in the seed alone; it is held against the row of the report's `table.md` that
+comes closest. The exit code is 1 if a value differs by more than its rounding, 2 if there is no
+such report.
 """
 
 from __future__ import annotations
@@ -27,14 +30,20 @@ def recomputed(study: Path) -> dict[str, Seeds]:
     for summary in sorted(study.glob("*/summary.json")):
         if json.loads(summary.read_text())["status"] != "completed":
             continue
-        records = [json.loads(line) for line in summary.with_name("metrics.jsonl").read_text().splitlines()]
+        records = [
+            json.loads(line) for line in summary.with_name("metrics.jsonl").read_text().splitlines()
+        ]
         config = [record["config"] for record in records if record["type"] == "start"][-1]
         seed = config.pop("seed")
-        epochs = list({record["epoch"]: record for record in records if record["type"] == "epoch"}.values())
+        epochs = list(
+            {record["epoch"]: record for record in records if record["type"] == "epoch"}.values()
+        )
         seconds = sum(epoch["train_seconds"] for epoch in epochs)
         examples = sum(epoch["train_seconds"] * epoch["images_per_second"] for epoch in epochs)
         values = (seconds, examples / seconds, epochs[-1]["test_accuracy"], epochs[-1]["test_loss"])
-        cells.setdefault(json.dumps(config, sort_keys=True), {}).setdefault(str(seed), []).append(values)
+        cells.setdefault(json.dumps(config, sort_keys=True), {}).setdefault(str(seed), []).append(
+            values
+        )
     return cells
 
 
@@ -42,7 +51,9 @@ def first_table(path: Path) -> list[dict[str, str]]:
     """The rows of a Markdown file's first table, by heading."""
     lines = re.search(r"(^\|.*\n)+", path.read_text(encoding="utf-8"), re.MULTILINE)
     assert lines, f"{path} has no table"
-    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[0].splitlines())
+    head, _, *rows = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines[0].splitlines()
+    )
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
@@ -61,7 +72,9 @@ def agree(values: Sequence[float], cell: str) -> bool:
 
 
 def over_seeds(values: Sequence[float]) -> list[float]:
-    """What a table shows: one or two seeds as they are, of more the mean and half the width of its interval."""
+    """What a table shows: one or two seeds as they are, of more the mean and half the width of its
+    interval.
+    """
     count = len(values)
     return list(values) if count < 3 else [mean(values), stdev(values) * T_975[count] / count**0.5]
 
@@ -72,13 +85,20 @@ def main(study: Path, table: Path) -> int:
         by_seed = [tuple(map(mean, zip(*runs, strict=True))) for runs in seeds.values()]
         own = [over_seeds(values) for values in zip(*by_seed, strict=True)]
         columns = dict(zip(COLUMNS, own, strict=True))
-        row = max(rows, key=lambda row: sum(agree(columns[column], row[column]) for column in COLUMNS))
+        row = max(
+            rows, key=lambda row: sum(agree(columns[column], row[column]) for column in COLUMNS)
+        )
         told = json.loads(config)
-        where = f"local_batch={told['local_batch']} num_workers={told['num_workers']} n={len(seeds)}"
+        where = (
+            f"local_batch={told['local_batch']} num_workers={told['num_workers']} n={len(seeds)}"
+        )
         print(f"{told['strategy']['name']} {where}: the row {', '.join(list(row.values())[:3])}")
         for column, values in columns.items():
             mark = "" if agree(values, row[column]) else "  DIFFERS"
-            print(f"  {column:13}  {', '.join(f'{value:.6g}' for value in values):20}  {row[column]}{mark}")
+            print(
+                f"  {column:13}  {', '.join(f'{value:.6g}' for value in values):20}  "
+                f"{row[column]}{mark}"
+            )
             differing += bool(mark)
     print(f"{differing} values differ.")
     return int(differing > 0)

@@ -1,12 +1,14 @@
-"""What predictions from a small part of a measured grid are worth, beside other rules that choose a cell of it.
+"""What predictions from a small part of a measured grid are worth, beside other rules that choose a
+cell of it.
 
     python scripts/truth.py results/measured/truth --target-accuracy 0.7
 
-The folder has the tables of two studies: `runs`, of single workers, several seeds of each global batch; and `steps`, a
-few steps of each cell in several rounds, a seed each, in epochs of which the first does not count. Steps to the target
-go by the batch alone, so that a run on N workers is one of the first study whose steps take as long as those of N
-workers. Over this grid the search of `bsweep recommend` is played, once for each order of the seeds, and what it ends
-with is held against all that was measured. Written there: `rules.csv`, `without_a_batch.csv`, `predicted.png`.
+The folder has the tables of two studies: `runs`, of single workers, several seeds of each global
+batch; and `steps`, a few steps of each cell in several rounds, a seed each, in epochs of which the
+first does not count. Steps to the target go by the batch alone, so that a run on N workers is one
+of the first study whose steps take as long as those of N workers. Over this grid the search of
+`bsweep recommend` is played, once for each order of the seeds, and what it ends with is held
+against all that was measured. Written there: `rules.csv`, `without_a_batch.csv`, `predicted.png`.
 """
 
 from __future__ import annotations
@@ -51,14 +53,18 @@ def goodput(truth: Measured, search: Played) -> dict[Key, float]:
     """
     assert search.seen is not None
     (cell, _), _ = search.runs[0]
-    noise = records_until_target(search.seen)[["variance", "gradient_square"]].sum().clip(lower=1e-12)
+    noise = (
+        records_until_target(search.seen)[["variance", "gradient_square"]].sum().clip(lower=1e-12)
+    )
     scale = float(noise["variance"] / noise["gradient_square"])
     alone = throughput_alone(truth, search, search.step_time)
     return {of: alone[of] * (of[0] + scale) / (cell[0] + scale) for of in truth.cells}
 
 
 def nearest_measured(truth: Measured, search: Played) -> dict[Key, float]:
-    """What the nearest cell took that was run, by doublings of batch and workers; of equals that cell is less."""
+    """What the nearest cell took that was run, by doublings of batch and workers; of equals that
+    cell is less.
+    """
     known: dict[Key, list[float]] = {}
     for run, most in search.runs:
         if truth.steps[run[0][0], run[1]] <= most:
@@ -72,12 +78,14 @@ def nearest_measured(truth: Measured, search: Played) -> dict[Key, float]:
 
 
 def zeus(truth: Measured, rng: np.random.Generator) -> tuple[float, Key]:
-    """Zeus (NSDI 2023) on the most workers: worker-seconds until its choice is within `CLOSE` of the best for good.
+    """Zeus (NSDI 2023) on the most workers: worker-seconds until its choice is within `CLOSE` of
+    the best for good.
 
-    From some batch it tries smaller ones, then larger ones, each until one fails or takes twice the least cost so far,
-    twice over; then it samples batches by Thompson's rule, costs being normal with flat priors. All runs are whole, or
-    as long as its patience; seeds, and the batch that it starts with, are drawn at random. Its choice is the least
-    mean. Infinite where it has not settled after `_ZEUS_RUNS`.
+    From some batch it tries smaller ones, then larger ones, each until one fails or takes twice the
+    least cost so far, twice over; then it samples batches by Thompson's rule, costs being normal
+    with flat priors. All runs are whole, or as long as its patience; seeds, and the batch that it
+    starts with, are drawn at random. Its choice is the least mean. Infinite where it has not
+    settled after `_ZEUS_RUNS`.
     """
     workers = max(cell[1] for cell in truth.cells)
     arms = sorted(cell for cell in truth.cells if cell[1] == workers)
@@ -88,7 +96,9 @@ def zeus(truth: Measured, rng: np.random.Generator) -> tuple[float, Key]:
         drawn = (arm, int(rng.choice(truth.seeds)))
         seconds = truth.trained_seconds(drawn)
         patience = _ZEUS_PATIENCE * min((min(of) for of in costs.values() if of), default=math.inf)
-        is_good = truth.run_seconds(drawn) > 0 and seconds <= patience  # NaN where it was not reached
+        is_good = (
+            truth.run_seconds(drawn) > 0 and seconds <= patience
+        )  # NaN where it was not reached
         if is_good:
             costs[arm].append(seconds)
         taken = min(seconds, patience)
@@ -103,10 +113,15 @@ def zeus(truth: Measured, rng: np.random.Generator) -> tuple[float, Key]:
         for side in (left[:start][::-1], left[start + 1 :]):
             kept += list(itertools.takewhile(run, side))
         left = sorted(kept) or left
-        start = left.index(min((arm for arm in left if costs[arm]), key=lambda arm: float(np.mean(costs[arm]))))
+        start = left.index(
+            min((arm for arm in left if costs[arm]), key=lambda arm: float(np.mean(costs[arm])))
+        )
     scatter = float(np.mean([np.std(of, ddof=1) for of in costs.values() if len(of) > 1]))
     while len(spent) < _ZEUS_RUNS:
-        drawn = {arm: rng.normal(np.mean(costs[arm]), scatter / math.sqrt(len(costs[arm]))) for arm in left}
+        drawn = {
+            arm: rng.normal(np.mean(costs[arm]), scatter / math.sqrt(len(costs[arm])))
+            for arm in left
+        }
         run(min(drawn, key=lambda arm: drawn[arm]))
     bad = [number for number, (_, choice) in enumerate(spent) if truth.regret(choice) > CLOSE]
     settled = bad[-1] + 1 if bad else 0
@@ -115,12 +130,20 @@ def zeus(truth: Measured, rng: np.random.Generator) -> tuple[float, Key]:
 
 def score(truth: Measured, predicted: Mapping[Key, float]) -> tuple[float, Key]:
     """The median over cells of the error of their time, either way, and the cell that is chosen."""
-    errors = [abs(predicted[cell] / truth.seconds[cell] - 1) for cell in truth.cells if truth.seconds[cell] < math.inf]
+    errors = [
+        abs(predicted[cell] / truth.seconds[cell] - 1)
+        for cell in truth.cells
+        if truth.seconds[cell] < math.inf
+    ]
     return float(np.median(errors)), min(predicted, key=lambda cell: predicted[cell])
 
 
-def of_search(truth: Measured, seeds: tuple[int, ...]) -> tuple[pd.DataFrame, list[dict[str, object]]]:
-    """What the search with this order of seeds predicts of all cells; rows for it and the rules that see its runs."""
+def of_search(
+    truth: Measured, seeds: tuple[int, ...]
+) -> tuple[pd.DataFrame, list[dict[str, object]]]:
+    """What the search with this order of seeds predicts of all cells; rows for it and the rules
+    that see its runs.
+    """
     search = Played(truth, seeds)
     cells = search.search().cells
     told = _by_cell(cells, "seconds")
@@ -140,7 +163,9 @@ def of_search(truth: Measured, seeds: tuple[int, ...]) -> tuple[pd.DataFrame, li
     was_run = {cell for (cell, _), _ in search.runs}
     others = set(seeds) - {seed for (_, seed), _ in search.runs}
     rows[0] |= {
-        "error_elsewhere": error(truth, told, [cell for cell in truth.cells if cell not in was_run]),
+        "error_elsewhere": error(
+            truth, told, [cell for cell in truth.cells if cell not in was_run]
+        ),
         "coverage": coverage(truth, cells, truth.seeds),
         "coverage_other_seeds": coverage(truth, cells, sorted(others)),
         "num_runs": len(search.runs),
@@ -150,7 +175,11 @@ def of_search(truth: Measured, seeds: tuple[int, ...]) -> tuple[pd.DataFrame, li
 
 def error(truth: Measured, predicted: Mapping[Key, float], of: Sequence[Key]) -> float:
     """The median over some cells of the error of their time, either way."""
-    errors = [abs(predicted[cell] / truth.seconds[cell] - 1) for cell in of if truth.seconds[cell] < math.inf]
+    errors = [
+        abs(predicted[cell] / truth.seconds[cell] - 1)
+        for cell in of
+        if truth.seconds[cell] < math.inf
+    ]
     return float(np.median(errors))
 
 
@@ -158,25 +187,41 @@ def coverage(truth: Measured, cells: pd.DataFrame, seeds: Sequence[int]) -> floa
     """The share of runs of these seeds, one a cell, that lie in their cell's 90 % interval."""
     low, high = (_by_cell(cells, f"seconds_{end}") for end in ("low", "high"))
     runs = [(cell, truth.run_seconds((cell, seed))) for cell in low for seed in seeds]
-    return float(np.mean([low[cell] <= seconds <= high[cell] for cell, seconds in runs if seconds > 0]))
+    return float(
+        np.mean([low[cell] <= seconds <= high[cell] for cell, seconds in runs if seconds > 0])
+    )
 
 
 def without_a_batch(truth: Measured) -> pd.DataFrame:
-    """Every cell as predicted from all runs of the other batches; one batch alone is left out at a time."""
+    """Every cell as predicted from all runs of the other batches; one batch alone is left out at a
+    time.
+    """
     tables = []
     for batch in sorted({cell[0] for cell in truth.cells}):
-        known = [((cell, seed), math.inf) for cell in truth.cells for seed in truth.seeds if cell[0] != batch]
+        known = [
+            ((cell, seed), math.inf)
+            for cell in truth.cells
+            for seed in truth.seeds
+            if cell[0] != batch
+        ]
         seen = observed(played(truth, known), truth.target)
         of = [cell for cell in truth.cells if cell[0] == batch]
         cells = predict_from(seen, fit(seen, (), DRAWS), parse_objective("fastest"), of).cells
-        told = cells.assign(measured_seconds=[truth.seconds[cell] for cell in _by_cell(cells, "seconds")])
+        told = cells.assign(
+            measured_seconds=[truth.seconds[cell] for cell in _by_cell(cells, "seconds")]
+        )
         tables.append(told.assign(coverage=coverage(truth, cells, truth.seeds)))
-    return pd.concat(tables)[[*CELL, "measured_seconds", "seconds", "seconds_low", "seconds_high", "coverage"]]
+    return pd.concat(tables)[
+        [*CELL, "measured_seconds", "seconds", "seconds_low", "seconds_high", "coverage"]
+    ]
 
 
 def _by_cell(cells: pd.DataFrame, column: str) -> dict[Key, float]:
     rows = cells[[*CELL, column]].to_numpy(float)
-    return {(int(batch), int(workers), int(passes)): value for batch, workers, passes, value in rows.tolist()}
+    return {
+        (int(batch), int(workers), int(passes)): value
+        for batch, workers, passes, value in rows.tolist()
+    }
 
 
 def _row(rule: str, truth: Measured, choice: Key, cost: float) -> dict[str, object]:
@@ -185,16 +230,33 @@ def _row(rule: str, truth: Measured, choice: Key, cost: float) -> dict[str, obje
 
 
 def draw(cells: pd.DataFrame, path: Path) -> None:
-    """Predicted against measured seconds of each cell, with the 90 % interval of one further run."""
+    """Predicted against measured seconds of each cell, with the 90 % interval of one further
+    run.
+    """
     figure, axes = plt.subplots(figsize=(4.6, 4.2), layout="constrained")
     for workers, marker in zip(sorted(set(cells["num_workers"].tolist())), "os^", strict=False):
         of = cells[cells["num_workers"] == workers]
-        spread = np.abs(of[["seconds_low", "seconds_high"]].to_numpy(float).T - of["seconds"].to_numpy(float))
+        spread = np.abs(
+            of[["seconds_low", "seconds_high"]].to_numpy(float).T - of["seconds"].to_numpy(float)
+        )
         label = f"{workers} worker{'s' * (workers > 1)}"
-        axes.errorbar(of["measured_seconds"], of["seconds"], spread, fmt=marker, capsize=2, markersize=5, label=label)
+        axes.errorbar(
+            of["measured_seconds"],
+            of["seconds"],
+            spread,
+            fmt=marker,
+            capsize=2,
+            markersize=5,
+            label=label,
+        )
     ends = [cells["measured_seconds"].min() / 1.2, cells["measured_seconds"].max() * 1.2]
     axes.plot(ends, ends, color="0.6", linewidth=1, zorder=0)
-    axes.set(xscale="log", yscale="log", xlabel="measured time to target (s)", ylabel="predicted time to target (s)")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="measured time to target (s)",
+        ylabel="predicted time to target (s)",
+    )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:,.0f}")
@@ -218,14 +280,22 @@ def main(folder: Path, target: Target) -> None:
     table = pd.DataFrame(rows)
     table.to_csv(folder / "rules.csv", index=False, float_format="%.6g")
     by_rule = table.assign(is_close=table["regret"].le(CLOSE)).groupby("rule", sort=False)
-    numbers = ["error", "error_elsewhere", "regret", "cost_share", "coverage", "coverage_other_seeds"]
+    numbers = [
+        "error",
+        "error_elsewhere",
+        "regret",
+        "cost_share",
+        "coverage",
+        "coverage_other_seeds",
+    ]
     print(by_rule[numbers].median().join(by_rule["is_close"].mean()).round(3).to_string(), "\n")
     left_out = without_a_batch(truth)
     left_out.to_csv(folder / "without_a_batch.csv", index=False, float_format="%.6g")
     errors = (left_out["seconds"] / left_out["measured_seconds"] - 1).abs()
     inside = left_out["coverage"].mean()
     print(
-        f"each batch from all others: median error {errors.median():.1%}, {inside:.0%} of runs inside their intervals"
+        f"each batch from all others: median error {errors.median():.1%}, {inside:.0%} of runs "
+        f"inside their intervals"
     )
 
 

@@ -1,4 +1,6 @@
-"""What holds for every run of the tests: where what they start together lies, and an end that leaves nothing behind."""
+"""What holds for every run of the tests: where what they start together lies, and an end that
+leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,26 @@ import pytest
 from bsweep.config import slurm
 from tests.support.running import HOSTS
 
-_LONGEST = ("resume", "run", "worker_loss", "host_failures", "slurm", "chaos", "operating", "experiments", "recommend")
+_LONGEST = (
+    "resume",
+    "run",
+    "worker_loss",
+    "host_failures",
+    "slurm",
+    "chaos",
+    "operating",
+    "experiments",
+    "recommend",
+)
 
 
 def pytest_configure() -> None:
-    # Before torch is imported, here and in what is started: threads that wait for each other's part of a tiny step
-    # would otherwise turn in circles, on cores that other processes of the tests have to share.
+    # Before torch is imported, here and in what is started: threads that wait for each other's part
+    # of a tiny step would otherwise turn in circles, on cores that other processes of the tests
+    # have to share.
     os.environ["OMP_WAIT_POLICY"] = "passive"
-    # Fixtures end what they began, and so do processes, to which a shell's background job would pass on a deaf SIGINT.
+    # Fixtures end what they began, and so do processes, to which a shell's background job would
+    # pass on a deaf SIGINT.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has all of them ignore
@@ -39,7 +53,8 @@ def forget_allocation() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if "nightly" not in config.option.markexpr:
         items[:] = [item for item in items if "nightly" not in item.keywords]
-    # Files of minutes come first: of two processes, one that began such a file at the end would work on alone.
+    # Files of minutes come first: of two processes, one that began such a file at the end would
+    # work on alone.
     first = {f"test_{name}": place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: first.get(item.path.stem, len(first)))
 
@@ -50,7 +65,9 @@ def up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, str]
     monkeypatch.setenv("BSWEEP_HOSTS_PREFIX", f"test{os.getpid()}")
 
     def hosts_up(*arguments: str) -> dict[str, str]:
-        result = subprocess.run([HOSTS, "up", *arguments], capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [HOSTS, "up", *arguments], capture_output=True, text=True, check=False
+        )
         if result.returncode == 77:
             pytest.skip(result.stderr.strip())
         assert result.returncode == 0, result.stderr

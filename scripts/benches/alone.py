@@ -1,4 +1,6 @@
-"""One worker: steps of each shipped model beside the plain loop, accumulation, and what the steps consist of."""
+"""One worker: steps of each shipped model beside the plain loop, accumulation, and what the steps
+consist of.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,11 @@ class Case:
     is_large: bool = False  # some programs of it at a time are all that a machine has memory for
 
     def config(self, folder: Path, *more: str) -> RunConfig:
-        text = [f"data.path={folder / 'book.txt'}"] if "data=text" in self.overrides else ["data=synthetic"]
+        text = (
+            [f"data.path={folder / 'book.txt'}"]
+            if "data=text" in self.overrides
+            else ["data=synthetic"]
+        )
         study_of = (f"results_dir={folder}", f"study={self.name.replace(' ', '_')}")
         return compose("local_batch=64", *self.overrides, *text, *study_of, *more)
 
@@ -72,7 +78,9 @@ QUICK = Grid((RESNET,), (8, 64), rounds=3)
 
 
 def steps_alone(grid: Grid) -> dict[str, Any]:
-    """By model and batch, seconds of a step of the plain fp32 loop, of bsweep in the same, and by default."""
+    """By model and batch, seconds of a step of the plain fp32 loop, of bsweep in the same, and by
+    default.
+    """
     found: dict[str, Any] = {}
     for case in grid.cases:
         with tempfile.TemporaryDirectory() as folder:
@@ -82,19 +90,29 @@ def steps_alone(grid: Grid) -> dict[str, Any]:
             optimizer = plain_optimizer(default, model)
             for size in grid.batches:
                 programs = {
-                    "plain": plain_step(model, optimizer, ready(default.dataset, default.device, size)),
+                    "plain": plain_step(
+                        model, optimizer, ready(default.dataset, default.device, size)
+                    ),
                     "same": of_job(same, size),
                     "default": of_job(default, size),
                 }
-                print(f"{case.name}, batch {size}, default is {default.numerics}: ", end="", flush=True)
+                print(
+                    f"{case.name}, batch {size}, default is {default.numerics}: ",
+                    end="",
+                    flush=True,
+                )
                 rounds = alternating(programs, grid.rounds, calls=calls_of(size))
-                print(compared(rounds, "plain", {"default": case.targets.get(size, 1.0)}), flush=True)
+                print(
+                    compared(rounds, "plain", {"default": case.targets.get(size, 1.0)}), flush=True
+                )
                 found[f"{case.name}, batch {size}"] = rounds
     return found
 
 
 def prepare(case: Case, folder: Path, batches: Sequence[int]) -> tuple[Job, Job]:
-    """This worker in plain fp32, and as by default: as a long study of such batches would calibrate it."""
+    """This worker in plain fp32, and as by default: as a long study of such batches would calibrate
+    it.
+    """
     torch.set_num_threads(os.cpu_count() or 1)
     config = case.config(folder, "strategy=single", "launch=inline")
     calibrate([replace(config, local_batch=batch) for batch in batches])
@@ -146,15 +164,26 @@ def parts(grid: Grid) -> dict[str, Any]:
             write_text(Path(folder) / "book.txt", 200_000)
             _, job = prepare(case, Path(folder), sizes)
             for size in sizes:
-                found[f"{case.name}, batch {size}"] = dissected(job, size, f"{case.name}, batch {size}")
+                found[f"{case.name}, batch {size}"] = dissected(
+                    job, size, f"{case.name}, batch {size}"
+                )
     return found
 
 
 def dissected(job: Job, size: int, name: str) -> dict[str, float]:
     """The parts of steps at a batch, printed by the first worker; all of them call it together."""
     config = replace(job.config, local_batch=size)
-    found = profile_worker.dissect(replace(job, config=config, policy=batching.build(config)), most_rounds=28)
+    found = profile_worker.dissect(
+        replace(job, config=config, policy=batching.build(config)), most_rounds=28
+    )
     if job.place.rank == 0:
-        print(f"{name}: the parts add up to {found.adds_up_to:.1%} of a step (target: within 5 % of it)")
+        print(
+            f"{name}: the parts add up to {found.adds_up_to:.1%} of a step (target: within 5 % of "
+            f"it)"
+        )
         print(profile_file.table([found]), flush=True)
-    return {**found.parts, "step": found.step_seconds, "step, parts not timed": found.untimed_step_seconds}
+    return {
+        **found.parts,
+        "step": found.step_seconds,
+        "step, parts not timed": found.untimed_step_seconds,
+    }

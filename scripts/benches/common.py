@@ -20,7 +20,8 @@ Seconds = dict[str, list[float]]  # of each program, by round
 def alternating(
     programs: Mapping[str, Program], rounds: int, calls: int = 1, before: Program = lambda: None
 ) -> Seconds:
-    """Seconds of a call of each program, in each of `rounds` alternating rounds of so many, after one to warm up.
+    """Seconds of a call of each program, in each of `rounds` alternating rounds of so many, after
+    one to warm up.
 
     `before` is called, untimed, before each program's turn.
     """
@@ -39,7 +40,9 @@ def alternating(
 
 
 def calls_of(size: int) -> int:
-    """Steps of a batch to time at once: those of a GPU are queued, those of a small batch are short."""
+    """Steps of a batch to time at once: those of a GPU are queued, those of a small batch are
+    short.
+    """
     return 50 if torch.cuda.is_available() else 4 if size <= 16 else 1
 
 
@@ -48,21 +51,30 @@ def medians(seconds: Seconds) -> dict[str, float]:
 
 
 def compared(seconds: Seconds, reference: str, targets: Mapping[str, float]) -> str:
-    """How many times as fast as the reference each program is: the ratio of medians, and the rounds' quartiles."""
+    """How many times as fast as the reference each program is: the ratio of medians, and the
+    rounds' quartiles.
+    """
     middle = medians(seconds)
     words = [f"{reference} {middle[reference] * 1e3:.3g} ms"]
     for name in seconds:
         if name != reference:
-            rounds = [first / second for first, second in zip(seconds[reference], seconds[name], strict=True)]
+            rounds = [
+                first / second
+                for first, second in zip(seconds[reference], seconds[name], strict=True)
+            ]
             low, _, high = statistics.quantiles(rounds, n=4)
             target = f", target {targets[name]:g}x" if name in targets else ""
-            words.append(f"{name} {middle[reference] / middle[name]:.2f}x ({low:.2f}-{high:.2f}{target})")
+            words.append(
+                f"{name} {middle[reference] / middle[name]:.2f}x ({low:.2f}-{high:.2f}{target})"
+            )
     return "; ".join(words)
 
 
 def plain_model(job: Job) -> torch.nn.Module:
     """The job's model as its library has it: fp32, contiguous, with all taps of its kernels."""
-    model = models.initial(job.config, job.dataset, job.device, torch.float32, torch.contiguous_format)
+    model = models.initial(
+        job.config, job.dataset, job.device, torch.float32, torch.contiguous_format
+    )
     for module in model.modules():
         if isinstance(module, TrimmedConv2d):
             module.__class__ = torch.nn.Conv2d  # type: ignore[assignment] # its base
@@ -80,12 +92,19 @@ def plain_optimizer(job: Job, model: torch.nn.Module) -> torch.optim.Optimizer:
 def ready(dataset: Dataset, device: torch.device, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A batch that needs no more work: float images or tokens, and classes."""
     examples, labels, _ = dataset.train.take(torch.arange(size, device=dataset.train_labels.device))
-    inputs = examples.float() / 255 if examples.dtype == torch.uint8 and examples.dim() == 4 else examples.long()
+    inputs = (
+        examples.float() / 255
+        if examples.dtype == torch.uint8 and examples.dim() == 4
+        else examples.long()
+    )
     return inputs.to(device), labels.long().to(device)
 
 
 def plain_step(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[torch.Tensor], num_passes: int = 1
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Sequence[torch.Tensor],
+    num_passes: int = 1,
 ) -> Program:
     """A training step that anyone writes first, in as many passes."""
     chunks = list(zip(*(tensor.chunk(num_passes) for tensor in batch), strict=True))

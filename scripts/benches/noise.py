@@ -1,4 +1,6 @@
-"""What measuring the gradient noise scale adds to a step at batch 64, and what deciding on a batch by it does."""
+"""What measuring the gradient noise scale adds to a step at batch 64, and what deciding on a batch
+by it does.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ POLICIES = ("norm_test", "noise_scale", "cabs", "goodput")
 
 
 def noise(grid: alone.Grid) -> dict[str, Seconds]:
-    """By model, seconds of a step, of passes on its halves, of what a worker among others computes, and of policies."""
+    """By model, seconds of a step, of passes on its halves, of what a worker among others computes,
+    and of policies.
+    """
     found = {}
     for case in grid.cases[:2]:
         with tempfile.TemporaryDirectory() as folder:
@@ -60,15 +64,27 @@ def of_job(job: Job, name: str, rounds: int) -> Seconds:
         "a worker among others": middle["among two"] / noise_meter.NORM_STEPS / middle["step"],
     }
     told = ", ".join(f"{share:.2%} for {who}" for who, share in shares.items())
-    print(f"noise scale, {name}, batch {SIZE} ({job.numerics}): {told} (target: under {MOST:.0%})", flush=True)
-    print("  deciding:", ", ".join(f"{name} {middle[name] / middle['step']:.3%} of a step" for name in POLICIES))
+    print(
+        f"noise scale, {name}, batch {SIZE} ({job.numerics}): {told} (target: under {MOST:.0%})",
+        flush=True,
+    )
+    print(
+        "  deciding:",
+        ", ".join(f"{name} {middle[name] / middle['step']:.3%} of a step" for name in POLICIES),
+    )
     return seconds
 
 
 def decisions(job: Job, name: str) -> Program:
-    """What a policy does after a step, in the mean over those at which it looks and those at which it does not."""
-    policy = batching.build(replace(job.config, batching=compose(f"batching={name}", f"local_batch={SIZE}").batching))
+    """What a policy does after a step, in the mean over those at which it looks and those at which
+    it does not.
+    """
+    policy = batching.build(
+        replace(job.config, batching=compose(f"batching={name}", f"local_batch={SIZE}").batching)
+    )
     noise = batching.GradientNoise(squared_norm=1.0, trace=float(SIZE), num_samples=100)
     sums = torch.tensor([SIZE, 0.0, SIZE], dtype=torch.float64)
-    seen = batching.Seen(0.5, (), sums, lambda own: own.unsqueeze(0), noise, 50_000, 0.1, lambda: [0.1] * 200)
+    seen = batching.Seen(
+        0.5, (), sums, lambda own: own.unsqueeze(0), noise, 50_000, 0.1, lambda: [0.1] * 200
+    )
     return lambda: policy.observe(seen)

@@ -1,4 +1,6 @@
-"""Two workers: bsweep beside torch's DDP and Horovod's own optimizer wrapper, in turns in the same two processes."""
+"""Two workers: bsweep beside torch's DDP and Horovod's own optimizer wrapper, in turns in the same
+two processes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ import torch
 import torch.distributed as dist
 
 from benches import alone
-from benches.common import Program, alternating, calls_of, compared, plain_model, plain_optimizer, plain_step, ready
+from benches.common import (
+    Program,
+    alternating,
+    calls_of,
+    compared,
+    plain_model,
+    plain_optimizer,
+    plain_step,
+    ready,
+)
 from bsweep.config import RunConfig
 from bsweep.core.ranks import Place, num_cores
 from bsweep.data import plan
@@ -40,7 +51,16 @@ def steps_together(grid: alone.Grid) -> dict[str, Any]:
             write_text(own_folder / "book.txt", 200_000)
             alone.calibrate([configs(case, size, own_folder)["default"]])
         python = [sys.executable, "-u", "-W", "ignore::FutureWarning"]
-        command = [tool("horovodrun"), "-np", "2", "--gloo", *python, bench, "together_worker", folder]
+        command = [
+            tool("horovodrun"),
+            "-np",
+            "2",
+            "--gloo",
+            *python,
+            bench,
+            "together_worker",
+            folder,
+        ]
         variables = {**os.environ, **meeting_at(meeting_port()), "WORLD_SIZE": "2"}
         with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout or ():
@@ -72,24 +92,38 @@ def be_worker(folder: Path) -> None:
 
 
 def compared_in(folder: Path, grid: alone.Grid) -> Iterator[tuple[alone.Case, int, Path]]:
-    """What is compared, and the folder for its runs, the same for both workers: they find each other by it."""
+    """What is compared, and the folder for its runs, the same for both workers: they find each
+    other by it.
+    """
     for case in grid.cases:
         for size in grid.batches:
             yield case, size, folder / f"{case.name.replace(' ', '_')}_{size}"
 
 
 def compare(
-    case: alone.Case, size: int, folder: Path, rounds: int, place: Place, found: Mapping[str, dict[str, Any]]
+    case: alone.Case,
+    size: int,
+    folder: Path,
+    rounds: int,
+    place: Place,
+    found: Mapping[str, dict[str, Any]],
 ) -> None:
-    """In fp32, then by default: a group at a time, for all programs of a large model do not fit into memory."""
+    """In fp32, then by default: a group at a time, for all programs of a large model do not fit
+    into memory.
+    """
     name, every = f"{case.name}, 2 workers, local batch {size}", configs(case, size, folder)
-    for group, label in ((IN_FP32[: 2 if case.is_large else None], ""), (BY_DEFAULT, ", by default")):
+    for group, label in (
+        (IN_FP32[: 2 if case.is_large else None], ""),
+        (BY_DEFAULT, ", by default"),
+    ):
         jobs = {kind: alone.job_of(every[kind], place) for kind in group}
         programs = plain_programs(jobs[group[0]], size, with_horovod=not label)
         programs |= {kind: of_job(job, size) for kind, job in jobs.items()}
         seconds = alternating(programs, rounds, calls=calls_of(size), before=dist.barrier)
         if place.rank == 0:
-            targets = dict.fromkeys(("horovod", "allreduce"), TARGETS[size]) if size in TARGETS else {}
+            targets = (
+                dict.fromkeys(("horovod", "allreduce"), TARGETS[size]) if size in TARGETS else {}
+            )
             numerics = jobs[group[0]].numerics
             print(f"{name}{label}, {numerics}: {compared(seconds, 'DDP', targets)}", flush=True)
         found["steps"][name + label] = seconds
@@ -109,9 +143,13 @@ def configs(case: alone.Case, size: int, folder: Path) -> dict[str, RunConfig]:
     point = (f"local_batch={size}", "num_workers=2", f"device={device}")
     return {
         "allreduce": case.config(folder, *point, "strategy=allreduce", *alone.FP32),
-        "by the network": case.config(folder, *point, "strategy=allreduce", "strategy.transport=network", *alone.FP32),
+        "by the network": case.config(
+            folder, *point, "strategy=allreduce", "strategy.transport=network", *alone.FP32
+        ),
         "horovod": case.config(folder, *point, "strategy=horovod", *alone.FP32),
-        "4 buckets": case.config(folder, *point, "strategy=horovod", "strategy.buckets=4", *alone.FP32),
+        "4 buckets": case.config(
+            folder, *point, "strategy=horovod", "strategy.buckets=4", *alone.FP32
+        ),
         "default": case.config(folder, *point, "strategy=horovod"),
         "allreduce by default": case.config(folder, *point, "strategy=allreduce"),
     }
@@ -125,7 +163,9 @@ def of_job(job: Job, size: int) -> Program:
 
 
 def plain_programs(job: Job, size: int, with_horovod: bool) -> dict[str, Program]:
-    """What one writes first: torch's DistributedDataParallel, and Horovod's DistributedOptimizer; fp32, contiguous."""
+    """What one writes first: torch's DistributedDataParallel, and Horovod's DistributedOptimizer;
+    fp32, contiguous.
+    """
     import horovod.torch as hvd
     from torch.nn.parallel import DistributedDataParallel
 

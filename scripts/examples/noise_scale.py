@@ -1,4 +1,5 @@
-"""The gradient noise scale of a plain training loop: the two lines with `monitor` are all that it takes.
+"""The gradient noise scale of a plain training loop: the two lines with `monitor` are all that it
+takes.
 
 python scripts/examples/noise_scale.py
 """

@@ -16,7 +16,9 @@ torch.manual_seed(0)
 torch.set_num_threads(1)
 images, labels = load_digits(return_X_y=True)
 digits = TensorDataset(torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels))
-sampler: DistributedSampler[int] = DistributedSampler(digits, hvd.size(), hvd.rank(), drop_last=True)
+sampler: DistributedSampler[int] = DistributedSampler(
+    digits, hvd.size(), hvd.rank(), drop_last=True
+)
 loader = DataLoader(digits, batch_size=32, sampler=sampler, drop_last=True)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

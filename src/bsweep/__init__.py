@@ -1,11 +1,13 @@
-"""Which batch size, how many workers and which way of exchanging gradients should I train with? Measured.
+"""Which batch size, how many workers and which way of exchanging gradients should I train with?
+Measured.
 
 study = bsweep.load("results/quickstart")    # study.runs, study.epochs: DataFrames
 bsweep.analysis.cells(study.runs)            # tables: means over seeds, ratios, fits, speed-up
 bsweep.plots.accuracy_by_epoch(study)        # a matplotlib Figure
 bsweep.report.write("results/quickstart")    # all of them, and one HTML page
-bsweep.predict(study, target_accuracy=0.9)   # the best batch size and worker count, from some cells of a grid
-bsweep.NoiseScale(model)                     # the gradient noise scale of your own training loop
+bsweep.predict(study, target_accuracy=0.9)   # the best batch size and worker count, from some cells
+of a grid bsweep.NoiseScale(model)                     # the gradient noise scale of your own
+training loop
 """
 
 from __future__ import annotations
@@ -22,11 +24,16 @@ if TYPE_CHECKING:
 
 __all__ = ["NoiseScale", "__version__", "analysis", "load", "plots", "predict", "report"]
 
-_MODULES = {"load": "bsweep.analysis", "predict": "bsweep.analysis", "NoiseScale": "bsweep.measure.noise_monitor"}
+_MODULES = {
+    "load": "bsweep.analysis",
+    "predict": "bsweep.analysis",
+    "NoiseScale": "bsweep.measure.noise_monitor",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: the worker processes import this package too, and need neither pandas nor matplotlib.
+    # On first use: the worker processes import this package too, and need neither pandas nor
+    # matplotlib.
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("bsweep")
     if name in _MODULES:

@@ -1,4 +1,6 @@
-"""`bsweep recommend`: what it chooses on grids with known laws, and searches with real workers, broken off and not."""
+"""`bsweep recommend`: what it chooses on grids with known laws, and searches with real workers,
+broken off and not.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Simulated:
         rng = np.random.default_rng([self.seed, 3])
         self.timings = []
         for batch, workers in ((b, n) for n in (1, 2, 4) for b in (16, 2048)):
-            seconds = self.truth.step_seconds(batch / workers, workers) * math.exp(0.02 * rng.standard_normal())
+            seconds = self.truth.step_seconds(batch / workers, workers) * math.exp(
+                0.02 * rng.standard_normal()
+            )
             self.timings.append(Timing(Cell(batch / workers, workers), seconds))
             self.spent += 10 * seconds * workers
 
@@ -73,13 +77,21 @@ class Simulated:
             prediction = predict_from(seen, fits, parse_objective(self.objective), self.grid.cells)
         left = SHARE * self.grid.worker_seconds(step_time, prediction) - self.spent
         of_workers = dict.fromkeys((1, 2, 4), left)
-        offers = [Offer(cell, self.grid.most_steps[cell]) for cell in self.grid.cells if self.used.get(cell, 0) < SEEDS]
+        offers = [
+            Offer(cell, self.grid.most_steps[cell])
+            for cell in self.grid.cells
+            if self.used.get(cell, 0) < SEEDS
+        ]
         if prediction is None:
             return None, first_run(self.grid, offers, step_time, of_workers), left
         return prediction, next_run(self.grid, offers, prediction, of_workers), left
 
     def seen(self) -> Observed | None:
-        return observed(bsweep.load(self.folder), target_of(accuracy=TARGET)) if self.folder.exists() else None
+        return (
+            observed(bsweep.load(self.folder), target_of(accuracy=TARGET))
+            if self.folder.exists()
+            else None
+        )
 
     def run(self, cell: Key, left: float) -> None:
         batch, workers, _ = cell
@@ -106,18 +118,24 @@ def drawn(seed: int) -> Truth:
     critical, fixed, each, sync, more = rng.standard_normal(5)
     step = 0.02 * 2**fixed
     return Truth(
-        minimum_examples=800 * 200 * 3.0**critical, pass_seconds=step, example_seconds=step / 40 * 2**each,
-        sync_seconds=step / 2 * 2**sync, sync_worker_seconds=step / 10 * 2**more, overlap=10 ** rng.random(),
+        minimum_examples=800 * 200 * 3.0**critical, pass_seconds=step,
+        example_seconds=step / 40 * 2**each,
+        sync_seconds=step / 2 * 2**sync, sync_worker_seconds=step / 10 * 2**more,
+        overlap=10 ** rng.random(),
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", [0, 3, 7])
-def test_a_cell_within_5_percent_of_the_best_is_found_for_5_percent_of_the_cost(seed: int, tmp_path: Path) -> None:
+def test_a_cell_within_5_percent_of_the_best_is_found_for_5_percent_of_the_cost(
+    seed: int, tmp_path: Path
+) -> None:
     search = Simulated(drawn(seed), tmp_path / "s", seed)
     best = search.search().recommended
     seconds = {cell: search.truth.seconds(*cell[:2]) for cell in search.grid.cells}
     cost = sum(SEEDS * taken * cell[1] for cell, taken in seconds.items())
-    assert seconds[int(best["global_batch"]), int(best["num_workers"]), 1] <= 1.05 * min(seconds.values())
+    assert seconds[int(best["global_batch"]), int(best["num_workers"]), 1] <= 1.05 * min(
+        seconds.values()
+    )
     assert search.spent <= 1.15 * SHARE * cost, "5 % of the cost as it is predicted"
 
 
@@ -129,9 +147,16 @@ def test_with_a_deadline_the_cheapest_cell_in_time_is_found(tmp_path: Path) -> N
     prediction = search.search()
     best = prediction.recommended
     batch, workers = int(best["global_batch"]), int(best["num_workers"])
-    costs = {(b, n): n * seconds for b, n, _ in grid if (seconds := truth.seconds(b, n)) <= 0.9 * deadline}
+    costs = {
+        (b, n): n * seconds
+        for b, n, _ in grid
+        if (seconds := truth.seconds(b, n)) <= 0.9 * deadline
+    }
     assert costs[batch, workers] <= 1.2 * min(costs.values()), "and in time"
-    assert prediction.choice.probability_in_time is not None and prediction.choice.probability_in_time >= 0.9
+    assert (
+        prediction.choice.probability_in_time is not None
+        and prediction.choice.probability_in_time >= 0.9
+    )
 
 
 def test_the_search_begins_with_a_cheap_run_and_ends_where_the_budget_does(tmp_path: Path) -> None:
@@ -142,27 +167,48 @@ def test_the_search_begins_with_a_cheap_run_and_ends_where_the_budget_does(tmp_p
     begun = Offer((16, 4, 1), 9e4, done_steps=50.0)
     goes_on = first_run(search.grid, [first.offer, begun], step_time, dict.fromkeys((1, 2, 4), 1e4))
     assert goes_on.offer == begun, "what is under way"
-    assert first_run(search.grid, [begun], step_time, dict.fromkeys((1, 2, 4), -1.0)).ends == "budget"
+    assert (
+        first_run(search.grid, [begun], step_time, dict.fromkeys((1, 2, 4), -1.0)).ends == "budget"
+    )
     assert first_run(search.grid, [], step_time, dict.fromkeys((1, 2, 4), 1e4)).ends == "runs"
     search.run((64, 1, 1), math.inf)
     prediction, _, _ = search.look()
     assert prediction is not None
     offers = [Offer(cell, search.grid.most_steps[cell]) for cell in search.grid.cells]
     poor = next_run(search.grid, offers, prediction, dict.fromkeys((1, 2, 4), 1.0))
-    assert poor.ends == "budget" and poor.offer is not None and poor.worker_seconds > 1 and poor.gain > 0
+    assert (
+        poor.ends == "budget"
+        and poor.offer is not None
+        and poor.worker_seconds > 1
+        and poor.gain > 0
+    )
     rich = next_run(search.grid, offers, prediction, dict.fromkeys((1, 2, 4), 1e6))
     assert rich.offer == poor.offer and not rich.ends
-    half = [Offer(cell, search.grid.most_steps[cell], 0.9 * search.truth.steps(cell[0])) for cell in search.grid.cells]
+    half = [
+        Offer(cell, search.grid.most_steps[cell], 0.9 * search.truth.steps(cell[0]))
+        for cell in search.grid.cells
+    ]
     cheaper = next_run(search.grid, half, prediction, dict.fromkeys((1, 2, 4), 1e6))
     assert cheaper.worker_seconds < 0.5 * rich.worker_seconds, "the rest of a run alone"
 
 
 TINY = (
     "local_batch=16,64", "model=tiny_cnn", "precision=fp32", "channels_last=false", "epochs=60",
-    "optimizer.lr=0.05", "optimizer.lr_rule=linear", "optimizer.reference_batch=32", "evaluate_every_examples=700",
+    "optimizer.lr=0.05", "optimizer.lr_rule=linear", "optimizer.reference_batch=32",
+    "evaluate_every_examples=700",
     "launch.threads_per_worker=1", "study=s",
 )  # fmt: skip
-REAL = ("recommend", *TINY, "num_workers=1,2", "strategy=ddp", "--target-accuracy", "0.6", "--budget", "20m", "--json")
+REAL = (
+    "recommend",
+    *TINY,
+    "num_workers=1,2",
+    "strategy=ddp",
+    "--target-accuracy",
+    "0.6",
+    "--budget",
+    "20m",
+    "--json",
+)
 
 
 def begun(cwd: Path) -> list[Path]:
@@ -171,7 +217,9 @@ def begun(cwd: Path) -> list[Path]:
     return [path.parent for path in found if '"type": "evaluation"' in path.read_text()]
 
 
-def test_a_search_that_is_interrupted_goes_on_where_it_was_and_leaves_an_ordinary_study(tmp_path: Path) -> None:
+def test_a_search_that_is_interrupted_goes_on_where_it_was_and_leaves_an_ordinary_study(
+    tmp_path: Path,
+) -> None:
     with (tmp_path / "said").open("w") as said:
         process = Fork("bsweep", *REAL, cwd=tmp_path, stdout=said, stderr=said, has_forks=True)
         try:
@@ -194,59 +242,95 @@ def test_a_search_that_is_interrupted_goes_on_where_it_was_and_leaves_an_ordinar
     assert told["ended"] in ("sure", "gain", "runs") and told["spent"]["seconds"] < 1200
     assert told["prediction"]["recommendation"]["num_reached"] >= 0
     study = bsweep.load(tmp_path / "results/s")
-    assert set(study.runs["run_id"]) == set(told["runs"]) and (study.runs["status"] == "completed").all()
+    assert (
+        set(study.runs["run_id"]) == set(told["runs"])
+        and (study.runs["status"] == "completed").all()
+    )
     assert study.runs["reached"].any()
     status = command("status", "results/s", cwd=tmp_path)
-    assert f"{len(told['runs'])} points: {len(told['runs'])} completed" in status.stdout, "and no others"
+    assert f"{len(told['runs'])} points: {len(told['runs'])} completed" in status.stdout, (
+        "and no others"
+    )
     assert "nothing is left to do" in command("resume", "results/s", cwd=tmp_path).stdout
     third = command(*REAL, cwd=tmp_path)
     assert third.returncode == 0 and "next:" not in third.stderr, "there is nothing to go on with"
-    kept = [json.loads(line)["arguments"] for line in (tmp_path / "results/s/commands.jsonl").open()]
+    kept = [
+        json.loads(line)["arguments"] for line in (tmp_path / "results/s/commands.jsonl").open()
+    ]
     again = command("run", *kept[0], cwd=tmp_path)
-    assert again.returncode == 0 and "completed already" in again.stderr, "a run that ended at its target is over"
+    assert again.returncode == 0 and "completed already" in again.stderr, (
+        "a run that ended at its target is over"
+    )
 
 
 def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> None:
-    """One is out of memory as its steps are timed, the other one later: in a run, which is the first."""
+    """One is out of memory as its steps are timed, the other one later: in a run, which is the
+    first.
+    """
     (tmp_path / "sitecustomize.py").write_text(
         "import time, torch\n"
         "import bsweep.train.steps as steps\n"
         "plain = steps.train_step\n"
         "def scarce(job, *a, **k):\n"
         "    time.sleep(0.003)\n"  # so that few large steps take less than many
-        "    if job.config.local_batch == 80 or job.config.local_batch == 64 and job.config.epochs > 1:\n"
+        "    if job.config.local_batch == 80 or job.config.local_batch == 64 and job.config.epochs "
+        "> 1:\n"
         "        raise torch.OutOfMemoryError('no room')\n"
         "    return plain(job, *a, **k)\n"
         "steps.train_step = scarce\n"
     )
     grid = (*TINY[1:], "local_batch=16,64,80", "num_workers=1,2", "strategy=allreduce")
-    wanted = ("--target-accuracy", "0.2", "--budget", "20m", "--objective", "deadline=1h,workers<=1", "--json")
+    wanted = (
+        "--target-accuracy",
+        "0.2",
+        "--budget",
+        "20m",
+        "--objective",
+        "deadline=1h,workers<=1",
+        "--json",
+    )
     result = command("recommend", *grid, *wanted, cwd=tmp_path, env=imported_first(tmp_path))
     assert result.returncode == 0, result.stderr
     for batch in (64, 80):
-        said = rf"global batch {batch} on 1 worker: .*OutOfMemoryError: no room; it and larger passes .* are left out"
+        cell = rf"global batch {batch} on 1 worker"
+        said = rf"{cell}: .*OutOfMemoryError: no room; it and larger passes .* are left out"
         assert re.search(said, result.stderr), result.stderr
     assert "2 workers" not in result.stderr
     told = json.loads(result.stdout)
     best = told["prediction"]["recommendation"]
-    assert (best["global_batch"], best["num_workers"]) == (16, 1) and best["probability_in_time"] > 0.9
+    assert (best["global_batch"], best["num_workers"]) == (16, 1) and best[
+        "probability_in_time"
+    ] > 0.9
     statuses = bsweep.load(tmp_path / "results/s").runs.set_index("local_batch")["status"]
     assert statuses[64] == "out_of_memory" and statuses[16] == "completed"
 
 
-def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_seen(tmp_path: Path) -> None:
+def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_seen(
+    tmp_path: Path,
+) -> None:
     inline = ("launch=inline", "strategy=single", "num_workers=1")
     never = ("recommend", *TINY, *inline, "--target-accuracy", "0.999")
     result = command(*never, "--budget", "0.001s", cwd=tmp_path)
-    assert result.returncode == 2 and "shorter than timing the steps" in result.stderr and "--budget" in result.stderr
+    assert (
+        result.returncode == 2
+        and "shorter than timing the steps" in result.stderr
+        and "--budget" in result.stderr
+    )
     result = command(*never, "--budget", "6s", "epochs=100000", cwd=tmp_path)
     assert result.returncode == 1, result.stderr
-    assert "No recommendation: no run reached a test accuracy of 0.999. The best seen is 0." in result.stdout
+    assert (
+        "No recommendation: no run reached a test accuracy of 0.999. The best seen is 0."
+        in result.stdout
+    )
     assert "broken off" in result.stderr and "Ended: what is left of the budget" in result.stdout
     assert "More would run" in result.stdout and "the same command with --budget" in result.stdout
     result = command(*never, "--budget", "20m", "epochs=2", "study=short", cwd=tmp_path)
-    assert result.returncode == 1 and "No recommendation: no run reached" in result.stdout, result.stderr
-    assert "no point of the grid is left to run" in result.stdout, "larger batches need more examples, not fewer"
+    assert result.returncode == 1 and "No recommendation: no run reached" in result.stdout, (
+        result.stderr
+    )
+    assert "no point of the grid is left to run" in result.stdout, (
+        "larger batches need more examples, not fewer"
+    )
     assert "2.000 epochs. Choose a target that runs reach, or train longer." in result.stdout
 
 
@@ -254,7 +338,10 @@ def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_see
     ("arguments", "says"),
     [
         (["local_batch=32", "--target-accuracy", "0.9"], "a grid of one cell"),
-        (["local_batch=8,16", "optimizer.lr=0.1,0.2", "--target-accuracy", "0.9"], "the points differ in optimizer.lr"),
+        (
+            ["local_batch=8,16", "optimizer.lr=0.1,0.2", "--target-accuracy", "0.9"],
+            "the points differ in optimizer.lr",
+        ),
         (
             ["local_batch=8,16", "strategy=local_sgd", "num_workers=2", "--target-accuracy", "0.9"],
             "every step together",
@@ -262,15 +349,29 @@ def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_see
         (["local_batch=8,16", "checkpoint_every=null", "--target-accuracy", "90"], "Is 0.9 meant?"),
         (["local_batch=8,16", "--target-accuracy", "0.9", "--budget", "soon"], "no time"),
         (
-            ["local_batch=8,16", "num_workers=2,4", "--target-accuracy", "0.9", "--objective", "workers<=1"],
+            [
+                "local_batch=8,16",
+                "num_workers=2,4",
+                "--target-accuracy",
+                "0.9",
+                "--objective",
+                "workers<=1",
+            ],
             "no point of the grid has so few workers",
         ),
-        (["local_batch=8,16", "--target-accuracy", "0.9", "--objective", "money"], "give --price-per-worker-hour"),
+        (
+            ["local_batch=8,16", "--target-accuracy", "0.9", "--objective", "money"],
+            "give --price-per-worker-hour",
+        ),
     ],
 )
-def test_what_cannot_be_searched_is_refused_with_the_remedy(arguments: list[str], says: str, tmp_path: Path) -> None:
+def test_what_cannot_be_searched_is_refused_with_the_remedy(
+    arguments: list[str], says: str, tmp_path: Path
+) -> None:
     result = command("recommend", *arguments, "model=tiny_cnn", cwd=tmp_path)
-    assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr, result.stderr
+    assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr, (
+        result.stderr
+    )
     assert not (tmp_path / "results").exists(), "nothing was started"
 
 

@@ -22,34 +22,52 @@ NUM_TRAIN = 64
 
 def write_run(study: Path, noise_scale: float | None, *overrides: str) -> str:
     """A run of two epochs in steps of 8 of 64 examples, 10 ms each and 1 ms an example; its id."""
-    config = compose("strategy=single", "launch=inline", "model=tiny_cnn", "global_batch=8", "epochs=2", *overrides)
+    config = compose(
+        "strategy=single",
+        "launch=inline",
+        "model=tiny_cnn",
+        "global_batch=8",
+        "epochs=2",
+        *overrides,
+    )
     paths = RunPaths(study / config.run_id)
     paths.folder.mkdir(parents=True)
     save(config, paths.config)
     with RunLog(paths.metrics) as log:
         log.write(
             Start(
-                run_id=config.run_id, config=json.loads(json.dumps(asdict(config))), local_batch=8, global_batch=8,
-                num_train=NUM_TRAIN, num_test=1, classes=(), num_parameters=1, device="cpu", precision="fp32",
+                run_id=config.run_id, config=json.loads(json.dumps(asdict(config))), local_batch=8,
+                global_batch=8,
+                num_train=NUM_TRAIN, num_test=1, classes=(), num_parameters=1, device="cpu",
+                precision="fp32",
                 threads=1, start_seconds=None,
             )
         )  # fmt: skip
         for number in range(1, 17):
             done, epoch = number / 8, (number + 7) // 8
-            rate, batch = 8 / (0.010 + 0.001 * 8), 16 if config.batching.name != "fixed" and number > 8 else 8
+            rate, batch = (
+                8 / (0.010 + 0.001 * 8),
+                16 if config.batching.name != "fixed" and number > 8 else 8,
+            )
             if number == 9 and batch == 16:
                 told = {"times": 1.0}
-                log.write(BatchChanged(message="", epochs_done=1.0, before=8, global_batch=16, inputs=told))
+                log.write(
+                    BatchChanged(
+                        message="", epochs_done=1.0, before=8, global_batch=16, inputs=told
+                    )
+                )
             if noise_scale:
                 log.write(
                     NoiseScale(
-                        epoch=epoch, num_steps=number, epochs_done=done, gradient_square=1.0, variance=noise_scale,
+                        epoch=epoch, num_steps=number, epochs_done=done, gradient_square=1.0,
+                        variance=noise_scale,
                         num_gradients=2,
                     )
                 )  # fmt: skip
             log.write(
                 Step(
-                    epoch=epoch, step=number, train_loss=2.0, learning_rate=0.1, images_per_second=rate,
+                    epoch=epoch, step=number, train_loss=2.0, learning_rate=0.1,
+                    images_per_second=rate,
                     global_batch=batch, epochs_done=done,
                 )
             )  # fmt: skip
@@ -57,15 +75,25 @@ def write_run(study: Path, noise_scale: float | None, *overrides: str) -> str:
 
 
 def test_a_schedule_is_replayed_with_its_batches_rates_and_steps(tmp_path: Path) -> None:
-    write_run(tmp_path, None, "optimizer.lr_rule=linear", "optimizer.reference_batch=8", "optimizer.lr=0.1")
+    write_run(
+        tmp_path,
+        None,
+        "optimizer.lr_rule=linear",
+        "optimizer.reference_batch=8",
+        "optimizer.lr=0.1",
+    )
     (found,) = replay.replay(tmp_path, "schedule", [])
-    assert [(one.step, one.epochs_done, one.global_batch) for one in found.changes] == [(9, 1.0, 16)]
+    assert [(one.step, one.epochs_done, one.global_batch) for one in found.changes] == [
+        (9, 1.0, 16)
+    ]
     assert found.changes[0].learning_rate == pytest.approx(0.2)
     assert (found.num_steps, found.recorded_steps) == (12, 16)
     assert "9   1.000     16            0.2  the batch is multiplied by 2" in str(found)
 
 
-def test_policies_see_noise_loss_and_seconds_as_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_policies_see_noise_loss_and_seconds_as_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path, 32.0)
     more = ["batching.every_steps=4", "batching.max_local_batch=64"]
     (by_noise,) = replay.replay(tmp_path, "noise_scale", more)
@@ -82,7 +110,9 @@ def test_what_was_not_recorded_and_what_is_not_known_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     silent = write_run(tmp_path, None)
-    with pytest.raises(ValueError, match=rf"{silent}: batching=goodput .* measure.noise_scale=true"):
+    with pytest.raises(
+        ValueError, match=rf"{silent}: batching=goodput .* measure.noise_scale=true"
+    ):
         replay.replay(tmp_path, "goodput", [])
     write_run(tmp_path, 32.0, "seed=1")
     assert len(replay.replay(tmp_path, "goodput", [])) == 1 and silent in capsys.readouterr().err
@@ -98,7 +128,9 @@ def test_what_was_not_recorded_and_what_is_not_known_is_said(
 
 def test_recorded_seconds_are_of_the_passes_that_the_run_made(tmp_path: Path) -> None:
     words = ("batching=schedule", "local_batch=8", "batching.max_local_batch=64", "model=tiny_cnn")
-    recorded = replay.Recorded("run", compose(*words), 100, [{"global_batch": 64, "images_per_second": 640.0}], [])
+    recorded = replay.Recorded(
+        "run", compose(*words), 100, [{"global_batch": 64, "images_per_second": 640.0}], []
+    )
     ((shares, seconds),) = recorded.timings()
     assert shares[0].num_passes == 1 and seconds == pytest.approx(0.1)
 
@@ -121,7 +153,9 @@ def test_the_figure_has_runs_whose_batch_changed(tmp_path: Path) -> None:
     assert list(noise.lines[0].get_ydata()) == [32] * 16  # type: ignore[arg-type]
 
 
-def test_policies_are_named_before_those_of_their_settings_that_tell_them_apart(tmp_path: Path) -> None:
+def test_policies_are_named_before_those_of_their_settings_that_tell_them_apart(
+    tmp_path: Path,
+) -> None:
     for policy in ("noise_scale", "schedule", "schedule batching.factor=4"):
         write_run(tmp_path, 32.0, "batching.max_global_batch=64", *f"batching={policy}".split())
     variants = set(keyed(bsweep.load(tmp_path).runs)["variant"])

@@ -1,4 +1,6 @@
-"""How much uneven workers compute: the study's own numbers, what the policies promise, and what a person gets wrong."""
+"""How much uneven workers compute: the study's own numbers, what the policies promise, and what a
+person gets wrong.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,32 @@ POLICIES = sorted(path.stem for path in (conf_dir() / "allocation").glob("*.yaml
 
 
 def worker(
-    seconds_per_example: float, largest: int = 64, fixed: float = 0.01, device: str = "cpu", **changes: Any
+    seconds_per_example: float,
+    largest: int = 64,
+    fixed: float = 0.01,
+    device: str = "cpu",
+    **changes: Any,
 ) -> ProbedWorker:
-    """One whose step takes a fixed time and a time for each example, as all do to a first approximation."""
+    """One whose step takes a fixed time and a time for each example, as all do to a first
+    approximation.
+    """
     batches = tuple(
         ProbedBatch(batch, fixed + seconds_per_example * batch)
         for batch in (1, 2, 4, 8, 16, 32, 64)
         if batch <= largest
     )
-    values = {"peak_flops": 1e9 / seconds_per_example, "memory_bytes": None, "stopped_by": "out_of_memory", **changes}
+    values = {
+        "peak_flops": 1e9 / seconds_per_example,
+        "memory_bytes": None,
+        "stopped_by": "out_of_memory",
+        **changes,
+    }
     return ProbedWorker("h", device, "fp32", batches=batches, largest_batch=largest, **values)
 
 
-def write_probe(config: RunConfig, workers: list[ProbedWorker], changes: dict[str, Any] | None = None) -> None:
+def write_probe(
+    config: RunConfig, workers: list[ProbedWorker], changes: dict[str, Any] | None = None
+) -> None:
     path = allocation.probe_path(config)
     path.parent.mkdir(parents=True, exist_ok=True)
     probe = {
@@ -49,9 +64,14 @@ def write_probe(config: RunConfig, workers: list[ProbedWorker], changes: dict[st
 
 
 def resolved(
-    tmp_path: Path, workers: list[ProbedWorker] | None, *overrides: str, probe: dict[str, Any] | None = None
+    tmp_path: Path,
+    workers: list[ProbedWorker] | None,
+    *overrides: str,
+    probe: dict[str, Any] | None = None,
 ) -> RunConfig:
-    config = compose(*POINT, f"results_dir={tmp_path}", f"num_workers={len(workers or FLOPS)}", *overrides)
+    config = compose(
+        *POINT, f"results_dir={tmp_path}", f"num_workers={len(workers or FLOPS)}", *overrides
+    )
     if workers:
         write_probe(config, workers, probe)
     return fill_in(config)
@@ -65,7 +85,9 @@ def test_the_studys_devices_and_methods_a_and_c() -> None:
 
 
 def test_steps_by_the_studys_real_speeds() -> None:
-    """Its idle times imply these speeds (`notes` on its table 3); fitted to them, a round has next to no idle time."""
+    """Its idle times imply these speeds (`notes` on its table 3); fitted to them, a round has next
+    to no idle time.
+    """
     seconds = [30.5 / 100 / speed for speed in (1.04, 1.0, 1.92, 1.19)]
     steps = allocation.by_seconds(seconds, 100)
     assert steps == (104, 100, 192, 119)
@@ -133,7 +155,11 @@ def test_torchs_names_are_known(name: str, key: str) -> None:
 
 def test_names_are_unambiguous_and_every_device_has_its_source() -> None:
     table = yaml.safe_load((conf_dir() / "devices.yaml").read_text())
-    names = [devices.plain(alias) for name, entry in table.items() for alias in (name, *entry.get("names", ()))]
+    names = [
+        devices.plain(alias)
+        for name, entry in table.items()
+        for alias in (name, *entry.get("names", ()))
+    ]
     assert len(names) == len(set(names))
     for entry in table.values():
         assert entry["tflops"] > 0 and entry["memory_gb"] > 0 and entry["source"]
@@ -159,7 +185,9 @@ def test_every_policy_composes_and_resolves(name: str, tmp_path: Path) -> None:
     }[name]
     assert (config.local_batches, config.local_steps) == (batches, steps)
     assert (config.allocation.local_batches is None) == (batches == (4, 4))
-    assert (config.allocation.local_steps is None) == (name in ("uniform", "batch_by_flops", "batch_by_memory"))
+    assert (config.allocation.local_steps is None) == (
+        name in ("uniform", "batch_by_flops", "batch_by_memory")
+    )
 
 
 def read_back(config: RunConfig, tmp_path: Path) -> RunConfig:
@@ -173,11 +201,16 @@ def test_hybrid_fits_the_steps_to_its_batches(tmp_path: Path) -> None:
     assert config.local_batches == (16, 4)  # most of the second one's time is the examples'
     assert config.local_steps == (100, 100)
     given = resolved(tmp_path, workers, "allocation=hybrid", "allocation.local_batches=[8,8]")
-    assert given.local_batches == (8, 8) and given.local_steps == (144, 62)  # 100 x 0.026 s, at 0.042 s a step
+    assert given.local_batches == (8, 8) and given.local_steps == (
+        144,
+        62,
+    )  # 100 x 0.026 s, at 0.042 s a step
 
 
 def test_network_aware_chooses_the_rounds_length(tmp_path: Path) -> None:
-    config = resolved(tmp_path, [worker(0.001)] * 2, "allocation=network_aware", probe={"exchange_seconds": 0.001})
+    config = resolved(
+        tmp_path, [worker(0.001)] * 2, "allocation=network_aware", probe={"exchange_seconds": 0.001}
+    )
     assert config.local_steps == (1, 1) and getattr(config.strategy, "sync_every", None) == 1
 
 
@@ -206,7 +239,14 @@ def test_a_probe_that_ended_before_memory_did_is_doubtful(tmp_path: Path) -> Non
 
 
 def test_a_round_longer_than_an_epoch_is_a_warning(tmp_path: Path) -> None:
-    point = ("strategy=diloco", *TINY, "model=tiny_cnn", "local_batch=8", "num_workers=2", f"results_dir={tmp_path}")
+    point = (
+        "strategy=diloco",
+        *TINY,
+        "model=tiny_cnn",
+        "local_batch=8",
+        "num_workers=2",
+        f"results_dir={tmp_path}",
+    )
     (warning,) = attempts.check(compose(*point, "strategy.sync_every=6"))
     assert "a round of 96 examples is longer than an epoch of 90" in warning and "[6, 6]" in warning
     assert not attempts.check(compose(*point, "strategy.sync_every=5"))
@@ -229,7 +269,9 @@ def test_the_run_id_follows_the_lists_and_not_where_they_came_from(tmp_path: Pat
 
 def test_flops_are_nominal_for_all_workers_or_measured_for_all(tmp_path: Path) -> None:
     names = ("NVIDIA A30", "Tesla T4")
-    nominal = resolved(tmp_path, [worker(0.001, device=name) for name in names], "allocation=steps_by_flops")
+    nominal = resolved(
+        tmp_path, [worker(0.001, device=name) for name in names], "allocation=steps_by_flops"
+    )
     assert nominal.local_steps == (round(100 * 165 / 65), 100)
     mixed = [
         worker(0.001, device="NVIDIA A30", peak_flops=3e12),
@@ -245,24 +287,44 @@ WORKERS = [worker(0.001), worker(0.002, largest=8)]
     ("overrides", "changes", "expected"),
     [
         (("allocation=batch_by_memory",), {"schema": 99}, ["schema 99", "update bsweep"]),
-        (("allocation=batch_by_memory",), {"workers": 3}, ["no probe of this version", "bsweep probe"]),
+        (
+            ("allocation=batch_by_memory",),
+            {"workers": 3},
+            ["no probe of this version", "bsweep probe"],
+        ),
         (("allocation=batch_by_memory",), {"workers": []}, ["0 workers", "num_workers=2"]),
-        (("allocation=steps_by_speed", "local_batch=9"), {}, ["local batch 9", "worker 1", "fits 8 at most"]),
+        (
+            ("allocation=steps_by_speed", "local_batch=9"),
+            {},
+            ["local batch 9", "worker 1", "fits 8 at most"],
+        ),
         (("allocation=hybrid", "local_batch=9"), {}, ["local batch 9", "worker 1"]),
-        (("allocation=hybrid", "allocation.local_batches=[8,9]"), {}, ["local batch 9", "worker 1"]),
+        (
+            ("allocation=hybrid", "allocation.local_batches=[8,9]"),
+            {},
+            ["local batch 9", "worker 1"],
+        ),
         (("allocation=network_aware", "local_batch=9"), {}, ["local batch 9", "worker 1"]),
         (
             ("allocation=batch_by_memory", "local_batch=null", "global_batch=100"),
             {},
             ["worker 1", "fits 8", "accumulation_steps"],
         ),
-        (("allocation=batch_by_flops", "allocation.devices=[A30]"), {}, ["names 1 devices", "num_workers=2"]),
+        (
+            ("allocation=batch_by_flops", "allocation.devices=[A30]"),
+            {},
+            ["names 1 devices", "num_workers=2"],
+        ),
         (
             ("allocation=batch_by_flops", "allocation.devices=[A30,RTX 309]"),
             {},
             ["'RTX 309'", "Did you mean 'RTX 3090'?"],
         ),
-        (("allocation=batch_by_flops", "allocation.devices=[A30,Vega]"), {}, ["'Vega'", "Known:", "bsweep probe"]),
+        (
+            ("allocation=batch_by_flops", "allocation.devices=[A30,Vega]"),
+            {},
+            ["'Vega'", "Known:", "bsweep probe"],
+        ),
         (
             ("allocation=batch_by_memory", "model=resnet18"),
             {"workers": [asdict(worker(1, largest=1))] * 2},
@@ -284,7 +346,10 @@ def test_a_missing_probe_is_named_with_its_remedy(name: str, tmp_path: Path) -> 
     with pytest.raises(ConfigError) as caught:
         resolved(tmp_path, None, f"allocation={name}")
     message = str(caught.value)
-    assert str(tmp_path / "s/probe.json") in message and "run `bsweep probe` with the same overrides first" in message
+    assert (
+        str(tmp_path / "s/probe.json") in message
+        and "run `bsweep probe` with the same overrides first" in message
+    )
     assert ("allocation.devices" in message) == name.endswith("flops")
     with pytest.raises(ConfigError, match=r"elsewhere\.json"):
         resolved(tmp_path, None, f"allocation={name}", "allocation.probe=elsewhere.json")
@@ -326,8 +391,14 @@ HOROVOD = ("strategy.algorithm=horovod", "launch=horovodrun")
         (("allocation.local_batches=[4,4]",), ["allocation.local_batches=[4, 4]", "num_workers=4"]),
         (("allocation.local_steps=[4,4]",), ["allocation.local_steps=[4, 4]", "num_workers=4"]),
         (("allocation.local_batches=[4,0,4,4]",), ["local_batches.1=0"]),
-        (("strategy=allreduce", "allocation.local_steps=[1,1,1,1]"), ["local_steps", "strategy=allreduce", "diloco"]),
-        (("strategy=local_sgd", "allocation=steps_by_flops"), ["allocation=steps_by_flops", "strategy=local_sgd"]),
+        (
+            ("strategy=allreduce", "allocation.local_steps=[1,1,1,1]"),
+            ["local_steps", "strategy=allreduce", "diloco"],
+        ),
+        (
+            ("strategy=local_sgd", "allocation=steps_by_flops"),
+            ["allocation=steps_by_flops", "strategy=local_sgd"],
+        ),
         (
             ("strategy=allreduce", "allocation=hybrid", "allocation.adapt_every=3"),
             ["allocation=hybrid", "strategy=allreduce", "every step is a synchronisation"],
@@ -338,14 +409,25 @@ HOROVOD = ("strategy.algorithm=horovod", "launch=horovodrun")
         ),
         (("local_batch=null", "global_batch=18"), ["global_batch=18", "multiple of 4"]),
         (
-            ("local_batch=null", "global_batch=9", "accumulation_steps=2", "allocation=batch_by_memory"),
+            (
+                "local_batch=null",
+                "global_batch=9",
+                "accumulation_steps=2",
+                "allocation=batch_by_memory",
+            ),
             ["global_batch=9", "multiple of 2"],
         ),
-        (("local_batch=null", "global_batch=3", "allocation=batch_by_memory"), ["global_batch=3", "too small"]),
+        (
+            ("local_batch=null", "global_batch=3", "allocation=batch_by_memory"),
+            ["global_batch=3", "too small"],
+        ),
         (("strategy.weights=[0.5,0.5]",), ["strategy.weights", "num_workers=4"]),
         (("strategy.weights=[0.5,0.5,0.1,0.1]",), ["sum to 1.2", "sum to 1."]),
         ((*HOROVOD, "strategy.on_loss=continue"), ["strategy.on_loss=continue", "horovod"]),
-        (("strategy.algorithm=horovod",), ["launch=torchrun", "launch=horovodrun strategy.algorithm=horovod"]),
+        (
+            ("strategy.algorithm=horovod",),
+            ["launch=torchrun", "launch=horovodrun strategy.algorithm=horovod"],
+        ),
         (("launch=horovodrun",), ["strategy.algorithm=native", "launch=torchrun"]),
         (("model=resnet18", "allocation.local_batches=[4,4,1,4]"), ["[4, 4, 1, 4]", "BatchNorm"]),
         (("launch.memory_limit_mb=[64]",), ["launch.memory_limit_mb=[64.0]", "num_workers=4"]),
@@ -365,5 +447,9 @@ def test_weights_may_miss_1_by_their_rounding() -> None:
 
 def test_a_run_without_its_probe_exits_with_2_and_starts_nothing(tmp_path: Path) -> None:
     result = bsweep("run", *POINT, *TINY, "allocation=steps_by_speed", cwd=tmp_path)
-    assert result.returncode == 2 and "results/s/probe.json" in result.stderr and "`bsweep probe`" in result.stderr
+    assert (
+        result.returncode == 2
+        and "results/s/probe.json" in result.stderr
+        and "`bsweep probe`" in result.stderr
+    )
     assert "Traceback" not in result.stderr and not list(tmp_path.rglob("config.yaml"))

@@ -51,7 +51,12 @@ def test_runs_and_epochs_have_the_promised_columns_and_values(tmp_path: Path) ->
     assert list(study.runs.columns[: len(RUN_COLUMNS)]) == RUN_COLUMNS
     assert list(study.epochs.columns[: len(EPOCH_COLUMNS)]) == EPOCH_COLUMNS
     run = study.runs.iloc[1]
-    assert (run["local_batch"], run["global_batch"], run["epochs"], run["status"]) == (64, 128, 3, "completed")
+    assert (run["local_batch"], run["global_batch"], run["epochs"], run["status"]) == (
+        64,
+        128,
+        3,
+        "completed",
+    )
     assert (run["model"], run["stem"], run["data"]) == ("resnet18", "imagenet", "imagefolder")
     assert (run["lr"], run["lr_rule"], run["hardware"]) == (0.1, "per_worker", "Test CPU, 2 cores")
     assert run["train_seconds"] == pytest.approx(train_seconds(64, 2))
@@ -69,7 +74,9 @@ def test_null_metrics_are_missing_and_not_zero(tmp_path: Path) -> None:
 
 
 def test_unfinished_runs_are_filled_from_start_record_or_config(tmp_path: Path) -> None:
-    started = write_run(tmp_path / "s", local_batch=8, num_workers=2, status=None, num_epochs_done=1)
+    started = write_run(
+        tmp_path / "s", local_batch=8, num_workers=2, status=None, num_epochs_done=1
+    )
     waiting = write_run(tmp_path / "s", local_batch=16, num_workers=2, status=None)
     RunPaths(waiting).metrics.unlink()
     study = bsweep.load(tmp_path / "s")
@@ -79,21 +86,29 @@ def test_unfinished_runs_are_filled_from_start_record_or_config(tmp_path: Path) 
     seen = runs[started.name]
     assert (seen["local_batch"], seen["global_batch"], seen["epochs"]) == (8, 16, 1)
     planned = runs[waiting.name]
-    assert (planned["local_batch"], planned["global_batch"], planned["planned_epochs"]) == (16, 32, 3)
+    assert (planned["local_batch"], planned["global_batch"], planned["planned_epochs"]) == (
+        16,
+        32,
+        3,
+    )
     assert np.isnan(planned["train_seconds"])
     assert planned["lr_rule"] == "per_worker"
 
 
 def test_a_run_that_failed_before_its_start_joins_the_curve_of_the_others(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
-    failed = write_run(tmp_path / "s", local_batch=32, status="failed", num_epochs_done=0, message="no luck")
+    failed = write_run(
+        tmp_path / "s", local_batch=32, status="failed", num_epochs_done=0, message="no luck"
+    )
     RunPaths(failed).metrics.unlink()
     study = bsweep.load(tmp_path / "s")
     cells = analysis.cells(study.runs)
     assert analysis.levels(cells) == ["variant", "num_workers", "local_batch"]
     assert cells["n"].tolist() == [1, 1, 0]
     assert cells["other_statuses"].tolist() == ["", "", "failed"]
-    assert analysis.failures(study.runs)[["status", "message"]].values.tolist() == [["failed", "no luck"]]
+    assert analysis.failures(study.runs)[["status", "message"]].values.tolist() == [
+        ["failed", "no luck"]
+    ]
 
 
 def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
@@ -145,16 +160,25 @@ def test_a_newer_schema_and_a_damaged_line_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="record schema 2, this bsweep reads up to 1"):
         bsweep.load(tmp_path / "s")
     path.write_text(whole.replace('{"schema": 1', "oops", 1))
-    with pytest.raises(ValueError, match=r"none of its 1 runs can be read: .*metrics.jsonl:1: damaged record"):
+    with pytest.raises(
+        ValueError, match=r"none of its 1 runs can be read: .*metrics.jsonl:1: damaged record"
+    ):
         bsweep.load(tmp_path / "s")
 
 
-def test_the_csv_of_a_report_load_as_the_same_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_csv_of_a_report_load_as_the_same_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(report, "_write_figures", lambda *_: {})
     write_study(tmp_path / "s", local_batches=(8, 16, 32), num_workers=(1, 2), seeds=2)
-    write_run(tmp_path / "s", local_batch=64, status="failed", message="two\nlines", num_epochs_done=0)
+    write_run(
+        tmp_path / "s", local_batch=64, status="failed", message="two\nlines", num_epochs_done=0
+    )
     raw, copy = bsweep.load(tmp_path / "s"), bsweep.load(report.write(tmp_path / "s").parent)
-    for ours, theirs in ((raw.runs[RUN_COLUMNS], copy.runs[RUN_COLUMNS]), (raw.epochs, copy.epochs)):
+    for ours, theirs in (
+        (raw.runs[RUN_COLUMNS], copy.runs[RUN_COLUMNS]),
+        (raw.epochs, copy.epochs),
+    ):
         assert_frame_equal(ours, theirs, check_dtype=False)
     assert_frame_equal(analysis.cells(raw.runs), analysis.cells(copy.runs), check_dtype=False)
     assert copy.warnings == raw.warnings
@@ -162,7 +186,9 @@ def test_the_csv_of_a_report_load_as_the_same_study(tmp_path: Path, monkeypatch:
 
 
 def test_intervals_over_seeds_are_students(tmp_path: Path) -> None:
-    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=4))
+    study = bsweep.load(
+        write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=4)
+    )
     seconds = [train_seconds(16, 1, seed=seed) for seed in range(4)]
     low, high = stats.t.interval(0.95, df=3, loc=np.mean(seconds), scale=stats.sem(seconds))
     cell = one_series(analysis.cells(study.runs)).loc[16]
@@ -173,11 +199,15 @@ def test_intervals_over_seeds_are_students(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_fewer_than_three_seeds_are_shown_and_have_no_interval(seeds: int, tmp_path: Path) -> None:
-    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,), seeds=seeds))
+    study = bsweep.load(
+        write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,), seeds=seeds)
+    )
     cell = analysis.cells(study.runs).iloc[0]
     assert cell["n"] == seeds
     assert cell.filter(like="_ci95").isna().all()
-    assert cell["train_seconds_points"] == pytest.approx([train_seconds(8, 1, seed=seed) for seed in range(seeds)])
+    assert cell["train_seconds_points"] == pytest.approx(
+        [train_seconds(8, 1, seed=seed) for seed in range(seeds)]
+    )
 
 
 def test_repetitions_of_a_seed_are_no_seeds(tmp_path: Path) -> None:
@@ -186,7 +216,9 @@ def test_repetitions_of_a_seed_are_no_seeds(tmp_path: Path) -> None:
     study = bsweep.load(tmp_path / "s")
     cell = analysis.cells(study.runs).iloc[0]
     assert (cell["n"], cell["num_runs"]) == (2, 3)
-    assert cell["train_seconds"] == pytest.approx(np.mean([train_seconds(8, 1, seed=seed) for seed in (0, 1)]))
+    assert cell["train_seconds"] == pytest.approx(
+        np.mean([train_seconds(8, 1, seed=seed) for seed in (0, 1)])
+    )
     assert np.isnan(cell["train_seconds_ci95"])
     assert [line for line in analysis.caveats(study) if line.startswith("1 run repeats a seed")]
     curve = analysis.epoch_curves(study)
@@ -288,22 +320,31 @@ def test_what_a_run_id_hashes_of_the_launch_tells_cells_apart_but_names_do_not(
         ("h1:2,h2:2", 4, 1, "nodes of 2 + 1 servers, 2"),
     ],
 )
-def test_a_placement_is_said_without_names(hosts: str | None, num_workers: int, num_servers: int, words: str) -> None:
+def test_a_placement_is_said_without_names(
+    hosts: str | None, num_workers: int, num_servers: int, words: str
+) -> None:
     assert placement(hosts, num_workers, num_servers) == words
 
 
-def test_threads_that_follow_from_the_workers_tear_no_curve_and_forbid_a_speedup(tmp_path: Path) -> None:
+def test_threads_that_follow_from_the_workers_tear_no_curve_and_forbid_a_speedup(
+    tmp_path: Path,
+) -> None:
     for workers, threads in ((1, 2), (2, 1)):
         for batch in (8, 16):
             write_run(tmp_path / "s", local_batch=batch, num_workers=workers, threads=threads)
-    failed = write_run(tmp_path / "s", local_batch=32, num_workers=2, status="failed", num_epochs_done=0)
+    failed = write_run(
+        tmp_path / "s", local_batch=32, num_workers=2, status="failed", num_epochs_done=0
+    )
     RunPaths(failed).metrics.unlink()
     runs = bsweep.load(tmp_path / "s").runs
     cells = analysis.cells(runs)
     assert analysis.levels(cells) == ["variant", "num_workers", "local_batch"]
     assert analysis.entangled(runs) == ["threads"]
     assert analysis.scaling(cells).empty
-    assert analysis.unequal_threads(cells) == "No speed-up: 1 worker had 2 threads, 2 workers had 1 each."
+    assert (
+        analysis.unequal_threads(cells)
+        == "No speed-up: 1 worker had 2 threads, 2 workers had 1 each."
+    )
     assert analysis.unequal_threads(analysis.cells(runs.assign(threads=1))) == ""
 
 
@@ -315,7 +356,10 @@ def test_a_speedup_is_over_equal_threads(tmp_path: Path) -> None:
     scaling = analysis.scaling(cells).droplevel(["variant", "local_batch"])
     assert scaling["base_workers"].to_dict() == {2: 2, 4: 2}
     assert scaling.loc[4, "speedup"] == pytest.approx(2 / 2**0.1)
-    reason = "No speed-up between unequal threads: 1 worker had 4 threads, 2 workers had 2 each, 4 workers had 2 each."
+    reason = (
+        "No speed-up between unequal threads: 1 worker had 4 threads, 2 workers had 2 each, 4 "
+        "workers had 2 each."
+    )
     assert analysis.unequal_threads(cells) == reason
     on_gpus = analysis.cells(runs.assign(device="NVIDIA H200"))
     assert len(analysis.scaling(on_gpus)) == 3, "threads of the host do not compute there"
@@ -328,7 +372,11 @@ def test_a_speedup_is_over_equal_threads(tmp_path: Path) -> None:
         ("per_worker", {}, 0.4),
         ("linear", {}, 0.1 * 128 / 256),
         ("sqrt", {}, 0.1 * (128 / 256) ** 0.5),
-        ("linear", {"strategy": {"name": "local_sgd", "sync_every": 8}}, 0.1 * 128 / 256),  # as it was then
+        (
+            "linear",
+            {"strategy": {"name": "local_sgd", "sync_every": 8}},
+            0.1 * 128 / 256,
+        ),  # as it was then
         ("linear", diloco("uniform"), 0.1 * 32 / 256),
         ("linear", diloco("uniform", ((8, 8, 32, 16), None)), 0.1 * 8 / 256),
     ],
@@ -336,7 +384,12 @@ def test_a_speedup_is_over_equal_threads(tmp_path: Path) -> None:
 def test_the_rate_in_effect_stands_beside_the_base_rate(
     rule: str, strategy: dict[str, Any], rate: float, tmp_path: Path
 ) -> None:
-    write_run(tmp_path / "s", local_batch=32, num_workers=4, settings={"optimizer.lr_rule": rule, **strategy})
+    write_run(
+        tmp_path / "s",
+        local_batch=32,
+        num_workers=4,
+        settings={"optimizer.lr_rule": rule, **strategy},
+    )
     run = bsweep.load(tmp_path / "s").runs.iloc[0]
     assert (run["lr"], run["learning_rate"]) == (0.1, pytest.approx(rate))
 
@@ -344,7 +397,9 @@ def test_the_rate_in_effect_stands_beside_the_base_rate(
 def test_a_rate_on_record_is_the_rate(tmp_path: Path) -> None:
     metrics = RunPaths(write_run(tmp_path / "s", local_batch=32, num_workers=4)).metrics
     start, *others = metrics.read_text().splitlines()
-    metrics.write_text("\n".join([json.dumps(json.loads(start) | {"learning_rate": 0.025}), *others]) + "\n")
+    metrics.write_text(
+        "\n".join([json.dumps(json.loads(start) | {"learning_rate": 0.025}), *others]) + "\n"
+    )
     assert bsweep.load(tmp_path / "s").runs["learning_rate"].tolist() == [0.025]
 
 
@@ -354,16 +409,25 @@ def test_measured_rates_are_those_that_epochs_record() -> None:
     assert study.runs["learning_rate"].tolist() == pytest.approx(recorded.tolist())
 
 
-def test_an_all_reduce_in_shared_memory_is_called_so_and_is_one_curve_over_workers(tmp_path: Path) -> None:
-    def write(study: str, num_workers: int, settings: dict[str, Any], transport: str | None) -> None:
-        folder = write_run(tmp_path / study, local_batch=8, num_workers=num_workers, settings=settings)
+def test_an_all_reduce_in_shared_memory_is_called_so_and_is_one_curve_over_workers(
+    tmp_path: Path,
+) -> None:
+    def write(
+        study: str, num_workers: int, settings: dict[str, Any], transport: str | None
+    ) -> None:
+        folder = write_run(
+            tmp_path / study, local_batch=8, num_workers=num_workers, settings=settings
+        )
         start, *others = RunPaths(folder).metrics.read_text().splitlines()
         said = json.dumps(json.loads(start) | {"transport": transport})
         RunPaths(folder).metrics.write_text("\n".join([said, *others]) + "\n")
 
     write("exchanges", 2, {}, None)
     write("exchanges", 2, NATIVE, "shared_memory")
-    assert set(analysis.variant_order(bsweep.load(tmp_path / "exchanges"))) == {"horovod", "allreduce shared_memory"}
+    assert set(analysis.variant_order(bsweep.load(tmp_path / "exchanges"))) == {
+        "horovod",
+        "allreduce shared_memory",
+    }
     for num_workers, transport in ((1, None), (2, "shared_memory"), (4, "network")):
         write("workers", num_workers, NATIVE, transport)
     study = bsweep.load(tmp_path / "workers")
@@ -374,18 +438,27 @@ def test_an_all_reduce_in_shared_memory_is_called_so_and_is_one_curve_over_worke
 def test_variants_come_in_the_order_of_their_launch(tmp_path: Path) -> None:
     for launched_at, name in enumerate(("tree", "ring", "native")):
         settings = {"strategy": {"name": "allreduce", "algorithm": name}}
-        write_run(tmp_path / "s", local_batch=8, settings=settings, meta={**META, "launched_at": float(launched_at)})
+        write_run(
+            tmp_path / "s",
+            local_batch=8,
+            settings=settings,
+            meta={**META, "launched_at": float(launched_at)},
+        )
     assert analysis.variant_order(bsweep.load(tmp_path / "s")) == ["tree", "ring", "native"]
     assert analysis.variant_order(analysis.published()) == ["horovod"]
 
 
 def test_accuracy_by_time_adds_up_the_epochs(tmp_path: Path) -> None:
-    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=3))
+    study = bsweep.load(
+        write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=3)
+    )
     curve = analysis.accuracy_by_time(study).xs(16, level="local_batch")
     total = np.mean([train_seconds(16, 1, seed=seed) for seed in range(3)])
     assert curve["elapsed_seconds"].tolist() == pytest.approx([total / 3, total * 2 / 3, total])
     expected = study.epochs.merge(study.runs.loc[study.runs["local_batch"] == 16, ["run_id"]])
-    assert curve["test_accuracy"].tolist() == pytest.approx(expected.groupby("epoch")["test_accuracy"].mean().tolist())
+    assert curve["test_accuracy"].tolist() == pytest.approx(
+        expected.groupby("epoch")["test_accuracy"].mean().tolist()
+    )
     assert curve["n"].tolist() == [3] * 3
 
 
@@ -396,16 +469,25 @@ def test_the_time_to_a_target_is_interpolated_and_may_be_never(tmp_path: Path) -
     write_run(tmp_path / "s", local_batch=128, status="diverged", num_epochs_done=0)
     study = bsweep.load(tmp_path / "s")
     curve = [0.2, 0.7, 0.7]
-    for batch, accuracies in ((8, curve), (16, [0.65, 0.65, 0.6]), (32, [0.3, 0.4]), (64, [0.3, 0.1])):
+    for batch, accuracies in (
+        (8, curve),
+        (16, [0.65, 0.65, 0.6]),
+        (32, [0.3, 0.4]),
+        (64, [0.3, 0.1]),
+    ):
         of_batch = study.runs.loc[study.runs["local_batch"] == batch, "run_id"].iloc[0]
         study.evaluations.loc[study.evaluations["run_id"] == of_batch, "test_accuracy"] = accuracies
-    study.runs["test_accuracy"] = study.runs["run_id"].map(study.evaluations.groupby("run_id")["test_accuracy"].last())
+    study.runs["test_accuracy"] = study.runs["run_id"].map(
+        study.evaluations.groupby("run_id")["test_accuracy"].last()
+    )
     times = analysis.time_to_target(study).droplevel(["variant", "num_workers", "seed"])
     assert times["target"].unique().tolist() == [0.63]
     assert times["reached"].to_dict() == {8: True, 16: True, 64: False, 128: False}
     epoch = train_seconds(8, 1) / 3
     assert times.loc[8, "seconds"] == pytest.approx((1 + 0.43 / 0.5) * epoch)
-    assert times.loc[16, "seconds"] == pytest.approx(train_seconds(16, 1) / 3), "the first evaluation has it"
+    assert times.loc[16, "seconds"] == pytest.approx(train_seconds(16, 1) / 3), (
+        "the first evaluation has it"
+    )
     assert times["seconds"].isna().tolist() == [False, False, True, True]
     never = analysis.time_to_target(study, 0.9)
     assert not never["reached"].any()
@@ -441,14 +523,19 @@ def test_the_fit_recovers_the_published_curve() -> None:
 def test_the_fit_recovers_known_constants(tmp_path: Path) -> None:
     fits = analysis.seconds_fits(bsweep.load(write_study(tmp_path / "s", num_workers=(1, 2))).runs)
     one, two = fits.iloc[0], fits.iloc[1]
-    assert (one["fixed_seconds"], one["batch_seconds"]) == (pytest.approx(600), pytest.approx(30_000))
+    assert (one["fixed_seconds"], one["batch_seconds"]) == (
+        pytest.approx(600),
+        pytest.approx(30_000),
+    )
     assert (one["step_seconds"], one["image_seconds"]) == (pytest.approx(0.2), pytest.approx(0.004))
     assert two["batch_seconds"] == pytest.approx(15_000 * 2**0.1)
     assert two["r_squared"] == pytest.approx(1)
 
 
 def test_two_batch_sizes_are_too_few_to_fit(tmp_path: Path) -> None:
-    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=3))
+    study = bsweep.load(
+        write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=3)
+    )
     assert analysis.seconds_fits(study.runs).empty
 
 
@@ -456,31 +543,46 @@ def test_the_exponent_of_a_power_law_is_recovered_with_its_interval() -> None:
     exponent, half = analysis.fit_power([1, 2, 4, 8], [3.0, 1.5, 0.75, 0.375])
     assert exponent == pytest.approx(-1) and half == pytest.approx(0, abs=1e-9)
     exponent, half = analysis.fit_power([1, math.e, math.e**2], [1, math.e**2, math.e**2])
-    assert exponent == pytest.approx(1) and half == pytest.approx(12.706 * math.sqrt(1 / 3), rel=1e-4)
+    assert exponent == pytest.approx(1) and half == pytest.approx(
+        12.706 * math.sqrt(1 / 3), rel=1e-4
+    )
 
 
 def test_how_an_epoch_grows_is_told_for_three_cells_or_more(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", local_batches=(16, 64), num_workers=(1, 2, 4)))
     by_workers = analysis.epoch_growth(study, "num_workers")
-    assert list(by_workers["exponent"]) == pytest.approx([-0.9, -0.9])  # the seconds go with w^0.1 / w
+    assert list(by_workers["exponent"]) == pytest.approx(
+        [-0.9, -0.9]
+    )  # the seconds go with w^0.1 / w
     assert list(by_workers["num_points"]) == [3, 3]
     assert list(by_workers.index.get_level_values("local_batch")) == [16, 64]
-    assert analysis.epoch_growth(study, "local_batch").empty and analysis.epoch_growth(study, "num_train").empty
+    assert (
+        analysis.epoch_growth(study, "local_batch").empty
+        and analysis.epoch_growth(study, "num_train").empty
+    )
     assert analysis.epoch_growth(study, "num_parameters").empty
 
 
 def test_how_an_epoch_grows_with_parameters_is_told_across_models(tmp_path: Path) -> None:
     for name, count in (("resnet18", 10**4), ("vgg16", 10**5), ("llama", 10**6), ("none", 10**6)):
-        write_run(tmp_path / "s", local_batch=8, settings={"model.name": name}, num_parameters=count)
+        write_run(
+            tmp_path / "s", local_batch=8, settings={"model.name": name}, num_parameters=count
+        )
     loaded = bsweep.load(tmp_path / "s")
     counts = loaded.epochs["run_id"].map(loaded.runs.set_index("run_id")["num_parameters"])
     study = replace(loaded, epochs=loaded.epochs.assign(train_seconds=counts.astype(float) ** 0.5))
     growth = analysis.epoch_growth(study, "num_parameters").reset_index()
-    assert growth["exponent"].tolist() == pytest.approx([0.5]) and growth["num_points"].tolist() == [4]
+    assert growth["exponent"].tolist() == pytest.approx([0.5]) and growth[
+        "num_points"
+    ].tolist() == [4]
     assert "model" not in growth
-    assert analysis.epoch_growth(replace(study, runs=study.runs.iloc[2:]), "num_parameters").empty, "two lie on any"
+    assert analysis.epoch_growth(
+        replace(study, runs=study.runs.iloc[2:]), "num_parameters"
+    ).empty, "two lie on any"
     in_rounds = study.runs.assign(**{"strategy.max_seconds": 60.0})
-    assert analysis.epoch_growth(replace(study, runs=in_rounds), "num_parameters").empty, "the last is a fragment"
+    assert analysis.epoch_growth(replace(study, runs=in_rounds), "num_parameters").empty, (
+        "the last is a fragment"
+    )
 
 
 def test_how_an_epoch_grows_with_examples_is_told_of_real_settings(tmp_path: Path) -> None:
@@ -490,45 +592,83 @@ def test_how_an_epoch_grows_with_examples_is_told_of_real_settings(tmp_path: Pat
     counts = loaded.epochs["run_id"].map(loaded.runs.set_index("run_id")["num_train"])
     study = replace(loaded, epochs=loaded.epochs.assign(train_seconds=counts.astype(float) ** 1.2))
     growth = analysis.common_growth(study, "num_train")
-    assert growth.exponent == pytest.approx(1.2) and (growth.num_points, growth.num_series) == (3, 1)
+    assert growth.exponent == pytest.approx(1.2) and (growth.num_points, growth.num_series) == (
+        3,
+        1,
+    )
 
 
 def test_series_have_an_exponent_in_common_and_factors_of_their_own(tmp_path: Path) -> None:
-    exponent, half = analysis.fit_power([1, 2, 4, 2, 4, 8], [3, 6, 12, 70, 140, 280], ["a"] * 3 + ["b"] * 3)
+    exponent, half = analysis.fit_power(
+        [1, 2, 4, 2, 4, 8], [3, 6, 12, 70, 140, 280], ["a"] * 3 + ["b"] * 3
+    )
     assert exponent == pytest.approx(1) and half == pytest.approx(0, abs=1e-9)
     study = bsweep.load(write_study(tmp_path / "s", local_batches=(16, 64), num_workers=(1, 2, 4)))
     growth = analysis.common_growth(study, "num_workers")
-    assert growth.exponent == pytest.approx(-0.9) and (growth.num_points, growth.num_series) == (6, 2)
+    assert growth.exponent == pytest.approx(-0.9) and (growth.num_points, growth.num_series) == (
+        6,
+        2,
+    )
     assert analysis.common_growth(study, "local_batch").why_not == "two values"
     assert analysis.common_growth(study, "num_train").why_not == "one value"
 
 
 def test_what_workers_send_grows_with_the_bytes_of_a_ring(tmp_path: Path) -> None:
-    loaded = bsweep.load(write_study(tmp_path / "s", local_batches=(16, 64), num_workers=(1, 2, 3, 4)))
-    ring = 2 * (loaded.runs["num_workers"] - 1) / loaded.runs["num_workers"] * 4 * loaded.runs["num_parameters"]
+    loaded = bsweep.load(
+        write_study(tmp_path / "s", local_batches=(16, 64), num_workers=(1, 2, 3, 4))
+    )
+    ring = (
+        2
+        * (loaded.runs["num_workers"] - 1)
+        / loaded.runs["num_workers"]
+        * 4
+        * loaded.runs["num_parameters"]
+    )
     sent = loaded.epochs["run_id"].map(pd.Series(ring.to_numpy(float), loaded.runs["run_id"]))
-    study = replace(loaded, epochs=loaded.epochs.assign(sent_bytes=sent**2 * loaded.epochs["num_steps"]))
+    study = replace(
+        loaded, epochs=loaded.epochs.assign(sent_bytes=sent**2 * loaded.epochs["num_steps"])
+    )
     growth = analysis.sent_growth(study)
-    assert growth.exponent == pytest.approx(2) and growth.num_points == 3, "a lone worker sends nothing"
-    assert "two values" in analysis.sent_growth(replace(study, runs=study.runs[study.runs["num_workers"] < 4])).why_not
+    assert growth.exponent == pytest.approx(2) and growth.num_points == 3, (
+        "a lone worker sends nothing"
+    )
+    assert (
+        "two values"
+        in analysis.sent_growth(
+            replace(study, runs=study.runs[study.runs["num_workers"] < 4])
+        ).why_not
+    )
     more = 1 + study.epochs["run_id"].map(study.runs.set_index("run_id")["num_workers"]).eq(3)
     bent = replace(study, epochs=study.epochs.assign(sent_bytes=study.epochs["sent_bytes"] * more))
-    of_one_batch = analysis.sent_growth(replace(bent, runs=bent.runs[bent.runs["local_batch"] == 16]))
+    of_one_batch = analysis.sent_growth(
+        replace(bent, runs=bent.runs[bent.runs["local_batch"] == 16])
+    )
     assert of_one_batch.exponent_ci95 > 1
-    assert analysis.sent_growth(bent).exponent_ci95 == pytest.approx(of_one_batch.exponent_ci95), "no more evidence"
+    assert analysis.sent_growth(bent).exponent_ci95 == pytest.approx(of_one_batch.exponent_ci95), (
+        "no more evidence"
+    )
 
 
 def test_how_the_overhead_grows_with_the_number_of_runs(tmp_path: Path) -> None:
-    loaded = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16, 32, 64), num_workers=(1, 2)))
+    loaded = bsweep.load(
+        write_study(tmp_path / "s", local_batches=(8, 16, 32, 64), num_workers=(1, 2))
+    )
     assert "order" in analysis.overhead_growth(loaded).why_not, "all were launched at once"
     number = pd.Series([1.0, 4.0, 2.0, 3.0, 6.0, 5.0, 8.0, 7.0], loaded.runs.index)
     launched = pd.Series(10 * number.to_numpy(), loaded.runs["run_id"])
     provenance = loaded.provenance.assign(launched_at=loaded.provenance["run_id"].map(launched))
-    starts = loaded.runs["num_workers"] ** 3  # of more workers, which come later: no growth with the number of runs
+    starts = (
+        loaded.runs["num_workers"] ** 3
+    )  # of more workers, which come later: no growth with the number of runs
     for power in (0, 1):  # what each takes: always the same, or longer with each run before
-        runs = loaded.runs.assign(wall_seconds=loaded.runs["train_seconds"] + 3 * starts * number**power)
+        runs = loaded.runs.assign(
+            wall_seconds=loaded.runs["train_seconds"] + 3 * starts * number**power
+        )
         growth = analysis.overhead_growth(replace(loaded, runs=runs, provenance=provenance))
-        assert growth.exponent == pytest.approx(1 + power) and (growth.num_points, growth.num_series) == (8, 2)
+        assert growth.exponent == pytest.approx(1 + power) and (
+            growth.num_points,
+            growth.num_series,
+        ) == (8, 2)
         few = replace(loaded, runs=runs.iloc[[0, 1, 4, 5]], provenance=provenance)
         assert "fewer than three" in analysis.overhead_growth(few).why_not
 
@@ -554,14 +694,16 @@ def test_ratios_skip_a_batch_that_did_not_complete(tmp_path: Path) -> None:
 
 def test_different_hardware_makes_different_curves_and_is_said(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=8)
-    write_run(tmp_path / "s", local_batch=16, meta={**META, "gpus": ["Tesla T4, 550.1, 15 GiB"] * 4})
+    write_run(
+        tmp_path / "s", local_batch=16, meta={**META, "gpus": ["Tesla T4, 550.1, 15 GiB"] * 4}
+    )
     study = bsweep.load(tmp_path / "s", mix=True)
     cells = analysis.cells(study.runs)
     assert analysis.levels(cells)[0] == "hardware"
     assert analysis.batch_ratios(cells).empty
     assert (
-        "separate curves, whose times do not compare: 4 x Tesla T4, Test CPU, 2 cores; Test CPU, 2 cores"
-        in study.warnings[0]
+        "separate curves, whose times do not compare: 4 x Tesla T4, Test CPU, 2 cores; Test CPU, 2 "
+        "cores" in study.warnings[0]
     )
 
 
@@ -575,10 +717,13 @@ def test_hardware_that_follows_from_the_strategy_is_no_key_of_its_own(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "root", ["data.root=/home/me/images", "'data.root=/home/my own/images'", "data.root='/a b/images'"]
+    "root",
+    ["data.root=/home/me/images", "'data.root=/home/my own/images'", "data.root='/a b/images'"],
 )
 def test_the_recorded_command_does_not_say_where_the_data_lay(root: str, tmp_path: Path) -> None:
-    write_run(tmp_path / "s", local_batch=8, meta={**META, "command": f"bsweep run a=1 {root} b=/c/d"})
+    write_run(
+        tmp_path / "s", local_batch=8, meta={**META, "command": f"bsweep run a=1 {root} b=/c/d"}
+    )
     command = bsweep.load(tmp_path / "s").provenance["command"].iloc[0]
     assert command.replace("'", "") == "bsweep run a=1 data.root=images b=/c/d"
 
@@ -599,7 +744,9 @@ def test_a_learning_rate_for_each_batch_keeps_one_curve_and_is_reported(tmp_path
     runs = study.runs
     assert analysis.entangled(runs) == ["lr"]
     (line,) = analysis.caveats(study)
-    assert line.startswith("The base learning rate changes along with the batch size or the workers")
+    assert line.startswith(
+        "The base learning rate changes along with the batch size or the workers"
+    )
     assert len(analysis.batch_ratios(analysis.cells(runs))) == 2
 
 
@@ -609,10 +756,14 @@ def test_epoch_curves_show_incomplete_runs_only_where_none_completed(tmp_path: P
     write_run(tmp_path / "s", local_batch=16, status="diverged", num_epochs_done=2)
     curves = analysis.epoch_curves(bsweep.load(tmp_path / "s"))
     assert curves.xs(8, level="local_batch")[["completed", "n"]].values.tolist() == [[True, 1]] * 3
-    assert curves.xs(16, level="local_batch")[["completed", "n"]].values.tolist() == [[False, 1]] * 2
+    assert (
+        curves.xs(16, level="local_batch")[["completed", "n"]].values.tolist() == [[False, 1]] * 2
+    )
 
 
-def test_a_study_is_comparable_with_the_published_one_on_all_of_cifar10_only(tmp_path: Path) -> None:
+def test_a_study_is_comparable_with_the_published_one_on_all_of_cifar10_only(
+    tmp_path: Path,
+) -> None:
     full = bsweep.load(write_study(tmp_path / "full", num_workers=(2,)))
     assert analysis.comparable(full)
     assert "epochs: 3 (published: 50)" in analysis.differences(full)
@@ -632,7 +783,9 @@ def test_relative_time_is_that_of_the_reference_batch() -> None:
 
 
 TOPK = {"name": "topk", "density": 0.01, "warmup_densities": [0.25, 0.1]}
-RING, NATIVE = ({"strategy": {"name": "allreduce", "algorithm": name}} for name in ("ring", "native"))
+RING, NATIVE = (
+    {"strategy": {"name": "allreduce", "algorithm": name}} for name in ("ring", "native")
+)
 
 
 @pytest.mark.parametrize(
@@ -651,8 +804,14 @@ RING, NATIVE = ({"strategy": {"name": "allreduce", "algorithm": name}} for name 
             [server("layer"), server("layer", consistency="stale_synchronous", staleness=3)],
             ["synchronous", "stale_synchronous"],  # the staleness follows
         ),
-        ([server("layer", num_servers=count) for count in (1, 2)], ["num_servers 1", "num_servers 2"]),
-        ([server("layer"), server("layer", colocated=True)], ["parameter_server", "parameter_server colocated"]),
+        (
+            [server("layer", num_servers=count) for count in (1, 2)],
+            ["num_servers 1", "num_servers 2"],
+        ),
+        (
+            [server("layer"), server("layer", colocated=True)],
+            ["parameter_server", "parameter_server colocated"],
+        ),
         ([{}, {"compression": TOPK}], ["horovod", "horovod topk"]),
         (
             [{}, {"compression": TOPK}, {"compression": {**TOPK, "density": 0.1}}],
@@ -661,7 +820,10 @@ RING, NATIVE = ({"strategy": {"name": "allreduce", "algorithm": name}} for name 
         ([{**RING, "compression": TOPK}, {}], ["allreduce ring topk", "horovod"]),
         ([diloco("uniform")], ["diloco"]),
         ([{}, diloco("uniform")], ["horovod", "diloco"]),
-        ([diloco("uniform"), diloco("steps_by_speed"), diloco("hybrid")], ["uniform", "steps_by_speed", "hybrid"]),
+        (
+            [diloco("uniform"), diloco("steps_by_speed"), diloco("hybrid")],
+            ["uniform", "steps_by_speed", "hybrid"],
+        ),
         ([{}, diloco("uniform"), diloco("hybrid")], ["horovod", "diloco uniform", "diloco hybrid"]),
         (
             [diloco("uniform"), diloco("uniform", (None, (100, 90)))],
@@ -670,9 +832,13 @@ RING, NATIVE = ({"strategy": {"name": "allreduce", "algorithm": name}} for name 
         ([{}, {"launch.slowdown": [1.0, 1.5]}], ["horovod", "horovod slowdown 1,1.5"]),
     ],
 )
-def test_variants_are_named_by_what_differs(variants: list[dict[str, Any]], names: list[str], tmp_path: Path) -> None:
+def test_variants_are_named_by_what_differs(
+    variants: list[dict[str, Any]], names: list[str], tmp_path: Path
+) -> None:
     for settings in variants:
-        write_study(tmp_path / "s", local_batches=(8,), num_workers=(2, 4), epochs=1, settings=settings)
+        write_study(
+            tmp_path / "s", local_batches=(8,), num_workers=(2, 4), epochs=1, settings=settings
+        )
     raw = bsweep.load(tmp_path / "s")
     cells = analysis.cells(raw.runs)
     assert analysis.levels(cells)[-3:] == ["variant", "num_workers", "local_batch"]
@@ -687,7 +853,10 @@ def test_variants_are_named_by_what_differs(variants: list[dict[str, Any]], name
 def test_servers_that_grow_with_the_workers_keep_one_curve(tmp_path: Path) -> None:
     for workers in (2, 4, 8):
         write_run(
-            tmp_path / "s", local_batch=8, num_workers=workers, settings=server("memory", num_servers=workers // 2)
+            tmp_path / "s",
+            local_batch=8,
+            num_workers=workers,
+            settings=server("memory", num_servers=workers // 2),
         )
     runs = bsweep.load(tmp_path / "s").runs
     assert len(analysis.scaling(analysis.cells(runs))) == 3
@@ -695,13 +864,20 @@ def test_servers_that_grow_with_the_workers_keep_one_curve(tmp_path: Path) -> No
 
 
 def test_servers_and_waits_are_summed_over_epochs(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "s", local_batch=50, num_workers=4, epochs=2, settings=server("layer"))
+    folder = write_run(
+        tmp_path / "s", local_batch=50, num_workers=4, epochs=2, settings=server("layer")
+    )
     write_run(tmp_path / "s", local_batch=50, num_workers=4)
     study = bsweep.load(tmp_path / "s")
     steps = 2 * 250
     assert study.servers["run_id"].tolist() == [folder.name] * 2
     fullest = study.servers.iloc[0]
-    assert (fullest["server"], fullest["share"], fullest["pushes"], fullest["max_lead"]) == (0, 0.743, 4 * steps, 0)
+    assert (fullest["server"], fullest["share"], fullest["pushes"], fullest["max_lead"]) == (
+        0,
+        0.743,
+        4 * steps,
+        0,
+    )
     assert fullest["busy_seconds"] == pytest.approx(0.5 * 4 * 0.743 * steps)
     assert fullest["load"] == pytest.approx(0.5 * 4 * 0.743 / server_step_seconds(4, "layer"))
     assert study.waits["worker"].tolist() == [0, 1, 2, 3]
@@ -719,7 +895,10 @@ def test_a_steps_time_is_told_apart(tmp_path: Path) -> None:
     times = analysis.step_times(bsweep.load(tmp_path / "s"))
     step = times.xs(4, level="num_workers").iloc[0]
     assert step["total_seconds"] == pytest.approx(4 + 4 * 0.743)
-    assert (step["exposed_exchange_seconds"], step["wait_seconds"]) == (pytest.approx(4 * 0.743), pytest.approx(0.025))
+    assert (step["exposed_exchange_seconds"], step["wait_seconds"]) == (
+        pytest.approx(4 * 0.743),
+        pytest.approx(0.025),
+    )
     assert step["compute_seconds"] == pytest.approx(4 - 0.025)
     assert step["sent_bytes"] == 4 * 138_357_544
     assert step["sent_of_ring"] == pytest.approx(138_357_544 / (2 * 3 / 4 * 11_181_642))
@@ -732,7 +911,10 @@ def test_a_codecs_computing_and_what_is_hidden_are_no_exchange(tmp_path: Path) -
     steps = study.epochs["num_steps"].astype(float)
     codec = study.epochs.assign(exposed_exchange_seconds=0.5 * steps, codec_seconds=0.25 * steps)
     step = analysis.step_times(replace(study, epochs=codec)).iloc[0]
-    assert (step["exposed_exchange_seconds"], step["codec_seconds"]) == (pytest.approx(0.5), pytest.approx(0.25))
+    assert (step["exposed_exchange_seconds"], step["codec_seconds"]) == (
+        pytest.approx(0.5),
+        pytest.approx(0.25),
+    )
     assert step["compute_seconds"] == pytest.approx(4 + 4 * 0.743 - 0.5 - 0.25 - 0.025)
     older = study.epochs.assign(exposed_exchange_seconds=np.nan, codec_seconds=np.nan)
     step = analysis.step_times(replace(study, epochs=older)).iloc[0]
@@ -742,11 +924,19 @@ def test_a_codecs_computing_and_what_is_hidden_are_no_exchange(tmp_path: Path) -
 
 def test_a_codec_that_computes_beside_the_steps_is_taken_off_once(tmp_path: Path) -> None:
     """Where rounds overlap, what workers wait for it is in the exposed exchange already."""
-    write_run(tmp_path / "s", local_batch=4, num_workers=4, num_rounds=1, settings=diloco("uniform", overlap=True))
+    write_run(
+        tmp_path / "s",
+        local_batch=4,
+        num_workers=4,
+        num_rounds=1,
+        settings=diloco("uniform", overlap=True),
+    )
     study = bsweep.load(tmp_path / "s")
     steps = study.epochs["num_steps"].astype(float)
     times = {"train_seconds": 4 * steps, "wait_seconds": 0 * steps}
-    codec = study.epochs.assign(exposed_exchange_seconds=0.5 * steps, codec_seconds=3 * steps, **times)
+    codec = study.epochs.assign(
+        exposed_exchange_seconds=0.5 * steps, codec_seconds=3 * steps, **times
+    )
     step = analysis.step_times(replace(study, epochs=codec)).iloc[0]
     assert step["compute_seconds"] == pytest.approx(3.5)
     assert np.isnan(step["codec_seconds"])
@@ -754,10 +944,18 @@ def test_a_codec_that_computes_beside_the_steps_is_taken_off_once(tmp_path: Path
 
 def test_that_steps_were_shared_out_anew_is_no_warning(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "s", local_batch=4, num_workers=4, events=("cores are shared",))
-    event = {"schema": 1, "time": 0.0, "type": "event", "event": "reallocated", "message": "steps 4 become 5"}
+    event = {
+        "schema": 1,
+        "time": 0.0,
+        "type": "event",
+        "event": "reallocated",
+        "message": "steps 4 become 5",
+    }
     with RunPaths(folder).metrics.open("a") as log:
         log.write(json.dumps(event) + "\n")
-    assert [line.partition(": ")[2] for line in bsweep.load(tmp_path / "s").warnings] == ["cores are shared"]
+    assert [line.partition(": ")[2] for line in bsweep.load(tmp_path / "s").warnings] == [
+        "cores are shared"
+    ]
 
 
 def test_the_sharding_model_is_within_five_points_of_the_published_gains() -> None:
@@ -766,7 +964,9 @@ def test_the_sharding_model_is_within_five_points_of_the_published_gains() -> No
     ratio = analysis.fit_ratio(published)
     assert 1.43 < ratio < 1.99
     for workers in (1, 2, 4, 8):
-        assert analysis.predicted_gain(workers, ratio) == pytest.approx(published[workers], abs=0.05)
+        assert analysis.predicted_gain(workers, ratio) == pytest.approx(
+            published[workers], abs=0.05
+        )
     assert analysis.predicted_gain(8, 1.43) == pytest.approx(0.81, abs=0.005)
     assert analysis.predicted_gain(4, 1.99) == pytest.approx(0.16, abs=0.005)
 
@@ -777,7 +977,9 @@ def test_layers_leave_three_quarters_of_vgg16_on_one_server(num_servers: int) ->
     assert largest_share("memory", num_servers) == 1 / num_servers
 
 
-def sharding_study(folder: Path, shardings: tuple[str, ...] = ("layer", "memory")) -> analysis.Study:
+def sharding_study(
+    folder: Path, shardings: tuple[str, ...] = ("layer", "memory")
+) -> analysis.Study:
     for sharding in shardings:
         write_study(folder, local_batches=(50,), num_workers=(1, 4, 8), settings=server(sharding))
     return bsweep.load(folder)
@@ -786,7 +988,11 @@ def sharding_study(folder: Path, shardings: tuple[str, ...] = ("layer", "memory"
 def test_measured_sharding_gains_and_the_times_they_imply(tmp_path: Path) -> None:
     study = sharding_study(tmp_path / "s")
     gains = analysis.sharding_gains(study).droplevel(["variant", "local_batch"])
-    assert gains["gain"].to_dict() == {1: 0, 4: pytest.approx(0.972 / 6), 8: pytest.approx(3.944 / 6)}
+    assert gains["gain"].to_dict() == {
+        1: 0,
+        4: pytest.approx(0.972 / 6),
+        8: pytest.approx(3.944 / 6),
+    }
     assert gains["published_gain"].tolist() == pytest.approx([0, 0.2, 0.66])
     assert gains["layer_share"].tolist() == [1, 0.743, 0.743]
     assert gains["predicted_gain"].tolist() == pytest.approx([0, 0.165, 0.669], abs=1e-3)
@@ -814,14 +1020,23 @@ def test_the_fits_intercept_is_no_measured_computing_time() -> None:
 
 def test_importing_bsweep_loads_neither_pandas_nor_matplotlib() -> None:
     code = (
-        "import bsweep, sys; assert not {'pandas', 'matplotlib', 'torch'} & set(sys.modules); bsweep.load, bsweep.plots"
+        "import bsweep, sys; assert not {'pandas', 'matplotlib', 'torch'} & set(sys.modules); "
+        "bsweep.load, bsweep.plots"
     )
     subprocess.run([sys.executable, "-c", code + "; assert 'torch' not in sys.modules"], check=True)
 
 
-def test_runs_from_before_a_key_was_added_are_of_one_cell_with_those_at_its_default(tmp_path: Path) -> None:
+def test_runs_from_before_a_key_was_added_are_of_one_cell_with_those_at_its_default(
+    tmp_path: Path,
+) -> None:
     write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,), seeds=1)
-    write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,), seeds=2, settings={"batching.name": "fixed"})
+    write_study(
+        tmp_path / "s",
+        local_batches=(8,),
+        num_workers=(1,),
+        seeds=2,
+        settings={"batching.name": "fixed"},
+    )
     runs = bsweep.load(tmp_path / "s").runs
     assert len(runs) > 1 and len(analysis.cells(runs)) == 1 and "batching.name" not in runs
 
@@ -830,6 +1045,8 @@ def test_welchs_test_is_scipys_and_silent_where_all_are_equal() -> None:
     draw = np.random.default_rng(0)
     for sizes in ((2, 2), (3, 9), (40, 5)):
         one, other = draw.normal(0, 1, sizes[0]), draw.normal(0.5, 3, sizes[1])
-        assert differ_by_chance(one, other) == pytest.approx(stats.ttest_ind(one, other, equal_var=False).pvalue)
+        assert differ_by_chance(one, other) == pytest.approx(
+            stats.ttest_ind(one, other, equal_var=False).pvalue
+        )
     assert math.isnan(differ_by_chance([3.0, 3.0], [3.0, 3.0]))
     assert differ_by_chance([3.0, 3.0], [4.0, 4.0]) == 0

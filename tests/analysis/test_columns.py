@@ -1,4 +1,6 @@
-"""What is said once of a column holds in every table: its name, its type, its heading, its digits."""
+"""What is said once of a column holds in every table: its name, its type, its heading, its
+digits.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,25 @@ def test_every_field_of_an_epoch_is_a_column_of_its_type() -> None:
     }
     hints, told = get_type_hints(Epoch), {column.name: column for column in columns.EPOCHS}
     scalars = {field.name for field in fields(Epoch)} - set(records.NO_COLUMNS)
-    assert scalars | {"run_id"} == set(told), "a field of runlog.Epoch needs its line in analysis/columns.py"
+    assert scalars | {"run_id"} == set(told), (
+        "a field of runlog.Epoch needs its line in analysis/columns.py"
+    )
     assert all(told[name].type in types[hints[name]] for name in scalars)
 
 
-def test_a_field_that_an_epoch_gains_costs_its_column_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_field_that_an_epoch_gains_costs_its_column_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gained = Column("gradient_norm", "number", "norm of the gradient", role="other", digits=".1f")
     monkeypatch.setitem(columns.TABLES, "epochs", (*columns.EPOCHS, gained))
     write_run(tmp_path / "s", local_batch=8)
     metrics = RunPaths(write_run(tmp_path / "s", local_batch=16)).metrics
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     norms = {1: 2, 2: None, 3: 4}
-    told = [line | {"gradient_norm": norms[line["epoch"]]} if line["type"] == "epoch" else line for line in lines]
+    told = [
+        line | {"gradient_norm": norms[line["epoch"]]} if line["type"] == "epoch" else line
+        for line in lines
+    ]
     metrics.write_text("".join(json.dumps(line) + "\n" for line in told))
     raw = bsweep.load(tmp_path / "s")
     raw.runs.to_csv(tmp_path / "runs.csv", index=False)
@@ -44,7 +53,10 @@ def test_a_field_that_an_epoch_gains_costs_its_column_alone(tmp_path: Path, monk
     for study in (raw, bsweep.load(tmp_path)):
         found = study.epochs.set_index(["run_id", "epoch"])["gradient_norm"]
         assert found.dtype == float
-        assert found.dropna().to_dict() == {("b16_w1_horovod_s0", 1): 2.0, ("b16_w1_horovod_s0", 3): 4.0}
+        assert found.dropna().to_dict() == {
+            ("b16_w1_horovod_s0", 1): 2.0,
+            ("b16_w1_horovod_s0", 3): 4.0,
+        }
 
 
 def test_no_column_is_said_twice_in_a_table() -> None:

@@ -1,4 +1,6 @@
-"""Whether a batch effect survives the best learning rate: told from what was put in, or what is missing is said."""
+"""Whether a batch effect survives the best learning rate: told from what was put in, or what is
+missing is said.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,24 @@ RATES = (0.025, 0.1, 0.4)
 SEEDS = (-0.004, 0.0, 0.005)  # what seeds add to an accuracy
 
 
-def write_sweep(folder: Path, accuracy: dict[tuple[int, float], float], seeds: int = 3) -> analysis.Study:
-    """Runs of a batch size and a base rate, the same for all batch sizes, whose final accuracy is known."""
+def write_sweep(
+    folder: Path, accuracy: dict[tuple[int, float], float], seeds: int = 3
+) -> analysis.Study:
+    """Runs of a batch size and a base rate, the same for all batch sizes, whose final accuracy is
+    known.
+    """
     for (batch, rate), middle in accuracy.items():
         for seed in range(seeds):
             off = SEEDS[(seed + batch) % 3]
             settings = {"optimizer.lr": rate, "optimizer.lr_rule": "fixed"}
-            write_run(folder, local_batch=batch, seed=seed, accuracy=middle + off, settings=settings)
+            write_run(
+                folder, local_batch=batch, seed=seed, accuracy=middle + off, settings=settings
+            )
     return bsweep.load(folder)
 
 
-# As in the first paper, batch 8 collapses at the rate that suits the others, and does not at a sixteenth of it.
+# As in the first paper, batch 8 collapses at the rate that suits the others, and does not at a
+# sixteenth of it.
 COLLAPSE = {
     (8, 0.025): 0.93, (8, 0.1): 0.80, (8, 0.4): 0.33,
     (64, 0.025): 0.85, (64, 0.1): 0.90, (64, 0.4): 0.931,
@@ -50,7 +59,10 @@ def test_a_collapse_that_another_rate_mends_is_one_of_the_rate(collapse: analysi
     assert one.best_rates.low < 0 < one.best_rates.high and abs(one.best_rates.value) < 0.01
     (line,) = analysis.fairness_words(collapse)
     assert "With one rate for all (0.1) the test accuracy of local batch 8 is 0.1" in line
-    assert "With the best of its rates at each batch size there is no difference between batch sizes" in line
+    assert (
+        "With the best of its rates at each batch size there is no difference between batch sizes"
+        in line
+    )
     assert "not told from an effect of the learning rate" in line
     assert "best rate of local batch 8 is the lowest tried" in line
     assert "best rate of local batch 64 and 256 is the highest tried" in line
@@ -73,20 +85,34 @@ def test_an_effect_that_no_rate_mends_survives(tmp_path: Path) -> None:
 def test_the_best_rate_of_each_batch_is_a_row(collapse: analysis.Study) -> None:
     table = rates(collapse)
     best = table[table["is_best"]].reset_index()
-    assert dict(zip(best["local_batch"], best["learning_rate"], strict=True)) == {8: 0.025, 64: 0.4, 256: 0.4}
-    assert dict(zip(best["local_batch"], best["at_edge"], strict=True)) == {8: "lowest", 64: "highest", 256: "highest"}
+    assert dict(zip(best["local_batch"], best["learning_rate"], strict=True)) == {
+        8: 0.025,
+        64: 0.4,
+        256: 0.4,
+    }
+    assert dict(zip(best["local_batch"], best["at_edge"], strict=True)) == {
+        8: "lowest",
+        64: "highest",
+        256: "highest",
+    }
     assert table["n"].eq(3).all() and table["num_rates"].eq(3).all()
 
 
 def test_a_seed_is_scored_at_the_rate_that_the_others_find_best() -> None:
-    lucky = np.array([[0.5, 0.5, 0.5], [0.9, 0.45, 0.45]])  # the second rate has the best mean, by one seed
+    lucky = np.array(
+        [[0.5, 0.5, 0.5], [0.9, 0.45, 0.45]]
+    )  # the second rate has the best mean, by one seed
     assert list(seeds_left_out(lucky, 1)) == [0.5, 0.45, 0.45]
-    diverged = np.array([[0.5, 0.5, np.nan], [0.4, np.inf, 0.4]])  # the third seed at the first rate; one was not run
+    diverged = np.array(
+        [[0.5, 0.5, np.nan], [0.4, np.inf, 0.4]]
+    )  # the third seed at the first rate; one was not run
     np.testing.assert_equal(list(seeds_left_out(diverged, 1)), [0.4, 0.5, np.nan])
 
 
 def test_too_few_seeds_and_rates_are_counted(tmp_path: Path) -> None:
-    study = write_sweep(tmp_path / "s", {key: COLLAPSE[key] for key in ((8, 0.025), (8, 0.4), (64, 0.4))}, seeds=1)
+    study = write_sweep(
+        tmp_path / "s", {key: COLLAPSE[key] for key in ((8, 0.025), (8, 0.4), (64, 0.4))}, seeds=1
+    )
     (line,) = analysis.fairness_words(study)
     assert "cannot be told: an interval takes 3 seeds" in line
     assert "2 more seeds of local batch 8 and 64" in line
@@ -96,7 +122,9 @@ def test_too_few_seeds_and_rates_are_counted(tmp_path: Path) -> None:
 
 def test_one_rate_for_all_says_nothing_of_rates(tmp_path: Path) -> None:
     study = write_sweep(tmp_path / "s", {(8, 0.4): 0.33, (64, 0.4): 0.93})
-    assert analysis.fairness_words(study) == [] and analysis.fairness_words(analysis.published()) == []
+    assert (
+        analysis.fairness_words(study) == [] and analysis.fairness_words(analysis.published()) == []
+    )
     assert "rate_by_batch" not in plots.figures(study)
 
 
@@ -106,9 +134,19 @@ def test_what_diverges_at_every_rate_is_named_and_not_compared(tmp_path: Path) -
         for seed in range(3):
             settings = {"optimizer.lr": rate, "optimizer.lr_rule": "fixed"}
             status = "diverged" if seed == 1 else "completed"
-            write_run(tmp_path / "s", local_batch=8, seed=seed, status=status, accuracy=0.9, settings=settings)
+            write_run(
+                tmp_path / "s",
+                local_batch=8,
+                seed=seed,
+                status=status,
+                accuracy=0.9,
+                settings=settings,
+            )
     (line,) = analysis.fairness_words(bsweep.load(tmp_path / "s"))
-    assert "Not compared: local batch 8, of which not all seeds stayed finite even at the best rate" in line
+    assert (
+        "Not compared: local batch 8, of which not all seeds stayed finite even at the best rate"
+        in line
+    )
 
 
 def test_of_runs_with_a_target_times_are_compared_as_ratios(tmp_path: Path) -> None:
@@ -117,7 +155,9 @@ def test_of_runs_with_a_target_times_are_compared_as_ratios(tmp_path: Path) -> N
         for rate, needed in ((0.1, 1.0), (0.2, 1.5)):
             for seed in range(4):
                 settings = {"optimizer.lr": rate, "target_accuracy": 0.9}
-                write_target_run(tmp_path / "s", slow, batch=batch, seed=seed, needed=needed, settings=settings)
+                write_target_run(
+                    tmp_path / "s", slow, batch=batch, seed=seed, needed=needed, settings=settings
+                )
     study = bsweep.load(tmp_path / "s")
     (one,) = fairness(study)
     assert one.metric == "seconds_to_target" and one.best_rates is not None
@@ -133,10 +173,16 @@ def test_the_page_and_the_figure_show_the_best_rates(
     figure = plots.rate_by_batch(collapse)
     assert_readable(figure)
     score, rate = figure.axes
-    best = next(line for line in score.lines if line.get_color() == plots.COLORS[0] and len(line.get_xdata()) == 3)  # type: ignore[arg-type]
+    best = next(
+        line
+        for line in score.lines
+        if line.get_color() == plots.COLORS[0] and len(line.get_xdata()) == 3  # type: ignore[arg-type]
+    )
     assert list(best.get_ydata()) == pytest.approx([0.93, 0.931, 0.929], abs=0.002)  # type: ignore[arg-type]
     assert rate.get_yscale() == "log" and "n = 3" in plots.caption(figure)
     monkeypatch.setattr(plots, "FIGURES", {"rate_by_batch": plots.rate_by_batch})
     page = report.write(collapse.folder, tmp_path / "out")
-    assert "With the best of its rates at each batch size there is no difference" in page.read_text()
+    assert (
+        "With the best of its rates at each batch size there is no difference" in page.read_text()
+    )
     assert "| 8 | 3 | 0.025 | " in page.with_name("table.md").read_text()

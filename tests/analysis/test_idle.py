@@ -1,4 +1,6 @@
-"""What uneven workers wait for each other, from records with known answers and from the published numbers."""
+"""What uneven workers wait for each other, from records with known answers and from the published
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ import bsweep
 from bsweep import analysis, report
 from bsweep.analysis.columns import ROUNDS, names
 from bsweep.runlog import RunPaths
-from tests.support.synthetic_study import ALLOCATIONS, ROUND_EXCHANGE_SECONDS, Lists, diloco, round_seconds, write_run
+from tests.support.synthetic_study import (
+    ALLOCATIONS,
+    ROUND_EXCHANGE_SECONDS,
+    Lists,
+    diloco,
+    round_seconds,
+    write_run,
+)
 
 MEASURED = Path(__file__).parents[2] / "results" / "measured"
 UNIFORM_IDLE = [1.1, 0, 14.6, 4.9]  # of ten rounds, as published
@@ -27,14 +36,24 @@ def write_rounds(
     study: Path, allocation: str, *, seed: int = 0, num_rounds: int = 10, lists: Lists | None = None
 ) -> Path:
     settings = diloco(allocation, lists)
-    return write_run(study, local_batch=4, num_workers=4, seed=seed, epochs=1, settings=settings, num_rounds=num_rounds)
+    return write_run(
+        study,
+        local_batch=4,
+        num_workers=4,
+        seed=seed,
+        epochs=1,
+        settings=settings,
+        num_rounds=num_rounds,
+    )
 
 
 def by_variant(table: pd.DataFrame) -> Any:
     return table.droplevel(["num_workers", "local_batch"])
 
 
-def test_rounds_are_a_row_a_worker_and_survive_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_are_a_row_a_worker_and_survive_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(report, "_write_figures", lambda *_: {})
     folder = write_rounds(tmp_path / "s", "batch_by_flops", num_rounds=2)
     study = bsweep.load(tmp_path / "s")
@@ -55,7 +74,9 @@ def test_a_round_that_was_repeated_counts_once(tmp_path: Path) -> None:
     start, first, second, third, epoch = path.read_text().splitlines()
     again = json.loads(second) | {"began_seconds": [20.0] * 4, "train_loss": 1.0}
     after = json.loads(third) | {"began_seconds": [30.0] * 4}
-    path.write_text("\n".join([start, first, second, third, json.dumps(again), json.dumps(after), epoch]) + "\n")
+    path.write_text(
+        "\n".join([start, first, second, third, json.dumps(again), json.dumps(after), epoch]) + "\n"
+    )
     rounds = bsweep.load(tmp_path / "s").rounds
     assert rounds["round"].tolist() == [1] * 4 + [2] * 4 + [3] * 4
     assert rounds["train_loss"].iloc[4] == 1
@@ -67,19 +88,34 @@ def test_rounds_that_an_epoch_cuts_short_do_not_count_beside_whole_ones(tmp_path
     expected = analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0]
     path = RunPaths(whole).metrics
     *records, epoch = path.read_text().splitlines()
-    short = json.loads(records[-1]) | {"round": 4, "began_seconds": [30.0] * 4, "idle_seconds": [9.0] * 4}
+    short = json.loads(records[-1]) | {
+        "round": 4,
+        "began_seconds": [30.0] * 4,
+        "idle_seconds": [9.0] * 4,
+    }
     path.write_text("\n".join([*records, json.dumps(short | {"is_whole": False}), epoch]) + "\n")
     assert_series_equal(analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0], expected)
     path.write_text("\n".join([records[0], json.dumps(short | {"is_whole": False}), epoch]) + "\n")
-    assert analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0]["idle_seconds"] == 36, "it has no other"
+    assert analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0]["idle_seconds"] == 36, (
+        "it has no other"
+    )
 
 
 def test_a_study_without_rounds_has_empty_tables(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=8)
     write_run(tmp_path / "text", local_batch=8, settings={"data.sequence_length": 64})
-    for study in (bsweep.load(tmp_path / "s"), bsweep.load(tmp_path / "text"), analysis.published()):
+    for study in (
+        bsweep.load(tmp_path / "s"),
+        bsweep.load(tmp_path / "text"),
+        analysis.published(),
+    ):
         assert list(study.rounds) == names(ROUNDS)
-        tables = (analysis.idle_table, analysis.loss_by_time, analysis.equal_time_losses, analysis.rounds_timeline)
+        tables = (
+            analysis.idle_table,
+            analysis.loss_by_time,
+            analysis.equal_time_losses,
+            analysis.rounds_timeline,
+        )
         assert all(table(study).empty for table in tables) and report.idle_text(study) == ""
 
 
@@ -160,7 +196,14 @@ def test_each_exchange_has_its_own_baseline(tmp_path: Path) -> None:
         for allocation in ("uniform", "steps_by_flops"):
             settings = diloco(allocation, weighting=weighting)
             rounds = 4 if weighting == "fednova" else 2
-            write_run(tmp_path / "s", local_batch=4, num_workers=4, epochs=1, settings=settings, num_rounds=rounds)
+            write_run(
+                tmp_path / "s",
+                local_batch=4,
+                num_workers=4,
+                epochs=1,
+                settings=settings,
+                num_rounds=rounds,
+            )
     write_run(tmp_path / "s", local_batch=4, num_workers=4, epochs=1)  # of Horovod, without rounds
     table = analysis.idle_table(bsweep.load(tmp_path / "s"))
     assert len(table) == 4
@@ -175,19 +218,33 @@ def test_losses_are_compared_at_the_first_last_midpoint(tmp_path: Path) -> None:
     table = by_variant(analysis.equal_time_losses(study))
     seconds = 2.5 * (max(round_seconds((8, 8, 32, 16), (100,) * 4)) + ROUND_EXCHANGE_SECONDS)
     assert table["elapsed_seconds"].tolist() == pytest.approx([seconds] * 2)
-    assert table.loc["batch_by_memory", "train_loss"] == pytest.approx(3 + 4 / (1 + 3 * 6400 / 5000))
+    assert table.loc["batch_by_memory", "train_loss"] == pytest.approx(
+        3 + 4 / (1 + 3 * 6400 / 5000)
+    )
     rounds = seconds / 3.55 + 0.5  # that uniform has done, at whose midpoint its loss stands
-    before, after = (3 + 4 / (1 + number * 1600 / 5000) for number in (int(rounds), int(rounds) + 1))
-    assert table.loc["uniform", "train_loss"] == pytest.approx(before + (rounds % 1) * (after - before))
+    before, after = (
+        3 + 4 / (1 + number * 1600 / 5000) for number in (int(rounds), int(rounds) + 1)
+    )
+    assert table.loc["uniform", "train_loss"] == pytest.approx(
+        before + (rounds % 1) * (after - before)
+    )
     assert table.loc["uniform", "num_examples"] == pytest.approx(1600 * seconds / 3.55)
     curve = analysis.loss_by_time(study).xs("uniform", level="variant")
-    assert curve["train_loss"].tolist() == pytest.approx([3 + 4 / (1 + n * 1600 / 5000) for n in range(1, 11)])
-    assert curve.index.get_level_values("elapsed_seconds").tolist() == pytest.approx(3.55 * (np.arange(10) + 0.5))
+    assert curve["train_loss"].tolist() == pytest.approx(
+        [3 + 4 / (1 + n * 1600 / 5000) for n in range(1, 11)]
+    )
+    assert curve.index.get_level_values("elapsed_seconds").tolist() == pytest.approx(
+        3.55 * (np.arange(10) + 0.5)
+    )
 
 
 def test_large_rounds_are_not_held_behind_small_ones_in_the_measured_study() -> None:
-    """At their ends, rounds of 65 s each would flatter hybrid, whose rounds are short: 2.030 against 2.052."""
-    losses = by_variant(analysis.equal_time_losses(bsweep.load(MEASURED / "geo_distributed")))["train_loss"]
+    """At their ends, rounds of 65 s each would flatter hybrid, whose rounds are short: 2.030
+    against 2.052.
+    """
+    losses = by_variant(analysis.equal_time_losses(bsweep.load(MEASURED / "geo_distributed")))[
+        "train_loss"
+    ]
     assert losses["batch_by_memory"] == pytest.approx(2.021, abs=1e-3)
     assert losses["hybrid"] == pytest.approx(2.029, abs=1e-3)
     assert losses.idxmin() == "batch_by_memory"
@@ -197,12 +254,22 @@ def test_runs_that_end_with_a_round_are_compared_by_their_last_one(tmp_path: Pat
     limited: list[dict[str, Any]] = [{}, {"max_rounds": 3}, {"max_seconds": 60.0}]
     for number, limits in enumerate(limited):
         settings = diloco("uniform", **limits)
-        write_run(tmp_path / "s", local_batch=4, num_workers=4, seed=number, settings=settings, num_rounds=1)
+        write_run(
+            tmp_path / "s",
+            local_batch=4,
+            num_workers=4,
+            seed=number,
+            settings=settings,
+            num_rounds=1,
+        )
     study = bsweep.load(tmp_path / "s")
     for table in ("runs", "epochs", "rounds"):
         getattr(study, table).to_csv(tmp_path / f"{table}.csv", index=False)
     study = bsweep.load(tmp_path)
-    of_epoch, of_round = study.epochs["train_loss"].iloc[-1], study.rounds.loc[study.rounds["round"] == 3]
+    of_epoch, of_round = (
+        study.epochs["train_loss"].iloc[-1],
+        study.rounds.loc[study.rounds["round"] == 3],
+    )
     runs = study.runs.sort_values("seed")
     assert runs["train_loss"].iloc[0] == pytest.approx(of_epoch, abs=0.05)
     assert runs["train_loss"].iloc[1:].tolist() == of_round["train_loss"].iloc[[4, 8]].tolist()
@@ -213,7 +280,9 @@ def test_runs_that_end_with_a_round_are_compared_by_their_last_one(tmp_path: Pat
 
 def test_the_measured_rounds_are_compared_at_equal_progress() -> None:
     """The epoch's mean would say 2.541 of uniform, which began it with the initial weights."""
-    losses = by_variant(analysis.cells(bsweep.load(MEASURED / "geo_distributed").runs))["train_loss"]
+    losses = by_variant(analysis.cells(bsweep.load(MEASURED / "geo_distributed").runs))[
+        "train_loss"
+    ]
     assert losses["uniform"] == pytest.approx(2.109, abs=1e-3)
     assert losses["steps_by_flops"] == pytest.approx(2.060, abs=1e-3)
 
@@ -233,9 +302,14 @@ def test_batches_are_those_that_workers_had(tmp_path: Path) -> None:
     for allocation in ("uniform", "batch_by_memory"):
         write_rounds(tmp_path / "s", allocation, num_rounds=2)
     write_rounds(tmp_path / "s", "hybrid", num_rounds=2, lists=((16,) * 4, None))
-    given = {"strategy": {"name": "allreduce"}, "allocation.local_batches": [2, 2, 2, 10]}  # of a run without rounds
+    given = {
+        "strategy": {"name": "allreduce"},
+        "allocation.local_batches": [2, 2, 2, 10],
+    }  # of a run without rounds
     write_run(tmp_path / "s", local_batch=4, num_workers=4, settings=given)
-    batches = by_variant(analysis.cells(bsweep.load(tmp_path / "s").runs))["local_batches"].to_dict()
+    batches = by_variant(analysis.cells(bsweep.load(tmp_path / "s").runs))[
+        "local_batches"
+    ].to_dict()
     assert batches == {
         "diloco uniform": "",
         "diloco batch_by_memory": "8/8/32/16",
@@ -278,7 +352,9 @@ def test_the_model_gives_method_c_from_the_baseline_and_one_constant() -> None:
     model, rows = analysis.idle_model(), analysis.modelled_idle().unstack("node")
     assert model.slowest_seconds == pytest.approx(30.5, abs=0.1)
     for method in ("baseline", "C"):
-        modelled, published = (rows[name].loc[method].tolist() for name in ("modelled_seconds", "published_seconds"))
+        modelled, published = (
+            rows[name].loc[method].tolist() for name in ("modelled_seconds", "published_seconds")
+        )
         assert modelled == pytest.approx(published, abs=0.3)
     assert model.steps_by_speed() == [104, 100, 192, 119]
     assert model.idle_seconds([4] * 4, model.steps_by_speed()).sum() < 0.3
@@ -286,12 +362,16 @@ def test_the_model_gives_method_c_from_the_baseline_and_one_constant() -> None:
 
 @pytest.mark.parametrize("slowest_seconds", [15, 30.5, 300])
 @pytest.mark.parametrize("fixed_share", [0, 0.5, 1])
-def test_no_constants_explain_the_published_rows_of_a_and_b(slowest_seconds: float, fixed_share: float) -> None:
+def test_no_constants_explain_the_published_rows_of_a_and_b(
+    slowest_seconds: float, fixed_share: float
+) -> None:
     model = analysis.IdleModel(slowest_seconds, fixed_share, analysis.idle_model().baseline)
     for method, difference in {"A": 11.9, "B": -0.4}.items():
         row: Any = analysis.published_idle().loc[method]
         idle = model.idle_seconds(row["local_batch"], row["local_steps"])
-        assert row["idle_seconds"].iloc[0] - row["idle_seconds"].iloc[1] == pytest.approx(difference)
+        assert row["idle_seconds"].iloc[0] - row["idle_seconds"].iloc[1] == pytest.approx(
+            difference
+        )
         assert idle[0] - idle[1] > 1.1 - 1e-9
         assert method == "B" or idle[0] - idle[1] == pytest.approx(1.1)
 
@@ -299,4 +379,6 @@ def test_no_constants_explain_the_published_rows_of_a_and_b(slowest_seconds: flo
 def test_all_policies_have_a_place_in_the_table(tmp_path: Path) -> None:
     for allocation in reversed(ALLOCATIONS):
         write_rounds(tmp_path / "s", allocation, num_rounds=1)
-    assert by_variant(analysis.idle_table(bsweep.load(tmp_path / "s"))).index.tolist() == list(ALLOCATIONS)
+    assert by_variant(analysis.idle_table(bsweep.load(tmp_path / "s"))).index.tolist() == list(
+        ALLOCATIONS
+    )

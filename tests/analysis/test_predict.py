@@ -1,4 +1,6 @@
-"""`bsweep predict` on studies with known laws: what it recommends, how sure it says it is, and what it refuses."""
+"""`bsweep predict` on studies with known laws: what it recommends, how sure it says it is, and what
+it refuses.
+"""
 
 from __future__ import annotations
 
@@ -42,18 +44,27 @@ def prediction(folder: Path) -> bsweep.analysis.Prediction:
     return bsweep.predict(folder, TARGET)
 
 
-def test_every_cell_of_the_grid_is_predicted_and_the_truth_lies_within(prediction: bsweep.analysis.Prediction) -> None:
+def test_every_cell_of_the_grid_is_predicted_and_the_truth_lies_within(
+    prediction: bsweep.analysis.Prediction,
+) -> None:
     cells = prediction.cells
     assert set(zip(cells["global_batch"], cells["num_workers"], strict=True)) == {
         (batch, workers) for batch in (32, 64, 128, 256, 512) for workers in (1, 2)
     }
-    truth = np.array([TRUTH.seconds(*row) for row in cells[["global_batch", "num_workers"]].itertuples(index=False)])
+    truth = np.array(
+        [
+            TRUTH.seconds(*row)
+            for row in cells[["global_batch", "num_workers"]].itertuples(index=False)
+        ]
+    )
     assert ((cells["typical_low"] < truth) & (truth < cells["typical_high"])).mean() >= 0.8
     assert (np.abs(cells["seconds"] / truth - 1)).median() < 0.1
     assert (cells["seconds_low"] <= cells["typical_low"]).all()
     measured = cells[cells["num_runs"] > 0]
     assert set(zip(measured["global_batch"], measured["num_workers"], strict=True)) == set(CELLS)
-    assert (measured["num_reached"] == 2).all() and cells["measured_seconds"].notna().sum() == len(CELLS)
+    assert (measured["num_reached"] == 2).all() and cells["measured_seconds"].notna().sum() == len(
+        CELLS
+    )
     is_measured = cells["num_runs"] > 0
     width = np.log(cells["typical_high"] / cells["typical_low"])
     assert width[is_measured].max() < width[~is_measured].max(), "what was measured is known better"
@@ -62,7 +73,13 @@ def test_every_cell_of_the_grid_is_predicted_and_the_truth_lies_within(predictio
     assert not prediction.warnings
 
 
-PARTS = ("fixed_seconds", "computing_seconds", "large_batch_seconds", "exchange_seconds", "waiting_seconds")
+PARTS = (
+    "fixed_seconds",
+    "computing_seconds",
+    "large_batch_seconds",
+    "exchange_seconds",
+    "waiting_seconds",
+)
 
 
 def test_the_recommendation_is_the_truly_best_cell_and_its_probability_is_said(
@@ -77,23 +94,32 @@ def test_the_recommendation_is_the_truly_best_cell_and_its_probability_is_said(
     assert text.startswith("Fastest to a test accuracy of 0.9: global batch ")
     assert "with probability" in text and "Leave-one-cell-out" in text and "linear" in text
     assert "<table" in prediction._repr_html_()
-    assert bsweep.predict(bsweep.load(Path(prediction.seen.study.folder)), TARGET).choice == prediction.choice
+    assert (
+        bsweep.predict(bsweep.load(Path(prediction.seen.study.folder)), TARGET).choice
+        == prediction.choice
+    )
 
 
-def test_cells_left_out_are_predicted_from_the_others(prediction: bsweep.analysis.Prediction) -> None:
+def test_cells_left_out_are_predicted_from_the_others(
+    prediction: bsweep.analysis.Prediction,
+) -> None:
     left_out = prediction.leave_one_out
     assert len(left_out) == len(CELLS)
     assert left_out["error"].abs().median() < 0.15
     assert left_out["is_inside"].sum() >= len(CELLS) - 1
 
 
-def test_one_more_run_brings_most_where_the_choice_is_open(prediction: bsweep.analysis.Prediction) -> None:
+def test_one_more_run_brings_most_where_the_choice_is_open(
+    prediction: bsweep.analysis.Prediction,
+) -> None:
     gains = prediction.gains()
     assert (gains["gain"] >= 0).all() and gains["gain"].max() > 0
     likely = prediction.cells[prediction.cells["probability_best"] > 0.01]
     most = gains.iloc[gains["gain"].argmax()]
     assert most["kind"] == "run", "a run tells of both its steps and their time"
-    assert [most["global_batch"], most["num_workers"]] in likely[["global_batch", "num_workers"]].to_numpy().tolist()
+    assert [most["global_batch"], most["num_workers"]] in likely[
+        ["global_batch", "num_workers"]
+    ].to_numpy().tolist()
     by_kind = gains.set_index(["global_batch", "num_workers", "kind"])
     timed, trained = (by_kind.xs(kind, level="kind") for kind in ("steps", "run"))
     assert (timed["worker_seconds"] < trained["worker_seconds"]).all()
@@ -104,19 +130,28 @@ def test_one_more_run_brings_most_where_the_choice_is_open(prediction: bsweep.an
 def test_limits_and_measures_change_what_is_recommended(folder: Path) -> None:
     study = bsweep.load(folder)
     cheapest = bsweep.predict(study, TARGET, objective="cheapest", price_per_worker_hour=3.6)
-    assert cheapest.recommended["num_workers"] == 1 and cheapest.sentence().startswith("Cheapest to")
+    assert cheapest.recommended["num_workers"] == 1 and cheapest.sentence().startswith(
+        "Cheapest to"
+    )
     assert cheapest.choice.value == pytest.approx(cheapest.recommended["worker_seconds"] / 1000)
-    assert cheapest.cells["money"].to_numpy() == pytest.approx(cheapest.cells["worker_seconds"].to_numpy() / 1000)
+    assert cheapest.cells["money"].to_numpy() == pytest.approx(
+        cheapest.cells["worker_seconds"].to_numpy() / 1000
+    )
     assert cheapest.cells["joules"].isna().all()
     one = bsweep.predict(study, TARGET, objective="fastest,workers<=1", workers=[1, 2, 4])
     assert one.recommended["num_workers"] == 1 and set(one.cells["num_workers"]) == {1, 2, 4}
     assert any("4 workers" in warning for warning in one.warnings)
-    wide = one.cells.groupby("num_workers").apply(lambda of: np.log(of["seconds_high"] / of["seconds_low"]).mean())
+    wide = one.cells.groupby("num_workers").apply(
+        lambda of: np.log(of["seconds_high"] / of["seconds_low"]).mean()
+    )
     assert wide[4] > wide[2], "an exchange on four workers was not measured"
     slowest, soonest = one.cells["seconds"].max(), one.cells["seconds"].min()
     deadline = bsweep.predict(study, TARGET, objective=f"deadline={2 * slowest:.0f}s")
     assert deadline.recommended["num_workers"] == 1, "what is in time need not be soonest"
-    assert deadline.choice.probability_in_time is not None and deadline.choice.probability_in_time > 0.9
+    assert (
+        deadline.choice.probability_in_time is not None
+        and deadline.choice.probability_in_time > 0.9
+    )
     with pytest.raises(ValueError, match="no cell meets the deadline"):
         bsweep.predict(study, TARGET, objective=f"deadline={soonest / 3:.0f}s")
     with pytest.raises(ValueError, match="no run recorded its energy"):
@@ -124,11 +159,23 @@ def test_limits_and_measures_change_what_is_recommended(folder: Path) -> None:
 
 
 def test_the_least_energy_is_of_busy_devices_where_idle_ones_take_power_too(folder: Path) -> None:
-    """By 40 W of a worker whatever it does, and 0.3 J an example; on two workers an exchange leaves them idle."""
+    """By 40 W of a worker whatever it does, and 0.3 J an example; on two workers an exchange leaves
+    them idle.
+    """
     study = bsweep.load(folder)
     workers = study.runs["num_workers"]
-    seconds = study.evaluations.groupby("run_id")["train_seconds"].last().reindex(study.runs["run_id"]).to_numpy()
-    steps = study.evaluations.groupby("run_id")["num_steps"].last().reindex(study.runs["run_id"]).to_numpy(float)
+    seconds = (
+        study.evaluations.groupby("run_id")["train_seconds"]
+        .last()
+        .reindex(study.runs["run_id"])
+        .to_numpy()
+    )
+    steps = (
+        study.evaluations.groupby("run_id")["num_steps"]
+        .last()
+        .reindex(study.runs["run_id"])
+        .to_numpy(float)
+    )
     study.runs["train_seconds"] = seconds
     study.runs["energy_joules"] = 40 * seconds * workers + 0.3 * steps * study.runs["global_batch"]
     found = bsweep.predict(study, TARGET, objective="joules", batches=[32, 64, 128, 256, 512])
@@ -142,28 +189,45 @@ def test_the_least_energy_is_of_busy_devices_where_idle_ones_take_power_too(fold
 
 
 def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_path: Path) -> None:
-    printed = command("predict", str(folder), "--target-accuracy", "0.9", "--batches", "64,128", cwd=tmp_path)
+    printed = command(
+        "predict", str(folder), "--target-accuracy", "0.9", "--batches", "64,128", cwd=tmp_path
+    )
     assert printed.returncode == 0, printed.stderr
-    assert printed.stdout.startswith("Fastest to a test accuracy of 0.9: global batch 128 on 2 workers")
+    assert printed.stdout.startswith(
+        "Fastest to a test accuracy of 0.9: global batch 128 on 2 workers"
+    )
     told = command("predict", str(folder), "--target-loss", "0.1", "--json", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     read = json.loads(told.stdout)
     assert read["target"] == {"metric": "test_loss", "value": 0.1}
     assert read["cells"][0]["joules"] is None and read["learning_rate_rule"] == "linear"
-    assert [one["source"] for one in read["critical_batches"]] == ["steps to target", "noise scale", "branched runs"]
+    assert [one["source"] for one in read["critical_batches"]] == [
+        "steps to target",
+        "noise scale",
+        "branched runs",
+    ]
     assert read["recommendation"]["global_batch"] in {128, 256} and read["leave_one_out"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--target-accuracy", "0.99"], "no run reached a test accuracy of 0.99. The best seen is 0.9"),
+        (
+            ["--target-accuracy", "0.99"],
+            "no run reached a test accuracy of 0.99. The best seen is 0.9",
+        ),
         (["--target-accuracy", "90"], "Is 0.9 meant?"),
         ([], "give a target"),
         (["--target-accuracy", "0.9", "--batches", "64", "--workers", "2"], "a grid of one cell"),
         (["--target-accuracy", "0.9", "--objective", "fastes"], "Did you mean 'fastest'?"),
-        (["--target-accuracy", "0.9", "--objective", "money"], "needs a price: give --price-per-worker-hour"),
-        (["--target-accuracy", "0.9", "--objective", "money", "--price-per-worker-hour", "-1"], "such as 2.5"),
+        (
+            ["--target-accuracy", "0.9", "--objective", "money"],
+            "needs a price: give --price-per-worker-hour",
+        ),
+        (
+            ["--target-accuracy", "0.9", "--objective", "money", "--price-per-worker-hour", "-1"],
+            "such as 2.5",
+        ),
         (["--target-accuracy", "0.9", "--where", "strategy"], "--where strategy=horovod"),
         (["--target-accuracy", "0.9", "--where", "optimiser=sgd"], "Did you mean 'optimizer'?"),
         (["--target-accuracy", "0.9", "--where", "global_batch=128"], "1 batch size is missing"),
@@ -174,23 +238,30 @@ def test_what_cannot_be_predicted_is_said_with_the_remedy(
     arguments: list[str], says: str, folder: Path, tmp_path: Path
 ) -> None:
     result = command("predict", str(folder), *arguments, cwd=tmp_path)
-    assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr, result.stderr
+    assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr, (
+        result.stderr
+    )
 
 
 def test_an_unknown_study_is_said_with_what_is_near(folder: Path, tmp_path: Path) -> None:
-    result = command("predict", str(folder.with_name("know")), "--target-accuracy", "0.9", cwd=tmp_path)
+    result = command(
+        "predict", str(folder.with_name("know")), "--target-accuracy", "0.9", cwd=tmp_path
+    )
     assert result.returncode == 2 and "Did you mean 'known'?" in result.stderr
 
 
 def test_runs_that_differ_in_more_than_the_grid_have_to_be_chosen(tmp_path: Path) -> None:
     for batch in (32, 128):
         write_target_run(tmp_path / "s", TRUTH, batch=batch)
-        write_target_run(tmp_path / "s", TRUTH, batch=batch, settings={"epochs": 9, "target_accuracy": 0.9})
+        write_target_run(
+            tmp_path / "s", TRUTH, batch=batch, settings={"epochs": 9, "target_accuracy": 0.9}
+        )
         write_target_run(tmp_path / "s", TRUTH, batch=batch, settings={"optimizer.momentum": 0.8})
         write_target_run(tmp_path / "s", TRUTH, batch=batch, workers=2, meta={"cpu": "Other CPU"})
     study = bsweep.load(tmp_path / "s", mix=True)
     with pytest.raises(
-        ValueError, match=r"different hardware.*Other CPU, 2 cores; Test CPU, 2 cores.*--where hardware="
+        ValueError,
+        match=r"different hardware.*Other CPU, 2 cores; Test CPU, 2 cores.*--where hardware=",
     ):
         bsweep.predict(study, TARGET)
     where = {"hardware": "Test CPU, 2 cores"}
@@ -198,8 +269,12 @@ def test_runs_that_differ_in_more_than_the_grid_have_to_be_chosen(tmp_path: Path
         bsweep.predict(study, TARGET, where=where)
     with pytest.raises(ValueError, match="different hardware"):
         bsweep.predict(tmp_path / "s", TARGET)
-    found = bsweep.predict(tmp_path / "s", TARGET, where={**where, "optimizer.momentum": "0.9"}, batches=[32, 64, 128])
-    assert found.cells["num_runs"].sum() == 4, "runs of other lengths are the same at a constant rate"
+    found = bsweep.predict(
+        tmp_path / "s", TARGET, where={**where, "optimizer.momentum": "0.9"}, batches=[32, 64, 128]
+    )
+    assert found.cells["num_runs"].sum() == 4, (
+        "runs of other lengths are the same at a constant rate"
+    )
 
 
 def test_runs_that_never_got_there_count_as_such(tmp_path: Path) -> None:
@@ -207,7 +282,9 @@ def test_runs_that_never_got_there_count_as_such(tmp_path: Path) -> None:
     for batch in (32, 64, 128):
         for seed in (0, 1):
             write_target_run(tmp_path / "s", TRUTH, batch=batch, seed=seed, most_examples=most * 2)
-            write_target_run(tmp_path / "s", TRUTH, batch=8 * batch, seed=seed, most_examples=most * 2)
+            write_target_run(
+                tmp_path / "s", TRUTH, batch=8 * batch, seed=seed, most_examples=most * 2
+            )
     study = bsweep.load(tmp_path / "s")
     seen = observed(study, target_of(accuracy=TARGET))
     reached = seen.runs.groupby("global_batch")["reached"].sum()
@@ -223,12 +300,14 @@ def test_runs_that_never_got_there_count_as_such(tmp_path: Path) -> None:
     assert row["num_runs"] == 2 and row["num_reached"] == 0 and np.isnan(row["measured_seconds"])
     assert "0 of 2 reached" in repr(prediction)
     assert row["is_unreached"] and not row["is_allowed"] and row["probability_best"] == 0
-    assert "0 of 2 reached; left out" in repr(prediction) and "Left out: cells of a batch size of which" in repr(
+    assert "0 of 2 reached; left out" in repr(
         prediction
-    )
+    ) and "Left out: cells of a batch size of which" in repr(prediction)
     unreached = bsweep.predict(study, TARGET, batches=[512, 1024])
     assert "Its 2 own runs did not reach it." in unreached.sentence(), "where there is nothing else"
-    assert any(warning.startswith("no run of the recommended cell") for warning in unreached.warnings)
+    assert any(
+        warning.startswith("no run of the recommended cell") for warning in unreached.warnings
+    )
 
 
 def test_a_run_that_was_too_short_for_any_batch_does_not_rule_its_batch_out(tmp_path: Path) -> None:
@@ -236,7 +315,11 @@ def test_a_run_that_was_too_short_for_any_batch_does_not_rule_its_batch_out(tmp_
         write_target_run(tmp_path / "s", TRUTH, batch=batch)
     write_target_run(tmp_path / "s", TRUTH, batch=128, most_examples=0.5 * 32 * TRUTH.steps(32))
     row = bsweep.predict(tmp_path / "s", TARGET).cells.set_index("global_batch").loc[128]
-    assert (row["num_runs"], row["num_reached"]) == (1, 0) and not row["is_unreached"] and row["is_allowed"]
+    assert (
+        (row["num_runs"], row["num_reached"]) == (1, 0)
+        and not row["is_unreached"]
+        and row["is_allowed"]
+    )
 
 
 _BROKEN_OFF: tuple[tuple[int, float, Status], ...] = (
@@ -244,12 +327,16 @@ _BROKEN_OFF: tuple[tuple[int, float, Status], ...] = (
 )  # fmt: skip
 
 
-def test_a_batch_that_never_got_there_is_not_recommended_however_near_it_was(tmp_path: Path) -> None:
+def test_a_batch_that_never_got_there_is_not_recommended_however_near_it_was(
+    tmp_path: Path,
+) -> None:
     truth = Truth(minimum_examples=640_000, scatter=0.02)
     for batch in (32, 64, 128, 256):
         for seed in (0, 1):
             most = 0.95 * batch * truth.steps(batch) if batch == 256 else np.inf
-            write_target_run(tmp_path / "s", truth, batch=batch, workers=2, seed=seed, most_examples=most)
+            write_target_run(
+                tmp_path / "s", truth, batch=batch, workers=2, seed=seed, most_examples=most
+            )
     prediction = bsweep.predict(tmp_path / "s", TARGET)
     assert truth.seconds(256, 2) < 0.95 * truth.seconds(128, 2), "it would have been the fastest"
     cells = prediction.cells.set_index("global_batch")
@@ -260,10 +347,14 @@ def test_a_batch_that_never_got_there_is_not_recommended_however_near_it_was(tmp
         for b, m, how in _BROKEN_OFF
     ]
     assert len(broken_off) == 3
-    assert bsweep.predict(tmp_path / "t", TARGET).recommended["global_batch"] == 256, "it was not trained to its end"
+    assert bsweep.predict(tmp_path / "t", TARGET).recommended["global_batch"] == 256, (
+        "it was not trained to its end"
+    )
 
 
-def test_runs_that_fell_short_count_in_what_a_cell_is_measured_at_and_in_the_errors(tmp_path: Path) -> None:
+def test_runs_that_fell_short_count_in_what_a_cell_is_measured_at_and_in_the_errors(
+    tmp_path: Path,
+) -> None:
     """Half of a cell's runs are cut at a time that the slow ones need longer than."""
     truth = replace(TRUTH, scatter=0.3)
     for batch in (32, 128, 512):
@@ -279,7 +370,9 @@ def test_runs_that_fell_short_count_in_what_a_cell_is_measured_at_and_in_the_err
     alone = np.exp(np.log(of["seconds_to_target"].astype(float)).mean())
     assert alone < 0.9 * truth.seconds(128, 1), "those that were fast"
     scatter = [np.random.default_rng([128, 1, seed, 5]).standard_normal() for seed in range(8)]
-    whole = truth.seconds(128, 1) * np.exp(truth.scatter * np.mean(scatter))  # had they not been cut
+    whole = truth.seconds(128, 1) * np.exp(
+        truth.scatter * np.mean(scatter)
+    )  # had they not been cut
     assert cell["measured_seconds"] == pytest.approx(whole, rel=0.15) and alone < 0.85 * whole
     left_out = prediction.leave_one_out.set_index("global_batch")
     assert left_out["measured_seconds"][128] > 1.05 * alone
@@ -292,7 +385,9 @@ def test_a_run_that_went_on_elsewhere_says_how_long_its_own_steps_took_and_count
     tmp_path: Path,
 ) -> None:
     truth = replace(TRUTH, scatter=0.0, jitter=0.0)
-    sources = {batch: write_target_run(tmp_path / "s", truth, batch=batch) for batch in (64, 128, 256)}
+    sources = {
+        batch: write_target_run(tmp_path / "s", truth, batch=batch) for batch in (64, 128, 256)
+    }
     plain = bsweep.predict(tmp_path / "s", TARGET, workers=[1, 2])
     half = int(truth.steps(64) / 2)
     for batch in (128, 256, 512):
@@ -300,8 +395,12 @@ def test_a_run_that_went_on_elsewhere_says_how_long_its_own_steps_took_and_count
     prediction = bsweep.predict(tmp_path / "s", TARGET, workers=[1, 2])
     assert len(prediction.seen.runs) == 3 and len(prediction.seen.continued) == 3
     timed = {cell: seconds for cell, seconds, kind in prediction.seen.timings() if kind == "step"}
-    assert timed[Cell(128.0, 2)] == pytest.approx(truth.step_seconds(128, 2)), "on its own workers alone"
-    assert (prediction.fitted.steps.minimum_steps == plain.fitted.steps.minimum_steps).all(), "another run's steps"
+    assert timed[Cell(128.0, 2)] == pytest.approx(truth.step_seconds(128, 2)), (
+        "on its own workers alone"
+    )
+    assert (prediction.fitted.steps.minimum_steps == plain.fitted.steps.minimum_steps).all(), (
+        "another run's steps"
+    )
     branches = branches_of(prediction.seen).set_index("global_batch")
     begun = prediction.seen.continued["branch_steps"].iloc[0]
     left = 1 - begun / truth.steps(64)
@@ -315,10 +414,14 @@ def test_the_target_of_branches_is_the_same_however_many_there_are(tmp_path: Pat
     write_target_run(tmp_path / "s", TRUTH, batch=128)
     found = []
     for batch, most in ((128, np.inf), (256, np.inf), (512, 4e4)):
-        write_branch(tmp_path / "s", source, TRUTH, batch=batch, after=800, seed=1, most_examples=most)
+        write_branch(
+            tmp_path / "s", source, TRUTH, batch=batch, after=800, seed=1, most_examples=most
+        )
         branches = branches_of(observed(bsweep.load(tmp_path / "s"), target_of(accuracy=TARGET)))
         found.append(branches.set_index("global_batch")["steps_to_target"])
-    assert found[0][128] == found[1][128] == found[2][128], "the last one, worse than all, moves no other"
+    assert found[0][128] == found[1][128] == found[2][128], (
+        "the last one, worse than all, moves no other"
+    )
     assert np.isnan(found[2][512]), "it is a bound"
 
 
@@ -326,7 +429,8 @@ def test_the_distance_of_evaluations_widens_what_steps_say() -> None:
     widths = []
     for spacing in (0.0, 1000.0):
         runs = {
-            float(batch): cell_runs([TRUTH.steps(batch)] * 2, spacing=spacing * 64 / batch) for batch in (64, 128, 256)
+            float(batch): cell_runs([TRUTH.steps(batch)] * 2, spacing=spacing * 64 / batch)
+            for batch in (64, 128, 256)
         }
         drawn = fit_steps(runs, num_draws=2000).log_steps(128.0)
         widths.append(float(np.std(drawn)))
@@ -344,15 +448,27 @@ def test_of_several_learning_rates_each_batch_goes_by_its_best(tmp_path: Path) -
     best = {32: 0.1, 128: 0.2, 512: 0.4}
     for batch, rate in best.items():
         for tried in (0.1, 0.2, 0.4):
-            settings, slower = {"optimizer.lr": tried, "optimizer.lr_rule": "fixed"}, 1 + abs(np.log2(tried / rate))
+            settings, slower = (
+                {"optimizer.lr": tried, "optimizer.lr_rule": "fixed"},
+                1 + abs(np.log2(tried / rate)),
+            )
             for seed in (0, 1):
                 most = np.inf if slower < 3 else 0.9 * batch * TRUTH.steps(batch)
                 write_target_run(
-                    tmp_path / "s", TRUTH, batch=batch, seed=seed, settings=settings, needed=slower, most_examples=most
+                    tmp_path / "s",
+                    TRUTH,
+                    batch=batch,
+                    seed=seed,
+                    settings=settings,
+                    needed=slower,
+                    most_examples=most,
                 )
     prediction = bsweep.predict(tmp_path / "s", TARGET)
     assert prediction.seen.rates == best and prediction.cells["num_runs"].sum() == 6
-    assert prediction.rate_rule == "fixed, optimizer.lr the best tried at each batch: 0.1 at 32, 0.2 at 128, 0.4 at 512"
+    assert (
+        prediction.rate_rule
+        == "fixed, optimizer.lr the best tried at each batch: 0.1 at 32, 0.2 at 128, 0.4 at 512"
+    )
     assert any("several learning rates were tried" in warning for warning in prediction.warnings)
     truth = np.array([TRUTH.seconds(int(batch), 1) for batch in prediction.cells["global_batch"]])
     assert (np.abs(prediction.cells["seconds"] / truth - 1)).median() < 0.1
@@ -363,7 +479,9 @@ def test_of_several_learning_rates_each_batch_goes_by_its_best(tmp_path: Path) -
 def test_one_batch_and_its_noise_scale_give_a_wide_prediction(tmp_path: Path) -> None:
     critical = TRUTH.minimum_examples / TRUTH.minimum_steps
     for seed in (0, 1):
-        write_target_run(tmp_path / "s", TRUTH, batch=128, workers=2, seed=seed, noise_scale=critical)
+        write_target_run(
+            tmp_path / "s", TRUTH, batch=128, workers=2, seed=seed, noise_scale=critical
+        )
     study = bsweep.load(tmp_path / "s")
     prediction = bsweep.predict(study, TARGET, batches=[32, 128, 512], workers=[2])
     by_steps, by_noise, _ = prediction.critical_batches
@@ -378,7 +496,9 @@ def test_one_batch_and_its_noise_scale_give_a_wide_prediction(tmp_path: Path) ->
     assert width[512] > 2 * width[128] and width[32] > 1.3 * width[128]
     assert any("2 more would test it" in warning for warning in prediction.warnings)
     with pytest.raises(ValueError, match="1 batch size is missing"):
-        bsweep.predict(replace(study, noise_scales=study.noise_scales[:0]), TARGET, batches=[32, 128, 512])
+        bsweep.predict(
+            replace(study, noise_scales=study.noise_scales[:0]), TARGET, batches=[32, 128, 512]
+        )
 
 
 def test_a_probe_tells_what_an_exchange_costs(tmp_path: Path) -> None:
@@ -407,7 +527,11 @@ def test_a_probe_tells_what_an_exchange_costs(tmp_path: Path) -> None:
 def test_objectives_and_times_as_people_write_them() -> None:
     assert parse_seconds("2h") == 7200 and parse_seconds("1.5m") == 90 and parse_seconds("45") == 45
     both = parse_objective("deadline=30m, workers<=4")
-    assert both.deadline_seconds == 1800 and both.max_workers == 4 and both.minimize == "worker_seconds"
+    assert (
+        both.deadline_seconds == 1800
+        and both.max_workers == 4
+        and both.minimize == "worker_seconds"
+    )
     assert parse_objective("fastest,deadline=30m").minimize == "seconds"
     for text in ("", "deadline=soon", "workers<=0", "fastest,cheapest", "deadline=0s"):
         with pytest.raises(ValueError, match=r"fastest|no time"):
@@ -417,5 +541,8 @@ def test_objectives_and_times_as_people_write_them() -> None:
 def test_tables_are_dataframes_for_a_notebook(prediction: bsweep.analysis.Prediction) -> None:
     assert isinstance(prediction.cells, pd.DataFrame) and isinstance(prediction.fits, pd.DataFrame)
     fits = prediction.fits
-    for name, value in (("S_min (steps)", TRUTH.minimum_steps), ("E_min (examples)", TRUTH.minimum_examples)):
+    for name, value in (
+        ("S_min (steps)", TRUTH.minimum_steps),
+        ("E_min (examples)", TRUTH.minimum_examples),
+    ):
         assert fits["low"][name] < value < fits["high"][name]

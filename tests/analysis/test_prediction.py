@@ -1,4 +1,6 @@
-"""The statistics of a prediction: posteriors right where they can be computed, intervals that cover, the paper."""
+"""The statistics of a prediction: posteriors right where they can be computed, intervals that
+cover, the paper.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def quantiles(draws: Array) -> tuple[float, float, float]:
 
 
 def test_draws_are_those_of_a_posterior_that_is_known() -> None:
-    """Two parameters that the data know to a tenth and correlate by 0.99, and one of which they say nothing."""
+    """Two parameters that the data know to a tenth and correlate by 0.99, and one of which they say
+    nothing.
+    """
     precision = np.linalg.inv(0.01 * np.array([[1, 0.99], [0.99, 1]]))
     center = np.array([1.0, -2.0])
 
@@ -42,7 +46,9 @@ def test_draws_are_those_of_a_posterior_that_is_known() -> None:
     covariance = np.linalg.inv(precision + np.eye(2))
     assert points[:, :2].mean(axis=0) == pytest.approx(covariance @ precision @ center, abs=0.01)
     assert np.cov(points[:, :2].T) == pytest.approx(covariance, rel=0.1)
-    assert points[:, 2].mean() == pytest.approx(0, abs=0.05) and points[:, 2].std() == pytest.approx(1, rel=0.05)
+    assert points[:, 2].mean() == pytest.approx(0, abs=0.05) and points[
+        :, 2
+    ].std() == pytest.approx(1, rel=0.05)
     assert (posterior(log_likelihood, 3) == points).all(), "the same for the same data"
 
 
@@ -61,12 +67,16 @@ def test_the_likelihood_of_cells_is_that_of_a_multivariate_normal_with_bounds_in
     whole = cells_of([cell_runs(np.exp(exact)), cell_runs()])
     expected = stats.multivariate_normal(np.full(3, 0.3), covariance).logpdf(exact)
     assert log_likelihood(whole, model, sigma, tau)[0] == pytest.approx(expected)
-    bounded = cells_of([cell_runs(np.exp(exact), above=[np.exp(0.6)]), cell_runs(below=[np.exp(-0.1)])])
+    bounded = cells_of(
+        [cell_runs(np.exp(exact), above=[np.exp(0.6)]), cell_runs(below=[np.exp(-0.1)])]
+    )
     joint = stats.multivariate_normal(np.full(4, 0.3), sigma**2 * np.eye(4) + tau**2)
     grid = np.linspace(0.6, 4, 4000)
     above = np.trapezoid(joint.pdf(np.column_stack([np.tile(exact, (len(grid), 1)), grid])), grid)
     below = stats.norm.cdf((-0.1 + 0.2) / math.hypot(0.2, 0.5))
-    assert log_likelihood(bounded, model, sigma, tau)[0] == pytest.approx(np.log(above) + np.log(below), abs=0.01)
+    assert log_likelihood(bounded, model, sigma, tau)[0] == pytest.approx(
+        np.log(above) + np.log(below), abs=0.01
+    )
     repeated = [np.repeat(value, 4000, axis=0) for value in (model, sigma, tau)]
     many = draw_effects(bounded, repeated[0], repeated[1], repeated[2], np.random.default_rng(0))
     assert many[:, 0].mean() > 0.03, "the bound lifts the effect above that of the exact runs alone"
@@ -82,7 +92,8 @@ def truths(number: int) -> Iterator[tuple[int, Truth, float, float, np.random.Ge
         sync = fixed / 5 * factor[3]
         truth = Truth(
             minimum_steps=800, minimum_examples=800 * critical, pass_seconds=fixed,
-            example_seconds=fixed / 32 * factor[2] ** 0.5, sync_seconds=sync, sync_worker_seconds=sync / 10 * factor[4],
+            example_seconds=fixed / 32 * factor[2] ** 0.5, sync_seconds=sync,
+            sync_worker_seconds=sync / 10 * factor[4],
             overlap=10.0 ** rng.random(), scatter=0.08 * 2 ** rng.standard_normal(),
             jitter=0.05 * 2 ** rng.standard_normal(),
         )  # fmt: skip
@@ -91,7 +102,9 @@ def truths(number: int) -> Iterator[tuple[int, Truth, float, float, np.random.Ge
 
 @pytest.mark.slow
 def test_nine_of_ten_intervals_cover_the_truth_censored_runs_among_them() -> None:
-    """Many studies of four batch sizes by three seeds, in half of which the budget of examples ends before some do."""
+    """Many studies of four batch sizes by three seeds, in half of which the budget of examples ends
+    before some do.
+    """
     inside, count = Counter[str](), Counter[str]()
 
     def tell(name: str, draws: Array, value: float) -> None:
@@ -105,9 +118,13 @@ def test_nine_of_ten_intervals_cover_the_truth_censored_runs_among_them() -> Non
         most = 0.9 * truth.steps(1024) * 1024 if seed % 2 else math.inf
         runs = {}
         for batch in batches:
-            steps = truth.steps(batch) * np.exp(effect[batch] + truth.scatter * rng.standard_normal(3))
+            steps = truth.steps(batch) * np.exp(
+                effect[batch] + truth.scatter * rng.standard_normal(3)
+            )
             budget = most / batch
-            runs[float(batch)] = cell_runs(steps[steps <= budget], above=np.full((steps > budget).sum(), budget))
+            runs[float(batch)] = cell_runs(
+                steps[steps <= budget], above=np.full((steps > budget).sum(), budget)
+            )
         count["censored"] += sum(len(of.above) for of in runs.values())
         if not any(len(of.exact) for of in runs.values()):
             continue
@@ -119,7 +136,8 @@ def test_nine_of_ten_intervals_cover_the_truth_censored_runs_among_them() -> Non
         missing = {(32, 1), (128, 4), (8, 2)}
         slower = {cell: math.exp(missed_seconds * rng.standard_normal()) for cell in grid}
         timings = [
-            Timing(Cell(*cell), truth.step_seconds(*cell) * slower[cell] * math.exp(truth.jitter * normal))
+            Timing(Cell(*cell),
+            truth.step_seconds(*cell) * slower[cell] * math.exp(truth.jitter * normal))
             for cell in grid if cell not in missing for normal in rng.standard_normal(2)
         ]  # fmt: skip
         step_time = fit_step_time(timings, num_draws=DRAWS, seed=seed)
@@ -131,7 +149,11 @@ def test_nine_of_ten_intervals_cover_the_truth_censored_runs_among_them() -> Non
             where = "unmeasured" if (local_batch, workers) in missing else "measured"
             tell(f"step, {where} cell", further, math.log(step))
             if batch in predicted:
-                needed = math.log(truth.steps(batch)) + effect[batch] + truth.scatter * rng.standard_normal()
+                needed = (
+                    math.log(truth.steps(batch))
+                    + effect[batch]
+                    + truth.scatter * rng.standard_normal()
+                )
                 log_steps = fit.log_steps(float(batch)) + fit.sigma * rng.standard_normal(DRAWS)
                 tell("time to target", further + log_steps, math.log(step) + needed)
     share = {name: inside[name] / count[name] for name in inside}
@@ -142,25 +164,36 @@ def test_nine_of_ten_intervals_cover_the_truth_censored_runs_among_them() -> Non
 
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(
-    critical=st.floats(20, 2000), minimum=st.floats(50, 50_000), unit=st.sampled_from([1.0, 1e-3, 1e4]),
+    critical=st.floats(20, 2000), minimum=st.floats(50, 50_000), unit=st.sampled_from([1.0, 1e-3,
+    1e4]),
     seed=st.integers(0, 99),
 )  # fmt: skip
-def test_plenty_of_runs_find_the_law_in_any_units(critical: float, minimum: float, unit: float, seed: int) -> None:
+def test_plenty_of_runs_find_the_law_in_any_units(
+    critical: float, minimum: float, unit: float, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     law = {float(batch): minimum * (1 + critical / batch) for batch in (8, 32, 128, 512, 2048)}
-    runs = {batch: cell_runs(steps * np.exp(0.02 * rng.standard_normal(5))) for batch, steps in law.items()}
+    runs = {
+        batch: cell_runs(steps * np.exp(0.02 * rng.standard_normal(5)))
+        for batch, steps in law.items()
+    }
     fit = fit_steps(runs, num_draws=400)
     assert np.exp(np.median(fit.curve(128.0))) == pytest.approx(law[128.0], rel=0.08)
     assert 0.6 < np.median(fit.critical_batch) / critical < 1.6
     longer = {batch: cell_runs(np.exp(of.exact) * unit) for batch, of in runs.items()}
-    assert fit_steps(longer, num_draws=400).minimum_steps == pytest.approx(unit * fit.minimum_steps, rel=1e-6)
+    assert fit_steps(longer, num_draws=400).minimum_steps == pytest.approx(
+        unit * fit.minimum_steps, rel=1e-6
+    )
 
 
 def test_few_points_give_wide_intervals_and_more_narrow_them() -> None:
     truth, rng = Truth(), np.random.default_rng(0)
     widths = []
     for batches, seeds in (((128,), 1), ((64, 256), 1), ((16, 64, 256, 1024), 3)):
-        runs = {float(b): cell_runs(truth.steps(b) * np.exp(0.05 * rng.standard_normal(seeds))) for b in batches}
+        runs = {
+            float(b): cell_runs(truth.steps(b) * np.exp(0.05 * rng.standard_normal(seeds)))
+            for b in batches
+        }
         fit = fit_steps(runs)
         low, _, high = quantiles(fit.log_steps(512.0))
         assert low < math.log(truth.steps(512)) < high
@@ -174,7 +207,9 @@ def test_few_points_give_wide_intervals_and_more_narrow_them() -> None:
 def test_far_from_what_was_measured_intervals_are_wider() -> None:
     runs = {float(batch): cell_runs([Truth().steps(batch)] * 3) for batch in (32, 64, 128, 256)}
     fit = fit_steps(runs)
-    spread = [float(np.std(fit.log_steps(batch) - fit.curve(batch))) for batch in (96.0, 512.0, 4096.0)]
+    spread = [
+        float(np.std(fit.log_steps(batch) - fit.curve(batch))) for batch in (96.0, 512.0, 4096.0)
+    ]
     assert spread[0] < spread[1] < spread[2]
 
 
@@ -193,10 +228,16 @@ def test_what_one_worker_count_cannot_tell_stays_wide() -> None:
 
 def test_passes_of_an_accumulated_step_exchange_once() -> None:
     truth = Truth(sync_seconds=0.03, overlap=1.0)
-    cells = [Cell(batch, count, passes) for batch in (8, 32) for count in (1, 2) for passes in (1, 4)]
-    fit = fit_step_time([Timing(cell, truth.step_seconds(*cell)) for cell in cells for _ in range(2)])
+    cells = [
+        Cell(batch, count, passes) for batch in (8, 32) for count in (1, 2) for passes in (1, 4)
+    ]
+    fit = fit_step_time(
+        [Timing(cell, truth.step_seconds(*cell)) for cell in cells for _ in range(2)]
+    )
     unseen = Cell(16, 2, 8)
-    assert np.exp(np.median(fit.log_seconds(unseen))) == pytest.approx(truth.step_seconds(*unseen), rel=0.1)
+    assert np.exp(np.median(fit.log_seconds(unseen))) == pytest.approx(
+        truth.step_seconds(*unseen), rel=0.1
+    )
 
 
 def noise_records(mean_square: float, scatter: float, number: int = 60) -> pd.DataFrame:
@@ -206,14 +247,21 @@ def noise_records(mean_square: float, scatter: float, number: int = 60) -> pd.Da
     return pd.DataFrame({"run_id": "a", "variance": variance, "gradient_square": square})
 
 
-def test_the_noise_scale_is_a_ratio_of_averages_with_a_bootstrap_interval_or_not_identifiable() -> None:
+def test_the_noise_scale_is_a_ratio_of_averages_with_a_bootstrap_interval_or_not_identifiable() -> (
+    None
+):
     records = noise_records(1.0, 0.5)
     found = critical_batch.from_noise_scale(records)
-    assert found.value == pytest.approx(records["variance"].sum() / records["gradient_square"].sum())
+    assert found.value == pytest.approx(
+        records["variance"].sum() / records["gradient_square"].sum()
+    )
     assert found.is_known and found.low < 200 < found.high
     lost = critical_batch.from_noise_scale(noise_records(0.05, 1.0))
     assert "not identifiable" in lost.verdict and math.isnan(lost.value)
-    assert critical_batch.from_noise_scale(records[:3]).verdict == "not identifiable: 5 records are missing"
+    assert (
+        critical_batch.from_noise_scale(records[:3]).verdict
+        == "not identifiable: 5 records are missing"
+    )
     assert critical_batch.from_noise_scale(records[:0]).verdict == "not measured"
     alike = pd.concat([records, records.assign(run_id="b")])
     narrower = critical_batch.from_noise_scale(alike)
@@ -232,14 +280,18 @@ def test_branches_give_the_critical_batch_by_the_same_law() -> None:
     truth = Truth(minimum_steps=40, minimum_examples=8_000)
     branches = pd.DataFrame([
         {
-            "global_batch": batch, "steps_to_target": truth.steps(batch) * (1 + 0.02 * seed), "reached": True,
+            "global_batch": batch, "steps_to_target": truth.steps(batch) * (1 + 0.02 * seed),
+            "reached": True,
             "is_bound": False, "trained_steps": truth.steps(batch) + 9, "steps_between": 1.0,
         }
         for batch in (64, 128, 256, 512) for seed in (0, 1)
     ])  # fmt: skip
     found = critical_batch.from_branches(branches)
     assert found.is_known and found.low < 200 < found.high
-    assert critical_batch.from_branches(branches[:2]).verdict == "not identifiable: 1 branch is missing"
+    assert (
+        critical_batch.from_branches(branches[:2]).verdict
+        == "not identifiable: 1 branch is missing"
+    )
 
 
 def test_estimates_that_disagree_beyond_their_intervals_are_named() -> None:
@@ -248,12 +300,16 @@ def test_estimates_that_disagree_beyond_their_intervals_are_named() -> None:
 
     noise, steps = estimate("noise scale", 100, 200), estimate("steps to target", 150, 900)
     assert not list(critical_batch.disagreements([noise, steps]))
-    (line,) = critical_batch.disagreements([noise, steps, estimate("branched runs", 1000, 2000)][::2])
+    (line,) = critical_batch.disagreements(
+        [noise, steps, estimate("branched runs", 1000, 2000)][::2]
+    )
     assert "noise scale (100.0 to 200.0) and by branched runs (1000 to 2000) disagree" in line
 
 
 def test_the_papers_times_give_the_cost_of_a_step_and_nothing_of_other_worker_counts() -> None:
-    """T = a + c / b over 50 epochs: what least squares finds is what the fit finds, with intervals."""
+    """T = a + c / b over 50 epochs: what least squares finds is what the fit finds, with
+    intervals.
+    """
     runs = analysis.published().runs
     steps = 50 * np.ceil(50_000 / runs["global_batch"])
     timings = [
@@ -268,28 +324,41 @@ def test_the_papers_times_give_the_cost_of_a_step_and_nothing_of_other_worker_co
     low, middle, high = quantiles(fit.example_seconds)
     assert low < per_example < high and middle == pytest.approx(per_example, rel=0.2)
     on_four, on_eight = (quantiles(fit.log_seconds(Cell(64.0, workers))) for workers in (4, 8))
-    assert on_four[2] - on_four[0] < 0.35 and on_eight[2] - on_eight[0] > 2 * (on_four[2] - on_four[0])
+    assert on_four[2] - on_four[0] < 0.35 and on_eight[2] - on_eight[0] > 2 * (
+        on_four[2] - on_four[0]
+    )
 
 
 def test_the_papers_collapse_at_batch_8_is_an_effect_of_its_learning_rate() -> None:
-    """All saw as many examples. Whatever S_min and E_min, examples to a target never fall with the batch."""
+    """All saw as many examples. Whatever S_min and E_min, examples to a target never fall with the
+    batch.
+    """
     runs = analysis.published().runs
     reached = runs["train_accuracy"] >= 0.9
     steps = dict(zip(runs["global_batch"], 50 * 50_000 / runs["global_batch"], strict=True))
     cells = {
-        float(batch): cell_runs(below=[steps[batch]]) if got_there else cell_runs(above=[steps[batch]])
+        float(batch): cell_runs(below=[steps[batch]])
+        if got_there
+        else cell_runs(above=[steps[batch]])
         for batch, got_there in zip(runs["global_batch"], reached, strict=True)
     }
     (line,) = rates.contradictions(cells, 0.08, "per_worker")
-    assert line.startswith("batch 32 did not reach the target in 2500000 examples, batch 64 no more than 2500000.")
+    assert line.startswith(
+        "batch 32 did not reach the target in 2500000 examples, batch 64 no more than 2500000."
+    )
     assert "an effect of the learning rate (rule: per_worker) rather than of the batch" in line
     kept = {batch: of for batch, of in cells.items() if batch > 32}
-    assert not list(rates.contradictions(kept, 0.08, "per_worker")), "that 256 fell short, the law allows"
+    assert not list(rates.contradictions(kept, 0.08, "per_worker")), (
+        "that 256 fell short, the law allows"
+    )
 
 
 def test_scatter_between_seeds_contradicts_nothing() -> None:
     rng, truth = np.random.default_rng(0), Truth()
-    cells = {float(b): cell_runs(truth.steps(b) * np.exp(0.08 * rng.standard_normal(3))) for b in (16, 32, 64, 128)}
+    cells = {
+        float(b): cell_runs(truth.steps(b) * np.exp(0.08 * rng.standard_normal(3)))
+        for b in (16, 32, 64, 128)
+    }
     assert not list(rates.contradictions(cells, 0.08, "linear"))
     rising = cells | {256.0: cell_runs([2 * truth.steps(128)] * 3)}
     assert "steps, batch 128 no more" in "".join(rates.contradictions(rising, 0.08, "fixed"))

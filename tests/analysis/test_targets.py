@@ -1,4 +1,6 @@
-"""When a run reaches its target: one rule, by evaluations where a run has them and by epochs' ends where not."""
+"""When a run reaches its target: one rule, by evaluations where a run has them and by epochs' ends
+where not.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ RUN = "b16_w1_horovod_s0"
 
 def add(folder: Path, *records: dict[str, object]) -> None:
     with RunPaths(folder).metrics.open("a") as file:
-        file.writelines(json.dumps({"schema": SCHEMA, "time": 0.0, **record}) + "\n" for record in records)
+        file.writelines(
+            json.dumps({"schema": SCHEMA, "time": 0.0, **record}) + "\n" for record in records
+        )
 
 
 def evaluation(num_steps: int, accuracy: float | None) -> dict[str, object]:
@@ -52,13 +56,19 @@ def test_an_epochs_end_is_an_evaluation_where_a_run_tells_none(tmp_path: Path) -
 def test_evaluations_on_record_count_and_those_of_a_repeated_stretch_once(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "s", local_batch=16)
     write_run(tmp_path / "s", local_batch=8)
-    noise = {"type": "noise_scale", "epoch": 1, "num_steps": 9, "epochs_done": 0.1, "num_examples": 90, "layers": {},
-             "gradient_square": -1.0, "variance": 2.0, "num_gradients": 2, "gradient_batch": 8}  # fmt: skip
+    noise = {"type": "noise_scale", "epoch": 1, "num_steps": 9, "epochs_done": 0.1,
+    "num_examples": 90, "layers": {},
+             "gradient_square": -1.0, "variance": 2.0, "num_gradients": 2,
+             "gradient_batch": 8}  # fmt: skip
     add(folder, *(evaluation(steps, 0.1) for steps in (100, 200, 300)))
     add(folder, *(evaluation(steps, 0.2) for steps in (200, 300)), noise)
     study = bsweep.load(tmp_path / "s")
     own = study.evaluations[study.evaluations["run_id"] == RUN]
-    assert own["num_steps"].tolist() == [100, 200, 300] and own["test_accuracy"].tolist() == [0.1, 0.2, 0.2]
+    assert own["num_steps"].tolist() == [100, 200, 300] and own["test_accuracy"].tolist() == [
+        0.1,
+        0.2,
+        0.2,
+    ]
     assert len(study.evaluations) == 3 + 3
     assert study.noise_scales[["run_id", "gradient_square"]].to_numpy().tolist() == [[RUN, -1.0]]
     assert "layers" not in study.noise_scales
@@ -73,29 +83,57 @@ def test_the_crossing_is_that_of_the_smoothed_curve(tmp_path: Path) -> None:
     accuracies = [0.5, 0.95, 0.6, 0.7, 0.8, None, 0.9, 0.9]  # the second is luck; one was not taken
     add(folder, *(evaluation(100 * number, value) for number, value in enumerate(accuracies, 1)))
     study = bsweep.load(tmp_path / "s")
-    assert smoothed(np.array([0.5, 0.95, 0.6, 0.7, 0.8, 0.9, 0.9])).tolist() == [0.5, 0.6, 0.7, 0.7, 0.8, 0.9, 0.9]
+    assert smoothed(np.array([0.5, 0.95, 0.6, 0.7, 0.8, 0.9, 0.9])).tolist() == [
+        0.5,
+        0.6,
+        0.7,
+        0.7,
+        0.8,
+        0.9,
+        0.9,
+    ]
     row = crossing(study, accuracy=0.85)
     assert row["reached"] and not row["is_bound"]
     assert row["steps_to_target"] == pytest.approx(600)  # between 500, where it is 0.8, and 700
-    assert row["examples_to_target"] == pytest.approx(9600) and row["epochs_to_target"] == pytest.approx(6)
+    assert row["examples_to_target"] == pytest.approx(9600) and row[
+        "epochs_to_target"
+    ] == pytest.approx(6)
     assert row["seconds_to_target"] == pytest.approx(300)
     assert crossing(study, loss=0.15)["steps_to_target"] == pytest.approx(600)
-    assert crossing(study, accuracy=0.5)["is_bound"] and crossing(study, accuracy=0.5)["steps_to_target"] == 100
+    assert (
+        crossing(study, accuracy=0.5)["is_bound"]
+        and crossing(study, accuracy=0.5)["steps_to_target"] == 100
+    )
     never = crossing(study, accuracy=0.92)
-    assert not never["reached"] and np.isnan(never["seconds_to_target"]) and never["trained_steps"] == 800
+    assert (
+        not never["reached"]
+        and np.isnan(never["seconds_to_target"])
+        and never["trained_steps"] == 800
+    )
     assert never["best"] == 0.9
 
 
 def test_a_run_that_was_ended_at_its_target_has_reached_it(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "s", local_batch=16)
-    add(folder, *(evaluation(100 * number, value) for number, value in enumerate([0.5, 0.6, 0.9, 0.8], 1)))
+    add(
+        folder,
+        *(evaluation(100 * number, value) for number, value in enumerate([0.5, 0.6, 0.9, 0.8], 1)),
+    )
     row = crossing(bsweep.load(tmp_path / "s"), accuracy=0.7)
-    assert row["reached"] and row["steps_to_target"] == pytest.approx(250), "between 0.6 and the smoothed 0.8"
+    assert row["reached"] and row["steps_to_target"] == pytest.approx(250), (
+        "between 0.6 and the smoothed 0.8"
+    )
 
 
 @pytest.mark.parametrize(
     ("accuracies", "trained"),
-    [([0.5, 0.6, 0.9], 200), ([0.5, 0.9, 0.6], 200), ([0.9, 0.5, 0.6], 300), ([0.5], 100), ([0.9], 0)],
+    [
+        ([0.5, 0.6, 0.9], 200),
+        ([0.5, 0.9, 0.6], 200),
+        ([0.9, 0.5, 0.6], 300),
+        ([0.5], 100),
+        ([0.9], 0),
+    ],
 )
 def test_one_good_evaluation_reaches_nothing_and_leaves_open_whether_it_did_just_there(
     tmp_path: Path, accuracies: list[float], trained: int
@@ -103,7 +141,9 @@ def test_one_good_evaluation_reaches_nothing_and_leaves_open_whether_it_did_just
     folder = write_run(tmp_path / "s", local_batch=16)
     add(folder, *(evaluation(100 * number, value) for number, value in enumerate(accuracies, 1)))
     row = crossing(bsweep.load(tmp_path / "s"), accuracy=0.75)
-    assert not row["reached"] and np.isnan(row["steps_to_target"]) and row["trained_steps"] == trained
+    assert (
+        not row["reached"] and np.isnan(row["steps_to_target"]) and row["trained_steps"] == trained
+    )
 
 
 SCORES = st.lists(st.integers(0, 12).map(lambda level: level / 12), min_size=1, max_size=12)
@@ -117,13 +157,17 @@ def test_a_run_that_stops_at_its_target_has_the_time_of_one_that_goes_on(
     values = np.array([1 - score for score in scores] if is_loss else scores)
     amounts = np.cumsum(np.arange(1.0, 1 + 4 * len(values)).reshape(-1, 4), axis=0)
     whole = dict(_of_run(amounts, values, target))
-    ends = [end for end in range(1, 1 + len(values)) if target.is_confirmed_by(values[:end].tolist())]
+    ends = [
+        end for end in range(1, 1 + len(values)) if target.is_confirmed_by(values[:end].tolist())
+    ]
     assert bool(ends) == whole["reached"]
     for end in range(1, 1 + len(values)):
         stopped = dict(_of_run(amounts[:end], values[:end], target))
         assert stopped["reached"] == (end in range(ends[0], 1 + len(values)) if ends else False)
         if stopped["reached"]:
-            assert all(stopped[f"{name}_to_target"] == whole[f"{name}_to_target"] for name in AMOUNTS)
+            assert all(
+                stopped[f"{name}_to_target"] == whole[f"{name}_to_target"] for name in AMOUNTS
+            )
             assert stopped["is_bound"] == whole["is_bound"]
         elif whole["reached"]:
             assert all(stopped[f"trained_{name}"] <= whole[f"{name}_to_target"] for name in AMOUNTS)
@@ -133,24 +177,41 @@ def test_runs_that_name_a_target_have_columns_of_it(tmp_path: Path) -> None:
     settings = {"optimizer.momentum": 0.5, "target_accuracy": 0.7}
     for seed, last in enumerate((0.8, 0.6)):
         folder = write_run(tmp_path / "s", local_batch=16, seed=seed, settings=settings)
-        add(folder, *(evaluation(100 * number, value) for number, value in enumerate((0.5, 0.6, 0.9, last), 1)))
+        add(
+            folder,
+            *(
+                evaluation(100 * number, value)
+                for number, value in enumerate((0.5, 0.6, 0.9, last), 1)
+            ),
+        )
     write_run(tmp_path / "s", local_batch=32)
     study = bsweep.load(tmp_path / "s")
     first, second, other = (study.runs.iloc[row] for row in range(3))
     assert first["reached"] is True and first["steps_to_target"] == pytest.approx(250)
-    assert first["examples_to_target"] == pytest.approx(4000) and first["seconds_to_target"] == pytest.approx(125)
+    assert first["examples_to_target"] == pytest.approx(4000) and first[
+        "seconds_to_target"
+    ] == pytest.approx(125)
     assert second["reached"] is False and np.isnan(second["epochs_to_target"])
     assert np.isnan(other["seconds_to_target"]) and other["reached"] is not True
     assert not {"reached", "steps_to_target"} & {*analysis.cell_keys(study.runs)}
-    assert analysis.to_target(study, analysis.target_of(0.55))["reached"].tolist()[:2] == [True, True]
+    assert analysis.to_target(study, analysis.target_of(0.55))["reached"].tolist()[:2] == [
+        True,
+        True,
+    ]
     for name in ("runs", "epochs"):
         getattr(study, name).to_csv(tmp_path / f"{name}.csv", index=False)
-    assert bsweep.load(tmp_path).runs["steps_to_target"].iloc[0] == pytest.approx(250), "as the report had it"
+    assert bsweep.load(tmp_path).runs["steps_to_target"].iloc[0] == pytest.approx(250), (
+        "as the report had it"
+    )
 
 
 @pytest.mark.parametrize(
     ("target", "says"),
-    [({}, "one target"), ({"accuracy": 0.9, "loss": 1.0}, "one target"), ({"accuracy": 90.0}, "0.9")],
+    [
+        ({}, "one target"),
+        ({"accuracy": 0.9, "loss": 1.0}, "one target"),
+        ({"accuracy": 90.0}, "0.9"),
+    ],
 )
 def test_what_is_no_target_is_refused(target: dict[str, float], says: str) -> None:
     with pytest.raises(ValueError, match=says):

@@ -1,4 +1,6 @@
-"""Who decides how much the coming round takes: the configured batch, and one that changes during a run."""
+"""Who decides how much the coming round takes: the configured batch, and one that changes during a
+run.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def test_the_configured_batch_is_every_rounds() -> None:
     config = compose("local_batch=5", "accumulation_steps=3", "num_workers=2")
     policy = batching.build(config)
     assert policy.shares(0.0) == policy.shares(1.7) == (Share(15, 1, num_passes=3),) * 2
-    uneven = compose("strategy=diloco", "num_workers=2", "local_batch=8", "allocation.local_batches=[5,9]")
+    uneven = compose(
+        "strategy=diloco", "num_workers=2", "local_batch=8", "allocation.local_batches=[5,9]"
+    )
     assert [share.worker_batch for share in batching.build(uneven).shares(0.0)] == [5, 9]
 
 
@@ -43,7 +47,9 @@ def test_a_batch_that_doubles_within_an_epoch_reaches_one_workers_weights(strate
     (one,) = trained(1, "strategy=single", *DOUBLING, policy="Doubling")
     workers = trained(2, f"strategy={strategy}", *DOUBLING, policy="Doubling")
     (fixed,) = trained(1, "strategy=single", *DOUBLING)
-    assert one["moved"] > 0.01 and not torch.allclose(one["parameters"], fixed["parameters"], rtol=1e-4)
+    assert one["moved"] > 0.01 and not torch.allclose(
+        one["parameters"], fixed["parameters"], rtol=1e-4
+    )
     sizes = [24, 24, 43, 48, 24, 19]
     assert [len(indices) for indices, _ in one["seen"]] == sizes
     for worker in workers:
@@ -59,7 +65,9 @@ def test_a_batch_that_doubles_within_an_epoch_reaches_one_workers_weights(strate
         assert [epoch["global_batch"] for epoch in run["epochs"]] == [48, 24]
 
 
-@pytest.mark.parametrize("more", [("strategy.sync_every=1",), ("strategy.sync_every=3", "strategy.warmup_steps=100")])
+@pytest.mark.parametrize(
+    "more", [("strategy.sync_every=1",), ("strategy.sync_every=3", "strategy.warmup_steps=100")]
+)
 def test_workers_that_step_alone_follow_a_doubled_batch_too(more: tuple[str, ...]) -> None:
     plain = tuple(word for word in DOUBLING if "lr_rule" not in word)
     (one,) = trained(1, "strategy=single", *plain, policy="Doubling")
@@ -74,7 +82,11 @@ STILL = {
     "noise_scale": ("batching.hysteresis=1e9", "batching.every_steps=1"),
     "norm_test": ("batching.every_steps=1", "batching.max_global_batch=8"),
     "cabs": ("batching.hysteresis=1e9", "batching.every_steps=1"),
-    "goodput": ("batching.every_steps=1", "batching.min_global_batch=8", "batching.max_global_batch=8"),
+    "goodput": (
+        "batching.every_steps=1",
+        "batching.min_global_batch=8",
+        "batching.max_global_batch=8",
+    ),
 }
 CHANGING = {
     "schedule": ("batching.every_epochs=0.4", "batching.max_global_batch=60", *LINEAR),
@@ -96,7 +108,9 @@ def test_a_policy_that_changes_nothing_is_the_fixed_batch_bit_for_bit(policy: st
     """Though it looks at each step, and its noise is measured."""
     words = (f"batching={policy}", *STILL[policy])
     plain = tuple(word for word in words if not word.startswith("batching"))
-    fixed, still = (trained(2, "strategy=allreduce", "global_batch=8", *more) for more in (plain, words))
+    fixed, still = (
+        trained(2, "strategy=allreduce", "global_batch=8", *more) for more in (plain, words)
+    )
     assert fixed[0]["moved"] > 0.01
     for one, other in zip(fixed, still, strict=True):
         assert torch.equal(one["parameters"], other["parameters"])
@@ -128,11 +142,20 @@ def test_workers_reach_one_workers_weights_by_the_decisions_of_every_policy(poli
 
 
 def test_workers_reach_one_workers_weights_at_seesaws_rates() -> None:
-    words = ("batching=schedule", "batching.rate=seesaw", "batching.every_epochs=0.4", "batching.max_global_batch=60")
+    words = (
+        "batching=schedule",
+        "batching.rate=seesaw",
+        "batching.every_epochs=0.4",
+        "batching.max_global_batch=60",
+    )
     point = ("global_batch=8", "log_every_steps=1", "optimizer.lr=0.1", *words)
-    (one,), workers = trained(1, "strategy=single", *point), trained(2, "strategy=allreduce", *point)
+    (one,), workers = (
+        trained(1, "strategy=single", *point),
+        trained(2, "strategy=allreduce", *point),
+    )
     (ours, batches), (theirs, others) = (
-        [[step[key] for step in run["steps"]] for key in ("learning_rate", "global_batch")] for run in (workers[0], one)
+        [[step[key] for step in run["steps"]] for key in ("learning_rate", "global_batch")]
+        for run in (workers[0], one)
     )
     assert len(set(ours)) > 1 and batches == others and ours == pytest.approx(theirs, rel=1e-9)
     assert one["moved"] > 0.01
@@ -145,12 +168,18 @@ def test_where_a_rate_would_fall_the_batch_grows_and_past_its_bound_the_rate_fal
     (run,) = trained(1, "strategy=single", "global_batch=24", "log_every_steps=1", *words)
     assert [len(indices) for indices, _ in run["seen"]] == [24, 24, 43, 72, 19]
     rates = [step["learning_rate"] for step in run["steps"]]
-    assert rates == pytest.approx([0.5, 0.5, 0.5, 0.375, 0.375]), "the second step crosses a milestone"
+    assert rates == pytest.approx([0.5, 0.5, 0.5, 0.375, 0.375]), (
+        "the second step crosses a milestone"
+    )
 
 
 def seen_at(epochs_done: float, **more: Any) -> Seen:
     """What a lone worker sees where a step ends."""
-    lone: dict[str, Any] = {"rounds": (), "sums": torch.zeros(3), "gather": lambda values: values.unsqueeze(0)}
+    lone: dict[str, Any] = {
+        "rounds": (),
+        "sums": torch.zeros(3),
+        "gather": lambda values: values.unsqueeze(0),
+    }
     return Seen(epochs_done, **lone | more)
 
 
@@ -169,36 +198,66 @@ def test_a_schedule_shrinks_the_batch_too_and_ends_at_its_bounds_and_the_data() 
     shrinking = batching.build(compose(*words, "batching.factor=0.25"))
     assert batches(shrinking, *times) == [64, 16, 16, 4, 4]
     assert batches(batching.build(compose(*words)), *times) == [64, 100, 100, 100, 100]
-    seesaw = batching.build(compose(*words, "batching.rate=seesaw", "batching.max_global_batch=1000"))
+    seesaw = batching.build(
+        compose(*words, "batching.rate=seesaw", "batching.max_global_batch=1000")
+    )
     assert batches(seesaw, seen_at(2.0)) == [256] and seesaw.rate_factor(2.0) == pytest.approx(0.5)
     assert batches(seesaw, seen_at(6.0)) == [1000]  # of 4096, so that the rate falls by the rest
-    again = batching.build(compose(*words, "batching.rate=seesaw", "batching.max_global_batch=1000"))
+    again = batching.build(
+        compose(*words, "batching.rate=seesaw", "batching.max_global_batch=1000")
+    )
     again.load_state(seesaw.state())
-    assert seesaw.rate_factor(6.0) == again.rate_factor(6.0) == pytest.approx((1000 / 64) ** 0.5 / 64)
+    assert (
+        seesaw.rate_factor(6.0) == again.rate_factor(6.0) == pytest.approx((1000 / 64) ** 0.5 / 64)
+    )
 
 
 def test_a_schedule_that_multiplies_a_thousand_times_stays_at_its_bound() -> None:
     policy = batching.build(
-        compose("batching=schedule", "global_batch=64", "model=tiny_cnn", "batching.every_epochs=0.001")
+        compose(
+            "batching=schedule", "global_batch=64", "model=tiny_cnn", "batching.every_epochs=0.001"
+        )
     )
     assert batches(policy, seen_at(2.0)) == [1024]
 
 
 def test_the_batch_follows_the_noise_scale_up_and_down_unless_it_is_near_or_not_known() -> None:
-    words = ("batching=noise_scale", "global_batch=64", "num_workers=2", "model=tiny_cnn", "batching.every_steps=2")
-    noises = [None, *(GradientNoise(1.0, scale, 10) for scale in (200.0, 200.0, 150.0, -1.0, 40.0, 1e9, 1e9, 1e9))]
+    words = (
+        "batching=noise_scale",
+        "global_batch=64",
+        "num_workers=2",
+        "model=tiny_cnn",
+        "batching.every_steps=2",
+    )
+    noises = [
+        None,
+        *(
+            GradientNoise(1.0, scale, 10)
+            for scale in (200.0, 200.0, 150.0, -1.0, 40.0, 1e9, 1e9, 1e9)
+        ),
+    ]
     policy = batching.build(compose(*words))
-    # It looks at every second step from when noise is known; passes of 64 are full, and bounds hold.
-    found = batches(policy, *(seen_at(0.1 * number, noise=noise) for number, noise in enumerate(noises)))
+    # It looks at every second step from when noise is known; passes of 64 are full, and bounds
+    # hold.
+    found = batches(
+        policy, *(seen_at(0.1 * number, noise=noise) for number, noise in enumerate(noises))
+    )
     assert found == [64, 192, 192, 192, 192, 40, 40, 1024, 1024]
-    assert [(share.num_passes, share.worker_batch) for share in policy.shares(1.0)] == [(16, 512)] * 2
+    assert [(share.num_passes, share.worker_batch) for share in policy.shares(1.0)] == [
+        (16, 512)
+    ] * 2
     wide = batching.build(compose(*words, "batching.max_local_batch=256"))
     assert batches(wide, *(seen_at(0.1, noise=noises[1]) for _ in range(2))) == [64, 200]
     assert wide.shares(0.2) == (Share(100, 1),) * 2
 
 
 def test_the_least_batch_leaves_the_smallest_of_uneven_workers_two_examples() -> None:
-    words = ("batching=noise_scale", "num_workers=2", "local_batch=32", "allocation.local_batches=[2,62]")
+    words = (
+        "batching=noise_scale",
+        "num_workers=2",
+        "local_batch=32",
+        "allocation.local_batches=[2,62]",
+    )
     config = compose(*words)
     least, _ = config.batching.bounds(config)  # type: ignore[union-attr]
     assert least == 64
@@ -218,22 +277,39 @@ def test_the_least_batch_leaves_a_lone_worker_the_halves_by_which_it_measures_th
 
 
 def test_a_norm_test_that_fails_grows_the_batch_by_a_pass_at_least() -> None:
-    words = ("batching=norm_test", "global_batch=64", "model=tiny_cnn", "batching.every_steps=1", "batching.theta=0.5")
+    words = (
+        "batching=norm_test",
+        "global_batch=64",
+        "model=tiny_cnn",
+        "batching.every_steps=1",
+        "batching.theta=0.5",
+    )
     barely = GradientNoise(11.0, 320.0, 10)  # 5 / 16 of the square of the batch's gradient is noise
     assert batches(batching.build(compose(*words)), seen_at(0.1, noise=barely)) == [128]
 
 
 def test_the_norm_test_grows_the_batch_to_where_it_passes() -> None:
-    words = ("batching=norm_test", "global_batch=64", "model=tiny_cnn", "batching.every_steps=1", "batching.theta=0.5")
+    words = (
+        "batching=norm_test",
+        "global_batch=64",
+        "model=tiny_cnn",
+        "batching.every_steps=1",
+        "batching.theta=0.5",
+    )
     policy = batching.build(compose(*words, "batching.max_local_batch=1024"))
-    at = [seen_at(0.1, noise=GradientNoise(square, 64.0, 10)) for square in (4.0, 3.0, 1.0, 1.0, 9.0)]
-    # tr / B <= theta^2 (|G|^2 + tr / B): 1 <= (4 + 1) / 4 passes, as does 1 <= (3 + 1) / 4; 1 <= (1 + 1) / 4 fails.
+    at = [
+        seen_at(0.1, noise=GradientNoise(square, 64.0, 10)) for square in (4.0, 3.0, 1.0, 1.0, 9.0)
+    ]
+    # tr / B <= theta^2 (|G|^2 + tr / B): 1 <= (4 + 1) / 4 passes, as does 1 <= (3 + 1) / 4; 1 <= (1
+    # + 1) / 4 fails.
     assert batches(policy, *at[:3]) == [64, 64, 128]
     assert batches(policy, at[3], at[4]) == [round(64 / (0.25 * 1.5)), round(64 / (0.25 * 1.5))]
 
 
 def test_cabs_couples_the_batch_to_rate_variance_and_loss() -> None:
-    policy = batching.build(compose("batching=cabs", "global_batch=64", "model=tiny_cnn", "batching.every_steps=1"))
+    policy = batching.build(
+        compose("batching=cabs", "global_batch=64", "model=tiny_cnn", "batching.every_steps=1")
+    )
     sums = torch.tensor([128.0, 0.0, 64.0], dtype=torch.float64)  # a mean loss of 2
     noise = GradientNoise(1.0, 4096.0, 10)
     (change,) = policy.observe(seen_at(0.5, noise=noise, sums=sums, learning_rate=0.0625))
@@ -242,7 +318,9 @@ def test_cabs_couples_the_batch_to_rate_variance_and_loss() -> None:
 
 @pytest.mark.parametrize("fixed_seconds", [0.0, 0.1])
 def test_goodput_grows_the_batch_only_where_a_step_has_a_fixed_cost(fixed_seconds: float) -> None:
-    """Steps of fixed_seconds + 1 ms an example, and a noise scale of 300: examples that count a second are known."""
+    """Steps of fixed_seconds + 1 ms an example, and a noise scale of 300: examples that count a
+    second are known.
+    """
     words = ("batching=goodput", "global_batch=64", "model=tiny_cnn", "batching.every_steps=10")
     policy = batching.build(compose(*words, "batching.max_local_batch=4096"))
     seconds: list[float] = []
@@ -250,7 +328,11 @@ def test_goodput_grows_the_batch_only_where_a_step_has_a_fixed_cost(fixed_second
         batch = global_batch(policy.shares(0.0))
         seconds.append(fixed_seconds + 0.001 * batch)
         policy.observe(
-            seen_at(number / 1000 + 0.0001, noise=GradientNoise(1.0, 300.0, 10), step_seconds=lambda: seconds)
+            seen_at(
+                number / 1000 + 0.0001,
+                noise=GradientNoise(1.0, 300.0, 10),
+                step_seconds=lambda: seconds,
+            )
         )
 
     def goodput(batch: float) -> float:
@@ -262,12 +344,21 @@ def test_goodput_grows_the_batch_only_where_a_step_has_a_fixed_cost(fixed_second
 
 
 def test_adascales_gain_is_the_batchs_factor_in_noise_and_one_without() -> None:
-    words = ("optimizer.lr_rule=adascale", "optimizer.reference_batch=32", "global_batch=128", "model=tiny_cnn")
+    words = (
+        "optimizer.lr_rule=adascale",
+        "optimizer.reference_batch=32",
+        "global_batch=128",
+        "model=tiny_cnn",
+    )
     policy = batching.build(compose(*words, "batching=schedule"))
     policy.shares(0.0)
     assert policy.rate_factor(0.0) == 1.0, "before noise is measured"
     gains = []
-    for noise in (GradientNoise(1.0, 1e9, 9), GradientNoise(1.0, 1e-9, 9), GradientNoise(1.0, 32.0, 9)):
+    for noise in (
+        GradientNoise(1.0, 1e9, 9),
+        GradientNoise(1.0, 1e-9, 9),
+        GradientNoise(1.0, 32.0, 9),
+    ):
         policy.observe(seen_at(0.5, noise=noise))
         gains.append(policy.rate_factor(0.5))
     assert gains == pytest.approx([4, 1, 2 / 1.25])
@@ -280,24 +371,40 @@ def test_adascales_gain_is_the_batchs_factor_in_noise_and_one_without() -> None:
 
 
 def test_the_rate_that_goes_on_record_has_the_gain() -> None:
-    words = ("global_batch=8", "optimizer.lr=0.1", "optimizer.lr_rule=adascale", "optimizer.reference_batch=4")
+    words = (
+        "global_batch=8",
+        "optimizer.lr=0.1",
+        "optimizer.lr_rule=adascale",
+        "optimizer.reference_batch=4",
+    )
     (run, _) = trained(2, "strategy=allreduce", "log_every_steps=1", *words)
     rates = [step["learning_rate"] for step in run["steps"]]
     assert rates[:10] == [0.1] * 10 and all(0.1 < rate <= 0.2 for rate in rates[10:])
 
 
 def test_workers_reach_one_workers_weights_at_adascales_rates() -> None:
-    """A lone worker measures the noise of other steps, and would find other gains: it is given those of the workers."""
+    """A lone worker measures the noise of other steps, and would find other gains: it is given
+    those of the workers.
+    """
     point = ("global_batch=8", "log_every_steps=1", "optimizer.lr=0.1")
     rule = ("optimizer.lr_rule=adascale", "optimizer.reference_batch=4")
     workers = trained(2, "strategy=allreduce", *point, *rule)
     steps = workers[0]["steps"]
     until, factors = ([step[key] for step in steps] for key in ("epochs_done", "learning_rate"))
     assert len(set(factors)) > 2
-    options = (f"+batching.options.until={until}", f"+batching.options.factors={[rate / 0.1 for rate in factors]}")
-    own = ("batching=own", f"batching.target={ROOT}/tests/support/policies.py:RecordedRates", *options)
+    options = (
+        f"+batching.options.until={until}",
+        f"+batching.options.factors={[rate / 0.1 for rate in factors]}",
+    )
+    own = (
+        "batching=own",
+        f"batching.target={ROOT}/tests/support/policies.py:RecordedRates",
+        *options,
+    )
     (one,) = trained(1, "strategy=single", *point, *own, "optimizer.lr_rule=fixed")
-    assert one["moved"] > 0.01 and [step["learning_rate"] for step in one["steps"]] == pytest.approx(factors)
+    assert one["moved"] > 0.01 and [
+        step["learning_rate"] for step in one["steps"]
+    ] == pytest.approx(factors)
     for worker in workers:
         torch.testing.assert_close(worker["parameters"], one["parameters"], rtol=1e-9, atol=1e-11)
 
@@ -315,14 +422,23 @@ def test_workers_reach_one_workers_weights_at_adascales_rates() -> None:
         ),
         (("schedule", "batching.min_global_batch=1"), "too small for num_workers=2"),
         (("schedule", "batching.factor=1"), "changes nothing"),
-        (("schedule", "batching.rate=seesaw", "optimizer.lr_rule=linear"), "Use optimizer.lr_rule=fixed"),
+        (
+            ("schedule", "batching.rate=seesaw", "optimizer.lr_rule=linear"),
+            "Use optimizer.lr_rule=fixed",
+        ),
         (("schedule", "batching.rate=seesaw", "batching.factor=0.5"), "Seesaw grows the batch"),
         (
             ("goodput", "strategy=local_sgd"),
             "batching=goodput with strategy=local_sgd: its workers do not step together",
         ),
-        (("fixed", "strategy=diloco", "optimizer.lr_rule=adascale"), "lr_rule=adascale with strategy=diloco"),
-        (("noise_scale", "batching.max_local_batch=16"), "smaller than the configured local batch of 32"),
+        (
+            ("fixed", "strategy=diloco", "optimizer.lr_rule=adascale"),
+            "lr_rule=adascale with strategy=diloco",
+        ),
+        (
+            ("noise_scale", "batching.max_local_batch=16"),
+            "smaller than the configured local batch of 32",
+        ),
         (("cabs", "optimizer.lr_rule=adascale"), "it fits the batch to the rate"),
         (("noise_scale", "batching.hysteresis=0.5"), "hysteresis"),
         (("raise_instead_of_decay",), "Use optimizer.schedule=multistep"),
@@ -337,7 +453,9 @@ def test_workers_reach_one_workers_weights_at_adascales_rates() -> None:
         ),
     ],
 )
-def test_what_contradicts_a_policy_is_refused_with_the_remedy(words: tuple[str, ...], message: str) -> None:
+def test_what_contradicts_a_policy_is_refused_with_the_remedy(
+    words: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         compose(f"batching={words[0]}", "global_batch=64", "num_workers=2", *words[1:])
 
@@ -345,13 +463,22 @@ def test_what_contradicts_a_policy_is_refused_with_the_remedy(words: tuple[str, 
 def test_a_run_whose_policy_decided_for_another_batch_is_not_gone_on_with(tmp_path: Path) -> None:
     words = ("batching=noise_scale", "model=tiny_cnn", "strategy=allreduce", "num_workers=2")
     save(compose(*words, "global_batch=64"), tmp_path / "config.yaml")
-    with pytest.raises(ConfigError, match="what batching=noise_scale has decided is for its batch and its workers"):
+    with pytest.raises(
+        ConfigError, match="what batching=noise_scale has decided is for its batch and its workers"
+    ):
         branching.check(compose(*words, "global_batch=1024", f"resume_from={tmp_path}"))
 
 
 def test_a_policy_that_would_exceed_the_training_set_is_refused() -> None:
-    config = compose(*TINY, "batching=schedule", "global_batch=8", "model=tiny_cnn", "batching.max_global_batch=1000")
+    config = compose(
+        *TINY,
+        "batching=schedule",
+        "global_batch=8",
+        "model=tiny_cnn",
+        "batching.max_global_batch=1000",
+    )
     with pytest.raises(
-        ConfigError, match="max_global_batch=1000 is larger than the training set of 90 examples: use 90"
+        ConfigError,
+        match="max_global_batch=1000 is larger than the training set of 90 examples: use 90",
     ):
         attempts.check(config)

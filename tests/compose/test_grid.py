@@ -54,7 +54,11 @@ GRIDS = {
         ["~seed", "data=synthetic"],
         ["seed=1", "+seed=3", "hydra.job.name=n"],
     ),
-    "an experiment": (["experiment=quickstart"], ["local_batch=8", "local_batch=32"], ["seed=0", "seed=7"]),
+    "an experiment": (
+        ["experiment=quickstart"],
+        ["local_batch=8", "local_batch=32"],
+        ["seed=0", "seed=7"],
+    ),
     "options of one's own": (
         ["local_batch=8", "local_batch=32"],
         ["model=own"],
@@ -79,7 +83,9 @@ def composed(overrides: list[str]) -> DictConfig:
 def test_points_are_as_hydra_composes_each(name: str) -> None:
     points = [*itertools.product(*GRIDS[name])]
     possible = []
-    for point in points:  # what Hydra itself refuses, such as a key that is deleted and given, is no point
+    for (
+        point
+    ) in points:  # what Hydra itself refuses, such as a key that is deleted and given, is no point
         try:
             possible.append((point, grid.to_config(composed(list(point)))))
         except (ConfigError, HydraException):
@@ -92,7 +98,9 @@ def test_points_are_as_hydra_composes_each(name: str) -> None:
 
 def test_what_is_wrong_is_said_of_every_value_once() -> None:
     points = [
-        [f"local_batch={b}", f"seed={s}", "model=resnet18"] for b in ("8", "-4", "oops", "1") for s in ("0", "-1")
+        [f"local_batch={b}", f"seed={s}", "model=resnet18"]
+        for b in ("8", "-4", "oops", "1")
+        for s in ("0", "-1")
     ]
     with pytest.raises(ConfigError) as raised:
         grid.configs(composed, points)

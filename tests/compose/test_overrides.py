@@ -1,4 +1,6 @@
-"""What is typed: refused in plain words with exit code 2 before Hydra stumbles over it, and completed by a shell."""
+"""What is typed: refused in plain words with exit code 2 before Hydra stumbles over it, and
+completed by a shell.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,12 @@ TEXT = ("data=text", "model=llama_tiny")
 
 
 @pytest.fixture
-def type_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Type:
-    """`bsweep run` in this process, up to where a point would be trained: its exit code, and what it says."""
+def type_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Type:
+    """`bsweep run` in this process, up to where a point would be trained: its exit code, and what
+    it says.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(attempts, "run_point", lambda *_: "completed")
 
@@ -72,15 +78,29 @@ def type_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         (["data.root=a=b"], ["data.root=a=b", "quoted", "\"'a=b'\""]),
         (["data.root=[[[["], ["data.root=[[[["]),
         (
-            ["hydra.job.chdir=true", "hydra.run.dir=a", "hydra.sweep.dir=b", "hydra.sweep.subdir=c"],
-            ["hydra.job.chdir=true", "hydra.run.dir=a", "hydra.sweep.dir=b", "hydra.sweep.subdir=c", "results_dir="],
+            [
+                "hydra.job.chdir=true",
+                "hydra.run.dir=a",
+                "hydra.sweep.dir=b",
+                "hydra.sweep.subdir=c",
+            ],
+            [
+                "hydra.job.chdir=true",
+                "hydra.run.dir=a",
+                "hydra.sweep.dir=b",
+                "hydra.sweep.subdir=c",
+                "results_dir=",
+            ],
         ),
         (
             ["+hydra.job.env_set.OMP_PROC_BIND=close", "launch.parallel=auto"],
             ["hydra.job.env_set (OMP_PROC_BIND) with launch.parallel=auto", "Export the variables"],
         ),
         (
-            ["+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback", "launch.parallel=2"],
+            [
+                "+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback",
+                "launch.parallel=2",
+            ],
             ["hydra.callbacks (mine) with launch.parallel=2", "Leave them out, or"],
         ),
         (
@@ -125,13 +145,18 @@ def type_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         ),
         (["data=synthetic", "data.num_train=2000000000"], ["6 TiB", "fewer or smaller"]),
         (["-m", "seed=range(0,100000000)"], ["1,000,000 at most"]),
-        ([*TEXT, "data.path=/dev/zero"], ["data.path=/dev/zero", "no plain file", "give a text file"]),
+        (
+            [*TEXT, "data.path=/dev/zero"],
+            ["data.path=/dev/zero", "no plain file", "give a text file"],
+        ),
         ([*TEXT, "data.path=pipe"], ["data.path=pipe", "no plain file"]),
         (["model=own", "model.target=pipe.py:build"], ["pipe.py", "no plain file"]),
     ],
     ids=lambda given: " ".join(given)[:60],
 )
-def test_what_cannot_be_is_refused_in_plain_words(type_run: Type, overrides: list[str], expected: list[str]) -> None:
+def test_what_cannot_be_is_refused_in_plain_words(
+    type_run: Type, overrides: list[str], expected: list[str]
+) -> None:
     for name in ("pipe", "pipe.py"):
         os.mkfifo(name)
     code, said = type_run("local_batch=8", *overrides)
@@ -149,12 +174,20 @@ def test_a_flag_may_stand_anywhere_and_letters_need_no_quotes(type_run: Type) ->
     assert as_hydra_takes("data.root='größe'") == "data.root='größe'"
 
 
-@pytest.mark.parametrize(("more", "num_composed"), [((), 2), (("+hydra.job.env_set.NAMED=here",), 2 + 4)])
+@pytest.mark.parametrize(
+    ("more", "num_composed"), [((), 2), (("+hydra.job.env_set.NAMED=here",), 2 + 4)]
+)
 def test_a_grid_is_composed_once_for_its_settings_and_once_for_all_its_points(
     type_run: Type, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], num_composed: int
 ) -> None:
-    """Hydra's own launcher, which sets the variables that it is told to, composes each point once more."""
-    composed, seen, compose_one = list[object](), list[str | None](), ConfigLoaderImpl.load_configuration
+    """Hydra's own launcher, which sets the variables that it is told to, composes each point once
+    more.
+    """
+    composed, seen, compose_one = (
+        list[object](),
+        list[str | None](),
+        ConfigLoaderImpl.load_configuration,
+    )
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         composed.append(kwargs)
@@ -171,7 +204,9 @@ def test_a_grid_is_composed_once_for_its_settings_and_once_for_all_its_points(
     assert len(composed) == num_composed and seen == ["here" if more else None] * 4
 
 
-def test_a_point_that_cannot_be_run_fails_alone(type_run: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_that_cannot_be_run_fails_alone(
+    type_run: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attempts, "run_point", lambda config, *_: 1 // config.seed and "completed")
     code, said = type_run("-m", "local_batch=8", "seed=0,1")
     assert code == 1 and said.count("a point could not be run: ZeroDivisionError") == 1
@@ -189,12 +224,23 @@ def test_a_launcher_of_hydras_that_fails_is_quoted_without_a_traceback(
     monkeypatch.setattr(plugin.BaseSubmititLauncher, "launch", fail)
     code, said = type_run("-m", "local_batch=8", "seed=0,1", "hydra/launcher=submitit_slurm")
     assert code == 1 and "Traceback" not in said
-    assert "hydra/launcher=submitit_slurm could not run the points: sbatch: error: no such partition" in said
+    assert (
+        "hydra/launcher=submitit_slurm could not run the points: sbatch: error: no such partition"
+        in said
+    )
 
 
 def test_the_largest_seed_trains_and_is_read(tmp_path: Path) -> None:
     seed = 2**63 - 1
-    point = ("local_batch=8", "launch=inline", "strategy=single", *TINY, "model=tiny_cnn", "epochs=1", f"seed={seed}")
+    point = (
+        "local_batch=8",
+        "launch=inline",
+        "strategy=single",
+        *TINY,
+        "model=tiny_cnn",
+        "epochs=1",
+        f"seed={seed}",
+    )
     assert bsweep("run", *point, cwd=tmp_path).returncode == 0
     assert list(library.load(tmp_path / "results/default").runs["seed"]) == [seed]
 
@@ -231,15 +277,23 @@ def test_bash_completes_commands_keys_and_groups(tmp_path: Path) -> None:
         timeout=120,
         check=True,
     )
-    assert [line.split() for line in result.stdout.splitlines()] == list(expected.values()), result.stderr
+    assert [line.split() for line in result.stdout.splitlines()] == list(expected.values()), (
+        result.stderr
+    )
     assert "usage" not in result.stderr and "hydra_bash_completion bsweep" in result.stderr
 
 
 ODD = st.text(st.sampled_from("aZ0 .,:/=+~-_[]{}()'\"\\$#%@*&!?;|<>^`ß…\t\n"), max_size=12)
-NUMBERS = st.one_of(st.integers(), st.floats(), st.integers(2**31 - 2, 2**31 + 1), st.integers(-1, 3)).map(str)
-WORDS = st.sampled_from(["null", "true", "nan", "-inf", "1e400", "''", "[]", "{}", "???", "x" * 300, "${seed}", "${"])
+NUMBERS = st.one_of(
+    st.integers(), st.floats(), st.integers(2**31 - 2, 2**31 + 1), st.integers(-1, 3)
+).map(str)
+WORDS = st.sampled_from(
+    ["null", "true", "nan", "-inf", "1e400", "''", "[]", "{}", "???", "x" * 300, "${seed}", "${"]
+)
 LISTS = st.lists(st.one_of(NUMBERS, WORDS), max_size=4).map(lambda values: f"[{','.join(values)}]")
-NESTED = st.recursive(NUMBERS, lambda inner: inner.map(lambda value: f"[{value}]") | inner.map("{{a:{}}}".format))
+NESTED = st.recursive(
+    NUMBERS, lambda inner: inner.map(lambda value: f"[{value}]") | inner.map("{{a:{}}}".format)
+)
 VALUES = st.one_of(ODD, NUMBERS, WORDS, LISTS, NESTED)
 KEYS = st.one_of(
     st.sampled_from(known_keys()),
@@ -247,7 +301,9 @@ KEYS = st.one_of(
     ODD,
 )
 OVERRIDES = st.one_of(
-    st.tuples(st.sampled_from(["", "", "+", "++", "~"]), KEYS, VALUES).map(lambda parts: "{}{}={}".format(*parts)),
+    st.tuples(st.sampled_from(["", "", "+", "++", "~"]), KEYS, VALUES).map(
+        lambda parts: "{}{}={}".format(*parts)
+    ),
     KEYS.map("~{}".format),
     ODD,
     st.sampled_from(["-m", "--cfg", "job", "-c", "--info", "--resolve", "-", "--", "--multirun=3"]),
@@ -261,7 +317,10 @@ FUZZ = settings(
 
 
 @settings(FUZZ, max_examples=500)
-@given(st.lists(OVERRIDES, min_size=1, max_size=2), st.sampled_from(["launch=null", "~model", "=", "--nope", "a=b=c"]))
+@given(
+    st.lists(OVERRIDES, min_size=1, max_size=2),
+    st.sampled_from(["launch=null", "~model", "=", "--nope", "a=b=c"]),
+)
 def test_of_anything_typed_with_what_cannot_be_nothing_is_composed(
     type_run: Type, typed: list[str], impossible: str
 ) -> None:
@@ -271,7 +330,9 @@ def test_of_anything_typed_with_what_cannot_be_nothing_is_composed(
 
 
 @pytest.mark.parametrize("num_composed", [20, pytest.param(500, marks=pytest.mark.nightly)])
-def test_whatever_is_typed_ends_with_0_or_2_and_no_traceback(type_run: Type, num_composed: int) -> None:
+def test_whatever_is_typed_ends_with_0_or_2_and_no_traceback(
+    type_run: Type, num_composed: int
+) -> None:
     @settings(FUZZ, max_examples=num_composed)
     @given(st.lists(OVERRIDES, min_size=1, max_size=3))
     def type_some(typed: list[str]) -> None:
@@ -283,8 +344,16 @@ def test_whatever_is_typed_ends_with_0_or_2_and_no_traceback(type_run: Type, num
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.integers(-1, 2**16 + 1) | st.floats() | st.text(max_size=5) | WORDS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-1, 2**16 + 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | WORDS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
     max_leaves=4,
 )
 
@@ -302,7 +371,9 @@ def test_any_value_of_any_key_is_a_run_or_an_error_of_the_schema(
         if group:
             part = values[group] = {**_composed()[group]}
         if group and data.draw(st.booleans()):
-            part["name"] = data.draw(st.sampled_from([name for card in variants(group) for name in names(card)]))
+            part["name"] = data.draw(
+                st.sampled_from([name for card in variants(group) for name in names(card)])
+            )
         part[data.draw(st.sampled_from(sorted(part)) | st.text(max_size=4))] = data.draw(JSON)
     try:
         config = parse(values)
@@ -315,5 +386,7 @@ def test_any_value_of_any_key_is_a_run_or_an_error_of_the_schema(
 
 @functools.cache
 def _composed() -> dict[str, Any]:
-    composed: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(compose("local_batch=8", "num_workers=2"))))
+    composed: dict[str, Any] = json.loads(
+        json.dumps(dataclasses.asdict(compose("local_batch=8", "num_workers=2")))
+    )
     return composed

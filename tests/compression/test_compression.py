@@ -1,6 +1,7 @@
 """Codecs against the formulas of their papers, on one to four workers simulated by threads.
 
-What holds for every codec is tested on every member of `AnyCompression`, so a new one is tested by being there.
+What holds for every codec is tested on every member of `AnyCompression`, so a new one is tested by
+being there.
 """
 
 from __future__ import annotations
@@ -47,18 +48,26 @@ def configure(name: str, **changes: object) -> AnyCompression:
 
 
 def make_vector(device: str = "cpu", dtype: torch.dtype = torch.float64) -> Vector:
-    """Convolutions in channels_last, vectors, and sizes that neither 8 nor a bucket divides: 8 layers, 555 elements."""
+    """Convolutions in channels_last, vectors, and sizes that neither 8 nor a bucket divides: 8
+    layers, 555 elements.
+    """
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Conv2d(5, 1, 1), nn.Linear(20, 19))
+    model = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Conv2d(5, 1, 1), nn.Linear(20, 19)
+    )
     return Vector(model.to(device, dtype, memory_format=torch.channels_last))  # type: ignore[call-overload]
 
 
 def random_gradients(like: Tensor, seed: int) -> Tensor:
-    numbers = torch.randn(len(like), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    numbers = torch.randn(
+        len(like), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     return (numbers * torch.linspace(0.01, 1, len(like), dtype=torch.float64)).to(like)
 
 
-def build(name: str, vector: Vector, rank: int = 0, *, momentum: float = 0.0, **changes: Any) -> Codec:
+def build(
+    name: str, vector: Vector, rank: int = 0, *, momentum: float = 0.0, **changes: Any
+) -> Codec:
     optimizer = SGD([vector.parameters], lr=1, momentum=momentum)
     config = configure(name, **changes)
     codec = compression.build(config, vector, optimizer, seed=3, rank=rank, num_workers=4)
@@ -103,7 +112,9 @@ def on_workers(num_workers: int, work: Callable[[SimulatedGroup], T]) -> list[T]
             raise
 
     with ThreadPoolExecutor(num_workers) as pool:
-        return [future.result() for future in [pool.submit(run, rank) for rank in range(num_workers)]]
+        return [
+            future.result() for future in [pool.submit(run, rank) for rank in range(num_workers)]
+        ]
 
 
 @dataclass(frozen=True)
@@ -158,7 +169,9 @@ def test_nothing_is_built_for_one_worker_and_for_none(name: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("num_workers", [2, 3, 4])
 @pytest.mark.parametrize("name", CODECS)
-def test_all_workers_get_the_same_bits_and_a_run_repeats(name: str, num_workers: int, device: str) -> None:
+def test_all_workers_get_the_same_bits_and_a_run_repeats(
+    name: str, num_workers: int, device: str
+) -> None:
     first, second = (exchange_steps(num_workers, name, device=device) for _ in range(2))
     assert float(first[0].received.abs().max()) > 0.1
     for outcome in (*first, *second):
@@ -172,10 +185,14 @@ def test_nothing_is_lost_that_a_memory_keeps(name: str, num_workers: int, device
     outcomes = exchange_steps(num_workers, name, device=device)
     if outcomes[0].codec.memory is None:
         pytest.skip("has no memory")
-    waiting = torch.stack([outcome.codec.memory for outcome in outcomes if outcome.codec.memory is not None])
+    waiting = torch.stack(
+        [outcome.codec.memory for outcome in outcomes if outcome.codec.memory is not None]
+    )
     assert float(waiting.abs().max()) > 0.1, "something must have been left out"
     expected = torch.stack([outcome.gradients for outcome in outcomes]).sum(dim=0)
-    torch.testing.assert_close(outcomes[0].received + waiting.sum(dim=0), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        outcomes[0].received + waiting.sum(dim=0), expected, rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -187,8 +204,11 @@ def test_without_a_memory_the_mean_is_right(name: str) -> None:
         pytest.skip("has a memory")
     gradients = random_gradients(vector.gradients, seed=1)
     errors = torch.stack([exchange_alone(codec, gradients) for _ in range(400)]) - gradients
-    # Along random directions and the gradient's own: there a few hundred draws are Gaussian, at single elements not.
-    directions = torch.stack([random_gradients(gradients, seed).sign() for seed in range(20)] + [gradients]).T
+    # Along random directions and the gradient's own: there a few hundred draws are Gaussian, at
+    # single elements not.
+    directions = torch.stack(
+        [random_gradients(gradients, seed).sign() for seed in range(20)] + [gradients]
+    ).T
     along = errors @ directions
     standard_errors = along.std(dim=0) / math.sqrt(len(along))
     rounding = (2.0**-11 * gradients.abs()) @ directions.abs()  # fp16's
@@ -202,7 +222,8 @@ EXPECTED_BYTES: dict[str, tuple[dict[str, Any], int]] = {
     "qsgd": ({"bits": 4, "bucket_elements": 100}, 6 * 8 + 278),
     "terngrad": ({}, 8 * 8 + 139),
     "signsgd": ({}, 8 * 8 + 70),
-    # 5 x 27 and 19 x 20 become thin; 1 x 5 and the vectors (5 + 5 + 5 + 1 + 19) travel whole; left factors, twice
+    # 5 x 27 and 19 x 20 become thin; 1 x 5 and the vectors (5 + 5 + 5 + 1 + 19) travel whole; left
+    # factors, twice
     "powersgd": ({}, (2 * (5 + 27) + 2 * (19 + 20) + 5 + 35 + 2 * (5 + 19)) * 8),
 }
 
@@ -212,7 +233,10 @@ def test_payloads_have_the_size_that_theory_says_whatever_the_values(name: str) 
     changes, expected = EXPECTED_BYTES[name]
     vector = make_vector()
     codec = build(name, vector, **changes)
-    for gradients in (random_gradients(vector.gradients, seed=0), torch.zeros_like(vector.gradients)):
+    for gradients in (
+        random_gradients(vector.gradients, seed=0),
+        torch.zeros_like(vector.gradients),
+    ):
         group = SimulatedGroup(Board(1))
         codec.exchange(gradients, group)
         assert group.sent_bytes == expected
@@ -259,7 +283,9 @@ def test_topk_at_density_1_is_the_plain_sum() -> None:
     outcomes = exchange_steps(3, "topk", density=1)
     expected = torch.stack([outcome.gradients for outcome in outcomes]).sum(dim=0)
     torch.testing.assert_close(outcomes[0].received, expected, rtol=0, atol=1e-13)
-    assert all(outcome.codec.memory is not None and not outcome.codec.memory.any() for outcome in outcomes)
+    assert all(
+        outcome.codec.memory is not None and not outcome.codec.memory.any() for outcome in outcomes
+    )
 
 
 @pytest.mark.parametrize("count", [1, 50, 20_000, 50_000])
@@ -272,7 +298,9 @@ def test_the_largest_are_found_whatever_the_sample_says(kind: str, count: int) -
         values = values.round()
     indices = largest(values, count)
     assert len(indices.unique()) == count
-    torch.testing.assert_close(values[indices].abs().sort(descending=True)[0], values.abs().topk(count).values)
+    torch.testing.assert_close(
+        values[indices].abs().sort(descending=True)[0], values.abs().topk(count).values
+    )
 
 
 @pytest.mark.parametrize("name", ["topk", "dgc"])
@@ -282,13 +310,17 @@ def test_density_warms_up(name: str) -> None:
     counts = []
     for epoch in (1, 2, 3, 4):
         codec.begin_epoch(epoch)
-        counts.append(int(exchange_alone(codec, random_gradients(vector.gradients, epoch)).count_nonzero()))
+        counts.append(
+            int(exchange_alone(codec, random_gradients(vector.gradients, epoch)).count_nonzero())
+        )
     assert counts == [278, 56, 6, 6]
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_dgc_sends_what_momentum_sgd_would_have_moved(nesterov: bool) -> None:
-    """An element that waited arrives as all that SGD with momentum did to it; then its momentum starts again."""
+    """An element that waited arrives as all that SGD with momentum did to it; then its momentum
+    starts again.
+    """
     vector = make_vector()
     size, first, second = len(vector.gradients), 0, 1
     optimizer = SGD([vector.parameters], lr=1, momentum=0.9, nesterov=nesterov)
@@ -320,7 +352,9 @@ def test_dgc_at_density_1_is_sgd_without_momentum() -> None:
 def test_dgc_leaves_the_optimizer_without_momentum() -> None:
     vector = make_vector()
     halves = [nn.Parameter(vector.parameters[:300]), nn.Parameter(vector.parameters[300:])]
-    optimizer = SGD([{"params": [half]} for half in halves], lr=0.5, momentum=0.9, nesterov=True, fused=True)
+    optimizer = SGD(
+        [{"params": [half]} for half in halves], lr=0.5, momentum=0.9, nesterov=True, fused=True
+    )
     compression.build(configure("dgc"), vector, optimizer, seed=0, rank=0, num_workers=2)
     expected = vector.parameters - 0.5 * (1 + 2 + 3)
     for gradient in (1.0, 2.0, 3.0):
@@ -333,7 +367,10 @@ def test_dgc_leaves_the_optimizer_without_momentum() -> None:
 def test_dgc_clips_each_worker_so_that_independent_ones_sum_to_the_norm() -> None:
     vector = make_vector()
     codec = build("dgc", vector, density=1, warmup_densities=[], clip_norm=1.0)  # of 4 workers
-    large, small = random_gradients(vector.gradients, 0), random_gradients(vector.gradients, 0) * 1e-3
+    large, small = (
+        random_gradients(vector.gradients, 0),
+        random_gradients(vector.gradients, 0) * 1e-3,
+    )
     torch.testing.assert_close(exchange_alone(codec, large), large / large.norm() / 2)
     assert torch.equal(exchange_alone(codec, small), small)
 
@@ -381,7 +418,9 @@ def test_signsgd_sends_signs_times_the_mean_size_of_each_layer() -> None:
     received = exchange_alone(build("signsgd", vector), gradients)
     for part in vector.slices:
         layer = gradients[part.start : part.stop]
-        torch.testing.assert_close(received[part.start : part.stop], layer.abs().mean() * layer.sign())
+        torch.testing.assert_close(
+            received[part.start : part.stop], layer.abs().mean() * layer.sign()
+        )
 
 
 # PowerSGD
@@ -393,7 +432,9 @@ def low_rank_gradients(vector: Vector, matrix_rank: int, seed: int) -> Tensor:
     for part in vector.slices:
         rows = part.shape[0]
         left = torch.randn(rows, matrix_rank, generator=generator, dtype=torch.float64)
-        right = torch.randn(matrix_rank, (part.stop - part.start) // rows, generator=generator, dtype=torch.float64)
+        right = torch.randn(
+            matrix_rank, (part.stop - part.start) // rows, generator=generator, dtype=torch.float64
+        )
         if part.is_matrix:
             gradients[part.start : part.stop] = (left @ right).reshape(-1)
     return gradients
@@ -419,7 +460,9 @@ def test_powersgd_keeps_workers_in_agreement_whose_processors_round_a_basis_diff
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     on_thread, exact = threading.local(), powersgd.orthonormal
-    monkeypatch.setattr(powersgd, "orthonormal", lambda products: exact(products) * on_thread.factor)
+    monkeypatch.setattr(
+        powersgd, "orthonormal", lambda products: exact(products) * on_thread.factor
+    )
 
     def work(group: SimulatedGroup) -> list[Tensor]:
         on_thread.factor = -1 + 1e-9 * group.rank
@@ -438,7 +481,9 @@ def test_powersgd_draws_on_the_cpu_whatever_computes() -> None:
     class Draws(TorchDispatchMode):
         devices: ClassVar[set[str]] = set()
 
-        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if operation.overloadpacket is torch.ops.aten.randn:
                 self.devices.add(str((kwargs or {}).get("device", "cpu")))
             return operation(*args, **(kwargs or {}))
@@ -459,11 +504,16 @@ def test_columns_become_orthonormal_also_where_they_are_zero_or_depend_on_others
     same[:] = plain[:, :1]
     one_zero[:, 1] = 0
     ones = torch.ones_like(plain)
-    matrices = torch.stack([plain, 1e-9 * plain, same, one_zero, ones, torch.zeros_like(plain)]).to(device)
+    matrices = torch.stack([plain, 1e-9 * plain, same, one_zero, ones, torch.zeros_like(plain)]).to(
+        device
+    )
     bases = powersgd.orthonormal(matrices)
     tolerance = 20 * torch.finfo(dtype).eps
     torch.testing.assert_close(
-        bases.mT @ bases, torch.eye(4, dtype=dtype, device=device).expand(6, 4, 4), rtol=0, atol=tolerance
+        bases.mT @ bases,
+        torch.eye(4, dtype=dtype, device=device).expand(6, 4, 4),
+        rtol=0,
+        atol=tolerance,
     )
     spanned = bases @ (bases.mT @ matrices)
     torch.testing.assert_close(spanned, matrices, rtol=0, atol=100 * torch.finfo(dtype).eps)

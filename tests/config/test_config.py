@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bsweep.config import GROUPS, ConfigError, HorovodConfig, RunConfig, conf_dir, names, read, resolve, save, variants
+from bsweep.config import (
+    GROUPS,
+    ConfigError,
+    HorovodConfig,
+    RunConfig,
+    conf_dir,
+    names,
+    read,
+    resolve,
+    save,
+    variants,
+)
 from tests.support.running import compose
 
 SERVERS = ("strategy=parameter_server",)
@@ -50,15 +61,27 @@ def test_every_experiment_composes_and_begins_with_its_command(experiment: str) 
     text = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text()
     assert f"bsweep run -m experiment={experiment}" in text.splitlines()[1]
     for local_batch in (
-        yaml.safe_load(text).get("hydra", {}).get("sweeper", {}).get("params", {}).get("local_batch", "8").split(",")
+        yaml.safe_load(text)
+        .get("hydra", {})
+        .get("sweeper", {})
+        .get("params", {})
+        .get("local_batch", "8")
+        .split(",")
     ):
-        assert compose(f"experiment={experiment}", f"local_batch={local_batch}").study in EXPERIMENTS
+        assert (
+            compose(f"experiment={experiment}", f"local_batch={local_batch}").study in EXPERIMENTS
+        )
 
 
 def test_the_paper_is_as_its_authors_ran_it() -> None:
     config = compose("experiment=paper", "local_batch=8")
     o = config.optimizer
-    assert (config.num_workers, config.epochs, config.data.name, config.model.name) == (4, 50, "cifar10", "resnet18")
+    assert (config.num_workers, config.epochs, config.data.name, config.model.name) == (
+        4,
+        50,
+        "cifar10",
+        "resnet18",
+    )
     assert (o.name, o.lr, o.lr_rule, o.warmup_epochs) == ("sgd", 0.1, "per_worker", 5)
 
 
@@ -73,15 +96,33 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         (("local_batch=8", "epochs=many"), ["epochs=many", "valid integer"]),
         (("local_batch=8", "channels_last=3"), ["channels_last=3", "'auto', True or False"]),
         (("local_batch=8", "+epoch=3"), ["epoch", "unknown key", "Did you mean 'epochs'?"]),
-        (("local_batch=8", "+strategy.bucket=3"), ["strategy.bucket", "Did you mean 'strategy.buckets'?"]),
-        (("local_batch=8", "strategy=parameter_server", "strategy.num_servers=0"), ["strategy.num_servers=0"]),
-        (("local_batch=8", "strategy=parameter_server", "strategy.staleness=2"), ["strategy.staleness=2", "Leave"]),
         (
-            ("local_batch=8", "strategy=parameter_server", "strategy.consistency=stale_synchronous"),
+            ("local_batch=8", "+strategy.bucket=3"),
+            ["strategy.bucket", "Did you mean 'strategy.buckets'?"],
+        ),
+        (
+            ("local_batch=8", "strategy=parameter_server", "strategy.num_servers=0"),
+            ["strategy.num_servers=0"],
+        ),
+        (
+            ("local_batch=8", "strategy=parameter_server", "strategy.staleness=2"),
+            ["strategy.staleness=2", "Leave"],
+        ),
+        (
+            (
+                "local_batch=8",
+                "strategy=parameter_server",
+                "strategy.consistency=stale_synchronous",
+            ),
             ["strategy.consistency=stale_synchronous", "strategy.staleness"],
         ),
         (
-            ("local_batch=8", "strategy=parameter_server", "strategy.num_servers=2", "strategy.colocated=true"),
+            (
+                "local_batch=8",
+                "strategy=parameter_server",
+                "strategy.num_servers=2",
+                "strategy.colocated=true",
+            ),
             ["strategy.num_servers=2", "num_workers=1"],
         ),
         (
@@ -94,43 +135,98 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
             ),
             ["optimizer=lamb", "2 servers"],
         ),
-        (("local_batch=8", "strategy=parameter_server", "optimizer=lamb"), ["optimizer=lamb", "strategy.sharding"]),
+        (
+            ("local_batch=8", "strategy=parameter_server", "optimizer=lamb"),
+            ["optimizer=lamb", "strategy.sharding"],
+        ),
         (("local_batch=8", "compression=topk", "compression.density=0"), ["compression.density=0"]),
-        (("local_batch=8", "compression=topk", "compression.density=1.5"), ["compression.density=1.5"]),
-        (("local_batch=8", "strategy=ddp", "compression=topk"), ["compression=topk", "strategy=ddp", "strategy.hook"]),
+        (
+            ("local_batch=8", "compression=topk", "compression.density=1.5"),
+            ["compression.density=1.5"],
+        ),
+        (
+            ("local_batch=8", "strategy=ddp", "compression=topk"),
+            ["compression=topk", "strategy=ddp", "strategy.hook"],
+        ),
         (("local_batch=8", "strategy.op=adasum", "compression=topk"), ["strategy.op=adasum"]),
         (("local_batch=8", "strategy.buckets=2", "compression=topk"), ["strategy.buckets=2"]),
         (("local_batch=8", "strategy=ddp", "launch=horovodrun"), ["strategy=ddp", "torchrun"]),
-        (("local_batch=8", "num_workers=2", "launch.slowdown=[1]"), ["launch.slowdown=[1.0]", "num_workers=2"]),
+        (
+            ("local_batch=8", "num_workers=2", "launch.slowdown=[1]"),
+            ["launch.slowdown=[1.0]", "num_workers=2"],
+        ),
         (("local_batch=8", "launch.slowdown=[0.5]"), ["launch.slowdown.0=0.5"]),
-        (("local_batch=8", "+strategy.num_servers=2"), ["only strategy=parameter_server has this key"]),
+        (
+            ("local_batch=8", "+strategy.num_servers=2"),
+            ["only strategy=parameter_server has this key"],
+        ),
         (("global_batch=7", "num_workers=2"), ["global_batch=7", "num_workers=2", "multiple of 2"]),
-        (("local_batch=8", "strategy=single", "num_workers=2"), ["strategy=single", "num_workers=2"]),
+        (
+            ("local_batch=8", "strategy=single", "num_workers=2"),
+            ["strategy=single", "num_workers=2"],
+        ),
         (("local_batch=8", "launch=inline", "num_workers=2"), ["launch=inline", "num_workers=2"]),
-        (("local_batch=8", "num_workers=3", "launch.hosts='a:1,b:1'"), ["num_workers=3", "2 slots"]),
-        (("local_batch=8", "launch.hosts='a:1,b:1,a:1'"), ["launch.hosts=a:1,b:1,a:1 names a host twice"]),
+        (
+            ("local_batch=8", "num_workers=3", "launch.hosts='a:1,b:1'"),
+            ["num_workers=3", "2 slots"],
+        ),
+        (
+            ("local_batch=8", "launch.hosts='a:1,b:1,a:1'"),
+            ["launch.hosts=a:1,b:1,a:1 names a host twice"],
+        ),
         (("local_batch=8", "launch.hosts=a"), ["launch.hosts=a", "h1:4,h2:4"]),
         (("local_batch=8", "launch.hosts='h[1-2:4'"), ["launch.hosts=h[1-2:4: not of the form"]),
         (("local_batch=8", "launch.hosts='h[1-a]:4'"), ["launch.hosts=h[1-a]:4: not of the form"]),
-        (("local_batch=8", "launch.hosts='h[4-1]:4'"), ["launch.hosts=h[4-1]:4: [4-1] counts down"]),
-        (("local_batch=8", "launch.hosts='h[1-999999999]:4'"), ["more than 10,000 hosts: name fewer"]),
-        (("local_batch=8", "launch.hosts='h[1-999]x[1-999]:4'"), ["more than 10,000 hosts: name fewer"]),
-        (("local_batch=8", "launch.hosts='h[1-3]:1,h2:1'"), ["names a host twice"]),
-        (("local_batch=8", "launch.hosts=@no/such"), ["launch.hosts=@no/such", "cannot be read (No such file"]),
-        (("local_batch=8", "launch.hosts=@/dev/zero"), ["launch.hosts=@/dev/zero", "it is no plain file"]),
         (
-            ("local_batch=8", "strategy=allreduce", "strategy.transport=shared_memory", "strategy.algorithm=ring"),
+            ("local_batch=8", "launch.hosts='h[4-1]:4'"),
+            ["launch.hosts=h[4-1]:4: [4-1] counts down"],
+        ),
+        (
+            ("local_batch=8", "launch.hosts='h[1-999999999]:4'"),
+            ["more than 10,000 hosts: name fewer"],
+        ),
+        (
+            ("local_batch=8", "launch.hosts='h[1-999]x[1-999]:4'"),
+            ["more than 10,000 hosts: name fewer"],
+        ),
+        (("local_batch=8", "launch.hosts='h[1-3]:1,h2:1'"), ["names a host twice"]),
+        (
+            ("local_batch=8", "launch.hosts=@no/such"),
+            ["launch.hosts=@no/such", "cannot be read (No such file"],
+        ),
+        (
+            ("local_batch=8", "launch.hosts=@/dev/zero"),
+            ["launch.hosts=@/dev/zero", "it is no plain file"],
+        ),
+        (
+            (
+                "local_batch=8",
+                "strategy=allreduce",
+                "strategy.transport=shared_memory",
+                "strategy.algorithm=ring",
+            ),
             ["strategy.transport=shared_memory", "strategy.algorithm=native"],
         ),
         (
-            ("local_batch=8", "strategy=allreduce", "strategy.transport=shared_memory", "compression=topk"),
+            (
+                "local_batch=8",
+                "strategy=allreduce",
+                "strategy.transport=shared_memory",
+                "compression=topk",
+            ),
             ["strategy.transport=shared_memory", "compression=none"],
         ),
-        (("local_batch=8", "strategy=allreduce", "strategy.algorithm=zip"), ["strategy.algorithm=zip", "'ring'"]),
+        (
+            ("local_batch=8", "strategy=allreduce", "strategy.algorithm=zip"),
+            ["strategy.algorithm=zip", "'ring'"],
+        ),
         (("local_batch=8", "strategy.name=horvod"), ["strategy=horvod", "'single', 'horovod'"]),
         (("local_batch=8", "optimizer.schedule=multistep"), ["optimizer.milestones"]),
         (("local_batch=8", "optimizer.lr=-1"), ["optimizer.lr=-1"]),
-        (("local_batch=8", "optimizer.nesterov=true", "optimizer.momentum=0"), ["optimizer.nesterov=true"]),
+        (
+            ("local_batch=8", "optimizer.nesterov=true", "optimizer.momentum=0"),
+            ["optimizer.nesterov=true"],
+        ),
         (("local_batch=8", "optimizer.warmup_epochs=9"), ["optimizer.warmup_epochs=9", "epochs=3"]),
         (("local_batch=8", "precision=fp64", "compression=fp16"), ["precision=fp64"]),
         (
@@ -148,28 +244,58 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
             ("local_batch=8", "data=torchvision", "data.dataset=FashonMNIST"),
             ["data.dataset=FashonMNIST: unknown", "Did you mean 'FashionMNIST'?", "'SVHN'"],
         ),
-        ((*DILOCO, "strategy.sync_every=0"), ["strategy.sync_every=0", "greater than or equal to 1"]),
+        (
+            (*DILOCO, "strategy.sync_every=0"),
+            ["strategy.sync_every=0", "greater than or equal to 1"],
+        ),
         ((*DILOCO, "strategy.outer_lr=0"), ["strategy.outer_lr=0"]),
         ((*DILOCO, "strategy.outer_momentum=1"), ["strategy.outer_momentum=1", "less than 1"]),
         ((*DILOCO, "strategy.weighting=examples_"), ["strategy.weighting=examples_", "'fednova'"]),
-        ((*DILOCO, "strategy.weights=[0.5,0.4]"), ["strategy.weights=[0.5, 0.4]", "sum to 0.9", "sum to 1"]),
+        (
+            (*DILOCO, "strategy.weights=[0.5,0.4]"),
+            ["strategy.weights=[0.5, 0.4]", "sum to 0.9", "sum to 1"],
+        ),
         ((*DILOCO, "strategy.weights=[1.5,-0.5]"), ["strategy.weights.1=-0.5"]),
-        ((*DILOCO, "strategy.weights=[0.2,0.3,0.5]"), ["3 weights", "num_workers=2", "one for each worker"]),
+        (
+            (*DILOCO, "strategy.weights=[0.2,0.3,0.5]"),
+            ["3 weights", "num_workers=2", "one for each worker"],
+        ),
         (
             (*DILOCO, "strategy.weights=[1,0]", "strategy.on_loss=continue"),
             ["strategy.weights=[1.0, 0.0]", "strategy.on_loss=continue", "greater than 0"],
         ),
-        (("local_batch=8", "target_accuracy=90"), ["target_accuracy=90", "no fraction", "Is 0.9 meant?"]),
-        (("local_batch=8", "target_accuracy=0"), ["target_accuracy=0", "no fraction between 0 and 1"]),
+        (
+            ("local_batch=8", "target_accuracy=90"),
+            ["target_accuracy=90", "no fraction", "Is 0.9 meant?"],
+        ),
+        (
+            ("local_batch=8", "target_accuracy=0"),
+            ["target_accuracy=0", "no fraction between 0 and 1"],
+        ),
         (
             ("local_batch=8", "target_accuracy=0.9", "target_loss=0.5"),
             ["target_accuracy=0.9 and target_loss=0.5", "give one target"],
         ),
-        (("local_batch=8", "stop_at_target=false"), ["stop_at_target=false", "target_accuracy=0.9"]),
-        (("local_batch=8", "evaluate_every_examples=0"), ["evaluate_every_examples=0", "greater than or equal to 1"]),
         (
-            ("local_batch=8", "evaluate_every_examples=9", *SERVERS, "strategy.consistency=asynchronous"),
-            ["evaluate_every_examples=9", "strategy.consistency=synchronous", "evaluate_every_examples=null"],
+            ("local_batch=8", "stop_at_target=false"),
+            ["stop_at_target=false", "target_accuracy=0.9"],
+        ),
+        (
+            ("local_batch=8", "evaluate_every_examples=0"),
+            ["evaluate_every_examples=0", "greater than or equal to 1"],
+        ),
+        (
+            (
+                "local_batch=8",
+                "evaluate_every_examples=9",
+                *SERVERS,
+                "strategy.consistency=asynchronous",
+            ),
+            [
+                "evaluate_every_examples=9",
+                "strategy.consistency=synchronous",
+                "evaluate_every_examples=null",
+            ],
         ),
         (
             (*DILOCO, "evaluate_every_examples=9", "strategy.overlap=true"),
@@ -179,9 +305,17 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ((*DILOCO, "strategy.max_seconds=0"), ["strategy.max_seconds=0"]),
         ((*DILOCO, "strategy.loss_timeout_seconds=0"), ["strategy.loss_timeout_seconds=0"]),
         ((*DILOCO, "strategy.on_loss=ignore"), ["strategy.on_loss=ignore", "'continue'"]),
-        ((*DILOCO, "strategy.overlap=true", "strategy.on_loss=stop"), ["strategy.overlap=true", "on_loss=stop"]),
         (
-            (*DILOCO, "strategy.algorithm=horovod", "launch=horovodrun", "strategy.on_loss=continue"),
+            (*DILOCO, "strategy.overlap=true", "strategy.on_loss=stop"),
+            ["strategy.overlap=true", "on_loss=stop"],
+        ),
+        (
+            (
+                *DILOCO,
+                "strategy.algorithm=horovod",
+                "launch=horovodrun",
+                "strategy.on_loss=continue",
+            ),
             ["strategy.on_loss=continue", "horovodrun ends all workers", "launch=torchrun"],
         ),
         ((*DILOCO, "strategy.algorithm=horovod"), ["launch=torchrun", "Type launch=horovodrun"]),
@@ -191,7 +325,9 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ((*DILOCO, "allocation.local_steps=[1,2,3]"), ["3 numbers", "num_workers=2"]),
     ],
 )
-def test_bad_values_are_named_with_a_remedy(overrides: tuple[str, ...], expected: list[str]) -> None:
+def test_bad_values_are_named_with_a_remedy(
+    overrides: tuple[str, ...], expected: list[str]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(*overrides)
     for words in expected:
@@ -207,7 +343,9 @@ def test_all_bad_values_are_listed_at_once() -> None:
 def test_either_batch_gives_the_other() -> None:
     local = compose("local_batch=16", "num_workers=2", "accumulation_steps=3")
     assert (local.examples_per_step, local.examples_per_pass) == (96, 16)
-    assert compose("global_batch=96", "num_workers=2", "accumulation_steps=3").examples_per_pass == 16
+    assert (
+        compose("global_batch=96", "num_workers=2", "accumulation_steps=3").examples_per_pass == 16
+    )
 
 
 def test_run_id_tells_apart_what_changes_the_numbers_and_nothing_else() -> None:
@@ -216,7 +354,13 @@ def test_run_id_tells_apart_what_changes_the_numbers_and_nothing_else() -> None:
     same = ["study=other", "results_dir=elsewhere", "launch.stall_timeout_seconds=9"]
     assert compose("local_batch=64", "num_workers=2", *same).run_id == base.run_id
     assert compose("global_batch=128", "num_workers=2").run_id == base.run_id
-    for change in ("optimizer.lr=0.2", "seed=1", "data.subset=100", "strategy.buckets=2", "epochs=4"):
+    for change in (
+        "optimizer.lr=0.2",
+        "seed=1",
+        "data.subset=100",
+        "strategy.buckets=2",
+        "epochs=4",
+    ):
         assert compose("local_batch=64", "num_workers=2", change).run_id != base.run_id
 
 
@@ -230,10 +374,16 @@ GOLDEN_IDS = {
     "experiment=geo_distributed data.path=text.txt": "b4_w4_diloco_s0-892537b0",
     "local_batch=8 num_workers=2 strategy=ddp": "b8_w2_ddp_s0-241ec085",
     "local_batch=8 num_workers=2 strategy=local_sgd": "b8_w2_local_sgd_s0-a331a3d9",
-    "local_batch=8 num_workers=2 strategy=diloco allocation=network_aware": "b8_w2_diloco_s0-e42e6bc3",
-    "local_batch=8 num_workers=2 strategy=parameter_server optimizer=adamw": "b8_w2_parameter_server_s0-110a1655",
+    (
+        "local_batch=8 num_workers=2 strategy=diloco allocation=network_aware"
+    ): "b8_w2_diloco_s0-e42e6bc3",
+    (
+        "local_batch=8 num_workers=2 strategy=parameter_server optimizer=adamw"
+    ): "b8_w2_parameter_server_s0-110a1655",
     "local_batch=8 strategy=single launch=inline": "b8_w1_single_s0-f7d9650e",
-    "local_batch=8 num_workers=2 compression=dgc launch.slowdown=[1,2]": "b8_w2_horovod_s0-90a365f0",
+    (
+        "local_batch=8 num_workers=2 compression=dgc launch.slowdown=[1,2]"
+    ): "b8_w2_horovod_s0-90a365f0",
 }
 
 
@@ -244,7 +394,9 @@ def test_run_ids_stay_so_that_studies_go_on(point: str) -> None:
 
 
 def test_local_sgd_under_a_rule_that_went_by_the_global_batch_once_is_another_run() -> None:
-    point = compose(*["local_batch=8", "num_workers=2", "strategy=local_sgd", "optimizer.lr_rule=linear"])
+    point = compose(
+        *["local_batch=8", "num_workers=2", "strategy=local_sgd", "optimizer.lr_rule=linear"]
+    )
     assert point.run_id != "b8_w2_local_sgd_s0-cd077037"
 
 
@@ -255,7 +407,10 @@ def test_a_configuration_that_was_saved_before_a_key_was_added_reads_back(tmp_pa
     del saved["launch"]["threads_per_worker"], saved["batching"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
     assert read(tmp_path / "config.yaml") == config
-    assert compose("local_batch=64", "num_workers=2", "launch.threads_per_worker=1").run_id != config.run_id
+    assert (
+        compose("local_batch=64", "num_workers=2", "launch.threads_per_worker=1").run_id
+        != config.run_id
+    )
 
 
 def test_saved_configuration_reads_back(tmp_path: Path) -> None:
@@ -268,7 +423,9 @@ def test_saved_configuration_reads_back(tmp_path: Path) -> None:
 def test_what_every_card_builds_is_there(group: str) -> None:
     for card in variants(group):
         assert card.builds or names(card) == ("none",), card
-        if card.builds and not (card is HorovodConfig and importlib.util.find_spec("horovod") is None):
+        if card.builds and not (
+            card is HorovodConfig and importlib.util.find_spec("horovod") is None
+        ):
             assert resolve(card.builds), card
 
 
@@ -309,7 +466,9 @@ def test_lists_of_hosts_are_spelled_out(given: str, hosts: str) -> None:
         ("a\n", "line 1, 'a', is neither"),
     ],
 )
-def test_a_file_of_hosts_is_read_as_horovod_and_mpi_have_it(tmp_path: Path, lines: str, hosts: str) -> None:
+def test_a_file_of_hosts_is_read_as_horovod_and_mpi_have_it(
+    tmp_path: Path, lines: str, hosts: str
+) -> None:
     (tmp_path / "hosts.txt").write_text(lines)
     given = ("local_batch=8", f"launch.hosts=@{tmp_path}/hosts.txt")
     if ":" in hosts and "line" not in hosts:

@@ -81,14 +81,22 @@ def test_a_file_is_called_with_what_its_card_takes_and_the_options(folder: Path)
     assert own.call(card, 10, (3, 8, 8)) == (10, (3, 8, 8), 32, 1)
     assert card.fingerprint and len(card.fingerprint) == 64
     assert own.cards(config("mymodel.py:build")).keys() == {"model"}
-    assert resolved("mymodel.py:anything", width=1, depth=2) and own.resolve(own.resolve(config("mymodel.py:build")))
+    assert resolved("mymodel.py:anything", width=1, depth=2) and own.resolve(
+        own.resolve(config("mymodel.py:build"))
+    )
 
 
 def test_cards_say_which_code_it_is_and_not_where_it_lay(folder: Path) -> None:
     (folder / "copy").mkdir()
     (folder / "copy/mymodel.py").write_text(FILE)
-    assert resolved("mymodel.py:build") == resolved("copy/mymodel.py:build") == resolved(f"{folder}/mymodel.py:build")
-    assert hash(resolved("mymodel.py:build", width=1)) == hash(resolved("mymodel.py:build", width=1))
+    assert (
+        resolved("mymodel.py:build")
+        == resolved("copy/mymodel.py:build")
+        == resolved(f"{folder}/mymodel.py:build")
+    )
+    assert hash(resolved("mymodel.py:build", width=1)) == hash(
+        resolved("mymodel.py:build", width=1)
+    )
 
 
 def test_changed_code_is_other_code_but_a_sweep_keeps_what_it_began_with(folder: Path) -> None:
@@ -116,7 +124,11 @@ def test_of_a_package_all_files_count_and_are_kept(folder: Path) -> None:
     card = resolved("mypackage.nets:build")
     assert own.call(card, 1, ()) == 5
     own.keep(_Config(model=card), folder / "run/own")
-    kept = sorted(str(p.relative_to(folder / "run/own")) for p in (folder / "run/own").rglob("*") if p.is_file())
+    kept = sorted(
+        str(p.relative_to(folder / "run/own"))
+        for p in (folder / "run/own").rglob("*")
+        if p.is_file()
+    )
     assert kept == ["mypackage/__init__.py", "mypackage/layers.py", "mypackage/nets.py"]
     (folder / "mypackage/layers.py").write_text("WIDTH = 6\n")
     forget()
@@ -197,13 +209,19 @@ def test_an_error_that_passed_no_line_of_theirs_is_not_blamed_on_them(folder: Pa
     with pytest.raises(RuntimeError) as theirs:
         own.call(card, 1, ())
     trace = own.traced(theirs.value) or ""
-    assert 'mymodel.py", line' in trace and "RuntimeError: no such net" in trace and "test_own" not in trace
+    assert (
+        'mymodel.py", line' in trace
+        and "RuntimeError: no such net" in trace
+        and "test_own" not in trace
+    )
     with pytest.raises(ZeroDivisionError) as ours:
         _ = 1 / 0
     assert own.traced(ours.value) is None
 
 
-def test_a_package_with_data_in_it_is_not_copied_into_every_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_with_data_in_it_is_not_copied_into_every_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_package(folder)
     monkeypatch.setattr(own, "_MOST_BYTES", 20)
     with pytest.raises(ConfigError, match="every run folder gets a copy"):

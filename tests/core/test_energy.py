@@ -25,7 +25,9 @@ LARGEST = 262_143_328_850  # microjoules, after which a package begins anew
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Two packages, and a part of the first that is counted with it."""
-    folders = [tmp_path / "powercap" / name for name in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0")]
+    folders = [
+        tmp_path / "powercap" / name for name in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0")
+    ]
     for folder in folders:
         folder.mkdir(parents=True)
         (folder / "max_energy_range_uj").write_text(f"{LARGEST}\n")
@@ -45,7 +47,9 @@ def test_packages_are_summed_also_when_one_begins_anew(packages: list[Path]) -> 
     assert other.joules() == 0, "its host's first worker counts"
 
 
-def test_what_the_hardware_does_not_say_is_not_known(packages: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_hardware_does_not_say_is_not_known(
+    packages: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     meter = energy.Meter(CPU, counts_host=True)
     (packages[1] / "energy_uj").unlink()
     assert math.isnan(meter.joules())
@@ -69,7 +73,8 @@ def test_an_epoch_records_what_its_steps_used_and_nothing_of_evaluations(
     monkeypatch.setattr(steps, "train_step", hungry(steps.train_step))
     monkeypatch.setattr(evaluation, "evaluate", hungry(evaluation.evaluate))
     config = compose(
-        *TINY, "model=tiny_cnn", "launch=inline", "strategy=single", "local_batch=30", "epochs=2", "precision=fp32",
+        *TINY, "model=tiny_cnn", "launch=inline", "strategy=single", "local_batch=30", "epochs=2",
+        "precision=fp32",
         "channels_last=false", "evaluate_every_examples=30", f"results_dir={tmp_path}", "study=s",
     )  # fmt: skip
     paths = RunPaths(tmp_path / "s" / config.run_id)
@@ -85,7 +90,9 @@ def test_an_epoch_records_what_its_steps_used_and_nothing_of_evaluations(
 
 def test_a_run_of_which_an_epoch_is_not_known_has_no_energy() -> None:
     runs = pd.DataFrame({"run_id": ["a", "b"]})
-    epochs = pd.DataFrame({"run_id": ["a", "a", "b", "b"], "energy_joules": [1.0, 2.0, 3.0, math.nan]})
+    epochs = pd.DataFrame(
+        {"run_id": ["a", "a", "b", "b"], "energy_joules": [1.0, 2.0, 3.0, math.nan]}
+    )
     found = with_energy(runs, epochs)["energy_joules"]
     assert found[0] == 3 and math.isnan(found[1])
     assert "energy_joules" not in with_energy(runs, epochs.assign(energy_joules=math.nan))

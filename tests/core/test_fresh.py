@@ -72,14 +72,20 @@ def test_what_ends_the_process_is_raised(kind: str, error: type[Exception], word
 
 
 def test_what_fails_for_want_of_memory_works_in_the_next_process() -> None:
-    with suppress(MemoryError, RuntimeError):  # an error or a crash; and on some processors there is room enough
+    with suppress(
+        MemoryError, RuntimeError
+    ):  # an error or a crash; and on some processors there is room enough
         fresh_process.call(_convolve, True)
     fresh_process.call(_convolve, False)
 
 
 def test_a_process_is_spoilt_by_what_a_cpu_has_no_room_for() -> None:
-    assert spoils_process(MemoryError()) and spoils_process(RuntimeError("could not create a primitive"))
-    assert not spoils_process(torch.OutOfMemoryError("CUDA out of memory")) and not spoils_process(ValueError("seven"))
+    assert spoils_process(MemoryError()) and spoils_process(
+        RuntimeError("could not create a primitive")
+    )
+    assert not spoils_process(torch.OutOfMemoryError("CUDA out of memory")) and not spoils_process(
+        ValueError("seven")
+    )
 
 
 def test_inline_trains_in_fresh_processes_under_a_limit_and_after_a_point_without_room(
@@ -98,7 +104,9 @@ def test_inline_trains_in_fresh_processes_under_a_limit_and_after_a_point_withou
 
     def outcome(config: RunConfig) -> Outcome:
         assert isinstance(config.launch, InlineConfig)
-        return inline.launch(config, config.launch, RunPaths(tmp_path), lambda: None, "bsweep.train.worker")
+        return inline.launch(
+            config, config.launch, RunPaths(tmp_path), lambda: None, "bsweep.train.worker"
+        )
 
     monkeypatch.setattr(inline, "_is_spoilt", False)
     assert outcome(limited) == Outcome("failed", "ValueError: there")
@@ -110,7 +118,11 @@ def test_a_crash_under_a_limit_is_out_of_memory(tmp_path: Path) -> None:
     point = (*TINY, "local_batch=8", "num_workers=2", "strategy=ddp")
     paths, log = RunPaths(tmp_path), tmp_path / "launcher.log"
     for code in (-signal.SIGSEGV, 128 + signal.SIGSEGV):
-        crashed = failure.of(compose(*point, "launch.memory_limit_mb=[64,32]"), paths, [(1, code)], log)
+        crashed = failure.of(
+            compose(*point, "launch.memory_limit_mb=[64,32]"), paths, [(1, code)], log
+        )
         assert crashed.status == "out_of_memory"
-        assert crashed.message.startswith("rank 1 was ended by SIGSEGV under its memory limit of 32 MiB")
+        assert crashed.message.startswith(
+            "rank 1 was ended by SIGSEGV under its memory limit of 32 MiB"
+        )
         assert failure.of(compose(*point), paths, [(1, code)], log).status == "failed"

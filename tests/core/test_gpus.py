@@ -1,4 +1,6 @@
-"""GPUs that are counted, and cannot be used; a stand-in for `nvidia-smi` and torch's answers play the machine."""
+"""GPUs that are counted, and cannot be used; a stand-in for `nvidia-smi` and torch's answers play
+the machine.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,24 @@ Machine = Callable[..., None]
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
-    """A function that makes this a machine with such GPUs, for a torch that counts them or can use them."""
+    """A function that makes this a machine with such GPUs, for a torch that counts them or can use
+    them.
+    """
 
-    def be(name: str, driver: str, capability: str, *, cuda: str | None = "13.0", counted: int, usable: bool) -> None:
+    def be(
+        name: str,
+        driver: str,
+        capability: str,
+        *,
+        cuda: str | None = "13.0",
+        counted: int,
+        usable: bool,
+    ) -> None:
         smi = tmp_path / "nvidia-smi"
         smi.write_text(
             "#!/bin/sh\n"
-            f'case "$1" in *driver*) said="{name}, {driver}";; *) said="{name}, {capability}";; esac\n'
+            f'case "$1" in *driver*) said="{name}, {driver}";; *) said="{name}, {capability}";; '
+            f"esac\n"
             'echo "$said"; echo "$said"\n'
         )
         smi.chmod(0o755)
@@ -34,7 +47,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: counted)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
-        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90", "sm_120", "compute_120"])
+        monkeypatch.setattr(
+            torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90", "sm_120", "compute_120"]
+        )
         monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
         gpus.num_gpus.cache_clear()
 
@@ -51,20 +66,52 @@ POINT = ("local_batch=8", "strategy=single", "launch=inline")
     ("what", "reason"),
     [
         (
-            {"name": "Tesla T4", "driver": "535.104.05", "capability": "7.5", "counted": 2, "usable": False},
-            r"2 GPUs \(Tesla T4\), but their driver 535.104.05 is too old for torch .* needs 580 or newer.*CUDA 12.6",
+            {
+                "name": "Tesla T4",
+                "driver": "535.104.05",
+                "capability": "7.5",
+                "counted": 2,
+                "usable": False,
+            },
+            (
+                r"2 GPUs \(Tesla T4\), but their driver 535.104.05 is too old for torch .* needs "
+                r"580 "
+                r"or newer.*CUDA 12.6"
+            ),
         ),
         (
-            {"name": "Tesla T4", "driver": "580.1", "capability": "7.5", "counted": 2, "usable": False},
+            {
+                "name": "Tesla T4",
+                "driver": "580.1",
+                "capability": "7.5",
+                "counted": 2,
+                "usable": False,
+            },
             r"torch .* cannot use them with driver 580.1 \(.+\): repair or update the driver",
         ),
         (
-            {"name": "Tesla T4", "driver": "580.1", "capability": "7.5", "counted": 0, "usable": False, "cuda": None},
+            {
+                "name": "Tesla T4",
+                "driver": "580.1",
+                "capability": "7.5",
+                "counted": 0,
+                "usable": False,
+                "cuda": None,
+            },
             r"torch .* is built without CUDA: install a build with it that suits driver 580.1",
         ),
         (
-            {"name": "Tesla V100-SXM2-16GB", "driver": "580.1", "capability": "7.0", "counted": 2, "usable": True},
-            r"below 7.5, with which torch .* begins: Tesla V100-SXM2-16GB \(7.0\)\. Install .* CUDA 12.6",
+            {
+                "name": "Tesla V100-SXM2-16GB",
+                "driver": "580.1",
+                "capability": "7.0",
+                "counted": 2,
+                "usable": True,
+            },
+            (
+                r"below 7.5, with which torch .* begins: Tesla V100-SXM2-16GB \(7.0\)\. Install .* "
+                r"CUDA 12.6"
+            ),
         ),
     ],
 )
@@ -89,12 +136,18 @@ def test_hidden_gpus_are_none(machine: Machine, monkeypatch: pytest.MonkeyPatch)
     [("num_workers=3",), ("num_workers=4", "launch.hosts='localhost:3,b:3'")],
     ids=["no hosts", "this host among others"],
 )
-def test_more_workers_than_gpus_here_are_refused_before_anything_starts(machine: Machine, where: tuple[str]) -> None:
+def test_more_workers_than_gpus_here_are_refused_before_anything_starts(
+    machine: Machine, where: tuple[str]
+) -> None:
     machine("NVIDIA A100", "580.1", "8.0", counted=2, usable=True)
-    with pytest.raises(ValueError, match=r"3 workers .*here, but this machine has 2 GPUs.*no more slots than GPUs"):
+    with pytest.raises(
+        ValueError, match=r"3 workers .*here, but this machine has 2 GPUs.*no more slots than GPUs"
+    ):
         launch.check(compose("local_batch=8", "strategy=ddp", *where))
     launch.check(compose("local_batch=8", "strategy=ddp", *where, "device=cpu"))
-    launch.check(compose("local_batch=8", "strategy=ddp", "num_workers=4", "launch.hosts='localhost:2,b:2'"))
+    launch.check(
+        compose("local_batch=8", "strategy=ddp", "num_workers=4", "launch.hosts='localhost:2,b:2'")
+    )
 
 
 def seats(**hosts: tuple[int, int]) -> list[dict[str, object]]:
@@ -106,11 +159,20 @@ def seats(**hosts: tuple[int, int]) -> list[dict[str, object]]:
     ]
 
 
-def test_every_host_with_too_few_gpus_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking = r"^gpu7 has 2 GPUs for 4 workers, gpu8 has no GPU for 1 worker, but NCCL takes one worker a GPU"
+def test_every_host_with_too_few_gpus_is_named(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = (
+        r"^gpu7 has 2 GPUs for 4 workers, gpu8 has no GPU for 1 worker, but NCCL takes one worker "
+        r"a GPU"
+    )
     with pytest.raises(ValueError, match=lacking):
         peers_check.refuse_missing_gpus(seats(gpu6=(4, 4), gpu7=(2, 4), gpu8=(0, 1)), "auto")
-    for device, there in (("auto", seats(a=(4, 4), b=(2, 1))), ("auto", seats(a=(0, 4))), ("cpu", seats(a=(0, 4)))):
+    for device, there in (
+        ("auto", seats(a=(4, 4), b=(2, 1))),
+        ("auto", seats(a=(0, 4))),
+        ("cpu", seats(a=(0, 4))),
+    ):
         peers_check.refuse_missing_gpus(there, device)
     with pytest.raises(ValueError, match="a has no GPU for 4 workers"):
         peers_check.refuse_missing_gpus(seats(a=(0, 4)), "cuda")
@@ -118,7 +180,9 @@ def test_every_host_with_too_few_gpus_is_named(machine: Machine, monkeypatch: py
     with pytest.raises(ValueError, match=r"a has 1 GPU \(CUDA_VISIBLE_DEVICES=3\) for 2 workers"):
         peers_check.refuse_missing_gpus(seats(a=(1, 2)), "auto")
     machine("NVIDIA A100", "580.1", "8.0", counted=2, usable=True)
-    assert worker.choose_device(Place(5, 8, 1, 4), gpus=2) == torch.device("cuda", 1), "its number among its host's"
+    assert worker.choose_device(Place(5, 8, 1, 4), gpus=2) == torch.device("cuda", 1), (
+        "its number among its host's"
+    )
 
 
 def test_workers_end_before_they_take_a_gpu_that_is_not_there(tmp_path: Path) -> None:
@@ -141,9 +205,22 @@ def test_servers_take_the_slots_that_workers_leave_and_else_run_beside_them() ->
     hosts = "a:4,b:4,c:2"
     assert nodes_of(hosts, 3) == [("a", 3)]
     assert nodes_of(hosts, 6, 3) == [("a", 4), ("b", 4), ("c", 1)]
-    assert nodes_of(hosts, 10, 4) == [("a", 4), ("b", 4), ("c", 2), ("a", 1), ("b", 1), ("c", 1), ("a", 1)]
+    assert nodes_of(hosts, 10, 4) == [
+        ("a", 4),
+        ("b", 4),
+        ("c", 2),
+        ("a", 1),
+        ("b", 1),
+        ("c", 1),
+        ("a", 1),
+    ]
     assert nodes_of("a:2", 2, 2) == [("a", 4)]
-    point = ("local_batch=8", "num_workers=8", "strategy=parameter_server", "strategy.num_servers=2")
+    point = (
+        "local_batch=8",
+        "num_workers=8",
+        "strategy=parameter_server",
+        "strategy.num_servers=2",
+    )
     (warning,) = launch.check(compose(*point, "launch.hosts='a:4,b:5'"))
     assert warning == "1 of 2 servers run beside workers: launch.hosts=a:4,b:5 has no more slots"
     assert not launch.check(compose(*point, "launch.hosts='a:5,b:5'"))
@@ -164,8 +241,22 @@ def test_the_command_ends_with_2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "release"),
     [
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023", "535.104.05"),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs)", "580.65.06"),
+        (
+            (
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 "
+                "UTC "
+                "2023"
+            ),
+            "535.104.05",
+        ),
+        (
+            (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build "
+                " "
+                "(dvs)"
+            ),
+            "580.65.06",
+        ),
         ("", None),
     ],
 )

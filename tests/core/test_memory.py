@@ -22,7 +22,7 @@ from tests.support.running import TINY, compose
 
 FAULTS = """
 import resource
-from bsweep import memory
+from bsweep.core import memory
 getattr(memory, "{how}", lambda: None)()
 for _ in range(3):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -34,7 +34,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def faults(how: str) -> int:
     """Pages that the system fills for the third of three equal rounds of large blocks."""
-    return int(subprocess.run([sys.executable, "-c", FAULTS.format(how=how)], capture_output=True, check=True).stdout)
+    return int(
+        subprocess.run(
+            [sys.executable, "-c", FAULTS.format(how=how)], capture_output=True, check=True
+        ).stdout
+    )
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
@@ -63,16 +67,31 @@ def test_each_epochs_training_and_evaluation_have_peaks_of_their_own(
     monkeypatch.setattr(evaluation, "evaluate", evaluate)
     monkeypatch.setattr(memory, "reset_peak", lambda _: gauge.__setitem__(0, 1))
     monkeypatch.setattr(memory, "peak_bytes", lambda _: gauge[0])
-    point = ("local_batch=32", "launch=inline", "strategy=single", "model=tiny_cnn", "epochs=3", *TINY)
+    point = (
+        "local_batch=32",
+        "launch=inline",
+        "strategy=single",
+        "model=tiny_cnn",
+        "epochs=3",
+        *TINY,
+    )
     threads = torch.get_num_threads()
     worker.train(compose(*point, f"evaluate_every_examples={within}"), RunPaths(tmp_path), Place())
     torch.set_num_threads(threads)
-    epochs = [record for record in read_records(RunPaths(tmp_path).metrics)[0] if record["type"] == "epoch"]
-    assert [(e["peak_memory_bytes"], e["evaluation_peak_memory_bytes"]) for e in epochs] == [(10, 100)] * 3
+    epochs = [
+        record
+        for record in read_records(RunPaths(tmp_path).metrics)[0]
+        if record["type"] == "epoch"
+    ]
+    assert [(e["peak_memory_bytes"], e["evaluation_peak_memory_bytes"]) for e in epochs] == [
+        (10, 100)
+    ] * 3
 
 
 @pytest.mark.parametrize("device", [on_gpus("cuda")])
-def test_a_gpus_peak_is_the_same_in_every_epoch_and_grows_with_the_batch(tmp_path: Path, device: str) -> None:
+def test_a_gpus_peak_is_the_same_in_every_epoch_and_grows_with_the_batch(
+    tmp_path: Path, device: str
+) -> None:
     peaks = []
     for batch in (64, 256):
         point = (
@@ -83,7 +102,12 @@ def test_a_gpus_peak_is_the_same_in_every_epoch_and_grows_with_the_batch(tmp_pat
             "epochs=3",
             f"device={device}",
         )
-        data = ("data=synthetic", "data.num_train=1024", "data.num_test=1000", "data.shape=[3,32,32]")
+        data = (
+            "data=synthetic",
+            "data.num_train=1024",
+            "data.num_test=1000",
+            "data.shape=[3,32,32]",
+        )
         paths = RunPaths(tmp_path / str(batch))
         paths.folder.mkdir()
         worker.train(compose(*point, *data), paths, Place())

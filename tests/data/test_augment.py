@@ -1,4 +1,6 @@
-"""Crops and flips against a slow reference, and that they depend on (seed, epoch, example) alone."""
+"""Crops and flips against a slow reference, and that they depend on (seed, epoch, example)
+alone.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def reference_bits(counter: int, *key: int | str) -> int:
     return x ^ (x >> 31)
 
 
-def reference_crop(image: Tensor, example: int, *, seed: int, epoch: int, padding: int, flip: bool) -> Tensor:
+def reference_crop(
+    image: Tensor, example: int, *, seed: int, epoch: int, padding: int, flip: bool
+) -> Tensor:
     """One pixel after the other, black wherever the image has none."""
     bits = reference_bits(example, "crop", seed, epoch)
     top = (bits >> 1 & 0x7FFFFFFF) % (2 * padding + 1)
@@ -41,23 +45,34 @@ def reference_crop(image: Tensor, example: int, *, seed: int, epoch: int, paddin
 
 def some_images(count: int = 20, channels: int = 3, height: int = 8, width: int = 8) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(1, 256, (count, channels, height, width), dtype=torch.uint8, generator=generator)
+    return torch.randint(
+        1, 256, (count, channels, height, width), dtype=torch.uint8, generator=generator
+    )
 
 
 def test_random_bits_are_splitmix64() -> None:
     counters = torch.tensor([0, 1, 2, 49_999, 2**40])
     expected = [reference_bits(counter, "order", 3, 1) for counter in counters.tolist()]
-    assert [value & MASK for value in random_bits(counters, stream_of("order", 3, 1)).tolist()] == expected
+    assert [
+        value & MASK for value in random_bits(counters, stream_of("order", 3, 1)).tolist()
+    ] == expected
 
 
 @pytest.mark.parametrize("padding", [0, 1, 4])
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 5, 9)])
-def test_crops_are_those_of_the_reference(padding: int, flip: bool, shape: tuple[int, int, int]) -> None:
+def test_crops_are_those_of_the_reference(
+    padding: int, flip: bool, shape: tuple[int, int, int]
+) -> None:
     images = some_images(20, *shape)
     indices = torch.tensor([3, 0, 19, 7, 3])
-    crops = crop_and_flip(images[indices], indices, stream=crop_stream(5, 2), padding=padding, flip=flip)
-    expected = [reference_crop(images[i], i, seed=5, epoch=2, padding=padding, flip=flip) for i in indices.tolist()]
+    crops = crop_and_flip(
+        images[indices], indices, stream=crop_stream(5, 2), padding=padding, flip=flip
+    )
+    expected = [
+        reference_crop(images[i], i, seed=5, epoch=2, padding=padding, flip=flip)
+        for i in indices.tolist()
+    ]
     assert torch.equal(crops, torch.stack(expected))
     assert crops.dtype == torch.uint8
 
@@ -65,13 +80,18 @@ def test_crops_are_those_of_the_reference(padding: int, flip: bool, shape: tuple
 def test_nothing_to_do_gives_the_images_themselves() -> None:
     images, indices = some_images(), torch.tensor([4, 2])
     assert torch.equal(
-        crop_and_flip(images[indices], indices, stream=crop_stream(0, 1), padding=0, flip=False), images[indices]
+        crop_and_flip(images[indices], indices, stream=crop_stream(0, 1), padding=0, flip=False),
+        images[indices],
     )
 
 
 def test_an_empty_part_is_an_empty_batch() -> None:
     crops = crop_and_flip(
-        some_images()[:0], torch.tensor([], dtype=torch.int64), stream=crop_stream(0, 1), padding=4, flip=True
+        some_images()[:0],
+        torch.tensor([], dtype=torch.int64),
+        stream=crop_stream(0, 1),
+        padding=4,
+        flip=True,
     )
     assert crops.shape == (0, 3, 8, 8)
 
@@ -83,14 +103,17 @@ def test_a_crop_does_not_depend_on_its_batch() -> None:
     for parts in (torch.split(everything, 1), torch.split(everything, 7), torch.split(shuffled, 6)):
         for part in parts:
             assert torch.equal(
-                crop_and_flip(images[part], part, stream=crop_stream(0, 1), padding=4, flip=True), together[part]
+                crop_and_flip(images[part], part, stream=crop_stream(0, 1), padding=4, flip=True),
+                together[part],
             )
 
 
 def test_crops_change_with_seed_and_epoch() -> None:
     images, everything = some_images(20), torch.arange(20)
     crops = {
-        (seed, epoch): crop_and_flip(images, everything, stream=crop_stream(seed, epoch), padding=4, flip=True)
+        (seed, epoch): crop_and_flip(
+            images, everything, stream=crop_stream(seed, epoch), padding=4, flip=True
+        )
         for seed in (0, 1)
         for epoch in (1, 2)
     }
@@ -99,14 +122,16 @@ def test_crops_change_with_seed_and_epoch() -> None:
 
 
 def test_offsets_and_flips_are_uniform_and_independent() -> None:
-    """Chi-square over 5 x 5 offsets x 2 flips, 49 degrees of freedom: 0.1 % of fair draws are above 85.4."""
+    """Chi-square over 5 x 5 offsets x 2 flips, 49 degrees of freedom: 0.1 % of fair draws are above
+    85.4.
+    """
     padding, count = 2, 10_000
     # One white pixel tells the offset; a grey one beside it tells left from right.
     images = torch.zeros(count, 1, 9, 9, dtype=torch.uint8)
     images[:, :, 4, 4], images[:, :, 4, 5] = 255, 100
-    crops = crop_and_flip(images, torch.arange(count), stream=crop_stream(0, 1), padding=padding, flip=True).view(
-        count, 81
-    )
+    crops = crop_and_flip(
+        images, torch.arange(count), stream=crop_stream(0, 1), padding=padding, flip=True
+    ).view(count, 81)
     white, grey = (crops == 255).int().argmax(1), (crops == 100).int().argmax(1)
     flipped = (grey < white).int()
     cell = (white // 9 - 2) * 10 + (white % 9 - 2) * 2 + flipped
@@ -117,13 +142,17 @@ def test_offsets_and_flips_are_uniform_and_independent() -> None:
 
 
 def test_successive_epochs_draw_independently() -> None:
-    """Chi-square of (offset now, offset in the next epoch) on 9 x 9 cells, 80 degrees of freedom: 0.1 % above 124.8."""
+    """Chi-square of (offset now, offset in the next epoch) on 9 x 9 cells, 80 degrees of freedom:
+    0.1 % above 124.8.
+    """
     everything, count = torch.arange(40_500), 40_500
     images = torch.arange(9, dtype=torch.uint8).expand(count, 1, 1, 9).contiguous() + 1
     here, there = (
-        crop_and_flip(images, everything, stream=crop_stream(0, epoch), padding=4, flip=False)[:, 0] for epoch in (1, 2)
+        crop_and_flip(images, everything, stream=crop_stream(0, epoch), padding=4, flip=False)[:, 0]
+        for epoch in (1, 2)
     )
-    # The column in the middle shows which of the nine columns was moved there; rows do not show, one in nine is left.
+    # The column in the middle shows which of the nine columns was moved there; rows do not show,
+    # one in nine is left.
     visible = (here[:, 0, 4] > 0) & (there[:, 0, 4] > 0)
     cell = (here[visible, 0, 4].long() - 1) * 9 + there[visible, 0, 4].long() - 1
     counts = torch.bincount(cell, minlength=81).double()
@@ -146,7 +175,9 @@ def test_normalize_is_the_formula(memory_format: torch.memory_format, dtype: tor
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_gpu_crops_the_same_without_waiting_for_the_host() -> None:
     images, indices = some_images(), torch.tensor([3, 0, 19, 7])
-    expected = crop_and_flip(images[indices], indices, stream=crop_stream(5, 2), padding=4, flip=True)
+    expected = crop_and_flip(
+        images[indices], indices, stream=crop_stream(5, 2), padding=4, flip=True
+    )
     mean, std = torch.full((3,), 0.5).cuda(), torch.full((3,), 0.25).cuda()
     images, indices = images[indices].cuda(), indices.cuda()
     torch.cuda.set_sync_debug_mode("error")

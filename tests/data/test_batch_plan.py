@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep.data.plan import Share, _part, epoch_order, local_steps, round_size, step_indices, worker_part
+from bsweep.data.plan import (
+    Share,
+    _part,
+    epoch_order,
+    local_steps,
+    round_size,
+    step_indices,
+    worker_part,
+)
 
 SIZES = [(n, batch) for n in (1, 2, 7, 64, 97, 1000) for batch in (1, 3, 8, 64, 1000)]
 
@@ -27,7 +35,9 @@ def test_every_example_comes_once_an_epoch(num_examples: int, global_batch: int)
 
 @pytest.mark.parametrize(("num_examples", "global_batch"), SIZES)
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 7])
-def test_workers_share_the_same_steps(num_examples: int, global_batch: int, num_workers: int) -> None:
+def test_workers_share_the_same_steps(
+    num_examples: int, global_batch: int, num_workers: int
+) -> None:
     for step in steps(num_examples, global_batch):
         parts = [worker_part(step, rank, num_workers) for rank in range(num_workers)]
         assert torch.equal(torch.cat(parts), step)
@@ -78,8 +88,12 @@ def test_a_round_takes_every_example_once_and_a_lost_worker_takes_none(
             elif len(batch) == size:
                 assert lengths == [share.worker_batch] * share.num_steps
             else:
-                assert abs(sum(lengths) - len(batch) * share.num_examples / size) < 1, "its part, in proportion"
-                assert len(lengths) == max(1, -(-sum(lengths) // share.worker_batch)), "in no more steps than it needs"
+                assert abs(sum(lengths) - len(batch) * share.num_examples / size) < 1, (
+                    "its part, in proportion"
+                )
+                assert len(lengths) == max(1, -(-sum(lengths) // share.worker_batch)), (
+                    "in no more steps than it needs"
+                )
                 assert max(lengths) <= share.worker_batch and max(lengths) - min(lengths) <= 1
 
 
@@ -87,10 +101,14 @@ def test_a_round_takes_every_example_once_and_a_lost_worker_takes_none(
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 7])
 @pytest.mark.parametrize("weight", [1, 2, 13, 400])
 def test_equal_weights_share_as_equals_do(num_examples: int, num_workers: int, weight: int) -> None:
-    """Not a single border moves where all shares are the same: what was measured with one batch for all stays."""
+    """Not a single border moves where all shares are the same: what was measured with one batch for
+    all stays.
+    """
     indices = torch.arange(num_examples)
     for rank in range(num_workers):
-        assert torch.equal(_part(indices, rank, [weight] * num_workers), worker_part(indices, rank, num_workers))
+        assert torch.equal(
+            _part(indices, rank, [weight] * num_workers), worker_part(indices, rank, num_workers)
+        )
 
 
 def test_the_batch_size_may_change_at_any_step() -> None:
@@ -104,7 +122,9 @@ def test_the_batch_size_may_change_at_any_step() -> None:
 
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     orders = {
-        (seed, epoch): tuple(epoch_order(50, seed=seed, epoch=epoch).tolist()) for seed in (0, 1) for epoch in (1, 2)
+        (seed, epoch): tuple(epoch_order(50, seed=seed, epoch=epoch).tolist())
+        for seed in (0, 1)
+        for epoch in (1, 2)
     }
     assert len(set(orders.values())) == 4
     torch.manual_seed(99)  # no matter what else drew random numbers
@@ -117,7 +137,9 @@ def test_the_order_is_recorded_for_ever() -> None:
 
 
 def test_orders_are_uniform() -> None:
-    """Each example is as often in each place: chi-square with 49 degrees of freedom, 0.1 % above 85.4."""
+    """Each example is as often in each place: chi-square with 49 degrees of freedom, 0.1 % above
+    85.4.
+    """
     counts = torch.zeros(8, 8)
     rows = torch.arange(8)
     for epoch in range(4000):

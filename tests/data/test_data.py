@@ -93,12 +93,16 @@ def check_contract(config: AnyData) -> Dataset:
 
 
 def test_channel_statistics_are_those_of_floats() -> None:
-    images = torch.randint(0, 256, (600, 3, 5, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (600, 3, 5, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     images[:, 1] //= 3
     mean, std = channel_statistics(images)
     floats = images.double() / 255
     torch.testing.assert_close(mean.double(), floats.mean(dim=(0, 2, 3)), rtol=1e-6, atol=0)
-    torch.testing.assert_close(std.double(), floats.transpose(0, 1).flatten(1).std(1, correction=0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        std.double(), floats.transpose(0, 1).flatten(1).std(1, correction=0), rtol=1e-6, atol=0
+    )
 
 
 def test_a_channel_without_contrast_can_be_divided_by() -> None:
@@ -127,13 +131,16 @@ def test_a_class_with_too_few_examples_gives_all() -> None:
 def test_a_smaller_subset_is_part_of_a_larger() -> None:
     dataset = data.load(DIGITS, CPU)
     small, large = (
-        {image.numpy().tobytes() for image in balanced_subset(dataset, size).train_inputs} for size in (50, 70)
+        {image.numpy().tobytes() for image in balanced_subset(dataset, size).train_inputs}
+        for size in (50, 70)
     )
     assert small < large
 
 
 def test_a_subset_larger_than_the_data_set_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.subset=1438 is larger than the training set of 1437 .*null"):
+    with pytest.raises(
+        ValueError, match=r"data\.subset=1438 is larger than the training set of 1437 .*null"
+    ):
         data.prepare(but(DIGITS, subset=1438))
 
 
@@ -160,8 +167,13 @@ def test_digits_split_is_stratified() -> None:
 def test_digits_of_their_own_size_are_not_resampled() -> None:
     dataset = check_contract(but(DIGITS, side=8))
     greys, labels = digits.read_digits()
-    shown = sorted(image[0].numpy().tobytes() for image in torch.cat([dataset.train_inputs, dataset.test_inputs]))
-    assert shown == sorted(grey.numpy().tobytes() for grey in (greys * 255 / 16).round().to(torch.uint8))
+    shown = sorted(
+        image[0].numpy().tobytes()
+        for image in torch.cat([dataset.train_inputs, dataset.test_inputs])
+    )
+    assert shown == sorted(
+        grey.numpy().tobytes() for grey in (greys * 255 / 16).round().to(torch.uint8)
+    )
     assert len(labels) == 1797
 
 
@@ -177,7 +189,9 @@ def test_digits_without_scikit_learn_say_how_to_get_it(monkeypatch: pytest.Monke
 def test_synthetic_images_have_their_shape_and_can_be_learned() -> None:
     dataset = check_contract(SYNTHETIC)
     assert data.prepare(SYNTHETIC) == data.DataInfo(300, 50, (3, 16, 12), tuple("0123456"), 7)
-    prototypes = torch.stack([dataset.train_inputs[dataset.train_labels == c].float().mean(0) for c in range(7)])
+    prototypes = torch.stack(
+        [dataset.train_inputs[dataset.train_labels == c].float().mean(0) for c in range(7)]
+    )
     distance = torch.cdist(dataset.test_inputs.float().flatten(1), prototypes.flatten(1))
     assert torch.equal(distance.argmin(1), dataset.test_labels)
 
@@ -206,7 +220,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def image_folder(root: Path, side: int = 8) -> ImageFolderConfig:
-    return ImageFolderConfig(subset=None, crop_padding=4, flip=True, name="imagefolder", root=str(root), side=side)
+    return ImageFolderConfig(
+        subset=None, crop_padding=4, flip=True, name="imagefolder", root=str(root), side=side
+    )
 
 
 def cache_file() -> Path:
@@ -235,7 +251,9 @@ def test_images_are_converted_resized_and_cropped(folder: Path) -> None:
     (train / ".hidden").write_text("no image")
     dataset = check_contract(image_folder(folder))
     names = ["0", "1", "2", "3", "deep", "palette", "sixteen", "transparent", "wide"]
-    means = dict(zip(names, dataset.train_inputs.double().mean(dim=(1, 2, 3)).tolist(), strict=False))
+    means = dict(
+        zip(names, dataset.train_inputs.double().mean(dim=(1, 2, 3)).tolist(), strict=False)
+    )
     assert means["deep"] == pytest.approx(200, abs=1)
     assert means["sixteen"] == 200
     assert means["transparent"] == 9
@@ -279,7 +297,9 @@ def test_whatever_changes_the_images_decodes_them_again(
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "emptied", "text"])
-def test_a_damaged_cache_is_made_anew_and_said(folder: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_cache_is_made_anew_and_said(
+    folder: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = data.load(image_folder(folder), CPU).train_inputs.clone()
     path = cache_file()
     content = path.read_bytes()
@@ -304,7 +324,9 @@ def test_classes_are_guarded_by_the_checksum_too(folder: Path) -> None:
     assert data.load(image_folder(folder), CPU).classes == ("cat", "dog")
 
 
-def test_a_process_reads_the_same_file_for_its_checksum_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_reads_the_same_file_for_its_checksum_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data.load(image_folder(folder), CPU)
     digests: list[str] = []
     plain = cache._digest
@@ -325,10 +347,14 @@ def _load_in_process(root: str, results: Any) -> None:
     results.put(int(dataset.train_inputs.long().sum()))
 
 
-def test_processes_that_load_at_once_decode_once(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_processes_that_load_at_once_decode_once(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    processes = [context.Process(target=_load_in_process, args=(str(folder), results)) for _ in range(3)]
+    processes = [
+        context.Process(target=_load_in_process, args=(str(folder), results)) for _ in range(3)
+    ]
     for process in processes:
         process.start()
     sums = {results.get(timeout=120) for _ in processes}
@@ -347,7 +373,9 @@ def refuses(config: AnyData, *parts: str) -> None:
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    refuses(image_folder(tmp_path / "nowhere"), "data.root=", "nowhere", "train/<class>/", "data=digits")
+    refuses(
+        image_folder(tmp_path / "nowhere"), "data.root=", "nowhere", "train/<class>/", "data=digits"
+    )
     (tmp_path / "half" / "train" / "cat").mkdir(parents=True)
     write_image(tmp_path / "half" / "train" / "cat" / "0.png", 1)
     refuses(image_folder(tmp_path / "half"), "half/test")
@@ -414,7 +442,9 @@ def test_a_side_beyond_memory_is_refused(folder: Path) -> None:
 
 
 def cifar10(root: Path, *, download: bool = True) -> Cifar10Config:
-    return Cifar10Config(subset=None, crop_padding=4, flip=True, name="cifar10", root=str(root), download=download)
+    return Cifar10Config(
+        subset=None, crop_padding=4, flip=True, name="cifar10", root=str(root), download=download
+    )
 
 
 class Served:
@@ -447,7 +477,9 @@ class Served:
             return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
         listed = [[name, md5(contents[name])] for name in names]
-        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{self._server.server_port}/{self.archive.name}")
+        monkeypatch.setattr(
+            CIFAR10, "url", f"http://127.0.0.1:{self._server.server_port}/{self.archive.name}"
+        )
         monkeypatch.setattr(CIFAR10, "tgz_md5", md5(self.archive.read_bytes()))
         monkeypatch.setattr(CIFAR10, "train_list", listed[:5])
         monkeypatch.setattr(CIFAR10, "test_list", listed[5:])
@@ -484,12 +516,18 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 def test_cifar10_is_downloaded_once(served: Served, tmp_path: Path) -> None:
     dataset = check_contract(cifar10(tmp_path / "root"))
     assert data.prepare(cifar10(tmp_path / "root")).num_train == 100
-    expected = np.concatenate([served.pixels[f"data_batch_{i}"] for i in range(1, 6)]).reshape(-1, 3, 32, 32)
+    expected = np.concatenate([served.pixels[f"data_batch_{i}"] for i in range(1, 6)]).reshape(
+        -1, 3, 32, 32
+    )
     assert np.array_equal(dataset.train_inputs.numpy(), expected)
-    assert np.array_equal(dataset.test_inputs.numpy(), served.pixels["test_batch"].reshape(-1, 3, 32, 32))
+    assert np.array_equal(
+        dataset.test_inputs.numpy(), served.pixels["test_batch"].reshape(-1, 3, 32, 32)
+    )
     assert dataset.train_labels.tolist() == [i % 10 for i in range(20)] * 5
     assert dataset.classes[3] == "class3"
-    assert sum("GET" in request for request in served.requests) <= 2  # torchvision's look for redirects, then the file
+    assert (
+        sum("GET" in request for request in served.requests) <= 2
+    )  # torchvision's look for redirects, then the file
 
 
 def test_cifar10_that_is_there_is_not_downloaded(served: Served, tmp_path: Path) -> None:
@@ -503,7 +541,13 @@ def test_a_corrupt_archive_is_refused(served: Served, tmp_path: Path) -> None:
     content = bytearray(served.archive.read_bytes())
     content[1000] ^= 1
     served.archive.write_bytes(content)
-    refuses(cifar10(tmp_path / "root"), "could not be downloaded", "corrupted", "data=digits", "data=imagefolder")
+    refuses(
+        cifar10(tmp_path / "root"),
+        "could not be downloaded",
+        "corrupted",
+        "data=digits",
+        "data=imagefolder",
+    )
 
 
 def test_a_corrupt_batch_is_downloaded_again(served: Served, tmp_path: Path) -> None:
@@ -519,14 +563,18 @@ def test_an_archive_that_is_gone_is_refused(served: Served, tmp_path: Path) -> N
     refuses(cifar10(tmp_path / "root"), "data.root=", "404", "data=digits")
 
 
-def test_without_network_the_message_says_what_else_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_the_message_says_what_else_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import_torchvision()
     from torchvision.datasets import CIFAR10
 
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{unused.getsockname()[1]}/x.tar.gz")
-        refuses(cifar10(tmp_path / "root"), "could not be downloaded", "data=digits", "data.root=DIR")
+        refuses(
+            cifar10(tmp_path / "root"), "could not be downloaded", "data=digits", "data.root=DIR"
+        )
     assert socket.getdefaulttimeout() is None
 
 
@@ -545,7 +593,8 @@ def test_a_worker_imports_nothing_slow_to_load_what_is_cached(folder: Path) -> N
     data.load(image_folder(folder), CPU)
     loaded = _modules_after(
         "import torch; from bsweep import data; from bsweep.config import *; "
-        f"data.load({image_folder(folder)!r}, torch.device('cpu')); data.load({DIGITS!r}, torch.device('cpu'))"
+        f"data.load({image_folder(folder)!r}, torch.device('cpu')); data.load({DIGITS!r}, "
+        f"torch.device('cpu'))"
     ).split()
     assert "torch" in loaded
     assert not {"torchvision", "sklearn", "PIL", "pandas", "scipy"} & set(loaded)
@@ -558,7 +607,9 @@ def test_torchvision_imports_beside_any_torch() -> None:
     )
 
 
-def test_the_cache_lies_in_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_lies_in_the_users_cache_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert cache.cache_folder() == tmp_path / "xdg" / "bsweep" / "data"
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert cache.cache_folder() == Path.home() / ".cache" / "bsweep" / "data"

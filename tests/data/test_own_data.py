@@ -1,4 +1,6 @@
-"""Data of one's own, and torchvision's: whatever is returned becomes tensors in the cache, or is refused in words."""
+"""Data of one's own, and torchvision's: whatever is returned becomes tensors in the cache, or is
+refused in words.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ from PIL import Image
 def images(num_train=60, classes=3):
     pathlib.Path("calls").open("a").write("called\\n")
     generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (num_train + 20, 1, 8, 8), dtype=torch.uint8, generator=generator)
+    pixels = torch.randint(256, (num_train + 20, 1, 8, 8), dtype=torch.uint8, generator=generator)
     labels = torch.arange(num_train + 20) % classes
     return (pixels[:num_train], labels[:num_train]), (pixels[num_train:], labels[num_train:])
 
@@ -70,13 +72,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def point(name: str, *more: str) -> RunConfig:
-    return own.resolve(compose("local_batch=8", "data=own", f"data.target=mydata.py:{name}", "model=tiny_cnn", *more))
+    return own.resolve(
+        compose(
+            "local_batch=8", "data=own", f"data.target=mydata.py:{name}", "model=tiny_cnn", *more
+        )
+    )
 
 
 def load(name: str, *more: str) -> Dataset:
     config = point(name, *more).data
     info, dataset = data.prepare(config), data.load(config, CPU)
-    assert info.shape == tuple(dataset.train_inputs.shape[1:]) and info.num_train == len(dataset.train_labels)
+    assert info.shape == tuple(dataset.train_inputs.shape[1:]) and info.num_train == len(
+        dataset.train_labels
+    )
     assert (info.num_test, info.classes) == (len(dataset.test_labels), dataset.classes)
     assert info.num_classes == dataset.num_classes
     return dataset
@@ -128,10 +136,22 @@ def pairs(count: int, *, dtype: torch.dtype = torch.uint8, side: int = 4) -> _Ex
         (pairs(0), pairs(3), "0 inputs"),
         ((torch.zeros(3, 2), torch.zeros(4)), pairs(3), "3 inputs and 4 labels"),
         (_Examples([{"image": 1, "label": 2}]), pairs(3), "training example 0 is a dict"),
-        (pairs(3) + pairs(1, side=5), pairs(3), "training input 3 is uint8 of shape (3, 5, 5), the first uint8 of"),
+        (
+            pairs(3) + pairs(1, side=5),
+            pairs(3),
+            "training input 3 is uint8 of shape (3, 5, 5), the first uint8 of",
+        ),
         (pairs(3), pairs(3, dtype=torch.float32), "testing float32 of shape (3, 4, 4)"),
-        ((torch.zeros(3, 2), torch.tensor([0, -1, 1])), (torch.zeros(1, 2), torch.tensor([0])), "a label is -1"),
-        ((torch.zeros(3, 2), torch.zeros(3, 7, dtype=torch.int64)), pairs(2), "labels of shape (3, 7)"),
+        (
+            (torch.zeros(3, 2), torch.tensor([0, -1, 1])),
+            (torch.zeros(1, 2), torch.tensor([0])),
+            "a label is -1",
+        ),
+        (
+            (torch.zeros(3, 2), torch.zeros(3, 7, dtype=torch.int64)),
+            pairs(2),
+            "labels of shape (3, 7)",
+        ),
         (_Examples([(Image.new("F", (4, 4)), 0)]), pairs(3), "32-bit grey levels"),
     ],
 )
@@ -152,7 +172,9 @@ def test_tokens_and_targets_are_no_classes() -> None:
     tokens = torch.arange(20).view(4, 5)
     text = examples.collected((tokens, tokens + 1), (tokens[:1], tokens[:1] + 1))
     assert text.tokens_per_example == 5 and text.num_classes == 21 and text.mean is None
-    targets = examples.collected((torch.randn(6, 5), torch.randn(6, 2)), (torch.randn(2, 5), torch.randn(2, 2)))
+    targets = examples.collected(
+        (torch.randn(6, 5), torch.randn(6, 2)), (torch.randn(2, 5), torch.randn(2, 2))
+    )
     assert targets.tokens_per_example is None and targets.num_classes == 2
     assert len(balanced_subset(targets, 3).train_labels) == 3
 
@@ -171,7 +193,14 @@ def test_a_function_that_does_something_else_is_quoted(name: str, expected: str)
     assert 'bsweep/data/own.py"' not in str(caught.value)
 
 
-LONE = ("local_batch=8", "model=tiny_cnn", "launch=inline", "strategy=single", "epochs=1", "study=s")
+LONE = (
+    "local_batch=8",
+    "model=tiny_cnn",
+    "launch=inline",
+    "strategy=single",
+    "epochs=1",
+    "study=s",
+)
 
 
 def test_a_run_on_data_of_ones_own_keeps_the_code(folder: Path) -> None:
@@ -252,7 +281,9 @@ def test_cifar100_is_checked_and_read(folder: Path, monkeypatch: pytest.MonkeyPa
     pixels = np.random.default_rng(0).integers(0, 256, (12, 3072), dtype=np.uint8)
     for name in ("train", "test"):
         (base / name).write_bytes(pickle.dumps({"data": pixels, "fine_labels": list(range(12))}))
-    (base / "meta").write_bytes(pickle.dumps({"fine_label_names": [f"class{i}" for i in range(100)]}))
+    (base / "meta").write_bytes(
+        pickle.dumps({"fine_label_names": [f"class{i}" for i in range(100)]})
+    )
     with pytest.raises(ValueError, match=r"no intact CIFAR100 is there, and data\.download=false"):
         data.load(torchvision(folder, "CIFAR100"), CPU)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
@@ -268,7 +299,9 @@ def test_images_of_many_sizes_need_a_side(folder: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (size[0] + number, size[1])).save(path)
         (folder / "dtd/labels").mkdir(exist_ok=True)
-        (folder / f"dtd/labels/{split}1.txt").write_text(f"{split}/{split}_0.jpg\n{split}/{split}_1.jpg\n")
+        (folder / f"dtd/labels/{split}1.txt").write_text(
+            f"{split}/{split}_0.jpg\n{split}/{split}_1.jpg\n"
+        )
     config = torchvision(folder / "nothing", "DTD")
     with pytest.raises(ValueError, match="no intact DTD"):
         data.load(config, CPU)
@@ -277,7 +310,12 @@ def test_images_of_many_sizes_need_a_side(folder: Path) -> None:
     (folder / "dtd").rename(folder / "root/dtd/dtd")
     with pytest.raises(ValueError, match=r"training input 1 .* data\.side=SIDE"):
         data.load(torchvision(folder / "root", "DTD"), CPU)
-    assert data.load(torchvision(folder / "root", "DTD", side=16), CPU).train_inputs.shape == (2, 3, 16, 16)
+    assert data.load(torchvision(folder / "root", "DTD", side=16), CPU).train_inputs.shape == (
+        2,
+        3,
+        16,
+        16,
+    )
 
 
 @pytest.mark.parametrize("dataset", get_args(TorchvisionDataset))
@@ -288,7 +326,9 @@ def test_every_data_set_that_is_named_takes_its_parts(dataset: str) -> None:
     for keywords in splits(dataset):
         inspect.signature(kind).bind("root", download=True, **keywords)
         for value in keywords.values():
-            assert isinstance(value, bool) or f'"{value}"' in inspect.getsource(sys.modules[kind.__module__])
+            assert isinstance(value, bool) or f'"{value}"' in inspect.getsource(
+                sys.modules[kind.__module__]
+            )
 
 
 def test_inputs_and_labels_may_share_memory_and_be_bfloat16() -> None:

@@ -20,7 +20,9 @@ from bsweep.train import worker
 from tests.support.running import TINY, compose
 
 CPU, OTHER = torch.device("cpu"), torch.device("cpu", 0)
-"""The second is no other device, but not equal to the first: examples are streamed to it as to a GPU."""
+"""The second is no other device, but not equal to the first: examples are streamed to it as to a
+GPU.
+"""
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -32,10 +34,16 @@ def some_part(device: torch.device, count: int = 40) -> tuple[Part, torch.Tensor
 
 def check(part: Part, images: torch.Tensor, indices: torch.Tensor) -> None:
     inputs, labels, numbers = (tensor.cpu() for tensor in part.take(indices))
-    assert torch.equal(inputs, images[indices]) and torch.equal(labels, indices % 7) and torch.equal(numbers, indices)
+    assert (
+        torch.equal(inputs, images[indices])
+        and torch.equal(labels, indices % 7)
+        and torch.equal(numbers, indices)
+    )
 
 
-@pytest.mark.parametrize("device", [OTHER, pytest.param(torch.device("cuda", 0), marks=[pytest.mark.gpu, needs_gpu])])
+@pytest.mark.parametrize(
+    "device", [OTHER, pytest.param(torch.device("cuda", 0), marks=[pytest.mark.gpu, needs_gpu])]
+)
 @pytest.mark.parametrize("num_passes", [1, 3])
 def test_streamed_steps_are_those_that_were_asked_for(
     device: torch.device, num_passes: int, monkeypatch: pytest.MonkeyPatch
@@ -64,13 +72,20 @@ def test_the_next_step_is_fetched_before_it_is_taken() -> None:
     part.expect(steps[:2])
     check(part, images, steps[0])
     ((indices, future),) = part._coming
-    assert torch.equal(indices, steps[1]) and torch.equal(future.result(timeout=30).tensors[0], images[4:8])
+    assert torch.equal(indices, steps[1]) and torch.equal(
+        future.result(timeout=30).tensors[0], images[4:8]
+    )
 
 
 def test_what_was_not_expected_is_fetched_all_the_same() -> None:
     part, images = some_part(OTHER)
     part.expect([torch.arange(4), torch.arange(4, 8)])
-    for indices in (torch.tensor([9, 9, 1]), torch.arange(4), torch.arange(4), torch.tensor([], dtype=torch.int64)):
+    for indices in (
+        torch.tensor([9, 9, 1]),
+        torch.arange(4),
+        torch.arange(4),
+        torch.tensor([], dtype=torch.int64),
+    ):
         check(part, images, indices)
     part.expect([torch.tensor([], dtype=torch.int64), torch.arange(30)])
     check(part, images, torch.arange(30))
@@ -113,7 +128,9 @@ def test_what_fits_is_kept_on_the_device(
     """Of 90 x (48 + 8) and 10 x (48 + 8) bytes, half of what is free."""
     monkeypatch.setattr(datasets, "free_bytes", lambda device: free)
     meta = placed(synthetic(), torch.device("meta"), wanted)  # type: ignore[arg-type]
-    on_device = tuple(tensor.device.type == "meta" for tensor in (meta.train_labels, meta.test_labels))
+    on_device = tuple(
+        tensor.device.type == "meta" for tensor in (meta.train_labels, meta.test_labels)
+    )
     assert on_device == tuple(not part for part in streams) and meta.mean is not None
     assert meta.mean.device.type == "meta" and meta.train_inputs.device == meta.train_labels.device
 
@@ -122,7 +139,11 @@ def test_on_a_cpu_all_stays_where_it_is_mapped() -> None:
     dataset = synthetic()
     for wanted in ("auto", "cpu", "cuda"):
         again = placed(dataset, CPU, wanted)
-        assert again.train_inputs is dataset.train_inputs and not again.train.streams and not again.test.streams
+        assert (
+            again.train_inputs is dataset.train_inputs
+            and not again.train.streams
+            and not again.test.streams
+        )
 
 
 POINT = (
@@ -136,9 +157,15 @@ POINT = (
 )
 
 
-def test_a_run_on_streamed_examples_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_streamed_examples_is_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = compose(*POINT)
-    assert config.run_id == compose(*POINT, "data.device=auto").run_id != compose(*POINT, "data.device=cpu").run_id
+    assert (
+        config.run_id
+        == compose(*POINT, "data.device=auto").run_id
+        != compose(*POINT, "data.device=cpu").run_id
+    )
     for name in ("resident", "streamed"):
         (tmp_path / name).mkdir()
     resident = worker.train(config, RunPaths(tmp_path / "resident"), Place())
@@ -146,7 +173,10 @@ def test_a_run_on_streamed_examples_is_the_same_run(tmp_path: Path, monkeypatch:
     streamed = worker.train(config, RunPaths(tmp_path / "streamed"), Place())
     assert streamed.dataset.train.streams and not resident.dataset.train.streams
     assert torch.equal(resident.vector.parameters, streamed.vector.parameters)
-    ends = [(tmp_path / name / "metrics.jsonl").read_text().splitlines()[-2] for name in ("resident", "streamed")]
+    ends = [
+        (tmp_path / name / "metrics.jsonl").read_text().splitlines()[-2]
+        for name in ("resident", "streamed")
+    ]
     losses = [line.partition('"test_loss"')[2].partition(",")[0] for line in ends]
     assert losses[0] == losses[1] and losses[0]
 

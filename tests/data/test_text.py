@@ -1,4 +1,6 @@
-"""Texts become sequences of tokens and the tokens after them, and language models learn from them in real runs."""
+"""Texts become sequences of tokens and the tokens after them, and language models learn from them
+in real runs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def text(path: Path, **changes: Any) -> TextConfig:
-    plain = TextConfig(subset=None, name="text", path=str(path), sequence_length=4, tokenizer=None, test_share=0.25)
+    plain = TextConfig(
+        subset=None, name="text", path=str(path), sequence_length=4, tokenizer=None, test_share=0.25
+    )
     return dataclasses.replace(plain, **changes)
 
 
@@ -34,8 +38,16 @@ def test_each_label_is_the_byte_after_its_input(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(bytes(range(100, 120)))  # 15 to train on, 5 to test on
     dataset = data.load(text(path), CPU)
-    assert dataset.train_inputs.tolist() == [[100, 101, 102, 103], [104, 105, 106, 107], [108, 109, 110, 111]]
-    assert dataset.train_labels.tolist() == [[101, 102, 103, 104], [105, 106, 107, 108], [109, 110, 111, 112]]
+    assert dataset.train_inputs.tolist() == [
+        [100, 101, 102, 103],
+        [104, 105, 106, 107],
+        [108, 109, 110, 111],
+    ]
+    assert dataset.train_labels.tolist() == [
+        [101, 102, 103, 104],
+        [105, 106, 107, 108],
+        [109, 110, 111, 112],
+    ]
     assert dataset.test_inputs.tolist() == [[115, 116, 117, 118]]
     assert dataset.test_labels.tolist() == [[116, 117, 118, 119]]
     assert data.prepare(text(path)) == data.DataInfo(3, 1, (4,), (), 256)
@@ -49,9 +61,13 @@ def test_a_text_is_in_memory_once(tmp_path: Path) -> None:
     assert dataset.train_inputs.untyped_storage().nbytes() == 1000
 
 
-def test_a_subset_of_a_text_is_random_always_the_same_and_part_of_a_larger_one(tmp_path: Path) -> None:
+def test_a_subset_of_a_text_is_random_always_the_same_and_part_of_a_larger_one(
+    tmp_path: Path,
+) -> None:
     path = write_text(tmp_path / "text.txt", 4000)
-    whole, ten, again, five = (data.load(text(path, subset=size), CPU) for size in (None, 10, 10, 5))
+    whole, ten, again, five = (
+        data.load(text(path, subset=size), CPU) for size in (None, 10, 10, 5)
+    )
     assert torch.equal(ten.train_inputs, again.train_inputs) and len(ten.train_inputs) == 10
     assert torch.equal(ten.train_inputs[:, 1:], ten.train_labels[:, :-1])
     rows = [{tuple(row) for row in dataset.train_inputs.tolist()} for dataset in (whole, ten, five)]
@@ -61,7 +77,9 @@ def test_a_subset_of_a_text_is_random_always_the_same_and_part_of_a_larger_one(t
 
 
 def save_tokenizer(path: Path, corpus: str) -> Path:
-    """A byte-level BPE of 270 tokens that was set to cut and to pad, as those of published models are."""
+    """A byte-level BPE of 270 tokens that was set to cut and to pad, as those of published models
+    are.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -111,15 +129,29 @@ def test_what_cannot_be_a_text_is_named(tmp_path: Path) -> None:
     path = write_text(tmp_path / "text.txt", 1000)
     refuses(text(tmp_path / "nowhere.txt"), "data.path=", "nowhere.txt", "give a text file")
     refuses(text(tmp_path), "data.path=", "directory")
-    refuses(text(path, tokenizer=str(tmp_path / "none.json")), "data.tokenizer=", "none.json", "null for bytes")
+    refuses(
+        text(path, tokenizer=str(tmp_path / "none.json")),
+        "data.tokenizer=",
+        "none.json",
+        "null for bytes",
+    )
     refuses(text(path, tokenizer=str(path)), "is no Hugging Face tokenizer.json", "null for bytes")
     refuses(text(path, subset=188), "data.subset=188 is larger than the training set of 187")
 
 
-@pytest.mark.parametrize(("num_bytes", "test_share"), [(0, 0.1), (4, 0.1), (19, 0.25), (1000, 0.004), (1000, 0.996)])
-def test_a_text_shorter_than_a_sequence_is_refused(tmp_path: Path, num_bytes: int, test_share: float) -> None:
+@pytest.mark.parametrize(
+    ("num_bytes", "test_share"), [(0, 0.1), (4, 0.1), (19, 0.25), (1000, 0.004), (1000, 0.996)]
+)
+def test_a_text_shorter_than_a_sequence_is_refused(
+    tmp_path: Path, num_bytes: int, test_share: float
+) -> None:
     path = write_text(tmp_path / "text.txt", num_bytes)
-    parts = ("data.sequence_length=4", f"has {num_bytes} tokens", "need 5 of either", "a longer text")
+    parts = (
+        "data.sequence_length=4",
+        f"has {num_bytes} tokens",
+        "need 5 of either",
+        "a longer text",
+    )
     refuses(text(path, test_share=test_share), *parts)
 
 
@@ -143,7 +175,9 @@ def test_a_run_on_a_text_learns_and_counts_its_tokens(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "tokens/s" in result.stderr and "images/s" not in result.stderr
     for table in ("runs.csv", "provenance.csv"):
-        assert str(tmp_path) not in (tmp_path / "results/s/report" / table).read_text(), "where it lies is private"
+        assert str(tmp_path) not in (tmp_path / "results/s/report" / table).read_text(), (
+            "where it lies is private"
+        )
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
     records = read_records(RunPaths(folder).metrics)[0]
     start, *epochs = (record for record in records if record["type"] in ("start", "epoch"))
@@ -157,7 +191,8 @@ def test_a_run_on_a_text_learns_and_counts_its_tokens(tmp_path: Path) -> None:
 
 def test_workers_with_other_texts_under_the_same_path_are_told_so(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        f"import os\nos.environ['HOME'] = {str(tmp_path)!r} + '/home' + os.environ.get('RANK', '0')\n"
+        f"import os\nos.environ['HOME'] = {str(tmp_path)!r} + '/home' + os.environ.get('RANK', "
+        f"'0')\n"
     )
     for rank in (0, 1):
         (tmp_path / f"home{rank}").mkdir()
@@ -178,4 +213,7 @@ def test_workers_with_other_texts_under_the_same_path_are_told_so(tmp_path: Path
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
     end = read_summary(RunPaths(folder))
     assert end is not None and end["status"] == "failed"
-    assert "rank 1 has other data than rank 0" in end["message"] and "Give all hosts the same files" in end["message"]
+    assert (
+        "rank 1 has other data than rank 0" in end["message"]
+        and "Give all hosts the same files" in end["message"]
+    )

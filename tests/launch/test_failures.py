@@ -52,10 +52,13 @@ def point(*overrides: str) -> RunConfig:
 
 
 @pytest.mark.parametrize(
-    ("number", "named"), [(signal.SIGABRT, "rank 0 failed: OutOf"), (signal.SIGKILL, "rank 1 was ended by SIGKILL")]
+    ("number", "named"),
+    [(signal.SIGABRT, "rank 0 failed: OutOf"), (signal.SIGKILL, "rank 1 was ended by SIGKILL")],
 )
 def test_only_a_kill_outranks_what_a_worker_said(paths: RunPaths, number: int, named: str) -> None:
-    """NCCL's watchdog aborts those who wait for a worker that failed, and may be quicker than its launcher."""
+    """NCCL's watchdog aborts those who wait for a worker that failed, and may be quicker than its
+    launcher.
+    """
     runlog.write_json(paths.rank_logs(0) / "error.json", {**ERROR, "time": 1.0})
     outcome = failure.of(point(), paths, [(1, -number)], paths.logs / "none")
     assert outcome.message.startswith(named)
@@ -68,9 +71,13 @@ def test_without_a_word_the_crashed_is_named_before_those_who_merely_ended(paths
 
 def test_who_ended_without_a_word_is_named_before_those_who_waited_for_it(paths: RunPaths) -> None:
     """A launcher such as horovodrun may see the survivor's end before that of the killed."""
-    runlog.write_json(paths.rank_logs(0) / "error.json", {**ERROR, "is_consequence": True, "time": 1.0})
+    runlog.write_json(
+        paths.rank_logs(0) / "error.json", {**ERROR, "is_consequence": True, "time": 1.0}
+    )
     outcome = failure.of(point(), paths, [(0, 1)], paths.logs / "none")
-    assert outcome.message.startswith("rank 1 ended without a word, perhaps killed from outside; then rank 0 ended")
+    assert outcome.message.startswith(
+        "rank 1 ended without a word, perhaps killed from outside; then rank 0 ended"
+    )
 
 
 def test_an_error_is_told_from_its_first_line_on() -> None:
@@ -81,19 +88,29 @@ def test_an_error_is_told_from_its_first_line_on() -> None:
 
 
 def test_of_a_long_traceback_whole_frames_are_quoted(paths: RunPaths) -> None:
-    frames = [line for number in range(9) for line in (f'  File "x.py", line {number}, in f', "    f()", "    ^^^")]
+    frames = [
+        line
+        for number in range(9)
+        for line in (f'  File "x.py", line {number}, in f', "    f()", "    ^^^")
+    ]
     (paths.rank_logs(1) / "stderr").write_text("\n".join(["Traceback", *frames, "ValueError: no"]))
     quoted = failure._last_lines(paths, 1).splitlines()
     assert quoted[0] == '  File "x.py", line 5, in f' and quoted[-1] == "ValueError: no"
 
 
-def test_tries_are_further_and_further_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tries_are_further_and_further_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(attempts, "pause", pauses.append)
     config = compose(*TINY, "local_batch=8", "launch.retries=9", f"results_dir={tmp_path}")
 
     def start(*_: object) -> Outcome:
-        return Outcome("completed") if len(pauses) == 9 else Outcome("failed", "a host was lost", may_pass=True)
+        return (
+            Outcome("completed")
+            if len(pauses) == 9
+            else Outcome("failed", "a host was lost", may_pass=True)
+        )
 
     assert attempts.run_point(config, Progress(1), start) == "completed"
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
@@ -108,11 +125,17 @@ def test_a_pause_between_tries_ends_with_the_sweep() -> None:
     stop.pause(0)
 
 
-def test_nodes_that_slurm_lost_together_are_all_named(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_slurm_lost_together_are_all_named(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[01-04]")
     console = paths.logs / "console"
-    console.write_text("srun: error: Node failure on n[01-02,04]\nsrun: error: Node failure on n04, aborting\n")
-    outcome = failure.of(compose("local_batch=8", "strategy=ddp", "launch=srun"), paths, [], console, [1])
+    console.write_text(
+        "srun: error: Node failure on n[01-02,04]\nsrun: error: Node failure on n04, aborting\n"
+    )
+    outcome = failure.of(
+        compose("local_batch=8", "strategy=ddp", "launch=srun"), paths, [], console, [1]
+    )
     assert re.findall(r"host (\w+) is lost", outcome.message) == ["n01", "n02", "n04"]
 
 
@@ -130,7 +153,9 @@ def test_what_a_start_has_left_on_a_host_ends_when_another_one_begins(tmp_path: 
 
 
 def test_a_start_that_has_gone_on_to_another_run_goes_by_that_one_alone(tmp_path: Path) -> None:
-    """The run before may be retried, by another sweep, while this one's processes train elsewhere."""
+    """The run before may be retried, by another sweep, while this one's processes train
+    elsewhere.
+    """
     file, before, now = (tmp_path / name for name in ("lifeline", "before", "now"))
     lifeline.begin(file)
     lifeline.go_on(file, before)
@@ -154,7 +179,10 @@ def test_what_a_start_has_left_ends_where_its_file_is_gone(tmp_path: Path) -> No
 
 def test_what_a_killed_launcher_has_started_ends_with_it(tmp_path: Path) -> None:
     """It would train on, and write to a run whose end is on record."""
-    work = "from bsweep import worker; worker.work_and_leave(lambda: (print('works', flush=True), time.sleep(600)))"
+    work = (
+        "from bsweep.train import worker; worker.work_and_leave(lambda: (print('works', flush=True), "
+        "time.sleep(600)))"
+    )
     words = ["sh", "-c", '"$@" & echo $!; wait', "sh", sys.executable, "-c", f"import time; {work}"]
     launcher = popen(words, tmp_path, output=subprocess.PIPE)
     assert launcher.stdout
@@ -164,7 +192,9 @@ def test_what_a_killed_launcher_has_started_ends_with_it(tmp_path: Path) -> None
     started.wait(20)
 
 
-def test_what_lost_its_launcher_while_it_imported_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lost_its_launcher_while_it_imported_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(fresh_process, "end_with_parent", lambda: None)
     fresh_process.end_with_launcher()  # of what nobody names a launcher is known
     monkeypatch.setenv(fresh_process.LAUNCHER, str(os.getppid()))
@@ -179,13 +209,23 @@ def test_a_launcher_that_waits_in_vain_tells_the_first_error(paths: RunPaths) ->
     runlog.write_json(paths.rank_logs(1) / "error.json", {**ERROR, "time": 1.0})
     config = point("launch.start_timeout_seconds=1")
     outcome = processes.launch(
-        config, paths, lambda: None, "bsweep.train.worker", lambda *_: [["sleep", "60"]], lambda _: []
+        config,
+        paths,
+        lambda: None,
+        "bsweep.train.worker",
+        lambda *_: [["sleep", "60"]],
+        lambda _: [],
     )
-    assert (outcome.status, outcome.message) == ("out_of_memory", f"rank 1 failed: {ERROR['message']}")
+    assert (outcome.status, outcome.message) == (
+        "out_of_memory",
+        f"rank 1 failed: {ERROR['message']}",
+    )
 
 
 def test_a_worker_that_fails_waits_for_nobody(tmp_path: Path) -> None:
-    """Though the others are deep in a step, and giving the group up would wait for them, as NCCL's does."""
+    """Though the others are deep in a step, and giving the group up would wait for them, as NCCL's
+    does.
+    """
     (tmp_path / "sitecustomize.py").write_text(
         "import os, time\n"
         "if 'RANK' in os.environ:\n"
@@ -202,20 +242,31 @@ def test_a_worker_that_fails_waits_for_nobody(tmp_path: Path) -> None:
         "    steps.train_step = failing\n"
     )
     began = time.monotonic()
-    result = bsweep("run", *POINT, "study=s", cwd=tmp_path, env=imported_first(tmp_path), timeout=120)
+    result = bsweep(
+        "run", *POINT, "study=s", cwd=tmp_path, env=imported_first(tmp_path), timeout=120
+    )
     assert result.returncode == 1, result.stderr
     assert time.monotonic() - began < 100, "not the stall timeout, by far"
     (summary,) = tmp_path.glob("results/s/*/summary.json")
     found = runlog.read_json(summary)
     assert found and found["status"] == "failed"
-    assert found["message"].startswith("rank 1 failed: RuntimeError: CUDA error: an illegal memory access")
-    assert "in failing" in (summary.parent / "logs/rank.1/stderr").read_text(), "the traceback is printed"
+    assert found["message"].startswith(
+        "rank 1 failed: RuntimeError: CUDA error: an illegal memory access"
+    )
+    assert "in failing" in (summary.parent / "logs/rank.1/stderr").read_text(), (
+        "the traceback is printed"
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "is_lost"),
     [
-        (RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"), True),
+        (
+            RuntimeError(
+                "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
+            ),
+            True,
+        ),
         (dist.DistBackendError("NCCL communicator was aborted on rank 1"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), False),
@@ -223,7 +274,9 @@ def test_a_worker_that_fails_waits_for_nobody(tmp_path: Path) -> None:
         (torch.AcceleratorError("CUDA error: device-side assert triggered"), False),
     ],
 )
-def test_only_a_broken_exchange_within_ddps_pass_is_anothers_fault(error: RuntimeError, is_lost: bool) -> None:
+def test_only_a_broken_exchange_within_ddps_pass_is_anothers_fault(
+    error: RuntimeError, is_lost: bool
+) -> None:
     with pytest.raises(WorkerLost if is_lost else type(error)), ddp._exchange_lost():
         raise error
 
@@ -235,24 +288,33 @@ def test_what_a_gpu_raises_in_an_exchange_is_this_workers_own() -> None:
 
 PEER = {
     "host": "a", "device": "NVIDIA H100", "precision": "bf16", "driver": "580.1", "nccl": "2.28.9",
-    "tf32": ["convolutions"], "cuda_visible_devices": None, "num_classes": 10, "num_train": 100, "labels": "c0ffee",
+    "tf32": ["convolutions"], "cuda_visible_devices": None, "num_classes": 10, "num_train": 100,
+    "labels": "c0ffee",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"device": "Tesla T4", "precision": "fp32"}, r"precision=fp32 suits rank 1 on b \(Tesla T4\), precision=bf16"),
+        (
+            {"device": "Tesla T4", "precision": "fp32"},
+            r"precision=fp32 suits rank 1 on b \(Tesla T4\), precision=bf16",
+        ),
         ({"num_train": 90}, "rank 1 has other data than rank 0.* 90 training examples"),
     ],
 )
-def test_what_would_stall_workers_or_mix_their_numbers_is_refused(other: dict[str, object], said: str) -> None:
+def test_what_would_stall_workers_or_mix_their_numbers_is_refused(
+    other: dict[str, object], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         peers_check.refuse_unequal([PEER, {**PEER, "host": "b", **other}])
 
 
 def test_other_gpus_of_one_precision_are_told_and_on_record() -> None:
-    both = [PEER, {**PEER, "host": "b", "device": "Tesla T4", "driver": "575.2", "cuda_visible_devices": "0"}]
+    both = [
+        PEER,
+        {**PEER, "host": "b", "device": "Tesla T4", "driver": "575.2", "cuda_visible_devices": "0"},
+    ]
     peers_check.refuse_unequal(both)
     assert peers_check.devices(both) == "NVIDIA H100, Tesla T4"
     assert peers_check.gpu_software(both) == "driver 580.1, NCCL 2.28.9; driver 575.2, NCCL 2.28.9"

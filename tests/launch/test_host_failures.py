@@ -1,4 +1,6 @@
-"""Hosts that are not there, not alike, or cut off while they train: named before anything starts, or as the cause."""
+"""Hosts that are not there, not alike, or cut off while they train: named before anything starts,
+or as the cause.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,21 @@ from bsweep.launch import failure, horovodrun, lifeline, machine_facts, prefligh
 from bsweep.runlog import RunPaths
 from tests.support.running import HOSTS, TINY, bsweep, compose, on, popen, tool
 
-POINT = ("num_workers=2", "model=tiny_cnn", "precision=fp32", "channels_last=true", "study=s", *TINY)
+POINT = (
+    "num_workers=2",
+    "model=tiny_cnn",
+    "precision=fp32",
+    "channels_last=true",
+    "study=s",
+    *TINY,
+)
 STALL_SECONDS = 12
 
 
 def given(overrides: dict[str, str], hosts: str) -> tuple[str, ...]:
-    return tuple(f"{key}={value}" for key, value in {**overrides, "launch.hosts": f"'{hosts}'"}.items())
+    return tuple(
+        f"{key}={value}" for key, value in {**overrides, "launch.hosts": f"'{hosts}'"}.items()
+    )
 
 
 def cable(what: str, host: str) -> None:
@@ -47,7 +58,10 @@ def test_hosts_that_cannot_run_a_point_are_all_named_before_it(
     assert time.monotonic() - began < 60
     for said in (
         "h2: no way in by ssh: connect to host h2 port 22",
-        "h3: launch.network_interface=ib0 is not there, or has no address. There are lo (127.0.0.1), eth0 (10.213.7.3)",
+        (
+            "h3: launch.network_interface=ib0 is not there, or has no address. There are lo "
+            "(127.0.0.1), eth0 (10.213.7.3)"
+        ),
         "h3: it cannot resolve h9",
         "h9: no way in by ssh: Could not resolve hostname h9",
     ):
@@ -56,7 +70,9 @@ def test_hosts_that_cannot_run_a_point_are_all_named_before_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["horovod", pytest.param("ddp", marks=pytest.mark.nightly)])  # it waits for long
+@pytest.mark.parametrize(
+    "strategy", ["horovod", pytest.param("ddp", marks=pytest.mark.nightly)]
+)  # it waits for long
 def test_a_cut_link_is_named_leaves_nothing_there_and_the_same_command_goes_on_when_it_is_back(
     up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str
 ) -> None:
@@ -69,7 +85,9 @@ def test_a_cut_link_is_named_leaves_nothing_there_and_the_same_command_goes_on_w
         sweep = popen([*on("h1"), tool("bsweep"), *arguments], tmp_path, output=said)
         begins = time.monotonic()
         while not list(tmp_path.glob("results/s/*/logs/rank.1/alive")):
-            assert sweep.poll() is None and time.monotonic() - begins < 120, (tmp_path / "said").read_text()
+            assert sweep.poll() is None and time.monotonic() - begins < 120, (
+                tmp_path / "said"
+            ).read_text()
             time.sleep(0.2)
         cable("cut", "h2")
         cut_at = time.monotonic()
@@ -84,7 +102,10 @@ def test_a_cut_link_is_named_leaves_nothing_there_and_the_same_command_goes_on_w
     assert len(list(tmp_path.glob("results/s/b*"))) == 1, "the second point is as new"
     cable("join", "h2")
     again = bsweep(
-        *(word.replace("epochs=600", "epochs=1") for word in arguments), cwd=tmp_path, prefix=on("h1"), fresh=True
+        *(word.replace("epochs=600", "epochs=1") for word in arguments),
+        cwd=tmp_path,
+        prefix=on("h1"),
+        fresh=True,
     )
     assert again.returncode == 0, again.stderr
 
@@ -92,7 +113,9 @@ def test_a_cut_link_is_named_leaves_nothing_there_and_the_same_command_goes_on_w
 def workers_on(host: str) -> list[psutil.Process]:
     """What runs on a host, but for its sshd."""
     name = f"{os.environ['BSWEEP_HOSTS_PREFIX']}-{host}"
-    pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout.split()
+    pids = subprocess.run(
+        ["ip", "netns", "pids", name], capture_output=True, text=True, check=True
+    ).stdout.split()
     found = []
     for pid in pids:
         try:
@@ -108,7 +131,9 @@ def over(*overrides: str) -> RunConfig:
     return compose(*POINT, "local_batch=8", "launch.hosts='localhost:1,h2:1'", *overrides)
 
 
-def test_a_host_that_does_not_answer_ends_the_wait_for_workers_who_would_outlive_others(tmp_path: Path) -> None:
+def test_a_host_that_does_not_answer_ends_the_wait_for_workers_who_would_outlive_others(
+    tmp_path: Path,
+) -> None:
     """It is the second command that ends, while the first waits for it."""
     paths = RunPaths(tmp_path)
     paths.metrics.touch()
@@ -126,20 +151,32 @@ def test_a_host_that_does_not_answer_ends_the_wait_for_workers_who_would_outlive
     )
     assert time.monotonic() - began < 30
     assert outcome.status == "failed"
-    assert outcome.message.startswith("host h2 is lost: connect to host h2 port 22: No route to host: see that")
+    assert outcome.message.startswith(
+        "host h2 is lost: connect to host h2 port 22: No route to host: see that"
+    )
 
 
-def test_hosts_whose_connection_ended_by_itself_are_named_as_lost_and_no_others(tmp_path: Path) -> None:
-    """A ssh that is told to end does so with the code of one that lost its way; one may notice later than another."""
+def test_hosts_whose_connection_ended_by_itself_are_named_as_lost_and_no_others(
+    tmp_path: Path,
+) -> None:
+    """A ssh that is told to end does so with the code of one that lost its way; one may notice
+    later than another.
+    """
     paths = RunPaths(tmp_path)
     paths.metrics.touch()
     waits = "trap 'exit 255' TERM; sleep 60 & wait"
-    lost, lost_later = (f"sleep {late}; echo 'Timeout, server h3 not responding.'; exit 255" for late in (0, 1.5))
+    lost, lost_later = (
+        f"sleep {late}; echo 'Timeout, server h3 not responding.'; exit 255" for late in (0, 1.5)
+    )
     hosts = "launch.hosts='localhost:1,h2:1,h3:1,h4:1'"
     config = over("strategy=ddp", "num_workers=4", hosts, "launch.stall_timeout_seconds=6")
     commands = [["sleep", "60"], *(["sh", "-c", script] for script in (waits, lost, lost_later))]
-    outcome = processes.launch(config, paths, lambda: None, "bsweep.train.worker", lambda *_: commands, lambda _: [])
-    assert re.findall(r"host (h\d) is lost: Timeout, server h3 not responding", outcome.message) == ["h3", "h4"]
+    outcome = processes.launch(
+        config, paths, lambda: None, "bsweep.train.worker", lambda *_: commands, lambda _: []
+    )
+    assert re.findall(
+        r"host (h\d) is lost: Timeout, server h3 not responding", outcome.message
+    ) == ["h3", "h4"]
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh")
@@ -147,7 +184,10 @@ def test_a_retry_on_a_host_that_is_gone_starts_nothing(tmp_path: Path) -> None:
     config = over("launch.hosts='localhost:1,nowhere.invalid:1'", f"results_dir={tmp_path}")
     outcome = launch.launch(config, RunPaths(tmp_path / "run"), lambda: None)
     assert outcome.may_pass and outcome.status == "failed"
-    assert "nowhere.invalid: no way in by ssh: Could not resolve hostname nowhere.invalid" in outcome.message
+    assert (
+        "nowhere.invalid: no way in by ssh: Could not resolve hostname nowhere.invalid"
+        in outcome.message
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -155,7 +195,10 @@ def test_a_retry_on_a_host_that_is_gone_starts_nothing(tmp_path: Path) -> None:
     ("console", "codes", "said"),
     [
         (
-            "[0]<stderr>:warning\nTraceback (most recent call last):\n  File 'x', line 1\n    z()\nKeyError: 'ib0'\n",
+            (
+                "[0]<stderr>:warning\nTraceback (most recent call last):\n  File 'x', line 1\n    "
+                "z()\nKeyError: 'ib0'\n"
+            ),
             [1],
             "the workers could not be started (exit code 1): KeyError: 'ib0'; see ",
         ),
@@ -165,10 +208,16 @@ def test_a_retry_on_a_host_that_is_gone_starts_nothing(tmp_path: Path) -> None:
             "host h2 is lost: root@h2: Permission denied (publickey): let this key in there",
         ),
         ("", [1], "the workers could not be started (exit code 1): it printed nothing; see "),
-        ("W1 run.py:8] *****\n", [-9], "the workers could not be started (SIGKILL): killed from outside, perhaps by"),
+        (
+            "W1 run.py:8] *****\n",
+            [-9],
+            "the workers could not be started (SIGKILL): killed from outside, perhaps by",
+        ),
     ],
 )
-def test_a_launchers_end_is_told_in_a_sentence(tmp_path: Path, console: str, codes: list[int], said: str) -> None:
+def test_a_launchers_end_is_told_in_a_sentence(
+    tmp_path: Path, console: str, codes: list[int], said: str
+) -> None:
     log = tmp_path / "launcher.log"
     log.write_text(console)
     outcome = failure.of(over("strategy=horovod"), RunPaths(tmp_path), [], log, codes)
@@ -178,10 +227,14 @@ def test_a_launchers_end_is_told_in_a_sentence(tmp_path: Path, console: str, cod
 
 def test_a_lone_host_that_horovodrun_cannot_reach_is_named(tmp_path: Path) -> None:
     log = tmp_path / "launcher.log"
-    log.write_text("ssh not successful for host h2:\nssh: connect to host h2 port 22: Connection refused\n")
+    log.write_text(
+        "ssh not successful for host h2:\nssh: connect to host h2 port 22: Connection refused\n"
+    )
     config = compose(*POINT, "local_batch=8", "launch.hosts='h2:2'", "strategy=horovod")
     outcome = failure.of(config, RunPaths(tmp_path), [], log, [1])
-    assert outcome.message.startswith("host h2 is lost: connect to host h2 port 22: Connection refused: start an sshd")
+    assert outcome.message.startswith(
+        "host h2 is lost: connect to host h2 port 22: Connection refused: start an sshd"
+    )
 
 
 def test_a_launcher_that_ends_while_workers_train_is_told_so(tmp_path: Path) -> None:
@@ -190,7 +243,9 @@ def test_a_launcher_that_ends_while_workers_train_is_told_so(tmp_path: Path) -> 
     paths.alive(0).touch()
     paths.launcher_log.write_text("RuntimeError: Event loop stopped\n")
     outcome = failure.of(compose("local_batch=8"), paths, [], paths.launcher_log, [1])
-    assert outcome.message.startswith("the workers' launcher ended while they trained (exit code 1): RuntimeError")
+    assert outcome.message.startswith(
+        "the workers' launcher ended while they trained (exit code 1): RuntimeError"
+    )
 
 
 @contextmanager
@@ -207,14 +262,21 @@ def answers(**changes: object) -> Iterator[list[preflight.Answer]]:
         ({"versions": {"bsweep": "9", "torch": None, "horovod": None}}, "h2: torch is not there, "),
         ({"code": "c0ffee"}, "h2: its bsweep has other code than this one"),
         ({"point": "c0ffee"}, "is another folder there: have results_dir on a file system"),
-        ({"data": {"num_train": 5}}, "h2: data=synthetic are others there than here: give all hosts the same files"),
+        (
+            {"data": {"num_train": 5}},
+            "h2: data=synthetic are others there than here: give all hosts the same files",
+        ),
         ({"gpus": 1}, "h2: it has 1 GPU for 2 workers: give it no more slots than GPUs"),
         ({"problems": ["/data: Permission denied"]}, "h2: /data: Permission denied"),
     ],
 )
-def test_what_differs_on_a_host_is_told_with_a_remedy(changes: dict[str, object], said: str) -> None:
+def test_what_differs_on_a_host_is_told_with_a_remedy(
+    changes: dict[str, object], said: str
+) -> None:
     with answers(**changes) as both:
-        assert said in "\n".join(preflight.of(over("launch.network_interface=null"), {"h2": 2}, both))
+        assert said in "\n".join(
+            preflight.of(over("launch.network_interface=null"), {"h2": 2}, both)
+        )
 
 
 def test_hosts_that_are_alike_and_another_build_of_the_same_torch_are_no_problem() -> None:
@@ -226,12 +288,19 @@ def test_hosts_that_are_alike_and_another_build_of_the_same_torch_are_no_problem
         assert preflight.of(over(), {"h2": 2}, both) == []
 
 
-@pytest.mark.parametrize(("hosts", "is_named"), [("localhost:2", False), ("localhost:1,h2:1", True)])
+@pytest.mark.parametrize(
+    ("hosts", "is_named"), [("localhost:2", False), ("localhost:1,h2:1", True)]
+)
 def test_horovodrun_is_told_the_interface_where_another_machine_is_to_be_reached(
     tmp_path: Path, hosts: str, is_named: bool
 ) -> None:
-    """Where all workers are here it looks for the loopback, and ends if it may use another interface alone."""
-    launched, paths = over(f"launch.hosts='{hosts}'", "launch.network_interface=eth0"), RunPaths(tmp_path)
+    """Where all workers are here it looks for the loopback, and ends if it may use another
+    interface alone.
+    """
+    launched, paths = (
+        over(f"launch.hosts='{hosts}'", "launch.network_interface=eth0"),
+        RunPaths(tmp_path),
+    )
     assert isinstance(launched.launch, HorovodrunConfig)
     paths.logs.mkdir()
     lifeline.begin(paths.lifeline)
@@ -247,14 +316,18 @@ def build():
 """
 
 
-def test_a_host_can_look_for_data_that_code_of_ones_own_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_can_look_for_data_that_code_of_ones_own_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The far end is a process in another folder, with a cache of its own."""
     (tmp_path / "mydata.py").write_text(DATA)
     elsewhere = ["env", "-C", "/", f"XDG_CACHE_HOME={tmp_path}/there", sys.executable, "-m"]
     monkeypatch.setattr(preflight, "command", lambda host, launch, *words: [*elsewhere, *words])
     monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/here")
     data = ("data=own", f"data.target={tmp_path}/mydata.py:build", f"results_dir={tmp_path}")
-    config = own.resolve(compose("num_workers=2", "local_batch=8", "launch.hosts='localhost:1,h2:1'", *data))
+    config = own.resolve(
+        compose("num_workers=2", "local_batch=8", "launch.hosts='localhost:1,h2:1'", *data)
+    )
     here, _, there = preflight.ask_all(config, ["localhost", "h2"])
     assert here.facts and there.facts, there.problem
     assert there.facts["problems"] == [] and there.facts["data"] == here.facts["data"] is not None
@@ -275,12 +348,16 @@ def test_other_files_of_the_same_names_are_told(tmp_path: Path) -> None:
     prints = []
     for content in ("one text", "two text", "one text"):
         (tmp_path / "text.txt").write_text(content)
-        card = compose("local_batch=2", "data=text", f"data.path={tmp_path / 'text.txt'}", "model=llama_tiny").data
+        card = compose(
+            "local_batch=2", "data=text", f"data.path={tmp_path / 'text.txt'}", "model=llama_tiny"
+        ).data
         prints.append(machine_facts.fingerprint(card))
     assert prints[0] == prints[2] != prints[1]
 
 
-@pytest.mark.parametrize("hosts", ["-V:1", "-oProxyCommand=x:1", "h1;id:1", "h1:0", "h1:99999", "hö:1"])
+@pytest.mark.parametrize(
+    "hosts", ["-V:1", "-oProxyCommand=x:1", "h1;id:1", "h1:0", "h1:99999", "hö:1"]
+)
 def test_host_names_that_ssh_would_take_for_something_else_are_refused(hosts: str) -> None:
     with pytest.raises(ValueError, match=r"not of the form h1:4,h2:4"):
         compose("local_batch=8", f'launch.hosts="{hosts}"')
@@ -288,7 +365,8 @@ def test_host_names_that_ssh_would_take_for_something_else_are_refused(hosts: st
 
 def test_sshs_word_is_found_among_others() -> None:
     said = (
-        "Warning: Permanently added 'h2' to the list of known hosts.\n[1]<stderr>:Timeout, server h2 not responding.\n"
+        "Warning: Permanently added 'h2' to the list of known hosts.\n[1]<stderr>:Timeout, server "
+        "h2 not responding.\n"
     )
     assert ssh.reason(said) == "Timeout, server h2 not responding"
     assert "see that the host runs" in ssh.remedy(said)

@@ -1,4 +1,6 @@
-"""Workers on several hosts, which scripts/hosts.sh emulates, and the rates of those hosts' cables."""
+"""Workers on several hosts, which scripts/hosts.sh emulates, and the rates of those hosts'
+cables.
+"""
 
 from __future__ import annotations
 
@@ -67,8 +69,12 @@ dist.barrier()
     ],
     ids=["horovod", "parameter_server"],
 )
-def test_a_run_over_hosts(up: Callable[..., dict[str, str]], tmp_path: Path, hosts: str, more: tuple[str, ...]) -> None:
-    """Two workers train two points; a spare slot, or a parameter server beside each. A model may be one's own."""
+def test_a_run_over_hosts(
+    up: Callable[..., dict[str, str]], tmp_path: Path, hosts: str, more: tuple[str, ...]
+) -> None:
+    """Two workers train two points; a spare slot, or a parameter server beside each. A model may be
+    one's own.
+    """
     shutil.copy(ROOT / "scripts/examples/small_network.py", tmp_path / "mine.py")
     overrides = {**up(str(hosts.count("h"))), "num_workers": "2"}
     arguments = (
@@ -83,29 +89,46 @@ def test_a_run_over_hosts(up: Callable[..., dict[str, str]], tmp_path: Path, hos
     result = bsweep("run", *arguments, cwd=tmp_path, prefix=on("h1"), fresh=True)
     assert result.returncode == 0, result.stderr
     summary, other = (tmp_path / "results/s").glob("*/summary.json")
-    assert json.loads(summary.read_text())["status"] == json.loads(other.read_text())["status"] == "completed"
+    assert (
+        json.loads(summary.read_text())["status"]
+        == json.loads(other.read_text())["status"]
+        == "completed"
+    )
     assert len(list(tmp_path.rglob("launcher.log"))) == 1, "processes were started once"
     assert json.loads((summary.parent / "meta.json").read_text())["hosts"] == hosts
     log = Path(overrides["launch.ssh_identity_file"]).with_name("h2.log").read_text()
     assert "Accepted publickey" in log, "the other worker was started over ssh"
 
 
-def test_the_doctor_measures_hosts_and_says_what_to_mend(up: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+def test_the_doctor_measures_hosts_and_says_what_to_mend(
+    up: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
     given = up("2", "200mbit")
-    keys = [f"{key}={given[key]}" for key in ("launch.ssh_identity_file", "launch.network_interface")]
+    keys = [
+        f"{key}={given[key]}" for key in ("launch.ssh_identity_file", "launch.network_interface")
+    ]
     command = [*on("h1"), tool("bsweep"), "doctor", "--json", *keys, "--hosts"]
-    well = subprocess.run([*command, "h1:1,h2:1"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    well = subprocess.run(
+        [*command, "h1:1,h2:1"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert well.returncode == 0, well.stdout + well.stderr
     found = json.loads(well.stdout)
-    assert {name: facts["name"] for name, facts in found["machines"].items()} == {"h1": "h1", "h2": "h2"}
+    assert {name: facts["name"] for name, facts in found["machines"].items()} == {
+        "h1": "h1",
+        "h2": "h2",
+    }
     assert "Gloo" in found["machines"]["h2"]["horovod_build"]
-    assert abs(found["machines"]["h2"]["clock_ahead_seconds"]) < 0.1, "the hosts are one machine, with one clock"
+    assert abs(found["machines"]["h2"]["clock_ahead_seconds"]) < 0.1, (
+        "the hosts are one machine, with one clock"
+    )
     for link in found["links"]:
         assert 0.5 * 200e6 < 8 * link["bytes_per_second"] < 1.1 * 200e6, link
         assert 0 < link["round_trip_seconds"] < 0.1
     assert [(link["from"], link["to"]) for link in found["links"]] == [("h1", "h2"), ("h2", "h1")]
     subprocess.run([HOSTS, "cut", "h2"], check=True)
-    ill = subprocess.run([*command, "h1:1,h2:1"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ill = subprocess.run(
+        [*command, "h1:1,h2:1"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert ill.returncode == 1
     (problem,) = json.loads(ill.stdout)["to_mend"]
     assert problem.startswith("h2: no way in by ssh: connect to host h2 port 22: ")
@@ -121,14 +144,22 @@ def test_a_rate_holds_each_way(
     up: Callable[..., dict[str, str]], senders: tuple[str, ...], receivers: tuple[str, ...]
 ) -> None:
     up("3", "200mbit")
-    # The fastest of three: other work on the machine makes a transfer slower, and nothing may make it faster.
+    # The fastest of three: other work on the machine makes a transfer slower, and nothing may make
+    # it faster.
     rate = max(transfer(senders, receivers) for _ in range(3))
     assert 0.5 * 200e6 < rate < 1.1 * 200e6
 
 
-def test_an_exchange_between_two_uses_both_ways_of_a_cable(up: Callable[..., dict[str, str]]) -> None:
+def test_an_exchange_between_two_uses_both_ways_of_a_cable(
+    up: Callable[..., dict[str, str]],
+) -> None:
     up("2", "100mbit")
-    where = {"MASTER_ADDR": "h1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "eth0"}
+    where = {
+        "MASTER_ADDR": "h1",
+        "MASTER_PORT": "29500",
+        "WORLD_SIZE": "2",
+        "GLOO_SOCKET_IFNAME": "eth0",
+    }
     processes = [
         subprocess.Popen(
             [*on(f"h{rank + 1}"), sys.executable, "-c", EXCHANGE],
@@ -149,7 +180,9 @@ def transfer(senders: tuple[str, ...], receivers: tuple[str, ...]) -> float:
     num_bytes = TRANSFERRED_BYTES // (len(senders) * len(receivers))
     receiving = [
         subprocess.Popen(
-            [*on(host), sys.executable, "-c", RECEIVE, str(len(senders))], stdout=subprocess.PIPE, text=True
+            [*on(host), sys.executable, "-c", RECEIVE, str(len(senders))],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for host in receivers
     ]
@@ -157,9 +190,13 @@ def transfer(senders: tuple[str, ...], receivers: tuple[str, ...]) -> float:
         assert process.stdout
         assert process.stdout.readline() == "listening\n"
     sending = [
-        subprocess.Popen([*on(host), sys.executable, "-c", SEND, str(num_bytes), *receivers]) for host in senders
+        subprocess.Popen([*on(host), sys.executable, "-c", SEND, str(num_bytes), *receivers])
+        for host in senders
     ]
     assert [process.wait(60) for process in sending] == [0] * len(senders)
     # The hosts are one machine, with one clock.
-    times = [[float(word) for word in process.communicate(timeout=60)[0].split()] for process in receiving]
+    times = [
+        [float(word) for word in process.communicate(timeout=60)[0].split()]
+        for process in receiving
+    ]
     return 8 * TRANSFERRED_BYTES / (max(end for _, end in times) - min(start for start, _ in times))

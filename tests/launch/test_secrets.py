@@ -1,4 +1,6 @@
-"""What the parent's variables hold shows on no command line and stays in no file, and reaches workers only by name."""
+"""What the parent's variables hold shows on no command line and stays in no file, and reaches
+workers only by name.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def command_lines_watched() -> Iterator[set[str]]:
         thread.join()
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="no /proc to read command lines from")
+@pytest.mark.skipif(
+    not Path("/proc/self/cmdline").exists(), reason="no /proc to read command lines from"
+)
 @pytest.mark.parametrize(
     ("strategy", "hosts"),
     [
@@ -72,22 +76,41 @@ def test_a_secret_is_on_no_command_line_and_in_no_file(
     tmp_path: Path, request: pytest.FixtureRequest, strategy: str, hosts: str
 ) -> None:
     (tmp_path / "mine.py").write_text(MODEL % list(VARIABLES))
-    point = [f"strategy={strategy}", "model=own", "model.target=mine.py:build", "launch.environment=[SLACK,MINE_KEY_1]"]
+    point = [
+        f"strategy={strategy}",
+        "model=own",
+        "model.target=mine.py:build",
+        "launch.environment=[SLACK,MINE_KEY_1]",
+    ]
     prefix: tuple[str, ...] = ()
     if hosts:
         up: Callable[..., dict[str, str]] = request.getfixturevalue("up")
         point += [f"{key}={value}" for key, value in up("2").items()]
         prefix = on("h1")
-    point += ["num_workers=2", "local_batch=8", "epochs=1", "study=s", "precision=fp32", "channels_last=true", *TINY]
+    point += [
+        "num_workers=2",
+        "local_batch=8",
+        "epochs=1",
+        "study=s",
+        "precision=fp32",
+        "channels_last=true",
+        *TINY,
+    ]
     with command_lines_watched() as seen:
-        result = bsweep("run", *point, cwd=tmp_path, env=VARIABLES, prefix=prefix, fresh=bool(hosts))
+        result = bsweep(
+            "run", *point, cwd=tmp_path, env=VARIABLES, prefix=prefix, fresh=bool(hosts)
+        )
     assert result.returncode == 0, result.stderr
     assert not seen
     workers = [json.loads(path.read_text()) for path in tmp_path.glob("seen.*")]
     passed = {**VARIABLES, "OPENAI": None}
-    assert sum(worker == passed for worker in workers) >= 2, "what was named has reached both workers, as it is"
+    assert sum(worker == passed for worker in workers) >= 2, (
+        "what was named has reached both workers, as it is"
+    )
     kept = [
-        path for path in (tmp_path / "results").rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()
+        path
+        for path in (tmp_path / "results").rglob("*")
+        if path.is_file() and SECRET.encode() in path.read_bytes()
     ]
     assert not kept
 
@@ -107,7 +130,9 @@ def test_what_passes_secrets_is_its_owners_and_gone_when_all_have_read_it(tmp_pa
     assert not paths.environment.exists()
 
 
-def test_what_a_killed_sweep_left_is_removed_by_the_next_one_unless_it_is_in_use(tmp_path: Path) -> None:
+def test_what_a_killed_sweep_left_is_removed_by_the_next_one_unless_it_is_in_use(
+    tmp_path: Path,
+) -> None:
     left, in_use = (RunPaths(tmp_path / name).environment for name in ("b8", "b16"))
     for path in (left, in_use):
         path.parent.mkdir()
@@ -120,6 +145,8 @@ def test_what_a_killed_sweep_left_is_removed_by_the_next_one_unless_it_is_in_use
 
 
 def test_a_variable_that_is_named_and_not_set_is_refused(tmp_path: Path) -> None:
-    result = bsweep("run", "local_batch=8", "launch.environment=[NOT_SET_HERE]", *TINY, cwd=tmp_path)
+    result = bsweep(
+        "run", "local_batch=8", "launch.environment=[NOT_SET_HERE]", *TINY, cwd=tmp_path
+    )
     assert result.returncode == 2
     assert 'launch.environment=["NOT_SET_HERE"]: NOT_SET_HERE not set here' in result.stderr

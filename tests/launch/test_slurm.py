@@ -26,7 +26,11 @@ from tests.support.synthetic_study import META, write_run
 SLURM = str(ROOT / "scripts/slurm.sh")
 CLUSTERS = ROOT / "docs/clusters.md"
 
-ALLOCATION = {"SLURM_JOB_NODELIST": "n[01-02],gpu7", "SLURM_JOB_ID": "5", "SLURM_TASKS_PER_NODE": "2(x2),1"}
+ALLOCATION = {
+    "SLURM_JOB_NODELIST": "n[01-02],gpu7",
+    "SLURM_JOB_ID": "5",
+    "SLURM_TASKS_PER_NODE": "2(x2),1",
+}
 POINT = ("local_batch=8", "num_workers=2", "launch.hosts=slurm")
 
 
@@ -45,7 +49,9 @@ def test_nodes_and_slots_are_those_of_the_allocation(more: dict[str, str], hosts
     assert slurm.hosts({**ALLOCATION, **more, slurm.HOSTS: "a:1"}) == "a:1", "what the parent found"
 
 
-def test_a_point_in_an_allocation_keeps_its_id_on_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_in_an_allocation_keeps_its_id_on_other_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ids = set()
     for nodes in ("n[01-03]", "m[4-6]"):
         for name, value in {**ALLOCATION, "SLURM_JOB_NODELIST": nodes}.items():
@@ -62,11 +68,17 @@ def test_a_run_in_an_allocation_is_read_with_the_nodes_that_it_had(tmp_path: Pat
     assert load(tmp_path).runs["placement"].tolist() == ["2 nodes", "2 nodes"]
 
 
-def test_what_an_allocation_has_too_little_or_too_much_of_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_allocation_has_too_little_or_too_much_of_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, value in ALLOCATION.items():
         monkeypatch.setenv(name, value)
-    assert "2 of the allocation's 3 nodes are not used (n02, gpu7): ask for fewer" in launch.check(compose(*POINT))
-    with pytest.raises(ValueError, match=r"num_workers=6, but the allocation offers 5 slots .n01:2,n02:2,gpu7:1."):
+    assert "2 of the allocation's 3 nodes are not used (n02, gpu7): ask for fewer" in launch.check(
+        compose(*POINT)
+    )
+    with pytest.raises(
+        ValueError, match=r"num_workers=6, but the allocation offers 5 slots .n01:2,n02:2,gpu7:1."
+    ):
         launch.check(compose(*POINT, "num_workers=6"))
 
 
@@ -78,7 +90,9 @@ def test_outside_an_allocation_nothing_is_started(tmp_path: Path, command: str) 
     assert not list(tmp_path.iterdir())
 
 
-def test_workers_of_srun_see_the_gpus_that_slurm_gives_on_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_srun_see_the_gpus_that_slurm_gives_on_their_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, value in ALLOCATION.items():
         monkeypatch.setenv(name, value)
     parent = {"CUDA_VISIBLE_DEVICES": "2,3", "CUDA_HOME": "/cuda"}
@@ -90,13 +104,20 @@ def test_workers_of_srun_see_the_gpus_that_slurm_gives_on_their_node(monkeypatch
 
 
 @pytest.mark.parametrize("command", ["probe", "profile"])
-def test_what_measures_is_refused_too_where_srun_starts_it_several_times(tmp_path: Path, command: str) -> None:
+def test_what_measures_is_refused_too_where_srun_starts_it_several_times(
+    tmp_path: Path, command: str
+) -> None:
     result = bsweep(command, "local_batch=8", cwd=tmp_path, env={"SLURM_STEP_NUM_TASKS": "2"})
     assert result.returncode == 2 and "srun has started it 2 times" in result.stderr
 
 
 def test_a_sweep_that_srun_starts_several_times_is_refused(tmp_path: Path) -> None:
-    result = bsweep("run", *POINT, cwd=tmp_path, env={**ALLOCATION, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"})
+    result = bsweep(
+        "run",
+        *POINT,
+        cwd=tmp_path,
+        env={**ALLOCATION, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"},
+    )
     assert result.returncode == 2
     assert "srun has started it 2 times, and one leads all workers: leave srun out" in result.stderr
     assert not list(tmp_path.iterdir())
@@ -110,7 +131,12 @@ def test_ranks_that_failed_are_read_from_what_srun_prints() -> None:
         "srun: error: h1: tasks 0-1,3: Terminated\n"
         "srun: error: h3: task 4: Segmentation fault (core dumped)\n"
     )
-    assert srun.failures(printed) == [(3, 3), (0, -signal.SIGTERM), (1, -signal.SIGTERM), (4, -signal.SIGSEGV)]
+    assert srun.failures(printed) == [
+        (3, 3),
+        (0, -signal.SIGTERM),
+        (1, -signal.SIGTERM),
+        (4, -signal.SIGSEGV),
+    ]
 
 
 def test_a_node_that_slurm_lost_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -119,7 +145,9 @@ def test_a_node_that_slurm_lost_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (tmp_path / "log").write_text("srun: error: Node failure on n02\nsrun: Job step aborted\n")
     config = compose("local_batch=8", "num_workers=4", "strategy=ddp", "launch=srun")
     outcome = failure.of(config, RunPaths(tmp_path), [], tmp_path / "log", [1])
-    assert outcome.message.startswith("host n02 is lost: the connection ended, or SLURM lost the node")
+    assert outcome.message.startswith(
+        "host n02 is lost: the connection ended, or SLURM lost the node"
+    )
     assert outcome.may_pass
 
 
@@ -127,25 +155,44 @@ def test_a_node_that_slurm_lost_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     ("said", "problem"),
     [
         (
-            "srun: error: Task launch for StepId=2.5 failed on node h3: Communication connection failure\nsrun: Job",
-            "no way in by srun: Task launch for StepId=2.5 failed on node h3: Communication connection failure: see ",
+            (
+                "srun: error: Task launch for StepId=2.5 failed on node h3: Communication "
+                "connection "
+                "failure\nsrun: Job"
+            ),
+            (
+                "no way in by srun: Task launch for StepId=2.5 failed on node h3: Communication "
+                "connection failure: see "
+            ),
         ),
         (
-            "srun: error: Unable to create step for job 3: Requested node configuration is not available\n",
-            "no way in by srun: Unable to create step for job 3: Requested node configuration is not available: see ",
+            (
+                "srun: error: Unable to create step for job 3: Requested node configuration is not "
+                "available\n"
+            ),
+            (
+                "no way in by srun: Unable to create step for job 3: Requested node configuration "
+                "is "
+                "not available: see "
+            ),
         ),
         (
             "/x/python: No module named bsweep\nsrun: error: h3: task 0: Exited with exit code 1\n",
             "bsweep does not run there (/x/python: No module named bsweep): every host needs",
         ),
-        ("srun: error: Invalid job id\n", "bsweep does not run there (srun: error: Invalid job id): every host needs"),
+        (
+            "srun: error: Invalid job id\n",
+            "bsweep does not run there (srun: error: Invalid job id): every host needs",
+        ),
     ],
 )
 def test_why_a_node_does_not_answer_is_read_from_what_srun_prints(said: str, problem: str) -> None:
     assert preflight._explain(1, said).startswith(problem)
 
 
-@pytest.mark.parametrize("more", [("strategy=horovod",), ("strategy=diloco", "strategy.on_loss=continue")])
+@pytest.mark.parametrize(
+    "more", [("strategy=horovod",), ("strategy=diloco", "strategy.on_loss=continue")]
+)
 def test_what_srun_cannot_start_is_refused_with_a_remedy(more: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=r"launch=srun with strategy=.* launch\.hosts=slurm"):
         compose("local_batch=8", "optimizer=adamw_diloco", "num_workers=2", *more, "launch=srun")
@@ -153,7 +200,13 @@ def test_what_srun_cannot_start_is_refused_with_a_remedy(more: tuple[str, ...]) 
 
 # From here on with a real one.
 
-POINTS = (*TINY, "model=tiny_cnn", "precision=fp32", "channels_last=true", "launch.threads_per_worker=1")
+POINTS = (
+    *TINY,
+    "model=tiny_cnn",
+    "precision=fp32",
+    "channels_last=true",
+    "launch.threads_per_worker=1",
+)
 GRID = (*POINTS, "num_workers=2")
 LONG = ("local_batch=4", "epochs=40", "checkpoint_every=1", "log_every_steps=1000")
 
@@ -162,7 +215,9 @@ LONG = ("local_batch=4", "epochs=40", "checkpoint_every=1", "log_every_steps=100
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder on a SLURM of three nodes, with the batch script that the docs show."""
     folder = tmp_path_factory.mktemp("cluster")
-    (script,) = re.findall(r"```bash\n(#!/bin/sh\n# sweep.sh\n.*?)```", CLUSTERS.read_text(), re.DOTALL)
+    (script,) = re.findall(
+        r"```bash\n(#!/bin/sh\n# sweep.sh\n.*?)```", CLUSTERS.read_text(), re.DOTALL
+    )
     (folder / "sweep.sh").write_text(script)
     with pytest.MonkeyPatch.context() as variables:
         variables.setenv("BSWEEP_HOSTS_PREFIX", f"slurm{os.getpid()}")
@@ -188,13 +243,20 @@ def typed(folder: Path, *words: str) -> str:
 def losses(folder: Path, study: str) -> list[tuple[str, list[float]]]:
     """By run, the losses of its epochs."""
     found = sorted((folder / "results" / study).glob("b*"))
-    assert {summary["status"] for summary in summaries(folder, study).values()} == {"completed"}, study
+    assert {summary["status"] for summary in summaries(folder, study).values()} == {"completed"}, (
+        study
+    )
     every = ((run.name, read_records(RunPaths(run).metrics)[0]) for run in found)
-    return [(name, [record["test_loss"] for record in records if record["type"] == "epoch"]) for name, records in every]
+    return [
+        (name, [record["test_loss"] for record in records if record["type"] == "epoch"])
+        for name, records in every
+    ]
 
 
 def events(folder: Path, study: str) -> list[str]:
-    found = (read_records(RunPaths(run).metrics)[0] for run in (folder / "results" / study).glob("b*"))
+    found = (
+        read_records(RunPaths(run).metrics)[0] for run in (folder / "results" / study).glob("b*")
+    )
     return [record["event"] for records in found for record in records if record["type"] == "event"]
 
 
@@ -218,7 +280,11 @@ BY_SRUN = ("strategy=allreduce", "launch=srun")
 def of_study(folder: Path, study: str) -> list[psutil.Process]:
     """All processes on any node that work on a study."""
     found = psutil.process_iter(["cmdline"])
-    return [one for one in found if str(folder / "results" / study) in " ".join(one.info["cmdline"] or ())]
+    return [
+        one
+        for one in found
+        if str(folder / "results" / study) in " ".join(one.info["cmdline"] or ())
+    ]
 
 
 def until(folder: Path, pattern: str) -> None:
@@ -230,10 +296,22 @@ def until(folder: Path, pattern: str) -> None:
 
 def test_srun_trains_on_two_nodes_what_torchrun_does_on_one(cluster: Path) -> None:
     points = (*GRID, "local_batch=8,16", "epochs=2")
-    typed(cluster, "sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", "sweep.sh", "-m", *points, "study=srun")
+    typed(
+        cluster,
+        "sbatch",
+        "--wait",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "sweep.sh",
+        "-m",
+        *points,
+        "study=srun",
+    )
     (meta, _) = (json.loads(path.read_text()) for path in cluster.glob("results/srun/b*/meta.json"))
     assert meta["hosts"] == "h1:1,h2:1"
-    assert len(list(cluster.glob("results/srun/b*/logs/launcher.log"))) == 1, "one step has trained both points"
+    assert len(list(cluster.glob("results/srun/b*/logs/launcher.log"))) == 1, (
+        "one step has trained both points"
+    )
     there = bsweep("run", "-m", *points, "strategy=allreduce", "study=torchrun", cwd=cluster)
     assert there.returncode == 0, there.stderr
     ours, theirs = losses(cluster, "srun"), losses(cluster, "torchrun")
@@ -256,7 +334,9 @@ def test_jobs_that_are_queued_again_have_saved_and_go_on_within_the_point(
         until(cluster, f"results/{study}/b*/checkpoint/*/complete.json")
         typed(cluster, *words, job)
         until(cluster, f"results/{study}/b*/summary.json")
-        assert summaries(cluster, study)[4]["message"].startswith("stopped on request"), "it has saved"
+        assert summaries(cluster, study)[4]["message"].startswith("stopped on request"), (
+            "it has saved"
+        )
     ends = time.monotonic() + 120
     for study in QUEUED_AGAIN:
         while (ended := summaries(cluster, study).get(4, {}).get("status")) != "completed":
@@ -267,7 +347,9 @@ def test_jobs_that_are_queued_again_have_saved_and_go_on_within_the_point(
 
 
 @pytest.mark.nightly  # SLURM has a job that is queued again wait
-def test_jobs_of_an_array_share_a_sweep_and_one_is_queued_again(cluster: Path, undisturbed: list[float]) -> None:
+def test_jobs_of_an_array_share_a_sweep_and_one_is_queued_again(
+    cluster: Path, undisturbed: list[float]
+) -> None:
     points = (*GRID, "local_batch=4,8", "seed=0,1,2", *LONG[1:], "study=array")
     shape = ("--parsable", "--array=1-3", "--nodes=1", "--ntasks-per-node=2")
     job = typed(cluster, "sbatch", *shape, "sweep.sh", "-m", *points).strip()
@@ -281,10 +363,14 @@ def test_jobs_of_an_array_share_a_sweep_and_one_is_queued_again(cluster: Path, u
     while typed(cluster, "squeue", "--noheader", f"--jobs={job}").strip():
         assert time.monotonic() < ends, typed(cluster, "squeue")
         time.sleep(0.5)
-    assert [state.status for state in states.read(cluster / "results/array").values()] == ["completed"] * 6
+    assert [state.status for state in states.read(cluster / "results/array").values()] == [
+        "completed"
+    ] * 6
     assert undisturbed in [values for _, values in losses(cluster, "array")]
     printed = [path.read_text() for path in said]
-    assert all("2 workers, allreduce, 40 epochs" in text for text in printed), "each has trained a part"
+    assert all("2 workers, allreduce, 40 epochs" in text for text in printed), (
+        "each has trained a part"
+    )
     first, again = printed[1].split("bsweep: interrupted; completed points are kept")
     assert "[6/6]" not in first and "[6/6]" in again, "it has saved, and come again"
     assert sum(text.count(" completed after") for text in printed) == 6, "and none what another has"
@@ -299,7 +385,9 @@ def test_a_killed_srun_leaves_nobody_on_the_nodes_and_the_next_one_goes_on(
         until(cluster, "results/killed/b*/checkpoint/*/complete.json")
         left = of_study(cluster, "killed")
         sruns = [one for one in left if one.name() == "srun"]
-        (step,) = (one for one in sruns if one.parent() not in sruns)  # it has one that looks after it
+        (step,) = (
+            one for one in sruns if one.parent() not in sruns
+        )  # it has one that looks after it
         assert len(left) > 4
         step.kill()
         assert not psutil.wait_procs(left, timeout=60)[1]
@@ -324,10 +412,32 @@ done
 
 
 @pytest.mark.nightly  # it waits for time-outs
-def test_a_node_that_is_cut_off_is_named_and_when_it_is_back_the_same_command_goes_on(cluster: Path) -> None:
-    """Within one allocation, as a batch script would: SLURM itself takes minutes to see that a node is back."""
-    points = (*POINTS, *LONG[1:], "num_workers=3", "local_batch=4,8", "study=cut", "launch.stall_timeout_seconds=12")
-    command = [*allocation(3), "sh", "-c", STAGES, "sh", tool("bsweep"), "run", "-m", *points, *BY_SRUN]
+def test_a_node_that_is_cut_off_is_named_and_when_it_is_back_the_same_command_goes_on(
+    cluster: Path,
+) -> None:
+    """Within one allocation, as a batch script would: SLURM itself takes minutes to see that a node
+    is back.
+    """
+    points = (
+        *POINTS,
+        *LONG[1:],
+        "num_workers=3",
+        "local_batch=4,8",
+        "study=cut",
+        "launch.stall_timeout_seconds=12",
+    )
+    command = [
+        *allocation(3),
+        "sh",
+        "-c",
+        STAGES,
+        "sh",
+        tool("bsweep"),
+        "run",
+        "-m",
+        *points,
+        *BY_SRUN,
+    ]
     with (cluster / "said").open("w") as said:
         job = popen(command, cluster, output=said)
         until(cluster, "results/cut/b*/checkpoint/*/complete.json")
@@ -339,7 +449,11 @@ def test_a_node_that_is_cut_off_is_named_and_when_it_is_back_the_same_command_go
         assert not of_study(cluster, "cut")
         (cluster / "plugged_in").touch()
         assert job.wait(200) == 0
-    assert [(cluster / f"{stage}.code").read_text() for stage in ("cut", "unplugged", "back")] == ["1\n", "2\n", "0\n"]
+    assert [(cluster / f"{stage}.code").read_text() for stage in ("cut", "unplugged", "back")] == [
+        "1\n",
+        "2\n",
+        "0\n",
+    ]
     first, second = (cluster / "cut.said").read_text().split("[2/2]")
     no_way = "h3: no way in by srun: Task launch for StepId="
     assert "timeout after" in first and "host h3 is lost: no answer to srun" in first
@@ -351,7 +465,11 @@ def test_a_node_that_is_cut_off_is_named_and_when_it_is_back_the_same_command_go
 def test_submitit_runs_each_point_in_a_job_and_queues_it_again(cluster: Path) -> None:
     plugin = pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     assert plugin
-    jobs = ("hydra/launcher=submitit_slurm", "hydra.launcher.cpus_per_task=2", "hydra.launcher.timeout_min=60")
+    jobs = (
+        "hydra/launcher=submitit_slurm",
+        "hydra.launcher.cpus_per_task=2",
+        "hydra.launcher.timeout_min=60",
+    )
     points = (*GRID, *LONG[1:], "local_batch=4,8", "strategy=allreduce", "study=jobs")
     command = [SLURM, "run", tool("bsweep"), "run", "-m", *points, *jobs]
     with (cluster / "said").open("w+") as said:

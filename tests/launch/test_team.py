@@ -1,4 +1,6 @@
-"""Processes that train several points of a sweep: as fresh ones do, and none that has failed trains another."""
+"""Processes that train several points of a sweep: as fresh ones do, and none that has failed trains
+another.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,17 @@ def numbers(cwd: Path, study: str) -> dict[str, list[dict[str, Any]]]:
     timed = {"time", "type", "schema", "servers"}
     of_runs = {}
     for paths in runs(cwd, study):
-        records = (record for record in read_records(paths.metrics)[0] if record["type"] in ("step", "epoch"))
+        records = (
+            record
+            for record in read_records(paths.metrics)[0]
+            if record["type"] in ("step", "epoch")
+        )
         of_runs[paths.folder.name] = [
             {
                 key: value
                 for key, value in record.items()
-                if key not in timed and not key.endswith(("seconds", "per_second", "memory_bytes", "p50", "p95"))
+                if key not in timed
+                and not key.endswith(("seconds", "per_second", "memory_bytes", "p50", "p95"))
             }
             for record in records
         ]
@@ -46,22 +53,34 @@ def launched(cwd: Path, study: str) -> list[tuple[int, int]]:
     """Points for which processes were started, by number of workers and local batch."""
     found = []
     for paths in runs(cwd, study):
-        (start,) = (record for record in read_records(paths.metrics)[0] if record["type"] == "start")
+        (start,) = (
+            record for record in read_records(paths.metrics)[0] if record["type"] == "start"
+        )
         if paths.launcher_log.exists():
             found.append((start["config"]["num_workers"], start["local_batch"]))
     return sorted(found)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_processes_that_trained_a_point_train_the_next_as_fresh_ones_do(tmp_path: Path, strategy: str) -> None:
+def test_processes_that_trained_a_point_train_the_next_as_fresh_ones_do(
+    tmp_path: Path, strategy: str
+) -> None:
     given = (*POINT, *STRATEGIES[strategy])
     counts = "1,2" if strategy == "horovod" else "2"
     for study, batches, reuse in (("reused", "8,16,5", "true"), ("fresh", "16,5", "false")):
-        grid = ("-m", f"local_batch={batches}", f"num_workers={counts}", f"study={study}", f"launch.reuse={reuse}")
+        grid = (
+            "-m",
+            f"local_batch={batches}",
+            f"num_workers={counts}",
+            f"study={study}",
+            f"launch.reuse={reuse}",
+        )
         result = bsweep("run", *grid, *given, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
     workers = [int(count) for count in counts.split(",")]
-    assert launched(tmp_path, "reused") == [(count, 8) for count in workers], "the first of each worker count"
+    assert launched(tmp_path, "reused") == [(count, 8) for count in workers], (
+        "the first of each worker count"
+    )
     assert launched(tmp_path, "fresh") == [(count, batch) for count in workers for batch in (5, 16)]
     reused, fresh = numbers(tmp_path, "reused"), numbers(tmp_path, "fresh")
     assert fresh and fresh == {run: reused[run] for run in fresh}, "bit for bit"
@@ -71,11 +90,23 @@ def test_processes_that_trained_a_point_train_the_next_as_fresh_ones_do(tmp_path
 @pytest.mark.parametrize("strategy", [on_gpus(name, number=2) for name in ("horovod", "allreduce")])
 def test_a_point_gives_its_gpu_memory_back(tmp_path: Path, strategy: str) -> None:
     images = ("data=synthetic", "data.num_train=2048", "data.num_test=100", "data.shape=[3,32,32]")
-    grid = ("-m", "local_batch=512,8", "num_workers=2", "epochs=1", "study=s", f"strategy={strategy}")
+    grid = (
+        "-m",
+        "local_batch=512,8",
+        "num_workers=2",
+        "epochs=1",
+        "study=s",
+        f"strategy={strategy}",
+    )
     result = bsweep("run", *grid, *images, cwd=tmp_path, fresh=True)
     assert result.returncode == 0, result.stderr
     assert launched(tmp_path, "s") == [(2, 512)]
-    epochs = [r for paths in runs(tmp_path) for r in read_records(paths.metrics)[0] if r["type"] == "epoch"]
+    epochs = [
+        r
+        for paths in runs(tmp_path)
+        for r in read_records(paths.metrics)[0]
+        if r["type"] == "epoch"
+    ]
     peaks = {epoch["global_batch"]: epoch["peak_memory_bytes"] for epoch in epochs}
     assert peaks[16] < peaks[1024] / 2
 
@@ -101,7 +132,14 @@ def test_a_point_that_fails_costs_itself_and_a_fresh_start(
         "        return plain(job, *a, **k)\n"
         "    steps.train_step = failing\n"
     )
-    grid = ("-m", "local_batch=8,16,5,10", "num_workers=2", *POINT, *STRATEGIES[strategy], "study=s")
+    grid = (
+        "-m",
+        "local_batch=8,16,5,10",
+        "num_workers=2",
+        *POINT,
+        *STRATEGIES[strategy],
+        "study=s",
+    )
     result = bsweep("run", *grid, cwd=tmp_path, env=imported_first(tmp_path))
     assert result.returncode == 1, result.stderr
     found = summaries(tmp_path)
@@ -148,15 +186,24 @@ def test_points_of_other_code_of_ones_own_need_other_processes(tmp_path: Path) -
             f"import torch\ndef build(*_, width={number}): return torch.nn.Linear(1, 1)\n"
         )
         point = compose(
-            "local_batch=8", "num_workers=2", "model=own", f"model.target={tmp_path / f'mine{number}.py'}:build"
+            "local_batch=8",
+            "num_workers=2",
+            "model=own",
+            f"model.target={tmp_path / f'mine{number}.py'}:build",
         )
         keys.append(leading.key_of(own.resolve(point)))
-    assert keys[0] == keys[1] != keys[2] and keys[2] != leading.key_of(compose("local_batch=8", "num_workers=2"))
+    assert keys[0] == keys[1] != keys[2] and keys[2] != leading.key_of(
+        compose("local_batch=8", "num_workers=2")
+    )
 
 
 def test_who_had_better_train_no_other_point_says_so(tmp_path: Path) -> None:
     led = leading.Team.__new__(leading.Team)
-    led._through, led._num_points, led._said_at = [tmp_path / "0", tmp_path / "1"], 2, time.monotonic()
+    led._through, led._num_points, led._said_at = (
+        [tmp_path / "0", tmp_path / "1"],
+        2,
+        time.monotonic(),
+    )
     led._touched_at = led._said_at
     for second, is_spoilt in ((b".", False), (team_worker.SPOILT, True)):
         for path, last in zip(led._through, (b".", second), strict=True):
@@ -167,15 +214,24 @@ def test_who_had_better_train_no_other_point_says_so(tmp_path: Path) -> None:
 
 def test_a_point_that_diverges_leaves_nothing_travelling_to_the_next(tmp_path: Path) -> None:
     """Its last exchange was on its way while the next round computed."""
-    overlapped = ("strategy=diloco", "strategy.algorithm=horovod", "launch=horovodrun", "strategy.overlap=true")
+    overlapped = (
+        "strategy=diloco",
+        "strategy.algorithm=horovod",
+        "launch=horovodrun",
+        "strategy.overlap=true",
+    )
     more = ("num_workers=2", "local_batch=8", "strategy.sync_every=1", "study=s")
-    result = bsweep("run", "-m", "optimizer.lr=1e30,0.01,0.02", *POINT, *overlapped, *more, cwd=tmp_path)
+    result = bsweep(
+        "run", "-m", "optimizer.lr=1e30,0.01,0.02", *POINT, *overlapped, *more, cwd=tmp_path
+    )
     ends = [end["status"] for end in (read_json(paths.summary) or {} for paths in runs(tmp_path))]
     assert sorted(ends) == ["completed", "completed", "diverged"], result.stderr
     assert len(launched(tmp_path, "s")) == 1
 
 
-def test_who_hears_of_no_parent_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_hears_of_no_parent_any_more_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As processes on other hosts would, whose parent was killed while they waited."""
     monkeypatch.setattr(team_worker, "PATIENCE_SECONDS", 0.2)
     paths = TeamPaths(tmp_path)

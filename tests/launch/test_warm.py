@@ -34,7 +34,9 @@ def both_cores_busy() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("device", ["cpu", on_gpus("cuda", number=2)])
-def test_ranks_find_each_other_again_after_each_of_many_failures_on_a_busy_machine(device: str) -> None:
+def test_ranks_find_each_other_again_after_each_of_many_failures_on_a_busy_machine(
+    device: str,
+) -> None:
     command = [
         forks().horovodrun,
         "-np",
@@ -47,7 +49,9 @@ def test_ranks_find_each_other_again_after_each_of_many_failures_on_a_busy_machi
         device,
     ]
     with both_cores_busy():
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+        result = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+        )
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("restarted 15 times") == 2
 
@@ -73,25 +77,36 @@ if os.environ.get("HOROVOD_RANK") == "1":
 
 
 @pytest.mark.parametrize("device", ["cpu", on_gpus("cuda", number=2)])
-def test_a_sweep_goes_on_after_a_failed_point_unless_its_processes_are_spoilt(tmp_path: Path, device: str) -> None:
+def test_a_sweep_goes_on_after_a_failed_point_unless_its_processes_are_spoilt(
+    tmp_path: Path, device: str
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(FAILING)
     point = (*TINY, "model=tiny_cnn", "epochs=1", "study=s", f"device={device}")
     prefix = (forks().horovodrun, "-np", "2", "--gloo")
     env = imported_first(tmp_path)
-    result = bsweep("run", "-m", "local_batch=8,16,12,10", *point, cwd=tmp_path, prefix=prefix, env=env)
+    result = bsweep(
+        "run", "-m", "local_batch=8,16,12,10", *point, cwd=tmp_path, prefix=prefix, env=env
+    )
     ends = summaries(tmp_path)
     statuses = {8: "out_of_memory", 16: "completed", 12: "out_of_memory", 10: "interrupted"}
     assert {batch: end["status"] for batch, end in ends.items()} == statuses, result.stdout
     assert ends[8]["message"].startswith("rank 1 failed: OutOfMemoryError: ")
-    assert "not trained" in ends[10]["message"] and "rank 1 failed: MemoryError: no room" in ends[10]["message"]
+    assert (
+        "not trained" in ends[10]["message"]
+        and "rank 1 failed: MemoryError: no room" in ends[10]["message"]
+    )
     assert result.returncode != 0
     printed = result.stdout + result.stderr
     assert "rank 0: the exchange broke off, another worker has probably ended" in printed
     assert "horovod/torch/" not in printed, "where Horovod noticed it says nothing of the cause"
 
 
-def test_points_leave_no_memory_to_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Blocks that a GPU's allocator keeps are given back before the ranks agree on how a point ended."""
+def test_points_leave_no_memory_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Blocks that a GPU's allocator keeps are given back before the ranks agree on how a point
+    ended.
+    """
     order: list[str] = []
 
     def agree(report: object, name: str) -> list[object]:
@@ -102,13 +117,21 @@ def test_points_leave_no_memory_to_the_next(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
     monkeypatch.setattr(hvd, "allgather_object", agree)
     monkeypatch.setattr(warm, "recorded", lambda _: Outcome("completed"))
-    assert warm._train(compose("local_batch=8"), RunPaths(tmp_path), lambda: None) == Outcome("completed")
+    assert warm._train(compose("local_batch=8"), RunPaths(tmp_path), lambda: None) == Outcome(
+        "completed"
+    )
     assert order == ["trained", "given back", "agreed"]
 
 
-def test_a_memory_limit_is_refused_where_processes_go_on_after_a_point(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_limit_is_refused_where_processes_go_on_after_a_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, value in {"RANK": 0, "SIZE": 1, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}.items():
         monkeypatch.setenv(f"HOROVOD_{name}", str(value))
-    config = compose(*TINY, "local_batch=8", "num_workers=1", "strategy=horovod", "launch.memory_limit_mb=[64]")
-    with pytest.raises(ValueError, match=r"memory_limit_mb inside horovodrun.*Leave horovodrun out"):
+    config = compose(
+        *TINY, "local_batch=8", "num_workers=1", "strategy=horovod", "launch.memory_limit_mb=[64]"
+    )
+    with pytest.raises(
+        ValueError, match=r"memory_limit_mb inside horovodrun.*Leave horovodrun out"
+    ):
         launch.check(config)

@@ -22,7 +22,13 @@ from bsweep.measure import probe_worker
 from bsweep.train.job import Job
 from tests.support.running import bsweep, compose, imported_first, summaries
 
-DATA = ("data=synthetic", "data.num_train=300", "data.num_test=20", "data.shape=[3,32,32]", "data.crop_padding=1")
+DATA = (
+    "data=synthetic",
+    "data.num_train=300",
+    "data.num_test=20",
+    "data.shape=[3,32,32]",
+    "data.crop_padding=1",
+)
 LARGE = (
     *DATA,
     "model=tiny_cnn",
@@ -34,14 +40,21 @@ LARGE = (
     "launch.threads_per_worker=1",
 )
 POINT = (*LARGE, "data.num_train=40", "data.shape=[3,8,8]", "model.width=8")
-UNEVEN = (*LARGE, "precision=fp32", "strategy=diloco", "launch.slowdown=[1,5]", "launch.memory_limit_mb=[400,32]")
+UNEVEN = (
+    *LARGE,
+    "precision=fp32",
+    "strategy=diloco",
+    "launch.slowdown=[1,5]",
+    "launch.memory_limit_mb=[400,32]",
+)
 
 
-# What oneDNN does on some processors, on any: a batch of 13 has no room, and after that no step of the process works.
+# What oneDNN does on some processors, on any: a batch of 13 has no room, and after that no step of
+# the process works.
 SPOILT = """
 import sys
 if not any("resource_tracker" in word for word in sys.orig_argv):
-    from bsweep import steps
+    from bsweep.train import steps
     plain, is_spoilt = steps.train_step, False
 
     def step(job, batch, part, epoch, num_passes):
@@ -75,12 +88,22 @@ def test_a_probe_sees_who_is_slow_and_who_has_little_memory(uneven: tuple[Path, 
     config = compose(*UNEVEN, f"results_dir={folder}/results")
     fast, slow = allocation.read_probe(config).workers
     both = [batch.local_batch for batch in slow.batches]
-    assert statistics.median(slow.step_seconds(batch) / fast.step_seconds(batch) for batch in both) > 1.5
+    assert (
+        statistics.median(slow.step_seconds(batch) / fast.step_seconds(batch) for batch in both)
+        > 1.5
+    )
     assert fast.peak_flops / slow.peak_flops > 1.5
     assert slow.largest_batch < fast.largest_batch and slow.stopped_by == "out_of_memory"
     assert (fast.memory_bytes, slow.memory_bytes) == (400 * 2**20, 32 * 2**20)
     assert {batch.local_batch for batch in fast.batches} >= {1, 2, 4, 8, 16}
-    for words in ("worker 1: local batch 8: ", " s per step", "out of memory", "largest", "TFLOP/s", "one exchange: "):
+    for words in (
+        "worker 1: local batch 8: ",
+        " s per step",
+        "out of memory",
+        "largest",
+        "TFLOP/s",
+        "one exchange: ",
+    ):
         assert words in output
     assert output.splitlines()[-1] != "" and not list((folder / "results/s").glob("*/summary.json"))
 
@@ -104,14 +127,28 @@ def test_every_policy_resolves_from_a_real_probe(uneven: tuple[Path, str]) -> No
 
 
 @pytest.mark.slow
-def test_a_memory_limit_holds_in_training_as_in_the_probe(uneven: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_memory_limit_holds_in_training_as_in_the_probe(
+    uneven: tuple[Path, str], tmp_path: Path
+) -> None:
     folder, _ = uneven
-    largest = allocation.read_probe(compose(*UNEVEN, f"results_dir={folder}/results")).workers[1].largest_batch
-    alone = (*LARGE, "precision=fp32", "num_workers=1", "strategy=allreduce", "launch.memory_limit_mb=[32]")
+    largest = (
+        allocation.read_probe(compose(*UNEVEN, f"results_dir={folder}/results"))
+        .workers[1]
+        .largest_batch
+    )
+    alone = (
+        *LARGE,
+        "precision=fp32",
+        "num_workers=1",
+        "strategy=allreduce",
+        "launch.memory_limit_mb=[32]",
+    )
     # Within a few MiB of a limit a batch may fit one time and not the next.
     smaller, larger = largest * 3 // 4, min(300, largest * 2 + 2)
     assert larger >= largest * 3 / 2, "there are examples enough to run out of memory"
-    result = bsweep("run", "-m", *alone, f"local_batch={larger},{smaller}", cwd=tmp_path, fresh=True)
+    result = bsweep(
+        "run", "-m", *alone, f"local_batch={larger},{smaller}", cwd=tmp_path, fresh=True
+    )
     assert result.returncode == 1, result.stdout + result.stderr
     ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}
     assert ends == {larger: "out_of_memory", smaller: "completed"}
@@ -126,12 +163,16 @@ def test_a_batch_that_does_not_fit_spoils_no_other(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     (found,) = json.loads((tmp_path / "results/s/probe.json").read_text())["workers"]
     assert [batch["local_batch"] for batch in found["batches"]] == [1, 2, 4, 8, 12]
-    assert found["stopped_by"] == "out_of_memory" and "local batch 16: out of memory" in result.stdout
+    assert (
+        found["stopped_by"] == "out_of_memory" and "local batch 16: out of memory" in result.stdout
+    )
 
 
 def test_a_point_that_does_not_fit_spoils_no_other_of_its_sweep(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPOILT)
-    result = bsweep("run", "-m", *LONE, "local_batch=16,8", cwd=tmp_path, env=imported_first(tmp_path))
+    result = bsweep(
+        "run", "-m", *LONE, "local_batch=16,8", cwd=tmp_path, env=imported_first(tmp_path)
+    )
     ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}
     assert ends == {16: "out_of_memory", 8: "completed"}, result.stdout + result.stderr
 
@@ -141,7 +182,12 @@ def test_training_with_the_largest_batches_stays_within_the_memory_that_was_prob
     uneven: tuple[Path, str], tmp_path: Path
 ) -> None:
     probe = f"allocation.probe={uneven[0]}/results/s/probe.json"
-    more = ("allocation=batch_by_memory", "data.num_train=1000", "strategy.sync_every=1", "local_batch=300")
+    more = (
+        "allocation=batch_by_memory",
+        "data.num_train=1000",
+        "strategy.sync_every=1",
+        "local_batch=300",
+    )
     result = bsweep("run", *UNEVEN, *more, probe, cwd=tmp_path, fresh=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -157,7 +203,9 @@ def test_training_with_the_largest_batches_stays_within_the_memory_that_was_prob
 def test_any_strategy_is_probed(overrides: tuple[str, ...], tmp_path: Path) -> None:
     config, probe = probed(tmp_path, *POINT, *overrides)
     assert len(probe.workers) == config.num_workers
-    assert all(worker.largest_batch == 40 and worker.stopped_by == "examples" for worker in probe.workers)
+    assert all(
+        worker.largest_batch == 40 and worker.stopped_by == "examples" for worker in probe.workers
+    )
     own = {batch.local_batch for batch in probe.workers[0].batches}
     assert config.local_batches[0] in own
     assert probe.exchange_seconds is not None
@@ -171,7 +219,11 @@ def test_an_experiment_is_probed_at_its_first_point_into_a_file_of_choice(tmp_pa
     assert result.returncode == 0, result.stderr
     found: dict[str, Any] = json.loads((tmp_path / "p/q.json").read_text())
     assert [worker["largest_batch"] for worker in found["workers"]] == [20]
-    for words in ("measuring local_batch=8, the first of", "measuring num_workers=1", "measuring seed=3"):
+    for words in (
+        "measuring local_batch=8, the first of",
+        "measuring num_workers=1",
+        "measuring seed=3",
+    ):
         assert words in result.stderr
 
 
@@ -180,9 +232,16 @@ def test_a_failed_probe_says_why_and_leaves_the_last_one(tmp_path: Path) -> None
     kept.parent.mkdir(parents=True)
     kept.write_text("{}")
     result = bsweep(
-        "probe", *POINT, "strategy=allreduce", "launch.memory_limit_mb=[300,0.001]", "model.width=512", cwd=tmp_path
+        "probe",
+        *POINT,
+        "strategy=allreduce",
+        "launch.memory_limit_mb=[300,0.001]",
+        "model.width=512",
+        cwd=tmp_path,
     )
-    assert result.returncode == 1 and "out of memory with a local batch of 1" in result.stderr, result.stderr
+    assert result.returncode == 1 and "out of memory with a local batch of 1" in result.stderr, (
+        result.stderr
+    )
     assert "rank 1" in result.stderr and kept.read_text() == "{}"
 
 
@@ -225,13 +284,18 @@ def test_the_matrix_product_is_of_random_numbers(monkeypatch: pytest.MonkeyPatch
     factors: list[Tensor] = []
 
     class Seen(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if function is torch.ops.aten.mm.default:
                 factors.append(args[0])
             return function(*args, **(kwargs or {}))
 
     job = SimpleNamespace(
-        device=torch.device("cpu"), precision="fp32", heartbeat=lambda: None, slowdown=SimpleNamespace(factor=1.0)
+        device=torch.device("cpu"),
+        precision="fp32",
+        heartbeat=lambda: None,
+        slowdown=SimpleNamespace(factor=1.0),
     )
     with Seen():  # type: ignore[no-untyped-call]
         assert probe_worker._peak_flops(cast("Job", job)) > 0

@@ -37,7 +37,11 @@ def test_phases_divide_time_and_inner_ones_count_alone(monkeypatch: pytest.Monke
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
     clock = PhaseClock(torch.device("cpu"))
     for _ in range(2):
-        with clock.phase("loop"), clock.phase("exchange"), clock.phase("optimizer"):  # begin at 0, 1 and 2
+        with (
+            clock.phase("loop"),
+            clock.phase("exchange"),
+            clock.phase("optimizer"),
+        ):  # begin at 0, 1 and 2
             time.perf_counter()  # 3; they end at 4, 5 and 6
         time.perf_counter()  # 7 is in no phase
     assert clock.seconds() == {"loop": 4, "exchange": 4, "optimizer": 4}
@@ -47,11 +51,15 @@ def test_phases_divide_time_and_inner_ones_count_alone(monkeypatch: pytest.Monke
 def test_every_part_of_a_step_is_timed_and_nothing_is_trained(device: str, tmp_path: Path) -> None:
     job = prepared(tmp_path, *ALONE, "accumulation_steps=2", f"device={device}")
     before = job.vector.parameters.clone()
-    every = [profile_worker.dissect(job, most_rounds=4) for _ in range(8)]  # one may be interrupted between two clocks
+    every = [
+        profile_worker.dissect(job, most_rounds=4) for _ in range(8)
+    ]  # one may be interrupted between two clocks
     assert min(abs(one.adds_up_to - 1) for one in every) < 0.05
     found = every[0]
     assert found.parts.keys() == {*COMPUTING, "exchange", "optimizer", "loop"}
-    assert min(found.parts.values()) > 0 and found.untimed_step_seconds > 0 and found.wait_seconds == 0
+    assert (
+        min(found.parts.values()) > 0 and found.untimed_step_seconds > 0 and found.wait_seconds == 0
+    )
     assert torch.equal(job.vector.parameters, before)
     optim.set_learning_rate(job.optimizer, 0.1)
     steps.train_step(job, torch.arange(16), torch.arange(16), 1, 2)
@@ -61,22 +69,35 @@ def test_every_part_of_a_step_is_timed_and_nothing_is_trained(device: str, tmp_p
 @pytest.mark.parametrize("device", [on_gpus("cuda")])
 def test_a_graph_is_one_part_and_its_kernels_are_counted(device: str, tmp_path: Path) -> None:
     job, _ = steps.captured(prepared(tmp_path, *ALONE, f"device={device}", "graph=true"))
-    assert profile_worker.dissect(job, most_rounds=4).parts.keys() == {"graph", "exchange", "optimizer", "loop"}
+    assert profile_worker.dissect(job, most_rounds=4).parts.keys() == {
+        "graph",
+        "exchange",
+        "optimizer",
+        "loop",
+    }
     busy = profile_worker.trace(job, tmp_path / "trace.json")
     assert busy is not None and busy > 0
 
 
 def test_a_gpu_is_busy_while_any_kernel_runs_that_is_no_exchange() -> None:
-    def event(begin: float, seconds: float, name: str = "gemm", cat: str = "kernel") -> dict[str, Any]:
+    def event(
+        begin: float, seconds: float, name: str = "gemm", cat: str = "kernel"
+    ) -> dict[str, Any]:
         return {"cat": cat, "name": name, "ts": begin * 1e6, "dur": seconds * 1e6}
 
     kernels = [event(0, 2), event(1, 0.5), event(1, 2), event(5, 1, cat="gpu_memcpy")]
-    others = [event(10, 5, "ncclDevKernel_AllReduce"), event(20, 5, cat="cpu_op"), {"ph": "M", "name": "process"}]
+    others = [
+        event(10, 5, "ncclDevKernel_AllReduce"),
+        event(20, 5, cat="cpu_op"),
+        {"ph": "M", "name": "process"},
+    ]
     assert profile_worker._busy_seconds([*kernels, *others]) == pytest.approx(4)
 
 
 def ranges(trace: Path) -> set[str]:
-    return {event["name"] for event in json.loads(trace.read_text())["traceEvents"] if "dur" in event}
+    return {
+        event["name"] for event in json.loads(trace.read_text())["traceEvents"] if "dur" in event
+    }
 
 
 def test_a_worker_in_this_process_is_profiled(tmp_path: Path) -> None:
@@ -84,7 +105,13 @@ def test_a_worker_in_this_process_is_profiled(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "measuring local_batch=4, the first of" in result.stderr
     *_, sentence, trace = result.stdout.splitlines()
-    assert ranges(tmp_path / trace) >= {*COMPUTING, "exchange", "optimizer", "loop", "aten::convolution"}
+    assert ranges(tmp_path / trace) >= {
+        *COMPUTING,
+        "exchange",
+        "optimizer",
+        "loop",
+        "aten::convolution",
+    }
     assert sentence.partition(":")[0] in profile_file._SENTENCES
     assert not list((tmp_path / "results/s").glob("*/summary.json"))
 
@@ -101,8 +128,12 @@ def test_workers_are_profiled_together(overrides: tuple[str, ...], tmp_path: Pat
     workers = profile_file.read(config)
     parts = {*COMPUTING, "exchange", "optimizer", "loop"}
     assert [one.parts.keys() for one in workers] == [parts, parts]
-    assert [one.adds_up_to for one in workers] == pytest.approx([1, 1], abs=0.25), "on a machine that others use, too"
-    assert workers[0].overlaps == ("strategy=ddp" in overrides) == ("exchange in it" in result.stdout)
+    assert [one.adds_up_to for one in workers] == pytest.approx([1, 1], abs=0.25), (
+        "on a machine that others use, too"
+    )
+    assert (
+        workers[0].overlaps == ("strategy=ddp" in overrides) == ("exchange in it" in result.stdout)
+    )
     traces = sorted(profile_file.folder_of(config).glob("trace.*"))
     assert [str(path.relative_to(tmp_path)) for path in traces] == result.stdout.splitlines()[-2:]
     assert all(ranges(path) >= parts for path in traces)
@@ -116,23 +147,40 @@ def worker_of(wait: float | None = None, busy: float | None = None, **parts: flo
 @pytest.mark.parametrize(
     ("workers", "expected"),
     [
-        ([worker_of(forward=0.3, backward=0.6, exchange=0.1)], "computing: forward and backward passes are 90%"),
+        (
+            [worker_of(forward=0.3, backward=0.6, exchange=0.1)],
+            "computing: forward and backward passes are 90%",
+        ),
         ([worker_of(forward=0.2, backward=0.2, exchange=0.6, wait=0.1)] * 2, "exchange: 50%"),
         ([worker_of(forward=0.4, exchange=0.6, wait=w) for w in (0.4, 0.5, 0.0)], "waiting: 30%"),
-        ([worker_of(forward=0.4, exchange=0.6, wait=w) for w in (0.4, 0.5, 0.0)], "until worker 2 is there"),
+        (
+            [worker_of(forward=0.4, exchange=0.6, wait=w) for w in (0.4, 0.5, 0.0)],
+            "until worker 2 is there",
+        ),
         ([worker_of(forward=0.6, data=0.4)], "data: 40%"),
         ([worker_of(forward=0.6, optimizer=0.4)], "optimizer: 40%"),
         ([worker_of(forward=0.6, loop=0.4)], "loop: 40%"),
-        ([worker_of(forward=0.3, backward=0.6, exchange=0.1, busy=0.2)], "launch: the GPU is idle for 70%"),
-        ([worker_of(graph=0.9, exchange=0.1, busy=0.85)], "computing: forward and backward passes are 90%"),
+        (
+            [worker_of(forward=0.3, backward=0.6, exchange=0.1, busy=0.2)],
+            "launch: the GPU is idle for 70%",
+        ),
+        (
+            [worker_of(graph=0.9, exchange=0.1, busy=0.85)],
+            "computing: forward and backward passes are 90%",
+        ),
     ],
 )
-def test_the_largest_part_that_is_no_computing_is_named(workers: list[Anatomy], expected: str) -> None:
+def test_the_largest_part_that_is_no_computing_is_named(
+    workers: list[Anatomy], expected: str
+) -> None:
     assert expected in profile_file.bottleneck(workers)
 
 
 def test_a_table_has_means_shares_and_the_slowest() -> None:
-    workers = [worker_of(forward=0.2, exchange=0.3, wait=0.1), worker_of(forward=0.4, exchange=0.1, wait=0.0)]
+    workers = [
+        worker_of(forward=0.2, exchange=0.3, wait=0.1),
+        worker_of(forward=0.4, exchange=0.1, wait=0.0),
+    ]
     lines = [line.split() for line in profile_file.table(workers).splitlines()]
     assert lines[1] == ["forward", "300", "60%", "400", "(worker", "1)"]
     assert lines[3] == ["of", "it", "waiting", "50", "10%", "100", "(worker", "0)"]
@@ -145,7 +193,10 @@ def test_a_table_has_means_shares_and_the_slowest() -> None:
         (("local_batch=8", "-m"), ["-m", "leave it out"]),
         (("local_batch=8", "modle=tiny_cnn"), ["modle"]),
         (("local_batch=8", "num_workers=0"), ["num_workers"]),
-        (("local_batch=8", "allocation=by_speed", "strategy=diloco", "num_workers=2"), ["bsweep probe"]),
+        (
+            ("local_batch=8", "allocation=by_speed", "strategy=diloco", "num_workers=2"),
+            ["bsweep probe"],
+        ),
     ],
 )
 def test_bad_input_exits_with_2(

@@ -1,4 +1,6 @@
-"""Models have the published size, on the meta device where weights take no memory; and what is special about each."""
+"""Models have the published size, on the meta device where weights take no memory; and what is
+special about each.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,18 @@ def test_the_layer_table_of_the_sharding_model_is_vgg16s() -> None:
 
 @pytest.mark.parametrize("stem", ["imagenet", "cifar"])
 @pytest.mark.parametrize("side", [8, 32, 33])
-def test_taps_that_meet_padding_alone_are_left_out_and_nothing_changes(stem: str, side: int) -> None:
+def test_taps_that_meet_padding_alone_are_left_out_and_nothing_changes(
+    stem: str, side: int
+) -> None:
     torch.manual_seed(0)
     plain = resnet18.plain(stem, num_classes=10, in_channels=3).double()  # type: ignore[arg-type]
     trimmed = taps.trim(copy.deepcopy(plain))
     images = torch.randn(6, 3, side, side, dtype=torch.float64)
     for model in (plain, trimmed):
         model(images).square().sum().backward()
-    for (name, parameter), other in zip(plain.named_parameters(), trimmed.parameters(), strict=True):
+    for (name, parameter), other in zip(
+        plain.named_parameters(), trimmed.parameters(), strict=True
+    ):
         assert parameter.grad is not None and other.grad is not None
         torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-9, atol=1e-11, msg=name)
 
@@ -78,9 +84,14 @@ def test_gradients_of_left_out_taps_are_zeros_wherever_they_are_written(
     weight = trimmed.get_parameter("layer4.1.conv2.weight")
     (part,) = (part for part in vector.slices if part.name == "layer4.1.conv2.weight")
     if uses == 1:  # of two, autograd may add the gradients elsewhere
-        assert weight.grad is not None and weight.grad.data_ptr() == vector.gradients[part.start :].data_ptr()
+        assert (
+            weight.grad is not None
+            and weight.grad.data_ptr() == vector.gradients[part.start :].data_ptr()
+        )
     vector.collect_gradients()
-    for (name, parameter), other in zip(plain.named_parameters(), trimmed.parameters(), strict=True):
+    for (name, parameter), other in zip(
+        plain.named_parameters(), trimmed.parameters(), strict=True
+    ):
         torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-9, atol=1e-9, msg=name)
     # Outside of a step nobody writes there.
     before = vector.gradients.clone()
@@ -92,7 +103,9 @@ def test_gradients_of_left_out_taps_are_zeros_wherever_they_are_written(
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("padding", [0, 1, 3])
 @pytest.mark.parametrize("stride", [1, 2, 3])
-def test_a_trimmed_convolution_is_the_whole_one(kernel: int, stride: int, padding: int, dilation: int) -> None:
+def test_a_trimmed_convolution_is_the_whole_one(
+    kernel: int, stride: int, padding: int, dilation: int
+) -> None:
     torch.manual_seed(0)
     whole = torch.nn.Conv2d(2, 4, kernel, stride, padding, dilation, groups=2).double()
     trimmed = taps.trim(torch.nn.Sequential(copy.deepcopy(whole)))
@@ -111,7 +124,9 @@ def test_a_trimmed_convolution_is_the_whole_one(kernel: int, stride: int, paddin
         ((4, 7, 2, 3, 1), (1, 7, 2)),
     ],
 )
-def test_useful_taps_are_those_that_meet_data(side: tuple[int, ...], expected: tuple[int, int, int]) -> None:
+def test_useful_taps_are_those_that_meet_data(
+    side: tuple[int, ...], expected: tuple[int, int, int]
+) -> None:
     assert taps.useful_taps(*side) == expected
 
 
@@ -130,7 +145,11 @@ def test_llama_150m_has_opendilocos_size_without_its_embeddings(vocabulary_size:
     assert 12 * block + 1024 == 149_447_680
     expected = 149_447_680 + 2 * vocabulary_size * 1024
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
-    assert model(torch.empty(2, 8, dtype=torch.long, device="meta")).shape == (2, 8, vocabulary_size)
+    assert model(torch.empty(2, 8, dtype=torch.long, device="meta")).shape == (
+        2,
+        8,
+        vocabulary_size,
+    )
 
 
 def test_llama_predicts_a_token_from_those_before_it() -> None:
@@ -156,7 +175,9 @@ def test_rotated_products_depend_on_distances_alone() -> None:
     products = (queries @ keys.mT)[0, 0]
     for distance in (-3, 0, 7):
         diagonal = products.diagonal(distance)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-12, atol=1e-12
+        )
     assert products[0].std() > 0.1
     torch.testing.assert_close(queries.norm(dim=-1), query.norm().expand(1, 1, 50))
     assert torch.equal(queries[0, 0, 0], query.flatten()), "position 0 does not turn"
@@ -169,17 +190,26 @@ def test_an_untrained_llama_guesses_in_every_precision(precision: str) -> None:
     tokens, labels = torch.randint(256, (2, 4, 64))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
         logits = model(tokens)
-    assert logits.dtype == {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[precision]
+    assert (
+        logits.dtype
+        == {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[precision]
+    )
     loss = F.cross_entropy(logits.flatten(0, 1).double(), labels.flatten())
     loss.backward()
     assert loss.item() == pytest.approx(math.log(256), abs=0.1)
     for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.any(), name
+        assert (
+            parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.any()
+        ), name
 
 
 def test_a_vocabulary_other_than_the_datas_is_refused() -> None:
     config = compose(
-        "local_batch=8", "data=text", "data.path=somewhere", "model=llama_tiny", "model.vocabulary_size=99"
+        "local_batch=8",
+        "data=text",
+        "data.path=somewhere",
+        "model=llama_tiny",
+        "model.vocabulary_size=99",
     )
     config.model.check(99)
     with pytest.raises(ValueError, match=r"model\.vocabulary_size=99, .* 256 tokens: .*null"):

@@ -21,7 +21,8 @@ from torch import nn
 def flat(num_classes, shape, width=4, norm=False):
     size = shape[0] * shape[1] * shape[2]
     between = nn.BatchNorm1d(width) if norm else nn.ReLU()
-    return nn.Sequential(nn.Flatten(), nn.Linear(size, width), between, nn.Linear(width, num_classes))
+    last = nn.Linear(width, num_classes)
+    return nn.Sequential(nn.Flatten(), nn.Linear(size, width), between, last)
 
 def looks_at_numbers(num_classes, shape):
     assert torch.ones(1).item() == 1
@@ -44,7 +45,9 @@ def passes_on(num_classes, shape, **options):
 
 def volumes(num_classes, shape):
     size = shape[0] * shape[1] * shape[2]
-    return nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv3d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(2 * size, 10))
+    convolution = nn.Conv3d(1, 2, 3, padding=1)
+    last = nn.Linear(2 * size, 10)
+    return nn.Sequential(nn.Unflatten(1, (1, -1)), convolution, nn.Flatten(), last)
 
 class Fails(nn.Module):
     def __init__(self, num_classes, shape, rank=None):
@@ -80,7 +83,12 @@ def outline(*overrides: str, shape: tuple[int, ...] = (3, 8, 8)) -> tuple[int, .
 
 
 def test_a_function_of_a_file_gives_the_model_that_its_options_say(folder: Path) -> None:
-    assert outline("model=own", "model.target=mine.py:flat", "+model.options.width=7") == (7, 7, 10, 10)
+    assert outline("model=own", "model.target=mine.py:flat", "+model.options.width=7") == (
+        7,
+        7,
+        10,
+        10,
+    )
     assert outline("model=own", "model.target=mine.py:looks_at_numbers") == (4, 4, 10, 10)
 
 
@@ -96,8 +104,16 @@ def test_a_function_of_a_file_gives_the_model_that_its_options_say(folder: Path)
         ("lazy", (), r"parameter 1.weight has no shape before the first batch"),
         ("complex_numbers", (), "parameter weight is torch.complex64"),
         ("flat", ("+model.options.widht=3",), "Did you mean 'width'"),
-        ("passes_on", ("+model.options.widht=3",), r'it raised an error:(.|\n)*mine.py", line .*(.|\n)*widht'),
-        ("flat", ("+model.options.norm=true", "local_batch=1"), "local_batch=1 with model=own: BatchNorm needs"),
+        (
+            "passes_on",
+            ("+model.options.widht=3",),
+            r'it raised an error:(.|\n)*mine.py", line .*(.|\n)*widht',
+        ),
+        (
+            "flat",
+            ("+model.options.norm=true", "local_batch=1"),
+            "local_batch=1 with model=own: BatchNorm needs",
+        ),
         ("nowhere", (), "there is no 'nowhere'"),
     ],
 )
@@ -110,7 +126,9 @@ def test_what_cannot_be_trained_is_said_before_anything_starts(
 
 def test_local_batch_1_is_for_models_without_batchnorm(folder: Path) -> None:
     assert checked("model=own", "model.target=mine.py:flat", "local_batch=1")
-    assert checked("model=torchvision", "model.architecture=squeezenet1_1", "local_batch=1", shape=(3, 32, 32))
+    assert checked(
+        "model=torchvision", "model.architecture=squeezenet1_1", "local_batch=1", shape=(3, 32, 32)
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,15 +143,30 @@ def test_local_batch_1_is_for_models_without_batchnorm(folder: Path) -> None:
 def test_libraries_models_are_built_for_the_data(
     library: str, architecture: str, options: tuple[str, ...], shape: tuple[int, ...]
 ) -> None:
-    assert outline(f"model={library}", f"model.architecture={architecture}", *options, shape=shape)[-1] == 10
+    assert (
+        outline(f"model={library}", f"model.architecture={architecture}", *options, shape=shape)[-1]
+        == 10
+    )
 
 
 @pytest.mark.parametrize(
     ("library", "architecture", "more", "shape", "expected"),
     [
         ("timm", "resnt50", (), (3, 32, 32), "timm has no such model. Did you mean 'resnet50'?"),
-        ("torchvision", "resnet5", (), (3, 32, 32), "torchvision has no such model. Did you mean 'resnet50'?"),
-        ("torchvision", "resnet18", (), (1, 32, 32), "images of 3 channels, these have 1: use model=timm"),
+        (
+            "torchvision",
+            "resnet5",
+            (),
+            (3, 32, 32),
+            "torchvision has no such model. Did you mean 'resnet50'?",
+        ),
+        (
+            "torchvision",
+            "resnet18",
+            (),
+            (1, 32, 32),
+            "images of 3 channels, these have 1: use model=timm",
+        ),
         ("torchvision", "alexnet", (), (3, 32, 32), "images of shape [3, 32, 32]"),
         (
             "torchvision",
@@ -142,10 +175,28 @@ def test_libraries_models_are_built_for_the_data(
             (3, 96, 96),
             "it returns GoogLeNetOutputs where it trains",
         ),
-        ("timm", "vit_tiny_patch16_224", (), (3, 32, 32), "Give other options, such as model.options.img_size=32"),
+        (
+            "timm",
+            "vit_tiny_patch16_224",
+            (),
+            (3, 32, 32),
+            "Give other options, such as model.options.img_size=32",
+        ),
         ("timm", "resnet18", ("+model.options.widht=3",), (3, 32, 32), "widht"),
-        ("timm", "resnet18", ("+model.options.pretrained=true",), (3, 32, 32), "model.options.pretrained=true"),
-        ("timm", "resnet18", ("local_batch=1",), (3, 32, 32), "local_batch=1 with model=timm: BatchNorm"),
+        (
+            "timm",
+            "resnet18",
+            ("+model.options.pretrained=true",),
+            (3, 32, 32),
+            "model.options.pretrained=true",
+        ),
+        (
+            "timm",
+            "resnet18",
+            ("local_batch=1",),
+            (3, 32, 32),
+            "local_batch=1 with model=timm: BatchNorm",
+        ),
     ],
 )
 def test_what_a_library_does_not_have_or_take_is_said_before_anything_starts(
@@ -164,26 +215,43 @@ def test_a_sweep_over_options_and_a_changed_file_are_runs_of_their_own(folder: P
     options = ("model.target=mine.py:flat", "model.options.width=3,5", "model.options={norm: true}")
     result = bsweep("run", "-m", *point, *options, cwd=folder)
     assert result.returncode == 0, result.stderr
-    sizes = {paths.folder.name: read_records(paths.metrics)[0][0]["num_parameters"] for paths in runs(folder)}
+    sizes = {
+        paths.folder.name: read_records(paths.metrics)[0][0]["num_parameters"]
+        for paths in runs(folder)
+    }
     assert sorted(sizes.values()) == [3 * 193 + 3 * 2 + 10 * 4, 5 * 193 + 5 * 2 + 10 * 6]
     for place, more, is_known in (("same", "", True), ("changed", "# another thought", False)):
         (folder / place).mkdir()
         (folder / place / "mine.py").write_text(MODELS + more)
-        options = (f"model.target={place}/mine.py:flat", "+model.options.width=3", "+model.options.norm=true")
+        options = (
+            f"model.target={place}/mine.py:flat",
+            "+model.options.width=3",
+            "+model.options.norm=true",
+        )
         assert (own.resolve(compose(*point, *options)).run_id in sizes) == is_known
 
 
 def test_an_error_of_a_worker_shows_their_traceback_and_the_next_point_runs(folder: Path) -> None:
     """Two workers train what the run folder holds, wherever they are."""
-    options = ("model=own", "model.target=mine.py:Fails", "model.options.rank='1',null", "num_workers=2")
-    result = bsweep("run", "-m", "local_batch=8", *TINY, *options, "strategy=allreduce", "study=s", cwd=folder)
+    options = (
+        "model=own",
+        "model.target=mine.py:Fails",
+        "model.options.rank='1',null",
+        "num_workers=2",
+    )
+    result = bsweep(
+        "run", "-m", "local_batch=8", *TINY, *options, "strategy=allreduce", "study=s", cwd=folder
+    )
     assert result.returncode == 1, result.stderr
     ends = {summary["status"]: summary["message"] for summary in summaries(folder)}
     assert ends.keys() == {"failed", "completed"}
     lines = ends["failed"].splitlines()
     assert lines[0].startswith("rank 1") and "ArithmeticError: too hot" in lines[0]
     theirs = [line for line in lines if line.strip().startswith("File")]
-    assert re.search(r'own/mine_\w+.py", line \d+, in forward', theirs[0]) and "steps.py" not in ends["failed"]
+    assert (
+        re.search(r'own/mine_\w+.py", line \d+, in forward', theirs[0])
+        and "steps.py" not in ends["failed"]
+    )
 
 
 def summaries(folder: Path) -> list[dict[str, str]]:

@@ -10,14 +10,22 @@ import torch
 from bsweep.numerics.clock import Slowdown
 
 
-def test_a_slowed_step_lasts_the_factor_times_what_such_steps_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slowed_step_lasts_the_factor_times_what_such_steps_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wall, busy = [0.0], [0.0]
     slept: list[float] = []
     monkeypatch.setattr(time, "perf_counter", lambda: wall[0])
     monkeypatch.setattr(time, "thread_time", lambda: busy[0])
     monkeypatch.setattr(time, "sleep", slept.append)
     slowdown = Slowdown(4, torch.device("cpu"))
-    for num_examples, computed, waited in ((8, 1.0, 0.0), (8, 1.0, 0.5), (8, 3.0, 0.0), (2, 0.5, 0.0), (8, 9.0, 0.0)):
+    for num_examples, computed, waited in (
+        (8, 1.0, 0.0),
+        (8, 1.0, 0.5),
+        (8, 3.0, 0.0),
+        (2, 0.5, 0.0),
+        (8, 9.0, 0.0),
+    ):
         with slowdown.step(num_examples):
             busy[0] += computed
             wall[0] += computed + waited  # waited for the core, which others had

@@ -1,4 +1,6 @@
-"""The gradient noise scale: what is measured of a run's gradients, and what is not changed by it."""
+"""The gradient noise scale: what is measured of a run's gradients, and what is not changed by
+it.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +37,20 @@ MEASURED = "measure.noise_scale=true"
 
 @pytest.mark.parametrize("sizes", [(8, 8), (5, 12, 7), (1, 2, 3, 4)])
 def test_estimates_of_uneven_parts_have_no_bias(sizes: tuple[int, ...]) -> None:
-    """Of gradients that are drawn around (2, 1, 0, ..., 0) with a variance of 3 in each of ten dimensions."""
+    """Of gradients that are drawn around (2, 1, 0, ..., 0) with a variance of 3 in each of ten
+    dimensions.
+    """
     generator = torch.Generator().manual_seed(0)
     gradients = 3**0.5 * torch.randn(4000, sum(sizes), 10, dtype=torch.float64, generator=generator)
     gradients += torch.tensor([2.0, 1.0, *[0.0] * 8])
     whole = gradients.mean(dim=1).square().sum(dim=1)
     parts = sum(
-        len(part[0]) / sum(sizes) * part.mean(dim=1).square().sum(dim=1) for part in gradients.split(sizes, dim=1)
+        len(part[0]) / sum(sizes) * part.mean(dim=1).square().sum(dim=1)
+        for part in gradients.split(sizes, dim=1)
     )
-    for found, truth in zip(of_parts(whole, torch.as_tensor(parts), len(sizes), sum(sizes)), (5.0, 30.0), strict=True):
+    for found, truth in zip(
+        of_parts(whole, torch.as_tensor(parts), len(sizes), sum(sizes)), (5.0, 30.0), strict=True
+    ):
         assert abs(float(found.mean()) - truth) < 4 * float(found.std()) / len(found) ** 0.5
         assert float(found.std()) / len(found) ** 0.5 < 0.02 * truth, "or the test says nothing"
 
@@ -51,7 +58,9 @@ def test_estimates_of_uneven_parts_have_no_bias(sizes: tuple[int, ...]) -> None:
 def test_the_norm_of_a_long_vector_is_exact_to_six_digits() -> None:
     """A difference of two of them is small; torch's own loses three digits on CPUs."""
     values = torch.rand(3_000_001).pow(3)
-    assert float(squared_norm(values)) == pytest.approx(float(values.double().square().sum()), rel=1e-6)
+    assert float(squared_norm(values)) == pytest.approx(
+        float(values.double().square().sum()), rel=1e-6
+    )
 
 
 def test_an_average_forgets_and_says_where_it_knows_too_little() -> None:
@@ -66,12 +75,16 @@ def test_an_average_forgets_and_says_where_it_knows_too_little() -> None:
         average = average.joined(2.0, 8.0, 10)
     settled = average.estimate()
     assert settled and settled.num_samples == 2020
-    assert settled.noise_scale == pytest.approx(4.0) and settled.squared_norm_error == pytest.approx(0, abs=1e-4)
+    assert settled.noise_scale == pytest.approx(
+        4.0
+    ) and settled.squared_norm_error == pytest.approx(0, abs=1e-4)
     for number in range(200):
         average = average.joined((-1) ** number + 0.1, 8.0, 10)
     lost = average.estimate()
     assert lost and lost.noise_scale is None, "its mean is within its error of zero"
-    assert lost.squared_norm_error == pytest.approx((1 / 18) ** 0.5, rel=0.1), "as of 19 values with a deviation of 1"
+    assert lost.squared_norm_error == pytest.approx((1 / 18) ** 0.5, rel=0.1), (
+        "as of 19 values with a deviation of 1"
+    )
 
 
 def test_asking_for_it_is_another_run_and_not_asking_the_one_it_was() -> None:
@@ -85,11 +98,17 @@ def test_asking_for_it_is_another_run_and_not_asking_the_one_it_was() -> None:
     [
         ("strategy=local_sgd", "strategy=local_sgd: its workers do not step together"),
         ("strategy=diloco", "strategy=diloco: its workers do not step together"),
-        ("strategy=parameter_server strategy.consistency=asynchronous", "Use strategy=horovod, allreduce or ddp"),
+        (
+            "strategy=parameter_server strategy.consistency=asynchronous",
+            "Use strategy=horovod, allreduce or ddp",
+        ),
         ("strategy=parameter_server", "its servers alone have the sum"),
         ("strategy.op=adasum", "is no sum of gradients. Use strategy.op=average"),
         ("strategy=ddp strategy.hook=fp16", "strategy.hook=fp16 lets through is not the gradient"),
-        ("compression=topk", "compression=topk: what a codec lets through is not the gradient. Use compression=none"),
+        (
+            "compression=topk",
+            "compression=topk: what a codec lets through is not the gradient. Use compression=none",
+        ),
         ("strategy.buckets=2 measure.noise_scale_per_layer=true", "cut into buckets, not layers"),
     ],
 )
@@ -101,7 +120,9 @@ def test_what_cannot_be_measured_is_refused_with_the_remedy(overrides: str, said
 def test_one_example_has_no_halves() -> None:
     with pytest.raises(ConfigError, match="which has no halves: use local_batch=2 or more"):
         compose("local_batch=1", "model=tiny_cnn", MEASURED)
-    with pytest.raises(ConfigError, match=r"noise_scale_per_layer=true without measure\.noise_scale=true"):
+    with pytest.raises(
+        ConfigError, match=r"noise_scale_per_layer=true without measure\.noise_scale=true"
+    ):
         compose("local_batch=8", "measure.noise_scale_per_layer=true")
 
 
@@ -137,25 +158,43 @@ STRATEGIES = (
 
 
 @pytest.mark.usefixtures("_each_step")
-@pytest.mark.parametrize("overrides", [("local_batch=8", "accumulation_steps=2"), ("local_batch=16",)])
-def test_workers_passes_and_halves_measure_the_same(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "overrides", [("local_batch=8", "accumulation_steps=2"), ("local_batch=16",)]
+)
+def test_workers_passes_and_halves_measure_the_same(
+    tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
     """Two workers' record is the mean over every third step, unless it is an epoch's last."""
     records = alone(tmp_path, *overrides)
     assert [record["num_steps"] for record in records] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
-    assert {record["gradient_batch"] for record in records} == {8} and records[0]["num_examples"] == 16
+    assert {record["gradient_batch"] for record in records} == {8} and records[0][
+        "num_examples"
+    ] == 16
     thirds = [record for record in records if record["num_steps"] in (1, 4, 7, 10)]
     means = [sum(record[key] for record in thirds) / 4 for key in ("gradient_square", "variance")]
     assert min(means) > 0
     for strategy in STRATEGIES:
         first, _ = trained(2, *strategy, MEASURED)
         (record,) = first["noise_scales"]
-        assert (record["gradient_square"], record["variance"]) == pytest.approx(means, rel=1e-6), strategy
-        assert (record["num_steps"], record["num_gradients"], record["gradient_batch"]) == (10, 8, 8)
+        assert (record["gradient_square"], record["variance"]) == pytest.approx(means, rel=1e-6), (
+            strategy
+        )
+        assert (record["num_steps"], record["num_gradients"], record["gradient_batch"]) == (
+            10,
+            8,
+            8,
+        )
 
 
 def test_a_record_of_uneven_workers_is_what_their_gradients_come_to(tmp_path: Path) -> None:
     """By hand, of ten epochs of one step each, at a rate that moves nothing."""
-    words = ("data.num_train=24", "epochs=10", "optimizer.lr=1e-12", "optimizer.weight_decay=0", MEASURED)
+    words = (
+        "data.num_train=24",
+        "epochs=10",
+        "optimizer.lr=1e-12",
+        "optimizer.weight_decay=0",
+        MEASURED,
+    )
     sizes = ("global_batch=24", "allocation.local_batches=[5,12,7]")
     (record,) = trained(3, "strategy=horovod", *sizes, *words)[0]["noise_scales"]
     job = prepared(tmp_path, *CONTRACT, *words)
@@ -163,12 +202,22 @@ def test_a_record_of_uneven_workers_is_what_their_gradients_come_to(tmp_path: Pa
     for epoch in (1, 4, 7, 10):
         order, crops = plan.epoch_order(24, seed=0, epoch=epoch), augment.crop_stream(0, epoch)
         gradients = [gradient(job, part, crops) for part in order.split([5, 12, 7])]
-        parts = sum(size * float(one.square().sum()) for size, one in zip((5, 12, 7), gradients, strict=True)) / 24
+        parts = (
+            sum(
+                size * float(one.square().sum())
+                for size, one in zip((5, 12, 7), gradients, strict=True)
+            )
+            / 24
+        )
         whole = sum(size * one for size, one in zip((5, 12, 7), gradients, strict=True)) / 24
         estimates.append(of_parts(float(torch.as_tensor(whole).square().sum()), parts, 3, 24))
     expected = torch.tensor(estimates).mean(dim=0).tolist()
     assert (record["gradient_square"], record["variance"]) == pytest.approx(expected, rel=1e-5)
-    assert (record["num_gradients"], record["gradient_batch"], record["num_examples"]) == (12, 8, 240)
+    assert (record["num_gradients"], record["gradient_batch"], record["num_examples"]) == (
+        12,
+        8,
+        240,
+    )
 
 
 def gradient(job: Job, part: Tensor, crops: int) -> Tensor:
@@ -200,7 +249,8 @@ def test_measuring_changes_no_weight_no_statistic_and_no_random_number(
     num_workers: int, overrides: tuple[str, ...]
 ) -> None:
     plain, measured = (
-        trained(num_workers, *overrides, "local_batch=3", *more, contract=NOISY) for more in ((), (MEASURED,))
+        trained(num_workers, *overrides, "local_batch=3", *more, contract=NOISY)
+        for more in ((), (MEASURED,))
     )
     assert len(measured[0]["noise_scales"]) > 0
     for one, other in zip(plain, measured, strict=True):
@@ -210,7 +260,10 @@ def test_measuring_changes_no_weight_no_statistic_and_no_random_number(
 
 @pytest.mark.parametrize(
     ("num_workers", "overrides", "break_off"),
-    [(2, ("strategy=horovod",), (14, 17)), (1, ("strategy=single", "accumulation_steps=2"), (14, 17))],
+    [
+        (2, ("strategy=horovod",), (14, 17)),
+        (1, ("strategy=single", "accumulation_steps=2"), (14, 17)),
+    ],
 )
 def test_a_run_that_was_broken_off_has_the_same_records(
     num_workers: int, overrides: tuple[str, ...], break_off: tuple[int, int]
@@ -234,24 +287,36 @@ def test_a_step_whose_gradients_overflow_in_fp16_is_not_counted() -> None:
 def test_no_measured_step_waits_for_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_passes: int
 ) -> None:
-    words = (*IMAGES, "model=resnet18", "precision=fp32", f"accumulation_steps={num_passes}", MEASURED)
+    words = (
+        *IMAGES,
+        "model=resnet18",
+        "precision=fp32",
+        f"accumulation_steps={num_passes}",
+        MEASURED,
+    )
     job = on_meta(*words, folder=tmp_path, monkeypatch=monkeypatch)
     batch = torch.arange(8 * num_passes, device="meta")
     assert job.noise
     with Operations() as operations:
         job.noise.begin_step(job.policy.shares(0), len(batch), 0, False)
-        assert job.noise.needs_passes == (num_passes > 1) and job.noise.needs_halves == (num_passes == 1)
+        assert job.noise.needs_passes == (num_passes > 1) and job.noise.needs_halves == (
+            num_passes == 1
+        )
         steps.train_step(job, batch, batch, 1, num_passes)
     assert operations.launched and not operations.waited
 
 
 def test_layers_add_up_to_the_model(tmp_path: Path) -> None:
-    (record,) = trained(2, "strategy=horovod", MEASURED, "measure.noise_scale_per_layer=true")[0]["noise_scales"]
+    (record,) = trained(2, "strategy=horovod", MEASURED, "measure.noise_scale_per_layer=true")[0][
+        "noise_scales"
+    ]
     (whole,) = trained(2, "strategy=horovod", MEASURED)[0]["noise_scales"]
     squares, traces = zip(*record["layers"].values(), strict=True)
     names = [name for name, _ in nn_names(tmp_path)]
     assert sorted(record["layers"]) == sorted(names) and whole["layers"] is None
-    assert (sum(squares), sum(traces)) == pytest.approx((whole["gradient_square"], whole["variance"]), rel=1e-9)
+    assert (sum(squares), sum(traces)) == pytest.approx(
+        (whole["gradient_square"], whole["variance"]), rel=1e-9
+    )
 
 
 def nn_names(folder: Path) -> list[tuple[str, nn.Parameter]]:
@@ -274,12 +339,18 @@ def test_a_real_run_predicts_by_its_noise_scale_and_tells_that_of_layers(tmp_pat
     assert sums == pytest.approx(study.noise_scales["variance"].to_numpy(), rel=1e-6)
     prediction = bsweep.predict(study, target_accuracy=0.6, batches=[16, 32, 64])
     found = next(one for one in prediction.critical_batches if one.source == "noise scale")
-    assert found.is_known and 1 < found.value < 500 and set(prediction.cells["global_batch"]) == {16, 32, 64}
+    assert (
+        found.is_known
+        and 1 < found.value < 500
+        and set(prediction.cells["global_batch"]) == {16, 32, 64}
+    )
 
 
 def test_a_policy_sees_the_running_estimate_from_the_first_record_on() -> None:
     runs = trained(2, "strategy=horovod", "epochs=6", MEASURED, policy="Listening")
-    seen = [json.loads(event["message"]) for event in runs[0]["events"] if event["event"] == "noise"]
+    seen = [
+        json.loads(event["message"]) for event in runs[0]["events"] if event["event"] == "noise"
+    ]
     records, average = runs[0]["noise_scales"], Average()
     assert seen[:9] == [None] * 9 and seen[9] and len(records) == 3
     for record in records:
@@ -290,7 +361,9 @@ def test_a_policy_sees_the_running_estimate_from_the_first_record_on() -> None:
 
 
 class Quadratic(nn.Module):
-    """Losses |theta - x|^2 / 2 of examples x around zero: the true gradient is theta, its noise the examples' own."""
+    """Losses |theta - x|^2 / 2 of examples x around zero: the true gradient is theta, its noise the
+    examples' own.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,7 +387,9 @@ def test_a_monitor_finds_the_noise_of_a_quadratic_problem(monkeypatch: pytest.Mo
     found = monitor.noise
     assert found and found.num_samples == 1500 and model.theta.grad is None
     assert abs(found.squared_norm - 5) < 4 * found.squared_norm_error < 0.4
-    assert found.trace == pytest.approx(30, rel=0.05) and monitor.noise_scale == pytest.approx(6, rel=0.1)
+    assert found.trace == pytest.approx(30, rel=0.05) and monitor.noise_scale == pytest.approx(
+        6, rel=0.1
+    )
     assert str(monitor) == f"noise scale {monitor.noise_scale:.3g} examples (1500 steps measured)"
 
 
@@ -331,7 +406,12 @@ def test_a_monitor_leaves_the_loop_as_it_was() -> None:
     monitor = bsweep.NoiseScale(model)
     monitor.step(batch)
     after = all_there_is()
-    assert len(after) == 10 and monitor.noise and monitor.noise.trace > 0 and all(map(torch.equal, before, after))
+    assert (
+        len(after) == 10
+        and monitor.noise
+        and monitor.noise.trace > 0
+        and all(map(torch.equal, before, after))
+    )
 
 
 def test_a_lone_example_at_the_end_of_an_epoch_counts_nothing() -> None:
@@ -397,9 +477,14 @@ def test_a_monitor_says_what_it_takes() -> None:
 
 def test_loops_of_others_measure_the_same_over_horovod_and_in_ddp() -> None:
     examples = ROOT / "scripts/examples"
-    # What torch's DDP leaves is kept to the end: where it is dropped, one exit in some waits for itself (torch 2.13).
+    # What torch's DDP leaves is kept to the end: where it is dropped, one exit in some waits for
+    # itself (torch 2.13).
     plain, horovod, ddp = (
-        [forks().python, "-c", f"import os, runpy, sys; kept = runpy.run_path('{examples / name}.py'){end}"]
+        [
+            forks().python,
+            "-c",
+            f"import os, runpy, sys; kept = runpy.run_path('{examples / name}.py'){end}",
+        ]
         for name, end in (
             ("noise_scale", ""),
             ("noise_scale_horovod", ""),
@@ -413,4 +498,8 @@ def test_loops_of_others_measure_the_same_over_horovod_and_in_ddp() -> None:
     assert not any(process.returncode for process in running), said
     alone, *of_two = (re.findall(r"noise scale (\S+) examples", text) for text in said)
     assert 20 < float(alone[1]) < 500
-    assert len(of_two[1]) == 3 and of_two[1] == of_two[2] and sorted(of_two[0]) == sorted(2 * of_two[1])
+    assert (
+        len(of_two[1]) == 3
+        and of_two[1] == of_two[2]
+        and sorted(of_two[0]) == sorted(2 * of_two[1])
+    )

@@ -1,4 +1,6 @@
-"""What a model is trained for: cross-entropy, or a loss and a score of its own, which must be sums."""
+"""What a model is trained for: cross-entropy, or a loss and a score of its own, which must be
+sums.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_of_numbers_nobody_knows_which_are_correct_without_a_score() -> None:
     by_loss.check(guess, NUMBERS, 2)
     loss, correct, labels = by_loss.score(by_loss.loss(guess, NUMBERS), guess, NUMBERS).tolist()
     assert (loss, labels) == (1, 4) and math.isnan(correct)
-    scored = objective.of(Brings(loss=squares, score=lambda o, t: ((o - t).abs() < 1).sum()), NUMBERS)
+    scored = objective.of(
+        Brings(loss=squares, score=lambda o, t: ((o - t).abs() < 1).sum()), NUMBERS
+    )
     scored.check(guess, NUMBERS, 2)
     assert scored.score(scored.loss(guess, NUMBERS), guess, NUMBERS).tolist() == [1, 4, 4]
 
@@ -70,14 +74,29 @@ def test_outputs_that_are_no_tensor_go_to_methods_that_take_them() -> None:
     ("methods", "outputs", "targets", "expected"),
     [
         ({}, LOGITS, NUMBERS, "numbers with a fraction.*give your model a method loss"),
-        ({}, (LOGITS, LOGITS), CLASSES, r"returned tuple for targets of shape \[3\], not logits \[3, 3\]"),
+        (
+            {},
+            (LOGITS, LOGITS),
+            CLASSES,
+            r"returned tuple for targets of shape \[3\], not logits \[3, 3\]",
+        ),
         ({}, LOGITS[:, :2], CLASSES, r"a tensor of shape \[3, 2\].*not logits \[3, 3\]"),
         ({"loss": lambda o, t: o[0].sum()}, (LOGITS,), CLASSES, "returned tuple.*score"),
         ({"loss": F.mse_loss}, NUMBERS + 1, NUMBERS, "a mean: return the sum.*reduction='sum'"),
         ({"loss": nn.CrossEntropyLoss()}, LOGITS, CLASSES, "a mean: return the sum"),
-        ({"loss": lambda o, t: (o - t).square()}, NUMBERS, NUMBERS, r"a tensor of shape \[2, 2\]: return one number"),
+        (
+            {"loss": lambda o, t: (o - t).square()},
+            NUMBERS,
+            NUMBERS,
+            r"a tensor of shape \[2, 2\]: return one number",
+        ),
         ({"loss": lambda o, t: 0.5}, NUMBERS, NUMBERS, "float: return one number, as a tensor"),
-        ({"score": lambda o, t: o.argmax(1) == t}, LOGITS, CLASSES, r"a tensor of shape \[3\]: return how many"),
+        (
+            {"score": lambda o, t: o.argmax(1) == t},
+            LOGITS,
+            CLASSES,
+            r"a tensor of shape \[3\]: return how many",
+        ),
     ],
 )
 def test_what_is_no_sum_or_no_logits_is_said_before_training(

@@ -1,4 +1,6 @@
-"""Optimizers on the vector against plain torch on the model's tensors; rules and schedules against their formulas."""
+"""Optimizers on the vector against plain torch on the model's tensors; rules and schedules against
+their formulas.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,12 @@ def test_sgd_equals_torch(nesterov: str, decay_all: str) -> None:
 
 
 def test_adamw_equals_torch() -> None:
-    config = compose("local_batch=8", "optimizer=adamw", "optimizer.lr=0.01", "optimizer.decay_norm_and_bias=false")
+    config = compose(
+        "local_batch=8",
+        "optimizer=adamw",
+        "optimizer.lr=0.01",
+        "optimizer.decay_norm_and_bias=false",
+    )
     plain, model = make_model(), make_model()
     vector = Vector(model)
     result = train(model, optim.build(config.optimizer, vector), vector)
@@ -78,7 +85,9 @@ def test_layerwise_optimizers_equal_timm_on_a_plain_model(name: str) -> None:
     from timm.optim.lamb import Lamb
     from timm.optim.lars import Lars
 
-    config = compose("local_batch=8", f"optimizer={name}", "optimizer.lr=0.02", "optimizer.weight_decay=0.01")
+    config = compose(
+        "local_batch=8", f"optimizer={name}", "optimizer.lr=0.02", "optimizer.weight_decay=0.01"
+    )
     plain, model = make_model(), make_model()
     groups = exempt_vectors(plain, 0.01)
     reference = Lars(groups, lr=0.02, momentum=0.9) if name == "lars" else Lamb(groups, lr=0.02)
@@ -89,9 +98,13 @@ def test_layerwise_optimizers_equal_timm_on_a_plain_model(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "most"), [("sgd", 1), ("adamw", 2), ("lars", 45), ("lamb", 60)])
 def test_an_update_is_few_kernels(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where timm takes all layers at once; those that each have a number of their own are one by one."""
+    """As on a GPU, where timm takes all layers at once; those that each have a number of their own
+    are one by one.
+    """
     import_torchvision()
-    monkeypatch.setattr("timm.optim._helpers._default_to_fused_or_foreach", lambda *_, **__: (False, True))
+    monkeypatch.setattr(
+        "timm.optim._helpers._default_to_fused_or_foreach", lambda *_, **__: (False, True)
+    )
     config = compose("local_batch=8", f"optimizer={name}", "optimizer.weight_decay=0.01")
     vector = Vector(models.build(config.model, num_classes=10, shape=(3, 32, 32)))
     optimizer = optim.build(config.optimizer, vector)
@@ -104,10 +117,17 @@ def test_an_update_is_few_kernels(name: str, most: int, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("rule", "expected"),
-    [("fixed", 0.1), ("per_worker", 0.4), ("linear", 0.1 * 256 / 128), ("sqrt", 0.1 * math.sqrt(2))],
+    [
+        ("fixed", 0.1),
+        ("per_worker", 0.4),
+        ("linear", 0.1 * 256 / 128),
+        ("sqrt", 0.1 * math.sqrt(2)),
+    ],
 )
 def test_learning_rate_rules(rule: str, expected: float) -> None:
-    config = compose("local_batch=64", "num_workers=4", "optimizer.lr=0.1", f"optimizer.lr_rule={rule}")
+    config = compose(
+        "local_batch=64", "num_workers=4", "optimizer.lr=0.1", f"optimizer.lr_rule={rule}"
+    )
     assert optim.base_learning_rate(config) == pytest.approx(expected)
 
 
@@ -118,7 +138,9 @@ def test_paper_and_linear_rule_agree_at_128_per_worker() -> None:
 
 
 def rates(schedule: str, *epochs: float, more: tuple[str, ...] = ()) -> list[float]:
-    config = compose("local_batch=8", "epochs=10", "optimizer.lr=1.0", f"optimizer.schedule={schedule}", *more)
+    config = compose(
+        "local_batch=8", "epochs=10", "optimizer.lr=1.0", f"optimizer.schedule={schedule}", *more
+    )
     rate = optim.schedule(config)
     return [rate(epoch, 8) for epoch in epochs]
 
@@ -127,7 +149,9 @@ def test_schedules() -> None:
     warm = ("optimizer.warmup_epochs=2",)
     assert rates("constant", 0.5, 1, 2, 9.9, more=warm) == pytest.approx([0.25, 0.5, 1, 1])
     assert rates("cosine", 2, 6, 10, more=warm) == pytest.approx([1, 0.5, 0])
-    assert rates("multistep", 3.9, 4, 8, more=("optimizer.milestones=[4,8]",)) == pytest.approx([1, 0.1, 0.01])
+    assert rates("multistep", 3.9, 4, 8, more=("optimizer.milestones=[4,8]",)) == pytest.approx(
+        [1, 0.1, 0.01]
+    )
     assert rates("one_cycle", 0, 3, 10) == pytest.approx([0.04, 1, 0])
 
 
@@ -142,11 +166,26 @@ def test_the_rule_goes_by_the_batch_behind_each_step() -> None:
 
 
 def test_where_workers_step_alone_the_rule_goes_by_their_own_batches() -> None:
-    uneven = ("num_workers=2", "local_batch=4", "allocation.local_batches=[4,16]", "optimizer.reference_batch=4")
+    uneven = (
+        "num_workers=2",
+        "local_batch=4",
+        "allocation.local_batches=[4,16]",
+        "optimizer.reference_batch=4",
+    )
     alone = compose("strategy=diloco", *uneven, "optimizer.lr=0.1", "optimizer.lr_rule=sqrt")
     assert [optim.base_learning_rate(alone, rank) for rank in (0, 1)] == pytest.approx([0.1, 0.2])
-    averaged = compose("local_batch=64", "num_workers=4", "strategy=local_sgd", "optimizer.lr_rule=linear")
-    together = compose("local_batch=64", "num_workers=4", "strategy=allreduce", "optimizer.lr_rule=linear")
-    assert 4 * optim.base_learning_rate(averaged) == pytest.approx(optim.base_learning_rate(together))
-    together = compose("strategy=allreduce", *uneven, "optimizer.lr=0.1", "optimizer.lr_rule=linear")
-    assert [optim.base_learning_rate(together, rank) for rank in (0, 1)] == pytest.approx([0.5, 0.5])
+    averaged = compose(
+        "local_batch=64", "num_workers=4", "strategy=local_sgd", "optimizer.lr_rule=linear"
+    )
+    together = compose(
+        "local_batch=64", "num_workers=4", "strategy=allreduce", "optimizer.lr_rule=linear"
+    )
+    assert 4 * optim.base_learning_rate(averaged) == pytest.approx(
+        optim.base_learning_rate(together)
+    )
+    together = compose(
+        "strategy=allreduce", *uneven, "optimizer.lr=0.1", "optimizer.lr_rule=linear"
+    )
+    assert [optim.base_learning_rate(together, rank) for rank in (0, 1)] == pytest.approx(
+        [0.5, 0.5]
+    )

@@ -1,4 +1,6 @@
-"""What numbers are rounded to, and that a step whose gradients overflow in fp16 leaves nothing behind."""
+"""What numbers are rounded to, and that a step whose gradients overflow in fp16 leaves nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from bsweep.runlog import RunPaths
 from bsweep.train import checkpointing, steps
 from bsweep.train.checkpointing import Cursor
 from bsweep.train.job import Job
-from tests.compression.test_compression import CODECS, SimulatedGroup, build, make_vector, on_workers, random_gradients
+from tests.compression.test_compression import (
+    CODECS,
+    SimulatedGroup,
+    build,
+    make_vector,
+    on_workers,
+    random_gradients,
+)
 from tests.support.running import compose
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -33,7 +42,10 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_are_as_without_a_scale_and_as_if_overflows_had_not_been(name: str) -> None:
-    gradients = [torch.tensor([1.0, value, -3.0]) for value in (torch.inf, 2.0, torch.nan, 0.5, -torch.inf, 1.0)]
+    gradients = [
+        torch.tensor([1.0, value, -3.0])
+        for value in (torch.inf, 2.0, torch.nan, 0.5, -torch.inf, 1.0)
+    ]
     plain, scaled = (nn.Parameter(torch.tensor([1.0, 2.0, 3.0])) for _ in range(2))
     scaled.grad = torch.zeros(3)
     expected, optimizer = OPTIMIZERS[name]([plain]), OPTIMIZERS[name]([scaled])
@@ -69,7 +81,9 @@ def test_a_warm_up_leaves_the_scale_as_it_was() -> None:
     scale, optimizer = LossScale(parameter.grad), SGD([parameter], lr=0.1)
     scale.guard(optimizer)
     model = nn.Identity()
-    job = SimpleNamespace(model=model, training_model=model, device=CPU, vector=SimpleNamespace(scale=scale))
+    job = SimpleNamespace(
+        model=model, training_model=model, device=CPU, vector=SimpleNamespace(scale=scale)
+    )
     with steps.forgotten(cast(Job, job)):
         optimizer.step()
         assert float(scale.factor) == 2**15
@@ -78,7 +92,9 @@ def test_a_warm_up_leaves_the_scale_as_it_was() -> None:
 
 @pytest.mark.parametrize("name", CODECS)
 def test_a_codec_forgets_a_step_that_was_left_out(name: str) -> None:
-    """Its memory holds gradients, whatever they were times, and nothing of an overflow on either worker."""
+    """Its memory holds gradients, whatever they were times, and nothing of an overflow on either
+    worker.
+    """
 
     def trained(group: SimulatedGroup, *, overflows: bool) -> tuple[list[Tensor], list[Tensor]]:
         vector = make_vector(dtype=torch.float32)
@@ -91,14 +107,19 @@ def test_a_codec_forgets_a_step_that_was_left_out(name: str) -> None:
         for step in range(4):
             if step == 1 and not overflows:
                 continue
-            vector.gradients.copy_(random_gradients(vector.gradients, seed=10 * step + group.rank) * scale.factor)
+            vector.gradients.copy_(
+                random_gradients(vector.gradients, seed=10 * step + group.rank) * scale.factor
+            )
             vector.gradients[7] += torch.inf if step == 1 and group.rank == 1 else 0
             with scale.removed(codec.state):
                 codec.exchange(vector.gradients, group)
             received.append(vector.gradients.clone())
             optimizer.step()
         assert float(scale.factor) == (2**15 if overflows else 2**16)
-        assert all(tensor.isfinite().all() for tensor in codec.state) and vector.parameters.isfinite().all()
+        assert (
+            all(tensor.isfinite().all() for tensor in codec.state)
+            and vector.parameters.isfinite().all()
+        )
         return received, codec.state
 
     first, second = on_workers(2, lambda group: trained(group, overflows=True))
@@ -131,11 +152,23 @@ def test_a_checkpoint_holds_the_scale(tmp_path: Any) -> None:
         parameter.grad = torch.zeros(1)
         scale, optimizer = LossScale(parameter.grad), SGD([parameter], lr=0.1)
         scale.guard(optimizer)
-        policy = SimpleNamespace(state=dict, load_state=lambda state: None, config=SimpleNamespace(examples_per_step=1))
-        fields = {"strategy": Alone(), "policy": policy, "optimizer": optimizer, "model": nn.Identity()}
+        policy = SimpleNamespace(
+            state=dict, load_state=lambda state: None, config=SimpleNamespace(examples_per_step=1)
+        )
+        fields = {
+            "strategy": Alone(),
+            "policy": policy,
+            "optimizer": optimizer,
+            "model": nn.Identity(),
+        }
         vector = SimpleNamespace(scale=scale, gradients=parameter.grad, parameters=parameter.data)
         place, paths = Place(), RunPaths(tmp_path)
-        return cast(Job, SimpleNamespace(**fields, vector=vector, place=place, paths=paths, device=CPU, noise=None))
+        return cast(
+            Job,
+            SimpleNamespace(
+                **fields, vector=vector, place=place, paths=paths, device=CPU, noise=None
+            ),
+        )
 
     stopped, again = job(), job()
     stopped.vector.gradients.fill_(torch.inf)
@@ -163,11 +196,16 @@ def test_a_checkpoint_holds_the_scale(tmp_path: Any) -> None:
     ],
 )
 def test_a_gpus_precision_is_what_its_matrix_units_compute_in(
-    monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], capability: tuple[int, int], expected: str
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: tuple[str, ...],
+    capability: tuple[int, int],
+    expected: str,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: capability >= (8, 0))
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: capability >= (8, 0)
+    )
     config = compose("local_batch=8", "num_workers=2", *overrides)
     with pytest.raises(ValueError, match=expected) if " " in expected else nullcontext():
         assert precision.choose(config, GPU) == expected
@@ -176,7 +214,9 @@ def test_a_gpus_precision_is_what_its_matrix_units_compute_in(
 def test_tf32_needs_a_gpu() -> None:
     with pytest.raises(ConfigError, match=r"precision=tf32 with device=cpu.*precision=fp32"):
         compose("local_batch=8", "precision=tf32", "device=cpu")
-    with pytest.raises(ValueError, match=r"precision=tf32, but there is no GPU: use precision=fp32"):
+    with pytest.raises(
+        ValueError, match=r"precision=tf32, but there is no GPU: use precision=fp32"
+    ):
         precision.choose(compose("local_batch=8", "precision=tf32"), CPU)
 
 
@@ -187,7 +227,11 @@ def test_products_and_convolutions_are_rounded_alike(
     try:
         precision.round_products("tf32")
         assert precision.are_rounded(GPU) == ["convolutions", "products"]
-        assert torch.backends.cudnn.conv.fp32_precision == torch.backends.cuda.matmul.fp32_precision == "tf32"  # type: ignore[attr-defined]
+        assert (
+            torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+            == torch.backends.cuda.matmul.fp32_precision
+            == "tf32"
+        )
         assert torch.get_float32_matmul_precision() == "high"  # which torch.compile asks
     finally:
         precision.round_products("fp32")
@@ -204,7 +248,9 @@ def test_fp32_is_exact_on_a_gpu_and_tf32_is_not() -> None:
     def errors() -> list[float]:
         exact = a.double() @ b.double(), torch.conv2d(images.double(), kernels.double())
         found = a @ b, torch.conv2d(images, kernels)
-        return [float((f - e).abs().max() / e.abs().max()) for f, e in zip(found, exact, strict=True)]
+        return [
+            float((f - e).abs().max() / e.abs().max()) for f, e in zip(found, exact, strict=True)
+        ]
 
     try:
         precision.round_products("tf32")

@@ -1,4 +1,6 @@
-"""Parameters and gradients as one vector: views with their strides, and nothing changes for the model."""
+"""Parameters and gradients as one vector: views with their strides, and nothing changes for the
+model.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,21 @@ from bsweep.numerics.vector import Vector
 def make_model(memory_format: torch.memory_format = torch.channels_last) -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(32, 5)
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 2, 3),
+        nn.Flatten(),
+        nn.Linear(32, 5),
     )
     return model.to(memory_format=memory_format)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
 def test_tensors_keep_values_and_strides(memory_format: torch.memory_format) -> None:
-    before = {n: (p.detach().clone(), p.stride()) for n, p in make_model(memory_format).named_parameters()}
+    before = {
+        n: (p.detach().clone(), p.stride()) for n, p in make_model(memory_format).named_parameters()
+    }
     model = make_model(memory_format)
     vector = Vector(model)
     for name, parameter in model.named_parameters():
@@ -66,7 +75,9 @@ def test_backward_writes_the_gradients_of_a_plain_model_into_the_vector() -> Non
     vector.collect_gradients()
     reached = [part for part in vector.slices if part.name.startswith("0.")]
     assert all(vector.gradients[part.start : part.stop].any() for part in reached)
-    assert int(vector.gradients.count_nonzero()) <= sum(part.num_elements for part in reached)  # the rest has none
+    assert int(vector.gradients.count_nonzero()) <= sum(
+        part.num_elements for part in reached
+    )  # the rest has none
 
 
 def test_slices_cover_the_vector_with_matrices_first() -> None:

@@ -24,7 +24,14 @@ from bsweep import analysis, plots
 from bsweep.analysis import learning
 from bsweep.analysis.once import computing_once
 from bsweep.analysis.statistics import over_seeds
-from tests.support.synthetic_study import META, server, server_step_seconds, train_seconds, write_run, write_study
+from tests.support.synthetic_study import (
+    META,
+    server,
+    server_step_seconds,
+    train_seconds,
+    write_run,
+    write_study,
+)
 
 BATCHES = (8, 16, 32, 64, 128, 256)
 
@@ -39,11 +46,17 @@ def lines(axes: Axes) -> Mapping[str, tuple[list[float], list[float]]]:
 
 
 def legend_texts(figure: Figure) -> list[str]:
-    return [text.get_text() for legend in figure.legends for text in (legend.get_title(), *legend.get_texts())]
+    return [
+        text.get_text()
+        for legend in figure.legends
+        for text in (legend.get_title(), *legend.get_texts())
+    ]
 
 
 def assert_readable(figure: Figure) -> None:
-    """Nothing leaves the page, which is as wide as a paper's text, and no text says an identifier."""
+    """Nothing leaves the page, which is as wide as a paper's text, and no text says an
+    identifier.
+    """
     figure.draw_without_rendering()
     width, height = figure.get_size_inches()
     drawn = figure.get_tightbbox()
@@ -96,8 +109,12 @@ def test_a_figure_is_drawn_once_for_its_layout_and_once_for_each_file(
     for suffix in ("png", "svg", "pdf"):
         plots.save(figure, tmp_path / f"one.{suffix}")
     assert len(drawn) == 4
-    streams = re.findall(rb"(?<!end)stream\n(.*?)\nendstream", (tmp_path / "one.pdf").read_bytes(), re.DOTALL)
-    (font,) = (TTFont(io.BytesIO(data)) for data in map(zlib.decompress, streams) if b"glyf" in data[:500])
+    streams = re.findall(
+        rb"(?<!end)stream\n(.*?)\nendstream", (tmp_path / "one.pdf").read_bytes(), re.DOTALL
+    )
+    (font,) = (
+        TTFont(io.BytesIO(data)) for data in map(zlib.decompress, streams) if b"glyf" in data[:500]
+    )
     assert {"GDEF", "GPOS", "GSUB"}.isdisjoint(font.keys()) and len(font["glyf"].glyphs) > 30
 
 
@@ -105,7 +122,10 @@ def test_a_figure_is_drawn_once_for_its_layout_and_once_for_each_file(
 def test_curves_by_epoch_hold_the_records(metric: str, grid: analysis.Study) -> None:
     figure = plots.FIGURES[f"{metric}_by_epoch"](grid)
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["1 worker", "", "2 workers", ""]
-    assert [axes.get_ylabel() for axes in figure.axes] == [f"Training {metric}", f"Test {metric}"] * 2
+    assert [axes.get_ylabel() for axes in figure.axes] == [
+        f"Training {metric}",
+        f"Test {metric}",
+    ] * 2
     assert legend_texts(figure)[:7] == [plots.BATCH_LABEL, *map(str, BATCHES)]
     test_with_two_workers = figure.axes[3]
     assert len(lines(test_with_two_workers)) == 6
@@ -136,7 +156,10 @@ def test_time_by_batch_shows_points_fit_and_the_published_curve(grid: analysis.S
     assert "least-squares fit" in plots.caption(figure) and "published" in plots.caption(figure)
     assert texts[0] == "b: local batch"
     r_squared = "R² = 1.0000".replace(" ", "\N{NO-BREAK SPACE}")
-    assert texts[1].replace("\n", " ") == f"1 worker:  600 + 30000 / b  ({r_squared}, times +0 to +0 % off)"
+    assert (
+        texts[1].replace("\n", " ")
+        == f"1 worker:  600 + 30000 / b  ({r_squared}, times +0 to +0 % off)"
+    )
     published = texts[3].replace("\n", " ")
     assert published.startswith("published, 4 workers, 50 epochs, n = 1:  1599 + 106885 / b")
     assert published.endswith("times \N{MINUS SIGN}10 to +8 % off)")
@@ -149,7 +172,9 @@ def test_a_study_of_other_data_is_not_drawn_beside_the_published_one(tmp_path: P
     figure = plots.time_by_batch(study)
     assert len(figure.axes) == 1
     assert "published" not in plots.caption(figure)
-    assert not any("published" in text for text in legend_texts(plots.accuracy_and_loss_by_batch(study)))
+    assert not any(
+        "published" in text for text in legend_texts(plots.accuracy_and_loss_by_batch(study))
+    )
 
 
 def test_accuracy_and_loss_by_batch_show_both_parts(grid: analysis.Study) -> None:
@@ -193,7 +218,10 @@ def test_one_worker_count_has_no_speedup_panel(tmp_path: Path) -> None:
 def test_repeats_get_bars_bands_and_their_number(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,), seeds=3))
     by_batch = plots.accuracy_and_loss_by_batch(study)
-    assert "n = 3 per point. Small circles are single seeds, bars 95 % t-intervals" in plots.caption(by_batch)
+    assert (
+        "n = 3 per point. Small circles are single seeds, bars 95 % t-intervals"
+        in plots.caption(by_batch)
+    )
     half = analysis.cells(study.runs)["train_accuracy_ci95"].to_numpy()
     bars = by_batch.axes[0].containers[0].lines[2][0].get_segments()  # type: ignore[attr-defined]
     np.testing.assert_allclose([(bar[1, 1] - bar[0, 1]) / 2 for bar in bars], half)
@@ -217,7 +245,9 @@ def test_runs_that_did_not_complete_are_crossed_at_their_batch(tmp_path: Path) -
     assert [(*line.get_xdata(), *line.get_ydata()) for line in crosses] == [(8, 0), (128, 0)]  # type: ignore[misc]
     assert not any(line.get_clip_on() for line in crosses)
     assert all(line.get_transform() == figure.axes[0].get_xaxis_transform() for line in crosses)
-    assert plots.caption(figure).endswith("Crosses on the lower edge are runs that did not complete.")
+    assert plots.caption(figure).endswith(
+        "Crosses on the lower edge are runs that did not complete."
+    )
     assert legend_texts(figure)[-1] == "run not completed: diverged, out of memory"
     assert "8" in tick_labels(figure.axes[0])
     by_epoch = plots.accuracy_by_epoch(study)
@@ -234,7 +264,9 @@ def test_odd_studies_are_drawn_too(case: str, tmp_path: Path) -> None:
         write_run(tmp_path / "s", local_batch=8, status="failed", num_epochs_done=0)
         study = bsweep.load(tmp_path / "s")
     elif case == "many batches":
-        study = bsweep.load(write_study(tmp_path / "s", local_batches=tuple(range(1, 17)), num_workers=(1,)))
+        study = bsweep.load(
+            write_study(tmp_path / "s", local_batches=tuple(range(1, 17)), num_workers=(1,))
+        )
         assert len(tick_labels(plots.time_by_batch(study).axes[0])) <= 14
     else:
         study = analysis.published()
@@ -249,18 +281,38 @@ def test_odd_studies_are_drawn_too(case: str, tmp_path: Path) -> None:
 def sharding(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
     folder = tmp_path_factory.mktemp("studies") / "sharding"
     for name in ("layer", "memory"):
-        write_study(folder, local_batches=(50,), num_workers=(1, 4, 8), settings=server(name), epochs=2)
-    ring = {"strategy": {"name": "allreduce", "algorithm": "ring"}, "model": {"name": "vgg16", "dropout": 0.5}}
+        write_study(
+            folder, local_batches=(50,), num_workers=(1, 4, 8), settings=server(name), epochs=2
+        )
+    ring = {
+        "strategy": {"name": "allreduce", "algorithm": "ring"},
+        "model": {"name": "vgg16", "dropout": 0.5},
+    }
     write_study(folder, local_batches=(50,), num_workers=(4,), settings=ring, epochs=2)
     return bsweep.load(folder)
 
 
 @pytest.mark.usefixtures("unchanging")
-def test_figures_are_those_that_a_study_has_the_numbers_for(sharding: analysis.Study, grid: analysis.Study) -> None:
-    of_others = {"idle_by_node", "round_timeline", "loss_by_time", "published_idle", "rate_by_batch", "batch_by_epoch"}
+def test_figures_are_those_that_a_study_has_the_numbers_for(
+    sharding: analysis.Study, grid: analysis.Study
+) -> None:
+    of_others = {
+        "idle_by_node",
+        "round_timeline",
+        "loss_by_time",
+        "published_idle",
+        "rate_by_batch",
+        "batch_by_epoch",
+    }
     assert list(plots.FIGURES)[:2] == ["time_surface", "pareto_front"], "what was asked comes first"
-    assert list(plots.figures(sharding)) == [name for name in plots.FIGURES if name not in of_others]
-    assert set(plots.FIGURES) - set(plots.figures(grid)) == {"server_load", "sharding_gain", *of_others}
+    assert list(plots.figures(sharding)) == [
+        name for name in plots.FIGURES if name not in of_others
+    ]
+    assert set(plots.FIGURES) - set(plots.figures(grid)) == {
+        "server_load",
+        "sharding_gain",
+        *of_others,
+    }
     assert "seconds_per_step" not in plots.figures(analysis.published())
 
 
@@ -273,12 +325,18 @@ def test_with_one_batch_size_the_axis_is_the_workers(sharding: analysis.Study) -
     for place, name in enumerate(("layer", "memory"), 1):
         x, y = lines(speedup)[f"{plots.COLORS[place]} {plots.MARKERS[place]}"]
         assert x == [1, 4, 8]
-        assert y == pytest.approx([workers * 5 / server_step_seconds(workers, name) for workers in (1, 4, 8)])
+        assert y == pytest.approx(
+            [workers * 5 / server_step_seconds(workers, name) for workers in (1, 4, 8)]
+        )
 
 
 def test_bars_split_a_step(sharding: analysis.Study) -> None:
     figure = plots.seconds_per_step(sharding)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["1 worker", "4 workers", "8 workers"]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "1 worker",
+        "4 workers",
+        "8 workers",
+    ]
     four = figure.axes[1]
     assert [label.get_text() for label in four.get_yticklabels()] == [
         "ring all-reduce", "parameter server, by layer", "parameter server, by memory",
@@ -287,7 +345,12 @@ def test_bars_split_a_step(sharding: analysis.Study) -> None:
     assert exchange[1:] == pytest.approx([4 * 0.743, 2])
     assert wait[1:] == pytest.approx([0.025, 0.025])
     assert compute[1:] == pytest.approx([3.975, 3.975])
-    assert legend_texts(figure) == ["local batch 50", "computing", "exchange, not hidden", "waiting for others"]
+    assert legend_texts(figure) == [
+        "local batch 50",
+        "computing",
+        "exchange, not hidden",
+        "waiting for others",
+    ]
 
 
 def test_server_shares_stand_beside_the_load_of_the_busiest(sharding: analysis.Study) -> None:
@@ -297,10 +360,14 @@ def test_server_shares_stand_beside_the_load_of_the_busiest(sharding: analysis.S
     assert by_layer == pytest.approx([74.3, *[25.7 / 3] * 3])
     assert by_memory == pytest.approx([25] * 4)
     widths = [bar.get_width() for bar in load.containers[0]]
-    assert widths == pytest.approx([100 * 0.5 * 8 * 0.743 / server_step_seconds(8, "layer"), 100 * 1 / 6])
+    assert widths == pytest.approx(
+        [100 * 0.5 * 8 * 0.743 / server_step_seconds(8, "layer"), 100 * 1 / 6]
+    )
 
 
-def test_the_gain_of_memory_sharding_is_published_modelled_and_measured(sharding: analysis.Study) -> None:
+def test_the_gain_of_memory_sharding_is_published_modelled_and_measured(
+    sharding: analysis.Study,
+) -> None:
     figure = plots.sharding_gain(sharding)
     drawn = [list(line.get_ydata()) for line in figure.axes[0].lines]  # type: ignore[arg-type]
     model, published, measured = drawn
@@ -342,7 +409,13 @@ def test_learning_rate_rules_are_told_apart_by_colour_or_dashes(tmp_path: Path) 
 def test_crosses_at_one_batch_stand_side_by_side(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(16, 32), num_workers=(1, 2))
     for workers in (1, 2):
-        write_run(tmp_path / "s", local_batch=64, num_workers=workers, status="diverged", num_epochs_done=1)
+        write_run(
+            tmp_path / "s",
+            local_batch=64,
+            num_workers=workers,
+            status="diverged",
+            num_epochs_done=1,
+        )
     figure = plots.time_by_batch(bsweep.load(tmp_path / "s"))
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     left, right = (float(np.asarray(line.get_xdata()).item()) for line in crosses)
@@ -356,7 +429,9 @@ def test_a_loss_that_exploded_is_cut_and_said(tmp_path: Path) -> None:
     figure = plots.loss_by_epoch(study)
     training, test = figure.axes
     assert training.get_ylim()[1] < 10
-    (triangle,) = [line for line in training.lines if line.get_transform() == training.get_xaxis_transform()]
+    (triangle,) = [
+        line for line in training.lines if line.get_transform() == training.get_xaxis_transform()
+    ]
     assert (triangle.get_marker(), *triangle.get_data()) == ("^", [1], [1])
     assert not any(line.get_transform() == test.get_xaxis_transform() for line in test.lines)
     assert "Triangles on an edge are losses beyond it." in plots.caption(figure)
@@ -375,23 +450,36 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def strategies(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
-    """Ten ways to exchange, launched in the order above, at one batch size; only codecs lead to other losses."""
+    """Ten ways to exchange, launched in the order above, at one batch size; only codecs lead to
+    other losses.
+    """
     folder = tmp_path_factory.mktemp("studies") / "strategies"
     for place, settings in enumerate(STRATEGIES):
-        write_run(folder, local_batch=64, num_workers=2, settings=settings, meta=META | {"launched_at": float(place)})
+        write_run(
+            folder,
+            local_batch=64,
+            num_workers=2,
+            settings=settings,
+            meta=META | {"launched_at": float(place)},
+        )
     study = bsweep.load(folder)
     for name, codec in enumerate(("topk", "dgc", "powersgd", "signsgd"), 1):
         run_ids = study.runs.loc[study.runs["compression"] == codec, "run_id"]
-        study.epochs.loc[study.epochs["run_id"].isin(run_ids), ["train_loss", "test_loss"]] *= 1 + name
+        study.epochs.loc[study.epochs["run_id"].isin(run_ids), ["train_loss", "test_loss"]] *= (
+            1 + name
+        )
     return study
 
 
-def test_one_batch_and_worker_count_are_a_dot_a_cell_in_the_order_of_launch(strategies: analysis.Study) -> None:
+def test_one_batch_and_worker_count_are_a_dot_a_cell_in_the_order_of_launch(
+    strategies: analysis.Study,
+) -> None:
     figure = plots.time_by_batch(strategies)
     (axes,) = figure.axes
     names = [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()]
     assert names == [
-        "Horovod", "DDP", "ring all-reduce", "tree all-reduce", "halving-doubling all-reduce", "native all-reduce",
+        "Horovod", "DDP", "ring all-reduce", "tree all-reduce", "halving-doubling all-reduce",
+        "native all-reduce",
         "Horovod, top-k", "Horovod, DGC", "Horovod, PowerSGD", "Horovod, signSGD",
     ]  # fmt: skip
     (dots,) = [line for line in axes.lines if line.get_marker() == "o"]
@@ -405,10 +493,14 @@ def test_curves_that_coincide_are_one_and_named(strategies: analysis.Study) -> N
     training = figure.axes[0]
     assert len(training.lines) == len(figure.axes[1].lines) == 5
     assert legend_texts(figure)[1:3] == ["6 exact strategies", "Horovod, top-k"]
-    assert "The 6 exact strategies coincide: Horovod; DDP; ring all-reduce;" in plots.caption(figure)
+    assert "The 6 exact strategies coincide: Horovod; DDP; ring all-reduce;" in plots.caption(
+        figure
+    )
 
 
-def test_more_than_eight_lines_have_a_panel_each_before_the_others(strategies: analysis.Study) -> None:
+def test_more_than_eight_lines_have_a_panel_each_before_the_others(
+    strategies: analysis.Study,
+) -> None:
     figure = plots.accuracy_by_time(strategies)
     assert len(figure.axes) == 10
     second = figure.axes[1]
@@ -421,22 +513,42 @@ def test_more_than_eight_lines_have_a_panel_each_before_the_others(strategies: a
 @pytest.mark.usefixtures("unchanging")
 def test_labels_of_many_batch_sizes_do_not_touch(tmp_path: Path) -> None:
     sizes = tuple(2**power for power in range(3, 13))
-    study = bsweep.load(write_study(tmp_path / "s", local_batches=sizes, num_workers=(1, 2), epochs=2))
-    for draw in (plots.accuracy_and_loss_by_batch, plots.time_by_batch, plots.throughput_and_speedup):
+    study = bsweep.load(
+        write_study(tmp_path / "s", local_batches=sizes, num_workers=(1, 2), epochs=2)
+    )
+    for draw in (
+        plots.accuracy_and_loss_by_batch,
+        plots.time_by_batch,
+        plots.throughput_and_speedup,
+    ):
         figure = draw(study)
         figure.draw_without_rendering()
         for axes in figure.axes[:1] if draw is plots.throughput_and_speedup else figure.axes:
             boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
-            assert len(boxes) >= 4 and {*axes.get_xticks(), *axes.get_xticks(minor=True)} == {*sizes}
-            assert all(one.x1 + 2 < other.x0 for one, other in itertools.pairwise(boxes)), tick_labels(axes)
-    assert tick_labels(plots.accuracy_and_loss_by_batch(study).axes[0]) == ["8", "32", "128", "512", "2048"]
+            assert len(boxes) >= 4 and {*axes.get_xticks(), *axes.get_xticks(minor=True)} == {
+                *sizes
+            }
+            assert all(one.x1 + 2 < other.x0 for one, other in itertools.pairwise(boxes)), (
+                tick_labels(axes)
+            )
+    assert tick_labels(plots.accuracy_and_loss_by_batch(study).axes[0]) == [
+        "8",
+        "32",
+        "128",
+        "512",
+        "2048",
+    ]
 
 
 def test_of_very_many_lines_some_are_shown_and_the_legend_says_so(tmp_path: Path) -> None:
-    study = bsweep.load(write_study(tmp_path / "s", local_batches=tuple(range(8, 38)), num_workers=(1,)))
+    study = bsweep.load(
+        write_study(tmp_path / "s", local_batches=tuple(range(8, 38)), num_workers=(1,))
+    )
     figure = plots.loss_by_epoch(study)
     assert len(figure.axes) == 2 * 15
-    assert [axes.get_title(loc="left") for axes in figure.axes[::2]] == [str(batch) for batch in range(8, 38, 2)]
+    assert [axes.get_title(loc="left") for axes in figure.axes[::2]] == [
+        str(batch) for batch in range(8, 38, 2)
+    ]
     assert sum(line.get_color() == "#D5D5D5" for line in figure.axes[0].lines) == 14
     assert "15 of 30 panels" in legend_texts(figure)
 
@@ -455,7 +567,9 @@ def test_time_to_target_marks_what_does_not_reach_it(tmp_path: Path) -> None:
     figure = plots.time_to_target(study)
     (axes,) = figure.axes
     missed = [line for line in axes.lines if line.get_transform() == axes.get_xaxis_transform()]
-    assert [(line.get_marker(), *line.get_xdata(), *line.get_ydata()) for line in missed] == [("^", 8, 1)]  # type: ignore[misc]
+    (marker,) = missed
+    assert marker.get_marker() == "^"
+    assert (list(marker.get_xdata()), list(marker.get_ydata())) == ([8], [1])  # type: ignore[arg-type]
     (curve,) = [line for line in axes.lines if line.get_marker() == "o"]
     known = analysis.time_to_target(study)["seconds"].dropna()
     assert list(curve.get_xdata()) == [32, 128] and list(curve.get_ydata()) == known.tolist()  # type: ignore[arg-type]
@@ -470,7 +584,9 @@ def test_guessing_is_a_line_beside_accuracies_near_it(grid: analysis.Study, tmp_
     for axes in figure.axes:
         assert any(list(line.get_ydata()) == [0.1, 0.1] for line in axes.lines)  # type: ignore[arg-type]
     assert "chance: 0.1" in legend_texts(figure)
-    far = plots.accuracy_and_loss_by_batch(bsweep.load(write_study(tmp_path / "far", num_workers=(1,))))
+    far = plots.accuracy_and_loss_by_batch(
+        bsweep.load(write_study(tmp_path / "far", num_workers=(1,)))
+    )
     assert far.axes[1].get_ylim()[0] < 0.1  # the published accuracy is near
 
 
@@ -479,13 +595,20 @@ def test_accuracy_of_what_has_not_learned_is_left_out(tmp_path: Path) -> None:
     assert {"accuracy_by_epoch", "accuracy_by_time", "time_to_target"} <= set(plots.figures(study))
     for table in (study.runs, study.epochs):
         table[["train_accuracy", "test_accuracy"]] = 0.1
-    without = {"accuracy_by_epoch", "accuracy_by_time", "time_to_target", "accuracy_and_loss_by_batch"}
+    without = {
+        "accuracy_by_epoch",
+        "accuracy_by_time",
+        "time_to_target",
+        "accuracy_and_loss_by_batch",
+    }
     assert not without & set(plots.figures(study))
     assert "nothing was measured" in plots.caption(plots.accuracy_by_time(study))
 
 
 def test_of_two_seeds_both_are_drawn_without_an_interval(tmp_path: Path) -> None:
-    study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,), local_batches=(8, 32), seeds=2))
+    study = bsweep.load(
+        write_study(tmp_path / "s", num_workers=(1,), local_batches=(8, 32), seeds=2)
+    )
     figure = plots.throughput_and_speedup(study)
     (axes,) = figure.axes
     line, points = axes.lines
@@ -495,7 +618,9 @@ def test_of_two_seeds_both_are_drawn_without_an_interval(tmp_path: Path) -> None
     assert "both are drawn, without an interval" in plots.caption(figure)
 
 
-def test_workers_with_unequal_threads_have_no_speedup_and_the_caption_says_so(tmp_path: Path) -> None:
+def test_workers_with_unequal_threads_have_no_speedup_and_the_caption_says_so(
+    tmp_path: Path,
+) -> None:
     for workers, threads in ((1, 2), (2, 1)):
         for batch in (8, 32):
             write_run(tmp_path / "s", local_batch=batch, num_workers=workers, threads=threads)
@@ -516,7 +641,9 @@ def test_workers_with_unequal_threads_have_no_speedup_and_the_caption_says_so(tm
          "parameter server, 1 server, by memory, stale-synchronous, staleness 4"),
         ("diloco steps_by_flops", "DiLoCo, steps by FLOP/s"),
         ("batch_by_memory", "batch by memory"),
-        ("goodput every_steps 200 max_global_batch 99", "batch by goodput, every 200 steps, global batch at most 99"),
+        ("goodput every_steps 200 max_global_batch 99", ("batch by goodput, every 200 steps, "
+        "global "
+        "batch at most 99")),
     ],
 )  # fmt: skip
 def test_variants_are_said_in_words(variant: str, said: str) -> None:

@@ -11,10 +11,18 @@ from matplotlib.figure import Figure
 
 import bsweep
 from bsweep import analysis, plots
-from tests.support.synthetic_study import ALLOCATIONS, META, ROUND_EXCHANGE_SECONDS, diloco, round_seconds, write_run
+from tests.support.synthetic_study import (
+    ALLOCATIONS,
+    META,
+    ROUND_EXCHANGE_SECONDS,
+    diloco,
+    round_seconds,
+    write_run,
+)
 
 NAMES = [
-    "uniform (4 each)", "batch by FLOP/s (4/4/6/5)", "batch by memory (8/8/32/16)", "steps by FLOP/s (4 each)",
+    "uniform (4 each)", "batch by FLOP/s (4/4/6/5)", "batch by memory (8/8/32/16)", ("steps by "
+    "FLOP/s (4 each)"),
     "steps by speed (4 each)", "hybrid (4/4/16/8)", "network-aware (4 each)",
 ]  # fmt: skip
 FIGURES = ("idle_by_node", "round_timeline", "loss_by_time", "published_idle")
@@ -22,7 +30,9 @@ FIGURES = ("idle_by_node", "round_timeline", "loss_by_time", "published_idle")
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
-    """All allocations on four uneven workers, three seeds of four rounds, launched in the order of the allocations."""
+    """All allocations on four uneven workers, three seeds of four rounds, launched in the order of
+    the allocations.
+    """
     folder = tmp_path_factory.mktemp("studies") / "uneven"
     for place, name in enumerate(ALLOCATIONS):
         for seed in range(3):
@@ -33,13 +43,21 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
 
 
 def legend_texts(figure: Figure) -> list[str]:
-    return [text.get_text() for legend in figure.legends for text in (legend.get_title(), *legend.get_texts())]
+    return [
+        text.get_text()
+        for legend in figure.legends
+        for text in (legend.get_title(), *legend.get_texts())
+    ]
 
 
-def test_figures_of_rounds_are_drawn_where_there_are_rounds(uneven: analysis.Study, tmp_path: Path) -> None:
+def test_figures_of_rounds_are_drawn_where_there_are_rounds(
+    uneven: analysis.Study, tmp_path: Path
+) -> None:
     assert set(FIGURES) <= set(plots.figures(uneven))
     settings = diloco("uniform")
-    write_run(tmp_path / "s", local_batch=4, num_workers=4, epochs=1, settings=settings, num_rounds=1)
+    write_run(
+        tmp_path / "s", local_batch=4, num_workers=4, epochs=1, settings=settings, num_rounds=1
+    )
     alone = bsweep.load(tmp_path / "s")
     assert set(FIGURES) - set(plots.figures(alone)) == {"published_idle"}  # nothing is compared
     for draw in plots.figures(alone).values():
@@ -47,7 +65,9 @@ def test_figures_of_rounds_are_drawn_where_there_are_rounds(uneven: analysis.Stu
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_figure_is_saved_the_same_twice(name: str, uneven: analysis.Study, tmp_path: Path) -> None:
+def test_a_figure_is_saved_the_same_twice(
+    name: str, uneven: analysis.Study, tmp_path: Path
+) -> None:
     for number in (1, 2):
         plots.save(plots.FIGURES[name](uneven), tmp_path / f"{number}.svg")
     assert (tmp_path / "1.svg").read_bytes() == (tmp_path / "2.svg").read_bytes()
@@ -73,7 +93,9 @@ def test_idle_seconds_are_a_bar_a_node_with_total_and_change(uneven: analysis.St
 def test_many_nodes_are_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.synthetic_study.NODE_STEP_SECONDS", (0.01, 0.02) * 8)
     settings = diloco("uniform")
-    write_run(tmp_path / "s", local_batch=4, num_workers=16, epochs=1, settings=settings, num_rounds=2)
+    write_run(
+        tmp_path / "s", local_batch=4, num_workers=16, epochs=1, settings=settings, num_rounds=2
+    )
     figure = plots.idle_by_node(bsweep.load(tmp_path / "s"))
     assert list(figure.axes[0].lines[0].get_xdata()) == pytest.approx([2, 0] * 8)  # type: ignore[arg-type]
     assert "a dot for each node" in plots.caption(figure)
@@ -83,17 +105,23 @@ def test_a_timeline_has_a_panel_a_method_and_a_row_a_node(uneven: analysis.Study
     figure = plots.round_timeline(uneven)
     assert [axes.get_title(loc="left") for axes in figure.axes] == NAMES
     by_flops = figure.axes[3]
-    compute, idle, exchange = ([bar.get_width() for bar in bars][:4] for bars in by_flops.containers)
+    compute, idle, exchange = (
+        [bar.get_width() for bar in bars][:4] for bars in by_flops.containers
+    )
     assert compute == pytest.approx(round_seconds((4,) * 4, (100, 104, 145, 117)))
     assert idle == pytest.approx([max(compute) - seconds for seconds in compute])
     assert exchange == pytest.approx([ROUND_EXCHANGE_SECONDS] * 4)
     longest = 3 * (max(round_seconds((4,) * 4, (208, 200, 384, 238))) + ROUND_EXCHANGE_SECONDS)
     assert by_flops.get_xlim() == pytest.approx((0, 1.01 * longest))
-    assert plots.caption(figure).startswith("What each node does in rounds 2 to 4 of the first seed.")
+    assert plots.caption(figure).startswith(
+        "What each node does in rounds 2 to 4 of the first seed."
+    )
     assert legend_texts(figure) == ["4 workers", "computing", "idle", "exchange"]
 
 
-def test_loss_is_drawn_by_time_with_bands_and_the_end_of_the_shortest(uneven: analysis.Study) -> None:
+def test_loss_is_drawn_by_time_with_bands_and_the_end_of_the_shortest(
+    uneven: analysis.Study,
+) -> None:
     figure = plots.loss_by_time(uneven)
     axes, zoomed = figure.axes
     first, last = zoomed.get_xlim()
@@ -118,4 +146,7 @@ def test_published_idle_times_stand_beside_the_model_and_the_caption_says_what_c
     assert published == [2.1, 0, 8.6, 1.9]
     assert modelled == pytest.approx(published, abs=0.3)
     assert figure.axes[1].get_title(loc="left") == "A: batch by FLOP/s\n40.4 s, model 17.0 s"
-    assert "must idle 1.1 s apart, as in the baseline: 11.9 and 0.0 s are published" in plots.caption(figure)
+    assert (
+        "must idle 1.1 s apart, as in the baseline: 11.9 and 0.0 s are published"
+        in plots.caption(figure)
+    )

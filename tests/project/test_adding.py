@@ -1,5 +1,5 @@
-"""What CONTRIBUTING says is to be touched for something new is all that is to be touched: a copy of the package gets
-each of them, and runs.
+"""What CONTRIBUTING says is to be touched for something new is all that is to be touched: a copy of
+the package gets each of them, and runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from tests.support.running import TINY
 
 ROOT = Path(__file__).parents[2]
 
-# By what is added: for each file its whole text, or pairs of a line that is there and what follows it from now on.
+# By what is added: for each file its whole text, or pairs of a line that is there and what follows
+# it from now on.
 Edits = dict[str, str | list[tuple[str, str]]]
 ADDITIONS: dict[str, Edits] = {
     "strategy": {
@@ -141,14 +142,24 @@ def loss_gap(study, gaps):
 """,
         "src/bsweep/plots/__init__.py": [
             ("_FIGURES = (\n", '    StudyFigure("loss_gap", loss_gap.gaps, loss_gap.loss_gap),\n'),
-            ("from bsweep.analysis.naming import counted, length_of, words\n", "from bsweep.plots import loss_gap\n"),
+            (
+                "from bsweep.analysis.naming import counted, length_of, words\n",
+                "from bsweep.plots import loss_gap\n",
+            ),
         ],
     },
     "field of an epoch": {
-        "src/bsweep/runlog/records.py": [("    peak_memory_bytes: Natural | None\n", "    num_tensors: int\n")],
-        "src/bsweep/loop.py": [("    return runlog.Epoch(\n", "        num_tensors=len(job.vector.tensors),\n")],
+        "src/bsweep/runlog/records.py": [
+            ("    peak_memory_bytes: Natural | None\n", "    num_tensors: int\n")
+        ],
+        "src/bsweep/loop.py": [
+            ("    return runlog.Epoch(\n", "        num_tensors=len(job.vector.tensors),\n")
+        ],
         "src/bsweep/analysis/columns.py": [
-            ("EPOCHS = (\n", '    Column("num_tensors", "count_or_null", role="other", is_always=False),\n')
+            (
+                "EPOCHS = (\n",
+                '    Column("num_tensors", "count_or_null", role="other", is_always=False),\n',
+            )
         ],
     },
 }
@@ -156,7 +167,9 @@ def loss_gap(study, gaps):
 
 def files_by_addition() -> dict[str, set[str]]:
     """What CONTRIBUTING's table says is to be touched."""
-    rows = re.findall(r"^\| an? ([\w ]+?) *\| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| an? ([\w ]+?) *\| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
     return {what: set(re.findall(r"`((?:src|conf)/[\w/.]+)`", files)) for what, files in rows}
 
 
@@ -179,7 +192,9 @@ def test_what_is_added_so_runs_and_reports(tmp_path: Path) -> None:
     run = [sys.executable, "-m", "bsweep", "run", *TINY, *point]
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
     for exchange in (["strategy=twice"], ["strategy=allreduce", "compression=rounded", "--report"]):
-        result = subprocess.run([*run, *exchange], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [*run, *exchange], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
         assert result.returncode == 0, result.stdout + result.stderr
     report = tmp_path / "results/s/report"
     assert (report / "loss_gap.png").exists()

@@ -19,7 +19,14 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MOST_LINES = 120  # of the README
 
 # What sets up or tests everything, and what needs more than a machine, has tests of its own.
-ELSEWHERE = ("scripts/sweep.sh", "scripts/test.sh", "scripts/gpu.sh", "horovodrun", "torchrun", "python ")
+ELSEWHERE = (
+    "scripts/sweep.sh",
+    "scripts/test.sh",
+    "scripts/gpu.sh",
+    "horovodrun",
+    "torchrun",
+    "python ",
+)
 
 
 def commands(page: Path) -> list[str]:
@@ -29,7 +36,9 @@ def commands(page: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-TYPED = {line: page.name for page in PAGES for line in commands(page)}  # each once, whatever pages repeat it
+TYPED = {
+    line: page.name for page in PAGES for line in commands(page)
+}  # each once, whatever pages repeat it
 
 
 def test_every_page_begins_with_a_command_and_the_readme_is_short() -> None:
@@ -60,7 +69,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 write_image(path, grey + image)
     write_study(folder / "results/written", local_batches=(8, 64))
     (folder / "scripts").symlink_to(ROOT / "scripts")
-    (build,) = re.findall(r"^def build\(number.*?^```", (ROOT / "docs/own.md").read_text(), re.DOTALL | re.MULTILINE)
+    (build,) = re.findall(
+        r"^def build\(number.*?^```", (ROOT / "docs/own.md").read_text(), re.DOTALL | re.MULTILINE
+    )
     (folder / "mydata.py").write_text("import torch\n\n\n" + build.removesuffix("```"))
     return folder
 
@@ -81,8 +92,18 @@ def shrunk(words: list[str]) -> list[str]:
     if words[0] in ("predict", "report"):  # which need more than one small run
         return [word.replace("results/mine", "results/written") for word in words]
     if words[0] == "recommend":  # of a target that the first evaluation reaches
-        words = [word for word in words if not word.startswith(("local_batch=", "num_workers=", "--", "0.8", "20m"))]
-        quick = ["local_batch=8,16", "launch=inline", "strategy=single", "evaluate_every_examples=30", "epochs=2"]
+        words = [
+            word
+            for word in words
+            if not word.startswith(("local_batch=", "num_workers=", "--", "0.8", "20m"))
+        ]
+        quick = [
+            "local_batch=8,16",
+            "launch=inline",
+            "strategy=single",
+            "evaluate_every_examples=30",
+            "epochs=2",
+        ]
         return [*words, *quick, *TINY, "model=tiny_cnn", "--target-loss=100", "--budget=60s"]
     if words[0] == "export":
         words = [*words, "--out", "exported"]
@@ -92,7 +113,9 @@ def shrunk(words: list[str]) -> list[str]:
     words = [word for word in words if not word.startswith("local_batch=")]
     small = ["epochs=1", "local_batch=4", "optimizer.warmup_epochs=0"]
     if "experiment" in given:
-        text = yaml.safe_load((conf_dir() / "experiment" / f"{given['experiment']}.yaml").read_text())
+        text = yaml.safe_load(
+            (conf_dir() / "experiment" / f"{given['experiment']}.yaml").read_text()
+        )
         small += [f"~data.{key}" for key in text.get("data", {})]
     if given.get("data", "synthetic") == "synthetic":
         words = [word for word in words if not word.startswith("data.")]

@@ -1,4 +1,6 @@
-"""Every experiment that is shipped runs, shrunk to seconds; and all of it runs from an installed wheel."""
+"""Every experiment that is shipped runs, shrunk to seconds; and all of it runs from an installed
+wheel.
+"""
 
 from __future__ import annotations
 
@@ -20,31 +22,44 @@ ROOT = Path(__file__).parents[2]
 
 
 def shrunk(experiment: str) -> tuple[str, ...]:
-    """Overrides for tiny data and a tiny model, without the keys that only the experiment's own have."""
+    """Overrides for tiny data and a tiny model, without the keys that only the experiment's own
+    have.
+    """
     text = yaml.safe_load((conf_dir() / "experiment" / f"{experiment}.yaml").read_text())
     foreign = [
         f"~{group}.{key}"
         for group, choice in (("data", "synthetic"), ("model", "tiny_cnn"))
-        for key in text.get(group, {}).keys() - yaml.safe_load((conf_dir() / group / f"{choice}.yaml").read_text())
+        for key in text.get(group, {}).keys()
+        - yaml.safe_load((conf_dir() / group / f"{choice}.yaml").read_text())
     ]
     return (f"experiment={experiment}", *TINY, "model=tiny_cnn", *foreign, "local_batch=8", *SHRUNK)
 
 
-@pytest.mark.parametrize("experiment", sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "experiment", sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+)
 def test_every_experiment_runs_shrunk_and_reports(experiment: str, tmp_path: Path) -> None:
     text = yaml.safe_load((conf_dir() / "experiment" / f"{experiment}.yaml").read_text())
     axes = text.get("hydra", {}).get("sweeper", {}).get("params", {})
-    first = [f"{axis}={values.split(',')[0]}" for axis, values in axes.items() if values and axis not in SHRUNK_AXES]
+    first = [
+        f"{axis}={values.split(',')[0]}"
+        for axis, values in axes.items()
+        if values and axis not in SHRUNK_AXES
+    ]
     result = bsweep("run", "--report", "-m", *shrunk(experiment), *first, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     page = tmp_path / result.stdout.strip().splitlines()[-1]
-    statuses = [json.loads(path.read_text())["status"] for path in page.parents[1].glob("*/summary.json")]
+    statuses = [
+        json.loads(path.read_text())["status"] for path in page.parents[1].glob("*/summary.json")
+    ]
     assert statuses == ["completed"]
     assert page.name == "report.html" and page.exists()
 
 
 def test_the_quickstart_learns_at_its_largest_global_batch(tmp_path: Path) -> None:
-    """In twelve steps, to about 0.9; chance is 0.1. In one process, for two would take seconds to start."""
+    """In twelve steps, to about 0.9; chance is 0.1. In one process, for two would take seconds to
+    start.
+    """
     lone = ("local_batch=512", "num_workers=1", "launch=inline", "strategy=single", "study=s")
     result = bsweep("run", "experiment=quickstart", *lone, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -54,14 +69,32 @@ def test_the_quickstart_learns_at_its_largest_global_batch(tmp_path: Path) -> No
 
 def test_a_sweep_over_allocations_prints_the_idle_seconds_of_each_node(tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt", 20_000)
-    shrunk = ("model=llama_tiny", "data.sequence_length=16", "strategy.sync_every=4", "strategy.max_rounds=3")
-    point = ("experiment=geo_distributed", f"data.path={text}", "allocation=uniform,steps_by_flops", "local_batch=2")
+    shrunk = (
+        "model=llama_tiny",
+        "data.sequence_length=16",
+        "strategy.sync_every=4",
+        "strategy.max_rounds=3",
+    )
+    point = (
+        "experiment=geo_distributed",
+        f"data.path={text}",
+        "allocation=uniform,steps_by_flops",
+        "local_batch=2",
+    )
     result = bsweep("run", *point, *shrunk, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     head, uniform, by_flops = result.stdout.splitlines()[-3:]
-    assert head.split()[:3] == ["variant", "node", "1"] and "change (%)" in head and head.endswith("tokens/s")
+    assert (
+        head.split()[:3] == ["variant", "node", "1"]
+        and "change (%)" in head
+        and head.endswith("tokens/s")
+    )
     assert uniform.split()[0] == "uniform" and by_flops.startswith("steps by FLOP/s")
-    assert "round 3/3" in result.stderr and "3 rounds" in result.stderr and "local steps 4, 4, 6, 5" in result.stderr
+    assert (
+        "round 3/3" in result.stderr
+        and "3 rounds" in result.stderr
+        and "local steps 4, 4, 6, 5" in result.stderr
+    )
 
 
 def test_an_installed_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
@@ -71,16 +104,27 @@ def test_an_installed_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
     wheel = ("wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(ROOT))
     subprocess.run([*pip, *wheel], check=True, capture_output=True)
     (built,) = tmp_path.glob("bsweep-*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(built)], check=True, capture_output=True)
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--target", str(site), str(built)],
+        check=True,
+        capture_output=True,
+    )
     env = {**os.environ, "PYTHONPATH": str(site)}
     where = "import bsweep, bsweep.config; print(bsweep.__file__, bsweep.config.conf_dir())"
     found = subprocess.run(
-        [sys.executable, "-c", where], cwd=elsewhere, env=env, capture_output=True, text=True, check=True
+        [sys.executable, "-c", where],
+        cwd=elsewhere,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert found.stdout.split() == [str(site / "bsweep/__init__.py"), str(site / "bsweep/conf")]
     script = ["bash", str(site / "bsweep/scripts/build_horovod.sh"), sys.executable, "--key"]
     assert "horovod" in subprocess.run(script, capture_output=True, text=True, check=True).stdout
     command = [sys.executable, str(site / "bin/bsweep"), "run", "--report", *shrunk("quickstart")]
-    result = subprocess.run(command, cwd=elsewhere, env=env, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, cwd=elsewhere, env=env, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
     assert (elsewhere / "results/quickstart/report/report.html").exists()

@@ -1,4 +1,6 @@
-"""The tests' own processes: forks that stand for commands, and what a run of the tests leaves behind."""
+"""The tests' own processes: forks that stand for commands, and what a run of the tests leaves
+behind.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,23 @@ def test_a_stand_in_ends_as_its_process_does_and_ends_it(tmp_path: Path) -> None
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [forks().python, "-u", "-m", "bsweep", "--version"]
-    for do, code in (("pass", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)):
+    for do, code in (
+        ("pass", 0),
+        ("sys.exit(3)", 3),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ):
         ended = subprocess.run(
-            command, cwd=tmp_path, env={**env, "DO": do}, capture_output=True, text=True, check=False
+            command,
+            cwd=tmp_path,
+            env={**env, "DO": do},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert ended.returncode == code and ended.stdout.startswith(f"{tmp_path}\n"), ended.stderr
-    stands = subprocess.Popen(command, cwd=tmp_path, env={**env, "DO": "time.sleep(60)"}, stdout=subprocess.PIPE)
+    stands = subprocess.Popen(
+        command, cwd=tmp_path, env={**env, "DO": "time.sleep(60)"}, stdout=subprocess.PIPE
+    )
     assert stands.stdout and stands.stdout.readline()
     process = psutil.Process(int((tmp_path / "pid").read_text()))
     stands.kill()
@@ -60,7 +73,16 @@ def test_tests_know_of_no_allocation_around_them(monkeypatch: pytest.MonkeyPatch
 def test_tests_that_are_told_to_end_leave_no_process_and_no_folder(tmp_path: Path) -> None:
     test = "tests/strategies/test_equivalence.py::test_another_batch_size_reaches_other_weights"
     folder = tmp_path / "t"  # short, for a socket's path may have 107 characters
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={folder}", test]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--basetemp={folder}",
+        test,
+    ]
     run = popen(command, ROOT, env={"TMPDIR": str(tmp_path)}, output=subprocess.DEVNULL)
     while run.poll() is None and not list(folder.glob("contract0/alone1/*.pickle")):
         time.sleep(0.05)
@@ -69,4 +91,6 @@ def test_tests_that_are_told_to_end_leave_no_process_and_no_folder(tmp_path: Pat
     run.terminate()
     assert run.wait(60) == 2, "interrupted"
     assert not psutil.wait_procs(started, timeout=10)[1]
-    assert all(path == folder or path.name.startswith("torchinductor_") for path in tmp_path.iterdir())
+    assert all(
+        path == folder or path.name.startswith("torchinductor_") for path in tmp_path.iterdir()
+    )

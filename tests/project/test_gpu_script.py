@@ -1,4 +1,6 @@
-"""scripts/gpu.sh, with stand-ins for `nvidia-smi` and for the Python that tests, measures and trains."""
+"""scripts/gpu.sh, with stand-ins for `nvidia-smi` and for the Python that tests, measures and
+trains.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,20 @@ def script(tmp_path: Path) -> Script:
     def run(*arguments: str, gpus: str = "", **env: str) -> subprocess.CompletedProcess[str]:
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         variables = {"GPUS": gpus, "PATH": path, "SLOW": "none", "FAILING": "none", **env}
-        command = [str(tmp_path / "scripts/gpu.sh"), "--python", str(programs / "python"), *arguments]
+        command = [
+            str(tmp_path / "scripts/gpu.sh"),
+            "--python",
+            str(programs / "python"),
+            *arguments,
+        ]
         return subprocess.run(
-            command, env={**os.environ, **variables}, cwd="/", capture_output=True, text=True, timeout=60, check=False
+            command,
+            env={**os.environ, **variables},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
 
     return run
@@ -43,7 +56,11 @@ def script(tmp_path: Path) -> Script:
 def calls(folder: Path) -> list[str]:
     """What was run since the last time: tests, benches, the sweep."""
     log = folder / "calls"
-    lines = [line for line in log.read_text().splitlines() if line != "-m bsweep.core.gpus"] if log.exists() else []
+    lines = (
+        [line for line in log.read_text().splitlines() if line != "-m bsweep.core.gpus"]
+        if log.exists()
+        else []
+    )
     log.unlink(missing_ok=True)
     return lines
 
@@ -51,7 +68,10 @@ def calls(folder: Path) -> list[str]:
 def test_without_a_gpu_it_says_so_and_does_nothing(script: Script, tmp_path: Path) -> None:
     for result in (script(), script(gpus="Tesla T4\\n", CUDA_VISIBLE_DEVICES="")):
         assert result.returncode == 2
-        assert result.stderr.startswith("No GPU: nvidia-smi lists none") and result.stderr.count("\n") == 1
+        assert (
+            result.stderr.startswith("No GPU: nvidia-smi lists none")
+            and result.stderr.count("\n") == 1
+        )
     assert not calls(tmp_path) and not (tmp_path / "results").exists()
 
 
@@ -77,12 +97,16 @@ def test_what_is_done_is_not_done_again(script: Script, tmp_path: Path) -> None:
     result = script(gpus="NVIDIA H200\\n", FAILING="bench.py")
     assert result.returncode == 1 and "Failed: bench." in result.stderr
     folder = tmp_path / "results/1x_nvidia_h200"
-    assert [line.split()[1] for line in calls(tmp_path)] == ["pytest", "--json", "bsweep"], "in the order of worth"
+    assert [line.split()[1] for line in calls(tmp_path)] == ["pytest", "--json", "bsweep"], (
+        "in the order of worth"
+    )
     assert (folder / "tests.log").read_text() == "output of pytest\n"
     result = script(gpus="NVIDIA H200\\n")
     assert result.returncode == 0 and "tests: done already" in result.stderr
     again = calls(tmp_path)
-    assert [line.split()[1] for line in again] == ["--json", "bsweep"], "the sweep knows what of it is done"
+    assert [line.split()[1] for line in again] == ["--json", "bsweep"], (
+        "the sweep knows what of it is done"
+    )
     assert "step" in again[0] and "strategies" not in again[0], "there is one GPU"
 
 

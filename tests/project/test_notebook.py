@@ -20,30 +20,43 @@ RESULTS = Path(__file__).parents[2] / "results"
 def pictures_and_text(folder: Path) -> tuple[int, str]:
     """Run the notebook in a folder: how many pictures it shows, and what it prints."""
     notebook = nbformat.read(RESULTS / "figures.ipynb", as_version=4)  # type: ignore[no-untyped-call]
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}
+    ).execute()
+    outputs = [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
     pictures = sum("image/png" in output.get("data", {}) for output in outputs)
     return pictures, "".join(output.get("text", "") for output in outputs)
 
 
 @pytest.mark.slow
 def test_it_shows_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Jupyter does, in the notebook's folder, while the study is named from the checkout's root."""
+    """As Jupyter does, in the notebook's folder, while the study is named from the checkout's
+    root.
+    """
     folder = tmp_path / "results"
     write_study(folder / "mine", local_batches=(8, 64, 256))
     write_run(folder / "mine", local_batch=512, status="diverged", num_epochs_done=1)
     monkeypatch.setenv("BSWEEP_STUDY", "results/mine")
     pictures, text = pictures_and_text(folder)
     assert pictures == 7
-    assert "mine\nFastest within 0.01 of the best test accuracy: local batch 64 on 2 workers" in text
+    assert (
+        "mine\nFastest within 0.01 of the best test accuracy: local batch 64 on 2 workers" in text
+    )
 
 
 @pytest.mark.slow
-def test_without_any_study_it_shows_the_published_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_study_it_shows_the_published_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("BSWEEP_STUDY", raising=False)
     pictures, text = pictures_and_text(tmp_path)
     assert pictures == 3, "it has no epochs to draw"
-    assert "published\nFastest within 0.01 of the best training accuracy: local batch 128 on 4 workers" in text
+    assert (
+        "published\nFastest within 0.01 of the best training accuracy: local batch 128 on 4 workers"
+        in text
+    )
 
 
 def test_a_study_shows_itself_in_five_lines(tmp_path: Path) -> None:
@@ -62,10 +75,19 @@ def test_a_study_shows_itself_in_five_lines(tmp_path: Path) -> None:
 
 
 def test_the_package_shows_its_api_alone_and_imports_little() -> None:
-    assert dir(bsweep) == ["NoiseScale", "__version__", "analysis", "load", "plots", "predict", "report"]
+    assert dir(bsweep) == [
+        "NoiseScale",
+        "__version__",
+        "analysis",
+        "load",
+        "plots",
+        "predict",
+        "report",
+    ]
     assert all(getattr(bsweep, name) for name in dir(bsweep))
     assert bsweep.__version__ == importlib.metadata.version("bsweep")
     program = (
-        "import sys, bsweep; bsweep.__version__; sys.exit(any(map(sys.modules.get, ('torch', 'pandas', 'matplotlib'))))"
+        "import sys, bsweep; bsweep.__version__; sys.exit(any(map(sys.modules.get, ('torch', "
+        "'pandas', 'matplotlib'))))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,8 +1,10 @@
-"""scripts/setup.sh and scripts/build_horovod.sh, with a pip that plays its part in no time and without a network.
+"""scripts/setup.sh and scripts/build_horovod.sh, with a pip that plays its part in no time and
+without a network.
 
-The checkout under test is a copy of the scripts, its .venv a real one without packages. The stand-in for pip records
-its calls and leaves behind just the files by which the scripts recognise torch, Horovod and bsweep. `pip wheel` runs
-`c++`, so that a test decides by its PATH whether the build succeeds.
+The checkout under test is a copy of the scripts, its .venv a real one without packages. The
+stand-in for pip records its calls and leaves behind just the files by which the scripts recognise
+torch, Horovod and bsweep. `pip wheel` runs `c++`, so that a test decides by its PATH whether the
+build succeeds.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ match arguments[0]:
         source = in_folder("-d") / "horovod-0.28.1"
         write(source / "CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)\\nif(CMAKE_CUDA_COMPILER)")
         write(source / "horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)")
-        write(source / "cmake/Modules/FindPytorch.cmake", 'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)')
+        find_torch = source / "cmake/Modules/FindPytorch.cmake"
+        write(find_torch, 'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)')
         write(source / "horovod/common/ops/cuda/CMakeLists.txt", "set(CMAKE_CUDA_STANDARD 11)")
         with tarfile.open(f"{source}.tar.gz", "w:gz") as archive:
             archive.add(source, source.name)
@@ -70,16 +73,18 @@ match arguments[0]:
         subprocess.run(["c++", "kernel.cc"], check=True)
         nccl = os.environ.get("HOROVOD_GPU_OPERATIONS") == "NCCL"
         is_searched = "TOUPPER" in find_torch or "if(CMAKE_CUDA_COMPILER)" in cmake
-        cuda = nccl or (is_searched and "cuda = None" not in (site / "torch" / "version.py").read_text())
+        version = (site / "torch" / "version.py").read_text()
+        cuda = nccl or (is_searched and "cuda = None" not in version)
         if nccl:
             toolkit = pathlib.Path(os.environ["CUDA_HOME"])
-            assert "cu13" not in toolkit.name or (toolkit / "lib64" / "libcudart.so").read_text() == "cudart"
+            library = toolkit / "lib64" / "libcudart.so"
+            assert "cu13" not in toolkit.name or library.read_text() == "cudart"
         built = {"gloo": True, "nccl": nccl, "cuda": cuda}
         with zipfile.ZipFile(in_folder("-w") / "horovod-0.28.1-py3-none-any.whl", "w") as wheel:
             wheel.writestr("horovod/__init__.py", "")
             wheel.writestr("horovod/torch/mpi_lib_v2.so", "")
             wheel.writestr("horovod/capabilities", os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", ""))
-            lines = (f"def {part}_built(): return {is_built}\\n" for part, is_built in built.items())
+            lines = (f"def {part}_built(): return {has}\\n" for part, has in built.items())
             wheel.writestr("horovod/torch/__init__.py", "".join(lines))
 """
 
@@ -94,7 +99,13 @@ class Checkout:
     def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(self.root / "scripts" / script), *arguments]
         return subprocess.run(
-            command, env=self.env, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
+            command,
+            env=self.env,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
 
     def build(self) -> subprocess.CompletedProcess[str]:
@@ -106,7 +117,9 @@ class Checkout:
         return Path(self.env["XDG_CACHE_HOME"], "bsweep", "wheels", self.key())
 
     def key(self) -> str:
-        return self.run("build_horovod.sh", str(self.root / ".venv" / "bin" / "python"), "--key").stdout.strip()
+        return self.run(
+            "build_horovod.sh", str(self.root / ".venv" / "bin" / "python"), "--key"
+        ).stdout.strip()
 
     def pip_calls(self) -> list[str]:
         """What pip was asked to do since the last time."""
@@ -121,8 +134,12 @@ class Checkout:
 
     def with_torch(self, cuda: str | None = None) -> Checkout:
         self.site.joinpath("torch").mkdir()
-        self.site.joinpath("torch", "version.py").write_text(f"__version__ = '2.13.0'\ncuda = {cuda!r}\n")
-        self.site.joinpath("torch", "__init__.py").write_text("from torch import cuda, version\n__version__ = 'fake'\n")
+        self.site.joinpath("torch", "version.py").write_text(
+            f"__version__ = '2.13.0'\ncuda = {cuda!r}\n"
+        )
+        self.site.joinpath("torch", "__init__.py").write_text(
+            "from torch import cuda, version\n__version__ = 'fake'\n"
+        )
         listed = "['sm_75', 'sm_90', 'sm_120', 'compute_120']"
         answers = {"get_arch_list": listed, "device_count": 0, "is_available": False}
         lines = (f"def {name}(): return {answer}\n" for name, answer in answers.items())
@@ -173,7 +190,8 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 _COREUTILS = (
-    "basename", "cat", "cp", "dirname", "flock", "getconf", "grep", "gzip", "ln", "mkdir", "mktemp", "mv", "nproc",
+    "basename", "cat", "cp", "dirname", "flock", "getconf", "grep", "gzip", "ln", "mkdir",
+    "mktemp", "mv", "nproc",
     "paste", "rm", "sed", "sleep", "sort", "tail", "tar", "tr",
 )  # fmt: skip
 
@@ -182,7 +200,9 @@ def test_run_again_does_nothing(checkout: Checkout) -> None:
     first = checkout.run("setup.sh")
     assert first.returncode == 0, first.stderr
     assert "Set up in .venv" in first.stderr
-    assert len(checkout.pip_calls()) == 7  # torch; build tools, source, wheel; Horovod, what it needs; bsweep
+    assert (
+        len(checkout.pip_calls()) == 7
+    )  # torch; build tools, source, wheel; Horovod, what it needs; bsweep
     again = checkout.run("setup.sh")
     assert again.returncode == 0
     assert again.stderr == "Already set up in .venv.\n"
@@ -218,12 +238,17 @@ def test_a_failed_step_shows_the_log_and_is_not_taken_for_done(checkout: Checkou
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("echo Python 3.9.18; [ $1 = --version ]", "bsweep needs Python >= 3.10; old-python is Python 3.9.18."),
+        (
+            "echo Python 3.9.18; [ $1 = --version ]",
+            "bsweep needs Python >= 3.10; old-python is Python 3.9.18.",
+        ),
         ("exit 127", "old-python is no Python that runs"),
     ],
 )
 def test_an_old_or_missing_python_is_named(checkout: Checkout, script: str, message: str) -> None:
-    failed = checkout.with_program("old-python", script).with_env(PYTHON="old-python").run("setup.sh")
+    failed = (
+        checkout.with_program("old-python", script).with_env(PYTHON="old-python").run("setup.sh")
+    )
     assert failed.returncode == 1
     assert message in failed.stderr
 
@@ -244,7 +269,9 @@ def test_a_built_wheel_is_used_again(checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize("script", ["setup.sh", "build_horovod.sh"])
-def test_a_missing_compiler_is_named_before_anything_is_downloaded(checkout: Checkout, script: str) -> None:
+def test_a_missing_compiler_is_named_before_anything_is_downloaded(
+    checkout: Checkout, script: str
+) -> None:
     Path(checkout.env["PATH"], "c++").unlink()
     failed = checkout.run("setup.sh") if script == "setup.sh" else checkout.with_torch().build()
     assert failed.returncode == 1
@@ -256,7 +283,9 @@ def test_a_missing_compiler_is_named_before_anything_is_downloaded(checkout: Che
 
 
 def test_a_cached_wheel_needs_no_compiler(checkout: Checkout) -> None:
-    """Nor is one asked for while torch is not there, by which alone it shows whether the wheel fits."""
+    """Nor is one asked for while torch is not there, by which alone it shows whether the wheel
+    fits.
+    """
     checkout.run("setup.sh")
     Path(checkout.env["PATH"], "c++").unlink()
     shutil.rmtree(checkout.site / "torch")
@@ -270,7 +299,10 @@ def test_a_missing_network_is_said_first(checkout: Checkout, script: str) -> Non
     shutil.rmtree(checkout.site / "pip")
     (checkout.site / "pip").symlink_to(Path(pip.__file__).parent)
     offline = checkout.with_env(
-        PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="1", PIP_CONFIG_FILE=os.devnull, NO_PROXY="127.0.0.1"
+        PIP_INDEX_URL="http://127.0.0.1:9/simple",
+        PIP_RETRIES="1",
+        PIP_CONFIG_FILE=os.devnull,
+        NO_PROXY="127.0.0.1",
     )
     failed = offline.run("setup.sh") if script == "setup.sh" else offline.with_torch().build()
     assert failed.returncode == 1
@@ -280,7 +312,9 @@ def test_a_missing_network_is_said_first(checkout: Checkout, script: str) -> Non
 
 
 @pytest.mark.parametrize("folder", [".venv", "XDG_CACHE_HOME", "TMPDIR"])
-def test_a_folder_that_cannot_be_written_to_is_a_sentence(checkout: Checkout, tmp_path: Path, folder: str) -> None:
+def test_a_folder_that_cannot_be_written_to_is_a_sentence(
+    checkout: Checkout, tmp_path: Path, folder: str
+) -> None:
     """A file in its place stands for it, since no permission keeps root from writing."""
     file = tmp_path / "file"
     file.touch()
@@ -301,13 +335,14 @@ def test_a_folder_that_cannot_be_written_to_is_a_sentence(checkout: Checkout, tm
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
-def test_an_end_in_mid_compile_leaves_nothing_behind(checkout: Checkout, tmp_path: Path, end: signal.Signals) -> None:
+def test_an_end_in_mid_compile_leaves_nothing_behind(
+    checkout: Checkout, tmp_path: Path, end: signal.Signals
+) -> None:
     """Neither processes nor files, although the compiler has started another process."""
     temporary, started = tmp_path / "temporary", tmp_path / "started"
     temporary.mkdir()
-    slow = (
-        f"""echo half >"$TMPDIR/half.o"; sleep 60 & echo $$ $! >'{started}.new'; mv '{started}'.new '{started}'; wait"""
-    )
+    begin = """echo half >"$TMPDIR/half.o"; sleep 60 & echo $$ $!"""
+    slow = f"{begin} >'{started}.new'; mv '{started}'.new '{started}'; wait"
     checkout = checkout.with_program("c++", slow).with_env(TMPDIR=str(temporary))
     setup = subprocess.Popen([checkout.root / "scripts" / "setup.sh"], env=checkout.env)
     while not started.exists():
@@ -317,7 +352,9 @@ def test_an_end_in_mid_compile_leaves_nothing_behind(checkout: Checkout, tmp_pat
     assert len(compiling) == 2 and any(temporary.rglob("half.o"))
     setup.send_signal(end)
     assert setup.wait(60) == 128 + end
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in compiling)
+    assert not any(
+        process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in compiling
+    )
     assert not any(temporary.iterdir())
     assert [path.name for path in checkout.cached.iterdir()] == ["build.log"]
     mended = checkout.with_program("c++", "exit 0").run("setup.sh")
@@ -360,7 +397,9 @@ def _toolkit(folder: Path, release: str) -> str:
 def test_nccl_is_built_with_a_toolkit_that_fits_or_with_pypis(
     checkout: Checkout, tmp_path: Path, release: str | None
 ) -> None:
-    """For all GPUs that torch is built for, also where there is none: an environment may be used on other machines."""
+    """For all GPUs that torch is built for, also where there is none: an environment may be used on
+    other machines.
+    """
     checkout = _with_nccl(checkout)
     if release:
         checkout = checkout.with_env(CUDA_HOME=_toolkit(tmp_path / "toolkit", release))
@@ -368,7 +407,9 @@ def test_nccl_is_built_with_a_toolkit_that_fits_or_with_pypis(
     assert built.returncode == 0, built.stderr
     assert checkout.cached.name.endswith("cxx20-gloo-nccl")
     assert (checkout.site / "horovod" / "capabilities").read_text() == "75,80,90,120"
-    assert any("cuda-toolkit[nvcc,cccl]==13.0.*" in call for call in checkout.pip_calls()) == (release != "13.2")
+    assert any("cuda-toolkit[nvcc,cccl]==13.0.*" in call for call in checkout.pip_calls()) == (
+        release != "13.2"
+    )
 
 
 def test_nccl_for_some_gpus_alone_is_another_wheel(checkout: Checkout) -> None:
@@ -380,9 +421,15 @@ def test_nccl_for_some_gpus_alone_is_another_wheel(checkout: Checkout) -> None:
 
 
 def test_gpus_that_torch_cannot_use_end_the_set_up_before_the_build(checkout: Checkout) -> None:
-    failed = checkout.with_torch().with_program("nvidia-smi", "echo Tesla T4, 535.104.05").run("setup.sh")
+    failed = (
+        checkout.with_torch()
+        .with_program("nvidia-smi", "echo Tesla T4, 535.104.05")
+        .run("setup.sh")
+    )
     assert failed.returncode == 1
-    assert failed.stderr.splitlines()[-1].startswith(f"{platform.node()} has 1 GPU (Tesla T4), but torch fake is built")
+    assert failed.stderr.splitlines()[-1].startswith(
+        f"{platform.node()} has 1 GPU (Tesla T4), but torch fake is built"
+    )
     assert "535.104.05" in failed.stderr and "Compiling" not in failed.stderr
 
 
@@ -390,14 +437,20 @@ def test_gpus_that_torch_cannot_use_end_the_set_up_before_the_build(checkout: Ch
 def test_gloo_alone_has_no_cuda_beside_any_toolkit(
     checkout: Checkout, tmp_path: Path, cuda: str, operations: str
 ) -> None:
-    env = {"CUDA_HOME": _toolkit(tmp_path / "toolkit", "11.8"), "HOROVOD_GPU_OPERATIONS": operations}
+    env = {
+        "CUDA_HOME": _toolkit(tmp_path / "toolkit", "11.8"),
+        "HOROVOD_GPU_OPERATIONS": operations,
+    }
     checkout = _with_nccl(checkout, cuda).with_env(**env)
     built = checkout.build()
     assert built.returncode == 0, built.stderr
     assert f"Note: Horovod gets Gloo alone, for torch is built for CUDA {cuda}" in built.stderr
     assert "use strategy=ddp" in built.stderr
     assert checkout.cached.name.endswith("cxx20-gloo-alone")
-    assert "cuda_built(): return False" in (checkout.site / "horovod" / "torch" / "__init__.py").read_text()
+    assert (
+        "cuda_built(): return False"
+        in (checkout.site / "horovod" / "torch" / "__init__.py").read_text()
+    )
 
 
 def test_a_wheel_that_is_not_what_it_should_be_is_not_kept(checkout: Checkout) -> None:
@@ -411,7 +464,9 @@ def test_a_wheel_that_is_not_what_it_should_be_is_not_kept(checkout: Checkout) -
 
 def test_a_toolkit_that_cannot_be_fetched_is_a_remedy(checkout: Checkout) -> None:
     fake = checkout.site / "pip" / "__main__.py"
-    fake.write_text(fake.read_text().replace('write(in_folder("--target")', 'write(in_folder("--nowhere")'))
+    fake.write_text(
+        fake.read_text().replace('write(in_folder("--target")', 'write(in_folder("--nowhere")')
+    )
     failed = _with_nccl(checkout).build()
     assert failed.returncode == 1
     assert "Set CUDA_HOME to the folder of a CUDA 13.0 toolkit, or do" in failed.stderr
@@ -420,7 +475,10 @@ def test_a_toolkit_that_cannot_be_fetched_is_a_remedy(checkout: Checkout) -> Non
 @pytest.mark.parametrize("apt_get", ["echo >hosts-can-be-made", "exit 100", None])
 def test_what_was_not_tested_is_said_last(checkout: Checkout, apt_get: str | None) -> None:
     """Unless what it needs can be installed; and the tests' own exit code stays."""
-    hosts = "test -e hosts-can-be-made || { echo hosts.sh needs programs; echo Debian: apt-get install pkg; exit 77; }"
+    hosts = (
+        "test -e hosts-can-be-made || { echo hosts.sh needs programs; echo Debian: apt-get install "
+        "pkg; exit 77; }"
+    )
     for name, script in {"setup.sh": "exit 0", "hosts.sh": hosts, "slurm.sh": "exit 0"}.items():
         (checkout.root / "scripts" / name).write_text(f"#!/bin/sh\n{script}\n")
     for name in ("ruff", "mypy", "shellcheck"):
@@ -444,7 +502,9 @@ def test_what_was_not_tested_is_said_last(checkout: Checkout, apt_get: str | Non
 
 
 def test_the_scripts_may_be_run() -> None:
-    scripts = [path for path in (ROOT / "scripts").glob("*.*") if path.read_bytes().startswith(b"#!")]
+    scripts = [
+        path for path in (ROOT / "scripts").glob("*.*") if path.read_bytes().startswith(b"#!")
+    ]
     assert len(scripts) >= 6
     for path in (*scripts, ROOT / ".ci" / "run"):
         assert os.access(path, os.X_OK), path

@@ -30,9 +30,13 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> measured_grid.Measured:
     folder = tmp_path_factory.mktemp("truth")
     for seed in (1, 2):
         for batch in GRID:
-            write_target_run(folder / "runs", LAW, batch=batch, seed=seed, noise_scale=180.0, every_examples=2000)
+            write_target_run(
+                folder / "runs", LAW, batch=batch, seed=seed, noise_scale=180.0, every_examples=2000
+            )
             for workers in (1, 2):
-                write_run(folder / "steps", local_batch=batch // workers, num_workers=workers, seed=seed)
+                write_run(
+                    folder / "steps", local_batch=batch // workers, num_workers=workers, seed=seed
+                )
     return measured_grid.measured(folder, target_of(accuracy=TARGET))
 
 
@@ -51,8 +55,13 @@ def test_a_cell_takes_its_steps_times_the_seconds_that_a_step_of_so_many_workers
     assert min(grid.regret(cell) for cell in grid.cells) == 0
 
 
-def test_a_run_that_is_played_on_several_workers_takes_as_long_as_there(grid: measured_grid.Measured) -> None:
-    seen = observed(measured_grid.played(grid, [(((128, 2, 1), 1), math.inf), (((32, 1, 1), 2), 3000.0)]), grid.target)
+def test_a_run_that_is_played_on_several_workers_takes_as_long_as_there(
+    grid: measured_grid.Measured,
+) -> None:
+    seen = observed(
+        measured_grid.played(grid, [(((128, 2, 1), 1), math.inf), (((32, 1, 1), 2), 3000.0)]),
+        grid.target,
+    )
     found = seen.runs.set_index("global_batch")
     whole, broken_off = found.loc[128], found.loc[32]
     assert whole["reached"] and not broken_off["reached"] and broken_off["trained_steps"] <= 3000
@@ -65,18 +74,29 @@ def test_rules_choose_what_they_predict_to_be_least(grid: measured_grid.Measured
     search.runs = [(((128, 1, 1), 1), math.inf), (((512, 2, 1), 1), math.inf)]
     nearest = truth.nearest_measured(grid, search)
     assert nearest[32, 1, 1] == pytest.approx(grid.run_seconds(((128, 1, 1), 1)))
-    assert min(nearest, key=lambda cell: nearest[cell]) in {(128, 1, 1), (512, 2, 1)}, "one that was run"
-    alone, goodput = truth.throughput_alone(grid, search, search.step_time), truth.goodput(grid, search)
+    assert min(nearest, key=lambda cell: nearest[cell]) in {(128, 1, 1), (512, 2, 1)}, (
+        "one that was run"
+    )
+    alone, goodput = (
+        truth.throughput_alone(grid, search, search.step_time),
+        truth.goodput(grid, search),
+    )
     began = (128, 1, 1)
     assert alone[began] == goodput[began] == pytest.approx(grid.run_seconds((began, 1)), rel=0.15)
-    assert goodput[512, 1, 1] / alone[512, 1, 1] == pytest.approx((512 + 180) / (128 + 180), rel=0.2)
+    assert goodput[512, 1, 1] / alone[512, 1, 1] == pytest.approx(
+        (512 + 180) / (128 + 180), rel=0.2
+    )
     assert truth.error(grid, grid.seconds, grid.cells) == 0
 
 
 def test_zeus_settles_on_the_best_batch_of_the_most_workers(grid: measured_grid.Measured) -> None:
     cost, choice = truth.zeus(grid, np.random.default_rng(0))
-    assert choice == min((cell for cell in grid.cells if cell[1] == 2), key=lambda cell: grid.seconds[cell])
-    assert min(grid.worker_seconds((choice, seed)) for seed in (1, 2)) * 0.9 <= cost < 1.5 * grid.cost
+    assert choice == min(
+        (cell for cell in grid.cells if cell[1] == 2), key=lambda cell: grid.seconds[cell]
+    )
+    assert (
+        min(grid.worker_seconds((choice, seed)) for seed in (1, 2)) * 0.9 <= cost < 1.5 * grid.cost
+    )
 
 
 def test_a_batch_that_changes_takes_the_seconds_of_each_batch_for_as_long_as_it_may_have_lasted(
@@ -91,7 +111,9 @@ def test_a_batch_that_changes_takes_the_seconds_of_each_batch_for_as_long_as_it_
     step = math.sqrt(grid.step((32, 2, 1)) * grid.step((128, 2, 1)))
     assert policies.seconds_to(grid, between, 1.5, 2) == pytest.approx(1.5 * NUM_TRAIN / 64 * step)
     with pytest.raises(ValueError, match="steps of 32 to 512 are known"):
-        policies.seconds_to(grid, pd.DataFrame({"epochs_done": [0.0], "global_batch": [16]}), 1.5, 2)
+        policies.seconds_to(
+            grid, pd.DataFrame({"epochs_done": [0.0], "global_batch": [16]}), 1.5, 2
+        )
 
 
 def test_rules_are_held_against_the_best_fixed_batch_by_equal_seeds() -> None:
@@ -103,8 +125,14 @@ def test_rules_are_held_against_the_best_fixed_batch_by_equal_seeds() -> None:
         "cabs": ((11, math.inf, 12), (0.65, 0.66, 0.66)),
         "schedule": ((10, 11, 12), (0.7, 0.71, 0.7)),
     }
-    rows = [(rule, seed, 2, *each) for rule, of in of_rules.items() for seed, each in enumerate(zip(*of, strict=True))]
-    table = policies.compared(pd.DataFrame(rows, columns=["rule", "seed", "num_workers", "seconds", "accuracy"]))
+    rows = [
+        (rule, seed, 2, *each)
+        for rule, of in of_rules.items()
+        for seed, each in enumerate(zip(*of, strict=True))
+    ]
+    table = policies.compared(
+        pd.DataFrame(rows, columns=["rule", "seed", "num_workers", "seconds", "accuracy"])
+    )
     found = table.set_index("rule")
     assert set(table["best_fixed"]) == {"fixed 32"} and set(table["rule"]) == {
         "fixed 64",
@@ -116,16 +144,22 @@ def test_rules_are_held_against_the_best_fixed_batch_by_equal_seeds() -> None:
     assert found["p_sooner"]["goodput"] < 0.05 < found["p_sooner"]["fixed 64"]
     assert found["p_holm"]["goodput"] == 3 * found["p_sooner"]["goodput"], "of three policies"
     assert found["low"]["goodput"] < found["ratio"]["goodput"] < found["high"]["goodput"] < 1
-    assert found["regret"]["goodput"] == pytest.approx((8 / 10 + 9 / 10 + 9 / 12) / 3 - 1), "64 was better once"
+    assert found["regret"]["goodput"] == pytest.approx((8 / 10 + 9 / 10 + 9 / 12) / 3 - 1), (
+        "64 was better once"
+    )
     assert found["num_missed"]["cabs"] == 1 and found["num_seeds"]["cabs"] == 3
     assert found["p_sooner"]["cabs"] == 1 and math.isinf(found["regret"]["cabs"])
-    assert (found["ratio"]["schedule"], found["p_sooner"]["schedule"]) == (1, 1), "which never changed"
+    assert (found["ratio"]["schedule"], found["p_sooner"]["schedule"]) == (1, 1), (
+        "which never changed"
+    )
     assert found["accuracy_difference"]["fixed 64"] == pytest.approx(0.07 / 3)
     assert found["p_less_accurate"]["cabs"] < 0.05 and found["p_less_accurate"]["fixed 64"] > 0.95
     assert math.isnan(found["accuracy_difference"]["goodput"]), "runs that ended at the target"
 
 
-def test_who_never_gets_there_takes_for_ever_and_passes_stand_for_several_workers(grid: measured_grid.Measured) -> None:
+def test_who_never_gets_there_takes_for_ever_and_passes_stand_for_several_workers(
+    grid: measured_grid.Measured,
+) -> None:
     runs = grid.study.runs.set_index("run_id")
     first, second, third = runs.index[:3]
     runs["batching"], runs["lr_rule"] = "fixed", "linear"

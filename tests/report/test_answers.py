@@ -1,4 +1,6 @@
-"""A report opens with what to train with, or says what is missing for that; its maps and tables hold the prediction."""
+"""A report opens with what to train with, or says what is missing for that; its maps and tables
+hold the prediction.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
         for workers in WORKERS:
             for seed in (0, 1):
                 write_target_run(
-                    folder, EXACT, batch=batch, workers=workers, seed=seed, settings={"target_accuracy": TARGET}
+                    folder,
+                    EXACT,
+                    batch=batch,
+                    workers=workers,
+                    seed=seed,
+                    settings={"target_accuracy": TARGET},
                 )
     return bsweep.load(folder)
 
@@ -40,7 +47,9 @@ def cells(study: analysis.Study) -> pd.DataFrame:
     return analysis.surface(study)
 
 
-def test_a_report_opens_with_the_recommended_cell_and_its_interval(study: analysis.Study, tmp_path: Path) -> None:
+def test_a_report_opens_with_the_recommended_cell_and_its_interval(
+    study: analysis.Study, tmp_path: Path
+) -> None:
     page = report.write(study.folder, tmp_path / "out")
     text = page.read_text()
     first = text[text.index("<p class=headline>") :].partition("</p>")[0]
@@ -68,7 +77,9 @@ def test_the_time_to_the_target_that_runs_name_is_drawn(study: analysis.Study) -
     figure = plots.time_to_target(study)
     assert "until a test accuracy of 90 %, by the median" in plots.caption(figure)
     found = analysis.time_to_target(study)
-    assert found["seconds"].notna().all() and set(found["seconds"]) == set(study.runs["seconds_to_target"])
+    assert found["seconds"].notna().all() and set(found["seconds"]) == set(
+        study.runs["seconds_to_target"]
+    )
 
 
 def test_the_front_is_that_of_the_true_times(cells: pd.DataFrame) -> None:
@@ -85,7 +96,9 @@ def test_the_front_is_that_of_the_true_times(cells: pd.DataFrame) -> None:
 def test_bottlenecks_are_those_of_the_law(cells: pd.DataFrame) -> None:
     of = cells.set_index(["global_batch", "num_workers"])
     assert of["bottleneck"][16, 1] == "fixed"  # 20 ms of 28
-    assert of["bottleneck"][256, 1] == "large_batch"  # critical batch 200: more than half of the examples are further
+    assert (
+        of["bottleneck"][256, 1] == "large_batch"
+    )  # critical batch 200: more than half of the examples are further
     fixed = EXACT.pass_seconds / EXACT.step_seconds(16, 1)
     assert of["bottleneck_share"][16, 1] == pytest.approx(fixed, abs=0.1)
 
@@ -103,7 +116,13 @@ def test_what_intervals_do_not_tell_is_no_difference(tmp_path: Path) -> None:
     alike = Truth(example_seconds=1e-6, sync_seconds=1e-6, sync_worker_seconds=1e-7, scatter=0.2)
     for batch in BATCHES:
         for workers in (1, 2):
-            write_target_run(tmp_path / "s", alike, batch=batch, workers=workers, settings={"target_accuracy": TARGET})
+            write_target_run(
+                tmp_path / "s",
+                alike,
+                batch=batch,
+                workers=workers,
+                settings={"target_accuracy": TARGET},
+            )
     study = bsweep.load(tmp_path / "s")
     with computing_once():
         (step,) = analysis.more_workers(study).to_dict("records")
@@ -130,7 +149,13 @@ def test_the_map_frames_what_was_measured_and_stars_what_is_recommended(
     assert len(axes.patches) - len(framed) == len(cells)
     assert len(framed) == (cells["num_runs"] > 0).sum()
     assert len(axes.lines) == 1 + cells["is_alternative"].sum()
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["16", "32", "64", "128", "256"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        "16",
+        "32",
+        "64",
+        "128",
+        "256",
+    ]
     best = cells.loc[cells["is_recommended"]].iloc[0]
     assert any(f"{best['seconds']:.0f}\n" in text.get_text() for text in axes.texts)
 
@@ -139,14 +164,19 @@ def test_a_study_that_names_no_target_has_the_one_that_most_cells_reach(tmp_path
     for batch in BATCHES:
         write_target_run(tmp_path / "s", EXACT, batch=batch)
     for batch in (1024, 512):  # ended long before: no more than a third of the way
-        write_target_run(tmp_path / "s", EXACT, batch=batch, most_examples=EXACT.steps(batch) * batch / 3)
+        write_target_run(
+            tmp_path / "s", EXACT, batch=batch, most_examples=EXACT.steps(batch) * batch / 3
+        )
     study = bsweep.load(tmp_path / "s")
     target, why = supported_target(study) or (None, "")
     assert target is not None and target.metric == "test_accuracy"
     assert 0.2 < target.value < 0.4, "four of five cells: a third of the way to 0.9"
     sentences = analysis.recommendations(study)
     assert sentences[0].startswith(f"Fastest to a test accuracy of {target.value:g}: global batch ")
-    assert sentences[1].startswith("The runs name no target: a test accuracy of") and why in sentences[1]
+    assert (
+        sentences[1].startswith("The runs name no target: a test accuracy of")
+        and why in sentences[1]
+    )
     assert analysis.what_is_missing(study) == []
 
 
@@ -159,13 +189,20 @@ def test_a_target_that_no_run_reached_is_said_with_the_best_seen(tmp_path: Path)
     assert "that 3 of 3 cells reach in all their runs" in basis
 
 
-def test_of_several_targets_that_runs_name_the_one_that_they_support_is_taken(tmp_path: Path) -> None:
+def test_of_several_targets_that_runs_name_the_one_that_they_support_is_taken(
+    tmp_path: Path,
+) -> None:
     for batch in BATCHES:
         for target in (TARGET, 0.8):
-            run = write_target_run(tmp_path / "s", EXACT, batch=batch, settings={"target_accuracy": target})
+            run = write_target_run(
+                tmp_path / "s", EXACT, batch=batch, settings={"target_accuracy": target}
+            )
             run.rename(f"{run}_{target}")
     first, basis = analysis.recommendations(bsweep.load(tmp_path / "s"))
-    assert first.startswith("Fastest to a test accuracy of 0.9") and "The runs name 2 targets. " in basis
+    assert (
+        first.startswith("Fastest to a test accuracy of 0.9")
+        and "The runs name 2 targets. " in basis
+    )
 
 
 def test_a_cell_that_missed_at_all_its_rates_stays_censored(tmp_path: Path) -> None:
@@ -173,7 +210,9 @@ def test_a_cell_that_missed_at_all_its_rates_stays_censored(tmp_path: Path) -> N
         for rule in ("linear", "sqrt"):
             most = math.inf if batch < 1024 else EXACT.steps(batch) * batch * 0.8
             settings = {"target_accuracy": TARGET, "optimizer.lr_rule": rule}
-            write_target_run(tmp_path / "s", EXACT, batch=batch, most_examples=most, settings=settings)
+            write_target_run(
+                tmp_path / "s", EXACT, batch=batch, most_examples=most, settings=settings
+            )
     best = tuned(bsweep.load(tmp_path / "s")).runs
     assert set(best["global_batch"]) == {*BATCHES, 1024}
     assert best.groupby("global_batch").size()[[16, 1024]].tolist() == [1, 2]
@@ -195,8 +234,14 @@ def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_pa
     (missing,) = analysis.what_is_missing(study)
     assert "one cell alone (global batch 64 on 1 worker). One more batch size is missing" in missing
     assert "bsweep run -m local_batch=32,64,128 study=s" in missing
-    assert "bsweep recommend local_batch=32,64,128 num_workers=1 study=s --target-accuracy 0." in missing
-    assert analysis.surface(study).empty and not set(plots.figures(study)) & {"time_surface", "pareto_front"}
+    assert (
+        "bsweep recommend local_batch=32,64,128 num_workers=1 study=s --target-accuracy 0."
+        in missing
+    )
+    assert analysis.surface(study).empty and not set(plots.figures(study)) & {
+        "time_surface",
+        "pareto_front",
+    }
     assert not list(recommended(study))
 
 
@@ -204,7 +249,9 @@ def test_runs_of_one_evaluation_are_said_to_have_too_few(tmp_path: Path) -> None
     for batch in BATCHES:
         write_run(tmp_path / "s", local_batch=batch, epochs=1)
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
-    assert "two evaluations of a run, and 3 of 3 runs have fewer" in missing and "epochs=2" in missing
+    assert (
+        "two evaluations of a run, and 3 of 3 runs have fewer" in missing and "epochs=2" in missing
+    )
 
 
 def test_what_has_not_learned_has_no_target(tmp_path: Path) -> None:
@@ -218,8 +265,13 @@ def test_different_hardware_has_a_recommendation_each(tmp_path: Path) -> None:
     for cpu in ("Old CPU", "New CPU"):
         for batch in BATCHES[:2]:
             truth = Truth(pass_seconds=0.01 if cpu == "New CPU" else 0.02)
-            settings = {"target_accuracy": TARGET, "launch.ssh_port": len(cpu) if cpu == "New CPU" else None}
-            write_target_run(tmp_path / cpu, truth, batch=batch, settings=settings, meta=META | {"cpu": cpu})
+            settings = {
+                "target_accuracy": TARGET,
+                "launch.ssh_port": len(cpu) if cpu == "New CPU" else None,
+            }
+            write_target_run(
+                tmp_path / cpu, truth, batch=batch, settings=settings, meta=META | {"cpu": cpu}
+            )
         for run in (tmp_path / cpu).iterdir():
             (tmp_path / "s").mkdir(exist_ok=True)
             run.rename(tmp_path / "s" / f"{run.name}_{cpu[:3]}")
@@ -232,7 +284,9 @@ def test_different_hardware_has_a_recommendation_each(tmp_path: Path) -> None:
         assert len(plots.time_surface(study).axes) == 2
 
 
-def test_parts_that_were_not_looked_at_are_named_with_the_options_that_choose_them(tmp_path: Path) -> None:
+def test_parts_that_were_not_looked_at_are_named_with_the_options_that_choose_them(
+    tmp_path: Path,
+) -> None:
     for number in range(6):
         for batch in BATCHES if number else BATCHES[:2]:
             settings = {"target_accuracy": TARGET, "optimizer.momentum": number / 10}
@@ -245,14 +299,24 @@ def test_parts_that_were_not_looked_at_are_named_with_the_options_that_choose_th
     command, _, parts = last.partition(" with ")
     assert f"bsweep predict {tmp_path / 's'} --target-accuracy 0.9" in command
     ready = [shlex.split(part.partition(" (")[0]) for part in parts.split("; ")]
-    assert [words[0] for words in ready] == ["--where", "--where"] and parts.endswith("momentum=0 (2 runs).")
+    assert [words[0] for words in ready] == ["--where", "--where"] and parts.endswith(
+        "momentum=0 (2 runs)."
+    )
     for _, word in ready:
         found = bsweep.predict(study, TARGET, where=dict([word.split("=")]))
         assert found.cells["num_runs"].sum() in (2, 3)
 
 
-def test_workers_that_do_not_step_together_are_told_apart_from_missing_points(tmp_path: Path) -> None:
+def test_workers_that_do_not_step_together_are_told_apart_from_missing_points(
+    tmp_path: Path,
+) -> None:
     for batch in (4, 8):
-        write_run(tmp_path / "s", local_batch=batch, num_workers=4, num_rounds=2, settings=diloco("uniform"))
+        write_run(
+            tmp_path / "s",
+            local_batch=batch,
+            num_workers=4,
+            num_rounds=2,
+            settings=diloco("uniform"),
+        )
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
     assert "DiLoCo do not take every step together" in missing

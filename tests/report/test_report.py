@@ -31,8 +31,20 @@ from tests.support.synthetic_study import META, diloco, server, write_run, write
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study = tmp_path_factory.mktemp("studies") / "a_study_50%"
     write_study(study, seeds=2)
-    write_run(study, local_batch=512, status="out_of_memory", num_epochs_done=0, message="<b>CUDA</b> & memory\nline 2")
-    write_run(study, local_batch=4, status="diverged", num_epochs_done=1, events=("2 workers share 1 core",))
+    write_run(
+        study,
+        local_batch=512,
+        status="out_of_memory",
+        num_epochs_done=0,
+        message="<b>CUDA</b> & memory\nline 2",
+    )
+    write_run(
+        study,
+        local_batch=4,
+        status="diverged",
+        num_epochs_done=1,
+        events=("2 workers share 1 core",),
+    )
     return report.write(study, command="bsweep report a_study")
 
 
@@ -41,14 +53,24 @@ def test_the_page_of_three_thousand_runs_is_small(tmp_path: Path) -> None:
     study = write_study(tmp_path / "s", local_batches=tuple(range(8, 2408, 8)), seeds=5)
     began = time.monotonic()
     page = report.write(study)
-    print(f"3000 runs: {time.monotonic() - began:.1f} s, a page of {page.stat().st_size / 1e6:.2f} MB")
+    print(
+        f"3000 runs: {time.monotonic() - began:.1f} s, a page of {page.stat().st_size / 1e6:.2f} MB"
+    )
     assert page.stat().st_size < 5e6
 
 
 def test_all_files_are_written(page: Path) -> None:
     drawn = plots.figures(bsweep.load(page.parent.parent))
     figures = {f"{name}.{suffix}" for name in drawn for suffix in ("png", "svg", "pdf")}
-    data = {"runs.csv", "epochs.csv", "evaluations.csv", "provenance.csv", "table.md", "table.tex", "report.html"}
+    data = {
+        "runs.csv",
+        "epochs.csv",
+        "evaluations.csv",
+        "provenance.csv",
+        "table.md",
+        "table.tex",
+        "report.html",
+    }
     assert {path.name for path in page.parent.iterdir()} == figures | data
     assert page.parent.name == "report"
     assert all(path.stat().st_size > 100 for path in page.parent.iterdir())
@@ -76,7 +98,10 @@ def test_the_page_is_well_formed_and_refers_to_nothing_outside(page: Path) -> No
     parser.close()
     assert parser.open_tags == []
     assert parser.images == len(list(page.parent.glob("*.svg")))
-    assert all(link.startswith("data:image/svg+xml;base64,") or (page.parent / link).is_file() for link in parser.found)
+    assert all(
+        link.startswith("data:image/svg+xml;base64,") or (page.parent / link).is_file()
+        for link in parser.found
+    )
     assert not re.search(r"https?:|url\(|@import", page.read_text())
 
 
@@ -91,10 +116,18 @@ def test_figures_in_svg_refer_to_nothing_outside(page: Path) -> None:
 
 def test_the_page_answers_in_words(page: Path) -> None:
     text = page.read_text()
-    assert "Fastest within 0.01 of the best test accuracy: local batch 64 on 2 workers (global batch 128), with" in text
+    assert (
+        "Fastest within 0.01 of the best test accuracy: local batch 64 on 2 workers (global batch "
+        "128), with" in text
+    )
     assert "Most accurate: local batch 64 on 1 worker (global batch 64), with" in text
-    assert "Faster, but less accurate: local batch 256 on 2 workers (global batch 512), with" in text
-    assert "At equal local batches 2 workers train 1.87 times as many examples a second as 1: an efficiency" in text
+    assert (
+        "Faster, but less accurate: local batch 256 on 2 workers (global batch 512), with" in text
+    )
+    assert (
+        "At equal local batches 2 workers train 1.87 times as many examples a second as 1: an "
+        "efficiency" in text
+    )
     assert "Some cells have two seeds only" in text
     assert "26 runs: " in text
     assert "1 out of memory" in text
@@ -118,14 +151,24 @@ def test_the_section_on_costs_says_each_exponent_or_why_there_is_none(page: Path
         "| seconds of an epoch | local batch | -0.52 ± 0.08 | 12 cells in 2 series | -1 to 0 |",
         "| seconds of an epoch | workers | not fitted: two values | - | -1 |",
         "| seconds of an epoch | training examples | not fitted: one value | - | 1 |",
-        "| bytes a worker sends in a step | 2 (p - 1) / p n | not fitted: one value; ratio 0.984 | - | 1; ratio 1 |",
+        (
+            "| bytes a worker sends in a step | 2 (p - 1) / p n | not fitted: one value; ratio "
+            "0.984 | "
+            "- | 1; ratio 1 |"
+        ),
     ):
-        assert row in markdown and all(f">{cell}</td>" in section for cell in row.strip("| ").split(" | "))
+        assert row in markdown and all(
+            f">{cell}</td>" in section for cell in row.strip("| ").split(" | ")
+        )
 
 
 @pytest.mark.parametrize(
     ("exponent", "half", "expected"),
-    [(1.000000000000001, 5e-15, "1.00 ± 0.00"), (-0.2764, 0.153, "-0.28 ± 0.15"), (-1e-17, 1e-16, "0.00 ± 0.00")],
+    [
+        (1.000000000000001, 5e-15, "1.00 ± 0.00"),
+        (-0.2764, 0.153, "-0.28 ± 0.15"),
+        (-1e-17, 1e-16, "0.00 ± 0.00"),
+    ],
 )
 def test_exponents_have_sensible_digits(exponent: float, half: float, expected: str) -> None:
     assert exponent_text(exponent, half) == expected
@@ -136,7 +179,9 @@ def test_tables_hold_what_was_measured_and_are_escaped(page: Path) -> None:
     cells = analysis.cells(bsweep.load(page.parent.parent).runs)
     first, second = cells.xs(("horovod", 2, 64))["train_seconds_points"]
     markdown, latex = (page.with_name(name).read_text() for name in ("table.md", "table.tex"))
-    assert f"| 2 | 64 | 128 | 0.2 | {first:.1f}, {second:.1f} |" in markdown, "below three seeds there is no interval"
+    assert f"| 2 | 64 | 128 | 0.2 | {first:.1f}, {second:.1f} |" in markdown, (
+        "below three seeds there is no interval"
+    )
     assert "±" not in markdown.partition("The seconds of an epoch against")[0]
     assert f"2 & 64 & 128 & 0.2 & {first:.1f}, {second:.1f} &" in latex
     assert r"\caption{a\_study\_50\%: What each cell came to. Of two seeds" in latex
@@ -200,7 +245,9 @@ def test_out_folder_and_one_run_a_cell(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_figure")
-def test_a_page_of_a_large_study_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_a_large_study_stays_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_study(tmp_path / "s")
     monkeypatch.setattr(images, "_MAX_SVG_BYTES", 1000)
     monkeypatch.setattr(report, "_MAX_RUN_IDS", 2)
@@ -209,11 +256,15 @@ def test_a_page_of_a_large_study_stays_small(tmp_path: Path, monkeypatch: pytest
     assert "data:image/png;base64," in page and "data:image/svg" not in page
     assert "b16_w1_horovod_s0, b32_w1" not in page and " and 10 more in runs.csv" in page
     means = page[page.index("What each cell came to.") :].partition("</table>")[0]
-    assert "The first 3 of 12 rows; the files beside have all." in means and means.count("<tr>") == 4
+    assert (
+        "The first 3 of 12 rows; the files beside have all." in means and means.count("<tr>") == 4
+    )
     assert (tmp_path / "s" / "report" / "table.md").read_text().count("| 256 |") > 2
 
 
-def test_the_largest_of_many_figures_are_shown_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_of_many_figures_are_shown_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, num_bytes in (("small", 10_000), ("large", 100_000), ("huge", 600_000)):
         (tmp_path / f"{name}.svg").write_bytes(bytes(num_bytes))
         noise = np.random.default_rng(0).integers(256, size=(200, 300, 3), dtype=np.uint8)
@@ -230,7 +281,9 @@ def test_the_largest_of_many_figures_are_shown_smaller(tmp_path: Path, monkeypat
 def test_many_warnings_are_folded_away(tmp_path: Path) -> None:
     warnings = tuple(f"step {number} was late" for number in range(6))
     write_run(tmp_path / "s", local_batch=8, events=warnings)
-    shown, _, folded = report.write(tmp_path / "s").read_text().partition("<details><summary>2 more</summary>")
+    shown, _, folded = (
+        report.write(tmp_path / "s").read_text().partition("<details><summary>2 more</summary>")
+    )
     assert [sum(warning in part for warning in warnings) for part in (shown, folded)] == [4, 2]
 
 
@@ -246,10 +299,15 @@ def test_the_headlines_of_a_study_without_repeats(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8, 64, 256), num_workers=(1,), epochs=1)
     assert report.headlines(bsweep.load(tmp_path / "s")) == [
         (
-            "Fastest within 0.01 of the best test accuracy: local batch 64 on 1 worker (global batch 64), with 356.2 s "
+            "Fastest within 0.01 of the best test accuracy: local batch 64 on 1 worker (global "
+            "batch 64), with 356.2 s "
             "of training for 1 epoch and test accuracy 0.8925 (one run). No cell is more accurate."
         ),
-        "Faster, but less accurate: local batch 256 on 1 worker (global batch 256), with 0.8529 in 239.1 s.",
+        (
+            "Faster, but less accurate: local batch 256 on 1 worker (global batch 256), with "
+            "0.8529 in "
+            "239.1 s."
+        ),
         "Each cell was run once: repeat with other seeds before trusting small differences.",
     ]
 
@@ -259,10 +317,15 @@ def test_what_has_not_learned_is_named_and_never_recommended(tmp_path: Path) -> 
     for batch, accuracy in ((8, 0.9), (16, 0.11), (64, 0.1), (256, 0.105)):
         write_run(tmp_path / "s", local_batch=batch, accuracy=accuracy)
     fastest, faster, not_learned, _ = report.headlines(bsweep.load(tmp_path / "s"))
-    assert fastest.startswith("Fastest within 0.01 of the best test accuracy: local batch 8 on 1 worker")
-    assert faster.startswith("Faster, but less accurate: local batch 16 on 1 worker (global batch 16), with 0.1100 in")
+    assert fastest.startswith(
+        "Fastest within 0.01 of the best test accuracy: local batch 8 on 1 worker"
+    )
+    assert faster.startswith(
+        "Faster, but less accurate: local batch 16 on 1 worker (global batch 16), with 0.1100 in"
+    )
     assert not_learned == (
-        "2 of 4 cells have not learned (test accuracy not above chance): local batch 64 on 1 worker and local batch "
+        "2 of 4 cells have not learned (test accuracy not above chance): local batch 64 on 1 "
+        "worker and local batch "
         "256 on 1 worker."
     )
 
@@ -271,14 +334,22 @@ def test_where_nothing_has_learned_nothing_is_recommended(tmp_path: Path) -> Non
     for batch in (8, 256):
         write_run(tmp_path / "s", local_batch=batch, accuracy=0.0)
     nothing, times, _ = report.headlines(bsweep.load(tmp_path / "s"))
-    assert nothing == "None of 2 cells has learned (test accuracy not above chance), so that none is recommended."
+    assert (
+        nothing == "None of 2 cells has learned (test accuracy not above chance), so that none is "
+        "recommended."
+    )
     assert times == (
-        "As to time alone, training for 3 epochs took 717.2 s (local batch 256 on 1 worker) to 4350 s (local batch 8 "
+        "As to time alone, training for 3 epochs took 717.2 s (local batch 256 on 1 worker) to "
+        "4350 s (local batch 8 "
         "on 1 worker)."
     )
     write_run(tmp_path / "one", local_batch=8, accuracy=0.1)
     (nothing, _) = report.headlines(bsweep.load(tmp_path / "one"))
-    assert nothing == "The only cell has not learned (test accuracy not above chance), so that none is recommended."
+    assert (
+        nothing
+        == "The only cell has not learned (test accuracy not above chance), so that none is "
+        "recommended."
+    )
 
 
 def test_two_learning_rate_rules_are_no_two_seeds(tmp_path: Path) -> None:
@@ -288,11 +359,16 @@ def test_two_learning_rate_rules_are_no_two_seeds(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=128, status=None, num_epochs_done=1)
     unfinished, fastest, caveat = report.headlines(bsweep.load(tmp_path / "s"))
     assert unfinished == "Unfinished: 1 of 5 runs may still change what follows."
-    assert "learning-rate rule linear (global batch 64), with 1069 s of training for 3 epochs" in fastest
+    assert (
+        "learning-rate rule linear (global batch 64), with 1069 s of training for 3 epochs"
+        in fastest
+    )
     assert "(one run)" in fastest
     assert caveat.startswith("Each cell was run once")
     text = (report_tables(tmp_path / "s")).split("Ratio")[0]
-    assert "| linear | 64 | 64 | 0.025 | 1069 |" in text, "the rate in effect stands where it varies"
+    assert "| linear | 64 | 64 | 0.025 | 1069 |" in text, (
+        "the rate in effect stands where it varies"
+    )
     assert "| per worker | 64 | 64 | 0.1 | 1069 |" in text
 
 
@@ -326,8 +402,17 @@ def test_tables_have_the_order_of_the_launch(tmp_path: Path) -> None:
         settings = {"strategy": {"name": "allreduce", "algorithm": strategy}}
         meta = {**META, "launched_at": float(place)}
         write_run(tmp_path / "s", local_batch=8, num_workers=2, settings=settings, meta=meta)
-    rows = [line.split(" | ")[0] for line in report_tables(tmp_path / "s").splitlines() if line.startswith("| ")]
-    assert [row for row in rows if "---" not in row][:4] == ["| variant", "| ring", "| native", "| tree"]
+    rows = [
+        line.split(" | ")[0]
+        for line in report_tables(tmp_path / "s").splitlines()
+        if line.startswith("| ")
+    ]
+    assert [row for row in rows if "---" not in row][:4] == [
+        "| variant",
+        "| ring",
+        "| native",
+        "| tree",
+    ]
 
 
 def test_speed_up_is_not_told_between_unequal_threads(tmp_path: Path) -> None:
@@ -341,12 +426,18 @@ def test_speed_up_is_not_told_between_unequal_threads(tmp_path: Path) -> None:
 
 def test_horovods_cycle_time_is_stated_beside_a_comparison(tmp_path: Path) -> None:
     stated = (
-        "Horovod's exchanges begin late, when its core looks for them (strategy.cycle_time_ms: every 1 ms); those of "
+        "Horovod's exchanges begin late, when its core looks for them (strategy.cycle_time_ms: "
+        "every 1 ms); those of "
         "other strategies do not."
     )
     write_run(tmp_path / "s", local_batch=8, num_workers=2)
     assert stated not in report.headlines(bsweep.load(tmp_path / "s"))
-    write_run(tmp_path / "s", local_batch=8, num_workers=2, settings={"strategy": {"name": "ddp", "hook": "none"}})
+    write_run(
+        tmp_path / "s",
+        local_batch=8,
+        num_workers=2,
+        settings={"strategy": {"name": "ddp", "hook": "none"}},
+    )
     assert stated in report.headlines(bsweep.load(tmp_path / "s"))
 
 
@@ -364,7 +455,9 @@ def report_tables(folder: Path) -> str:
 
 def test_different_data_have_their_own_best(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
-    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), settings={"data.name": "digits"})
+    write_study(
+        tmp_path / "s", local_batches=(8, 16), num_workers=(1,), settings={"data.name": "digits"}
+    )
     lines = report.headlines(bsweep.load(tmp_path / "s"))
     assert [line.split(": ")[0] for line in lines[:2]] == ["digits", "imagefolder"]
 
@@ -375,31 +468,55 @@ def test_a_sharding_study_is_held_against_the_published_one(tmp_path: Path) -> N
     for name in ("layer", "memory"):
         for workers in (1, 4, 8):
             settings = server(name)
-            write_run(tmp_path / "s", local_batch=50, num_workers=workers, settings=settings, events=(warning,))
+            write_run(
+                tmp_path / "s",
+                local_batch=50,
+                num_workers=workers,
+                settings=settings,
+                events=(warning,),
+            )
     page = report.write(tmp_path / "s")
     text, markdown = page.read_text(), page.with_name("table.md").read_text()
     assert text.count(warning) == 1
-    assert "Sharded by memory, the model trains 66 % faster than sharded by layer on 8 workers." in text
+    assert (
+        "Sharded by memory, the model trains 66 % faster than sharded by layer on 8 workers."
+        in text
+    )
     assert "gives x = 1.000 s, to bring all parameters" in text
-    assert "the intercept C = 4.000 s (R² = 1.000). C is no measured computing time: a step computed for" in text
+    assert (
+        "the intercept C = 4.000 s (R² = 1.000). C is no measured computing time: a step computed "
+        "for" in text
+    )
     assert "ResNet-18" not in text
     assert "| 8 | 0.7430 | 0.2500 | 0.6573 | 0.6600 | 0.6690 |" in markdown
     assert "gain by the fitted formula" in markdown
-    assert f"| {plots.words('variant', 'memory')} | 8 | 4 | 0.2500 | 0.1667 | 0.0625 | 0 |" in markdown
+    assert (
+        f"| {plots.words('variant', 'memory')} | 8 | 4 | 0.2500 | 0.1667 | 0.0625 | 0 |" in markdown
+    )
     copy = bsweep.load(page.parent)
     assert_frame_equal(
-        analysis.server_loads(copy), analysis.server_loads(bsweep.load(tmp_path / "s")), check_dtype=False
+        analysis.server_loads(copy),
+        analysis.server_loads(bsweep.load(tmp_path / "s")),
+        check_dtype=False,
     )
     assert len(copy.waits) == 2 * (1 + 4 + 8)
 
 
-def uneven_study(folder: Path, max_rounds: int | None = None, seeds: int = 3, **rounds: int) -> analysis.Study:
+def uneven_study(
+    folder: Path, max_rounds: int | None = None, seeds: int = 3, **rounds: int
+) -> analysis.Study:
     """Runs on four uneven workers, with so many rounds under each allocation."""
     for name, num_rounds in rounds.items():
         for seed in range(seeds):
             settings = diloco(name, max_rounds=max_rounds)
             write_run(
-                folder, local_batch=4, num_workers=4, seed=seed, epochs=1, settings=settings, num_rounds=num_rounds
+                folder,
+                local_batch=4,
+                num_workers=4,
+                seed=seed,
+                epochs=1,
+                settings=settings,
+                num_rounds=num_rounds,
             )
     return bsweep.load(folder)
 
@@ -413,13 +530,18 @@ def test_idle_times_are_told_as_table_3_of_the_paper(tmp_path: Path) -> None:
     assert "| uniform | 1.1 | 0.0 | 14.7 | 4.9 | 20.8 ± 0.5 | - | 446.9 |" in markdown
     assert f"| {by_flops} | 2.3 | 0.0 | 8.8 | 1.8 | 12.9 ± 0.3 | -38.1 ± 0.0 | 503.3 |" in markdown
     assert "their totals change by A +96 %, B +38 %, C -39 %" in text
-    assert "would leave 0.2 s of C&#x27;s 12.6 s idle with steps by measured speed (104, 100, 192, 119)." in text
+    assert (
+        "would leave 0.2 s of C&#x27;s 12.6 s idle with steps by measured speed (104, 100, 192, "
+        "119)." in text
+    )
     head, *_, last = report.idle_text(study).splitlines()[-3:]
     assert " ".join(head.split()) == (
         "variant node 1 (s) node 2 (s) node 3 (s) node 4 (s) total (s) change (%) examples/s"
     )
     assert last.startswith(by_flops)
-    assert last.endswith("2.3         0.0         8.8         1.8  12.9 ± 0.3  -38.1 ± 0.0       503.3")
+    assert last.endswith(
+        "2.3         0.0         8.8         1.8  12.9 ± 0.3  -38.1 ± 0.0       503.3"
+    )
 
 
 def test_runs_that_end_in_rounds_are_compared_after_equal_time(tmp_path: Path) -> None:
@@ -427,8 +549,10 @@ def test_runs_that_end_in_rounds_are_compared_after_equal_time(tmp_path: Path) -
     assert plots.length_of(study) == "10 rounds"
     (line,) = report.headlines(study)
     assert line == (
-        f"Lowest training loss after 33.73 s of each: {plots.words('variant', 'steps_by_flops')} (local batch 4 on "
-        "4 workers, global batch 16), with 3.895 ± 0.064 (mean of 3 seeds, 95 % interval). The interval of its loss "
+        f"Lowest training loss after 33.73 s of each: {plots.words('variant', 'steps_by_flops')} "
+        f"(local batch 4 on "
+        "4 workers, global batch 16), with 3.895 ± 0.064 (mean of 3 seeds, 95 % interval). The "
+        "interval of its loss "
         "overlaps that of uniform."
     )
 
@@ -459,10 +583,14 @@ def test_idle_times_of_unlike_runs_say_that_they_are_scaled(tmp_path: Path) -> N
     assert "38.1" in text.splitlines()[-1]
 
 
-def test_of_many_nodes_the_idlest_and_the_busiest_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_nodes_the_idlest_and_the_busiest_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tests.support.synthetic_study.NODE_STEP_SECONDS", (0.01, 0.02, 0.02) * 4)
     settings = diloco("uniform")
-    write_run(tmp_path / "s", local_batch=4, num_workers=12, epochs=1, settings=settings, num_rounds=2)
+    write_run(
+        tmp_path / "s", local_batch=4, num_workers=12, epochs=1, settings=settings, num_rounds=2
+    )
     *_, head, row = report.idle_text(bsweep.load(tmp_path / "s")).splitlines()
     assert head.split("  ")[2:] == [
         "least idle node (s)",
@@ -480,7 +608,9 @@ def test_without_rounds_there_is_nothing_to_tell(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_figure")
-def test_a_report_that_fails_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_fails_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
     page = report.write(tmp_path / "s")
     before = {path.name: path.stat().st_mtime_ns for path in page.parent.iterdir()}

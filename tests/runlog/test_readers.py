@@ -1,4 +1,6 @@
-"""Readers take what bsweep writes, and say of everything else what is wrong with it: never a traceback."""
+"""Readers take what bsweep writes, and say of everything else what is wrong with it: never a
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ from bsweep import allocation, report
 from bsweep import config as schema
 from bsweep.analysis.loading import _by_column, tables_of
 from bsweep.config import ConfigError
-from bsweep.runlog import BatchChanged, Continued, Damaged, Newer, RunPaths, Step, calibration_file, ended
+from bsweep.runlog import (
+    BatchChanged,
+    Continued,
+    Damaged,
+    Newer,
+    RunPaths,
+    Step,
+    calibration_file,
+    ended,
+)
 from bsweep.runlog.calibration_file import Numerics, Timed
 from tests.allocation.test_allocation import POINT, worker, write_probe
 from tests.support.running import compose
@@ -35,19 +46,41 @@ MOST_KEPT = 60  # runs of odd contents that readers took, which are loaded toget
 
 # What stands for a value of JSON text.
 ODD = st.sampled_from(
-    ["null", "true", "-1", "0", "1.5", "-0.5", "1e400", "-1e400", "1e308", "NaN", "Infinity", "9" * 30, "9" * 5000,
-     '""', '"x"', '"5"', '"NaN"', '"\\u0000"', '"\\ud800"', "[]", "{}", "[1, 2]", '["a"]', '{"a": 1}', '{"name": 5}',
-     '[[1], "a"]', "[" * 300 + "]" * 300, "[" * 100_000, '{"a":' * 150 + "1" + "}" * 150, "\x00", "oops", "1" * 400]
+    ["null", "true", "-1", "0", "1.5", "-0.5", "1e400", "-1e400", "1e308", "NaN", "Infinity",
+    "9" * 30, "9" * 5000,
+     '""', '"x"', '"5"', '"NaN"', '"\\u0000"', '"\\ud800"', "[]", "{}", "[1, 2]", '["a"]', ('{"a": '
+     '1}'), '{"name": 5}',
+     '[[1], "a"]', "[" * 300 + "]" * 300, "[" * 100_000, '{"a":' * 150 + "1" + "}" * 150, "\x00",
+     "oops", "1" * 400]
 )  # fmt: skip
-RAW = st.sampled_from([b"", b"5", b"[1,2]", b"null", b"\xff\xfe", b"\x00" * 99, b'"a"', b"{}", b"[]", b"{", b"\n\n"])
+RAW = st.sampled_from(
+    [b"", b"5", b"[1,2]", b"null", b"\xff\xfe", b"\x00" * 99, b'"a"', b"{}", b"[]", b"{", b"\n\n"]
+)
 KEYS = st.sampled_from(
-    ["run_id", "status", "local_batch", "learning_rate", "threads", "schema", "type", "a.b", "", "é"]
+    [
+        "run_id",
+        "status",
+        "local_batch",
+        "learning_rate",
+        "threads",
+        "schema",
+        "type",
+        "a.b",
+        "",
+        "é",
+    ]
 )
 
 
 def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Where the values of a tree are, inner nodes included."""
-    inner = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    inner = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     return [path, *(place for key, value in inner for place in places(value, (*path, key)))]
 
 
@@ -72,7 +105,9 @@ def with_odd(text: str, draw: st.DrawFn) -> str:
 @st.composite
 def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
     """A file of JSON lines, or of one JSON value, with something wrong in it."""
-    how = draw(st.sampled_from(["value", "value", "value", "value", "bytes", "cut", "lines", "raw"]))
+    how = draw(
+        st.sampled_from(["value", "value", "value", "value", "bytes", "cut", "lines", "raw"])
+    )
     lines = whole.splitlines(keepends=True)
     number = draw(st.integers(0, len(lines) - 1))
     if how == "value":
@@ -83,7 +118,9 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
     elif how == "cut":
         return whole[: draw(st.integers(0, len(whole)))]
     elif how == "lines":
-        lines[number : number + draw(st.integers(0, 2))] = [draw(RAW) + b"\n"] * draw(st.integers(0, 2))
+        lines[number : number + draw(st.integers(0, 2))] = [draw(RAW) + b"\n"] * draw(
+            st.integers(0, 2)
+        )
     else:
         return draw(RAW)
     return b"".join(lines)
@@ -106,7 +143,9 @@ def fuzz(check: Callable[[bytes], None], *contents: st.SearchStrategy[bytes]) ->
 
 
 def fuzz_run(folder: Path, run: Path, path: Path, others: list[Path]) -> None:
-    """Damage a file of a run in many ways, and load all that was taken as one study, beside sound `others`."""
+    """Damage a file of a run in many ways, and load all that was taken as one study, beside sound
+    `others`.
+    """
     whole, kept = path.read_bytes(), folder / "kept"
     if path.suffix == ".json":
         whole = json.dumps(json.loads(whole)).encode()  # in one line
@@ -130,24 +169,32 @@ def fuzz_run(folder: Path, run: Path, path: Path, others: list[Path]) -> None:
 
 
 STEP = Step(
-    epoch=1, step=20, train_loss=2.0, learning_rate=0.1, images_per_second=90.0, global_batch=64, epochs_done=0.1
+    epoch=1, step=20, train_loss=2.0, learning_rate=0.1, images_per_second=90.0, global_batch=64,
+    epochs_done=0.1
 )  # fmt: skip
 BRANCH = Continued(message="it was another", branch_of="another", num_steps=10, train_seconds=1.5)
-CHANGE = BatchChanged(message="larger", epochs_done=0.1, before=64, global_batch=128, inputs={"noise_scale": 900.0})
+CHANGE = BatchChanged(
+    message="larger", epochs_done=0.1, before=64, global_batch=128, inputs={"noise_scale": 900.0}
+)
 MORE = (BRANCH, STEP, CHANGE, replace(STEP, step=40, global_batch=128, epochs_done=0.2))
 
 
 @pytest.mark.parametrize(
     ("whole", "odd"),
     [
-        ('"learning_rate": 0.1, "images_per_second": 90.0', '"learning_rate": [1], "images_per_second": 90.0'),
+        (
+            '"learning_rate": 0.1, "images_per_second": 90.0',
+            '"learning_rate": [1], "images_per_second": 90.0',
+        ),
         ('"step": 40, ', ""),
         ('"num_steps": 10, ', ""),
         ('"before": 64, "global_batch": 128', '"before": 64, "global_batch": "more"'),
         ('"lr_rule": "per_worker"', '"lr_rule": "cubic"'),
     ],
 )
-def test_a_damaged_run_is_left_out_by_name_and_repeated(whole: str, odd: str, tmp_path: Path) -> None:
+def test_a_damaged_run_is_left_out_by_name_and_repeated(
+    whole: str, odd: str, tmp_path: Path
+) -> None:
     write_run(tmp_path, local_batch=8)
     metrics = RunPaths(write_run(tmp_path, local_batch=16, more=MORE)).metrics
     assert len(bsweep.load(tmp_path).runs) == 2
@@ -173,9 +220,17 @@ def test_a_run_with_anything_in_a_file_is_read_or_named(name: str, tmp_path: Pat
 
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize(("told", "num_rounds"), [(diloco("uniform"), 2), (server("layer"), 0)])
-def test_records_of_rounds_and_servers_are_read_or_named(told: dict[str, Any], num_rounds: int, tmp_path: Path) -> None:
-    others = [write_run(tmp_path / "s", local_batch=8, num_workers=4, settings=told, num_rounds=num_rounds)]
-    run = write_run(tmp_path / "s", local_batch=16, num_workers=4, settings=told, num_rounds=num_rounds)
+def test_records_of_rounds_and_servers_are_read_or_named(
+    told: dict[str, Any], num_rounds: int, tmp_path: Path
+) -> None:
+    others = [
+        write_run(
+            tmp_path / "s", local_batch=8, num_workers=4, settings=told, num_rounds=num_rounds
+        )
+    ]
+    run = write_run(
+        tmp_path / "s", local_batch=16, num_workers=4, settings=told, num_rounds=num_rounds
+    )
     fuzz_run(tmp_path, run, run / "metrics.jsonl", others)
 
 
@@ -184,8 +239,10 @@ BOMB = "a: &a [x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{last}'] * 9)}]\n" for last, name in itertools.pairwise(NAMES)
 )
 ODD_YAML = [
-    BOMB.encode(), b"a: &a [*a]", b"!!python/object/apply:os.system [ls]", b"? [a]\n: b", b"a: 2001-13-45", b"\t",
-    b"[" * 100_000, b"- " * 5000, b"a: !!binary x", b"a: {? {a: b} : c}", b"<<: 5", b"a: 2001-01-01", b"%YAML 9",
+    BOMB.encode(), b"a: &a [*a]", b"!!python/object/apply:os.system [ls]", b"? [a]\n: b", (b"a: "
+    b"2001-13-45"), b"\t",
+    b"[" * 100_000, b"- " * 5000, b"a: !!binary x", b"a: {? {a: b} : c}", b"<<: 5",
+    b"a: 2001-01-01", b"%YAML 9",
 ]  # fmt: skip
 
 
@@ -201,7 +258,10 @@ def reason(read: Callable[[], object], *errors: type[Exception]) -> str | None:
 def test_anything_as_config_yaml_is_read_or_said(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     schema.save(compose("local_batch=8"), path)
-    as_yaml, as_json = path.read_bytes(), json.dumps(json.loads(json.dumps(schema.read(path), default=vars))).encode()
+    as_yaml, as_json = (
+        path.read_bytes(),
+        json.dumps(json.loads(json.dumps(schema.read(path), default=vars))).encode(),
+    )
     longer = st.binary(max_size=60).map(lambda more: as_yaml + more)
 
     def read(content: bytes) -> None:
@@ -217,7 +277,9 @@ def test_anything_as_config_yaml_is_read_or_said(tmp_path: Path) -> None:
 def test_anything_as_calibration_json_is_read_or_taken_for_none(tmp_path: Path) -> None:
     path, config = tmp_path / "calibration.json", compose("local_batch=8")
     timed = (Timed(Numerics("fp32", False), (0.1, 0.3)), Timed(Numerics("bf16", True), (0.2, 0.2)))
-    calibration_file.write(path, calibration_file.Calibration(1, (8, 64), measured_batches=(8, 64), timed=timed))
+    calibration_file.write(
+        path, calibration_file.Calibration(1, (8, 64), measured_batches=(8, 64), timed=timed)
+    )
     whole, found = json.dumps(json.loads(path.read_text())).encode(), []
 
     def read(content: bytes) -> None:
@@ -251,12 +313,17 @@ def test_anything_as_probe_json_is_read_or_said(policy: str, tmp_path: Path) -> 
     ("rows", "expected"),
     [
         ([{"a": 1, "b": 2}, {"b": 4, "a": 3}], {"a": (1, 3), "b": (2, 4)}),
-        ([{"a": 1, "b": 2}, {"a": 3, "c": 4}], {"a": (1, 3), "b": (2, None), "c": (None, 4)}),  # as many, but others
+        (
+            [{"a": 1, "b": 2}, {"a": 3, "c": 4}],
+            {"a": (1, 3), "b": (2, None), "c": (None, 4)},
+        ),  # as many, but others
         ([{"a": 1}, {"a": 3, "b": 4}], {"a": (1, 3), "b": (None, 4)}),
         ([{"a": 1}, {"a": 2}], {"a": (1, 2)}),
         ([{}], {}),
         ([], {}),
     ],
 )
-def test_rows_become_columns_by_their_names(rows: list[dict[str, int]], expected: dict[str, tuple[int, ...]]) -> None:
+def test_rows_become_columns_by_their_names(
+    rows: list[dict[str, int]], expected: dict[str, tuple[int, ...]]
+) -> None:
     assert _by_column(rows) == expected

@@ -31,7 +31,9 @@ def test_records_are_read_back_in_order(tmp_path: Path) -> None:
     assert all(r["schema"] == 1 and r["type"] == "event" and r["time"] > 0 for r in records)
 
 
-def test_torn_at_every_byte_only_the_last_record_is_lost_and_appending_repairs(tmp_path: Path) -> None:
+def test_torn_at_every_byte_only_the_last_record_is_lost_and_appending_repairs(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "m.jsonl"
     write(path, "a", "b")
     whole = path.read_bytes()
@@ -57,7 +59,12 @@ def test_a_damaged_middle_is_an_error_that_names_the_line(tmp_path: Path) -> Non
 
 def round_of_earlier_versions() -> dict[str, Any]:
     seconds = ("began_seconds", "compute_seconds", "idle_seconds", "exchange_seconds")
-    said = {"workers": [0, 1], "local_batches": [8, 16], "local_steps": [1, 1], **{name: [0.1] * 2 for name in seconds}}
+    said = {
+        "workers": [0, 1],
+        "local_batches": [8, 16],
+        "local_steps": [1, 1],
+        **{name: [0.1] * 2 for name in seconds},
+    }
     numbers = {"epoch": 1, "round": 1, "train_loss": 0.5, "num_examples": 24, "is_whole": True}
     return {"schema": 1, "type": "round", **said, **numbers}
 
@@ -78,7 +85,10 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
 
 
 def test_numbers_that_json_has_not_are_refused_by_the_writer(tmp_path: Path) -> None:
-    with RunLog(tmp_path / "m.jsonl") as log, pytest.raises(ValueError, match=r"not JSON compliant|Out of range"):
+    with (
+        RunLog(tmp_path / "m.jsonl") as log,
+        pytest.raises(ValueError, match=r"not JSON compliant|Out of range"),
+    ):
         log.write(Event(event="warning", message=float("nan")))  # type: ignore[arg-type]
     assert read_records(tmp_path / "m.jsonl") == ((), None)
 
@@ -96,7 +106,14 @@ def test_damaged_records_are_never_vouched_for(tmp_path: Path) -> None:
     write(paths.metrics, "a")
     write_summary(paths, compose("local_batch=8"), "completed", "", 1.0)
     event = json.loads(paths.metrics.read_text())
-    for bad in ({**event, "message": 5}, {**event, "schema": 0}, [event], 5, {}, {**event, "time": math.nan}):
+    for bad in (
+        {**event, "message": 5},
+        {**event, "schema": 0},
+        [event],
+        5,
+        {},
+        {**event, "time": math.nan},
+    ):
         paths.metrics.write_text(json.dumps(bad) + "\n")
         with pytest.raises(ValueError, match=r"metrics\.jsonl:1"):
             read_run(paths.folder)
@@ -104,33 +121,61 @@ def test_damaged_records_are_never_vouched_for(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"metrics\.jsonl:1"):
             read_run(paths.folder)  # though nothing has changed since
         summary = json.loads(paths.summary.read_text())  # as an earlier version left it
-        write_json(paths.summary, summary | {"metrics_crc32": zlib.crc32(paths.metrics.read_bytes())})
+        write_json(
+            paths.summary, summary | {"metrics_crc32": zlib.crc32(paths.metrics.read_bytes())}
+        )
         with pytest.raises(ValueError, match=r"metrics\.jsonl:1"):
             read_run(paths.folder)
 
 
 @pytest.mark.parametrize("with_steps", [True, False])
-def test_records_that_are_vouched_for_are_read_as_others_are(tmp_path: Path, with_steps: bool) -> None:
+def test_records_that_are_vouched_for_are_read_as_others_are(
+    tmp_path: Path, with_steps: bool
+) -> None:
     paths = RunPaths(tmp_path)
     write(paths.metrics, "a")
     with paths.metrics.open("a") as file:
-        step = {"epoch": 1, "step": 5, "train_loss": None, "learning_rate": 0.1, "images_per_second": None}
-        told = {"schema": 1, "time": 0.0, **step, "global_batch": 8, "epochs_done": 0.5, "type": "step"}
+        step = {
+            "epoch": 1,
+            "step": 5,
+            "train_loss": None,
+            "learning_rate": 0.1,
+            "images_per_second": None,
+        }
+        told = {
+            "schema": 1,
+            "time": 0.0,
+            **step,
+            "global_batch": 8,
+            "epochs_done": 0.5,
+            "type": "step",
+        }
         file.write(json.dumps(told) + "\n")
         file.write(json.dumps(round_of_earlier_versions()) + '\n{"schema": 1, "ty')
     write_summary(paths, compose("local_batch=8"), "timeout", "", 1.0)
     vouched = read_run(paths.folder, with_steps)
     summary = json.loads(paths.summary.read_text())
-    write_json(paths.summary, {key: value for key, value in summary.items() if key != "metrics_crc32"})
-    assert vouched.records == read_run(paths.folder, with_steps).records and len(vouched.records) == 2 + with_steps
+    write_json(
+        paths.summary, {key: value for key, value in summary.items() if key != "metrics_crc32"}
+    )
+    assert (
+        vouched.records == read_run(paths.folder, with_steps).records
+        and len(vouched.records) == 2 + with_steps
+    )
     assert vouched.warnings == read_run(paths.folder, with_steps).warnings != ()
 
 
-def test_summary_of_a_run_that_never_started_has_every_column_and_null_numbers(tmp_path: Path) -> None:
+def test_summary_of_a_run_that_never_started_has_every_column_and_null_numbers(
+    tmp_path: Path,
+) -> None:
     paths = RunPaths(tmp_path)
     write_summary(paths, compose("local_batch=8", "num_workers=2"), "failed", "no luck", 3.5)
     summary = json.loads(paths.summary.read_text())
-    assert (summary["status"], summary["message"], summary["wall_seconds"]) == ("failed", "no luck", 3.5)
+    assert (summary["status"], summary["message"], summary["wall_seconds"]) == (
+        "failed",
+        "no luck",
+        3.5,
+    )
     assert (summary["local_batch"], summary["global_batch"], summary["num_workers"]) == (8, 16, 2)
     missing = ("train_seconds", "images_per_second", "train_loss", "test_accuracy", "sent_bytes")
     assert [summary[key] for key in missing] == [None] * 5

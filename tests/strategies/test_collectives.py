@@ -1,4 +1,6 @@
-"""Our all-reduce algorithms against the plain sum, on real processes, in groups of 2 to 5; on GPUs over NCCL."""
+"""Our all-reduce algorithms against the plain sum, on real processes, in groups of 2 to 5; on GPUs
+over NCCL.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,18 @@ CASES = [
     *(("cpu", p) for p in GROUPS["cpu"]),
     *(on_gpus("cuda", p, number=max(GROUPS["cuda"])) for p in GROUPS["cuda"]),
 ]
-Results = list[tuple[dict[tuple[int, str, int], tuple[torch.Tensor, int, int]], dict[int, dict[str, Any]]]]
-"""Of each rank, by group size, algorithm and vector size: the vector afterwards, bytes sent and steps; see `share`."""
+Results = list[
+    tuple[dict[tuple[int, str, int], tuple[torch.Tensor, int, int]], dict[int, dict[str, Any]]]
+]
+"""Of each rank, by group size, algorithm and vector size: the vector afterwards, bytes sent and
+steps; see `share`.
+"""
 
 
 def vector(rank: int, size: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(size, dtype=dtype, generator=torch.Generator().manual_seed(100 * rank + size))
+    return torch.randn(
+        size, dtype=dtype, generator=torch.Generator().manual_seed(100 * rank + size)
+    )
 
 
 def main(out: Path, kind: str) -> None:
@@ -58,7 +66,9 @@ def main(out: Path, kind: str) -> None:
 
 
 def share(group: dist.ProcessGroup, rank: int, p: int) -> dict[str, Any]:
-    """Of sums in shared memory: which had other bits than Gloo's; what it said where it could not be had."""
+    """Of sums in shared memory: which had other bits than Gloo's; what it said where it could not
+    be had.
+    """
 
     def gather_json(value: Mapping[str, Any]) -> list[dict[str, Any]]:
         every: list[dict[str, Any]] = [{}] * p
@@ -83,8 +93,14 @@ def share(group: dist.ProcessGroup, rank: int, p: int) -> dict[str, Any]:
     vectors, reason = shared_memory.share(torch.zeros(LARGE), gather_json)
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not vectors
-    open_files = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    return {"others": others, "reason": reason, "open": [path for path in open_files if "memfd:bsweep" in path]}
+    open_files = [
+        str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()
+    ]
+    return {
+        "others": others,
+        "reason": reason,
+        "open": [path for path in open_files if "memfd:bsweep" in path],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +113,20 @@ def computed(out: Path, kind: str) -> Results:
     num_processes = max(GROUPS[kind])
     with (out / "output").open("w") as output:
         started = [
-            Fork("tests.strategies.test_collectives", str(out), kind, cwd=ROOT, env=env, stdout=output, stderr=output)
+            Fork(
+                "tests.strategies.test_collectives",
+                str(out),
+                kind,
+                cwd=ROOT,
+                env=env,
+                stdout=output,
+                stderr=output,
+            )
             for env in ranks(num_processes)
         ]
-    assert [process.wait(120) for process in started] == [0] * num_processes, (out / "output").read_text()
+    assert [process.wait(120) for process in started] == [0] * num_processes, (
+        out / "output"
+    ).read_text()
     return [torch.load(out / f"{rank}.pt") for rank in range(num_processes)]
 
 
@@ -119,25 +145,40 @@ def test_every_worker_gets_the_sum_and_the_same_bits(
 
 
 @pytest.mark.parametrize(("kind", "p"), CASES)
-def test_bytes_and_steps_are_what_theory_says(results_on: Callable[[str], Results], kind: str, p: int) -> None:
+def test_bytes_and_steps_are_what_theory_says(
+    results_on: Callable[[str], Results], kind: str, p: int
+) -> None:
     results = results_on(kind)
     size, n = 4099, 8 * 4099
-    counted = {name: [results[rank][0][p, name, size][1:] for rank in range(p)] for name in ALGORITHMS}
-    assert all(sent == pytest.approx(2 * (p - 1) / p * n, abs=8 * 2 * p) for sent, _ in counted["ring"])
+    counted = {
+        name: [results[rank][0][p, name, size][1:] for rank in range(p)] for name in ALGORITHMS
+    }
+    assert all(
+        sent == pytest.approx(2 * (p - 1) / p * n, abs=8 * 2 * p) for sent, _ in counted["ring"]
+    )
     assert {steps for _, steps in counted["ring"]} == {2 * (p - 1)}
-    assert sum(sent for sent, _ in counted["tree"]) == 2 * (p - 1) * n, "each edge of the tree carries the vector twice"
+    assert sum(sent for sent, _ in counted["tree"]) == 2 * (p - 1) * n, (
+        "each edge of the tree carries the vector twice"
+    )
     if p in (2, 4):
-        assert all(sent == pytest.approx(2 * (p - 1) / p * n, abs=8 * 2 * p) for sent, _ in counted["halving_doubling"])
+        assert all(
+            sent == pytest.approx(2 * (p - 1) / p * n, abs=8 * 2 * p)
+            for sent, _ in counted["halving_doubling"]
+        )
         assert {steps for _, steps in counted["halving_doubling"]} == {2 * (p.bit_length() - 1)}
 
 
 @pytest.mark.parametrize("p", GROUPS["cpu"])
-def test_sums_in_shared_memory_are_gloos_bit_for_bit(results_on: Callable[[str], Results], p: int) -> None:
+def test_sums_in_shared_memory_are_gloos_bit_for_bit(
+    results_on: Callable[[str], Results], p: int
+) -> None:
     results = results_on("cpu")
     for rank in range(p):
         found = results[rank][1][p]
         assert found["others"] == []
-        assert found["reason"].startswith("rank 1: 4000012 bytes: "), "told to all, who go on without"
+        assert found["reason"].startswith("rank 1: 4000012 bytes: "), (
+            "told to all, who go on without"
+        )
         assert found["open"] == []
 
 

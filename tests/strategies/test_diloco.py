@@ -1,4 +1,6 @@
-"""DiLoCo on real processes against a plain simulation of it, and what it records, holds and sends."""
+"""DiLoCo on real processes against a plain simulation of it, and what it records, holds and
+sends.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,14 @@ from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends 
 from tests.support.running import TINY, bsweep, compose, imported_first, write_text
 
 UNEVEN = {
-    2: ("allocation.local_batches=[5,9]", "allocation.local_steps=[4,2]"),  # rounds of 38: two and a tail of 15
-    3: ("allocation.local_batches=[5,9,4]", "allocation.local_steps=[3,2,1]"),  # of 37: two and a tail of 17
+    2: (
+        "allocation.local_batches=[5,9]",
+        "allocation.local_steps=[4,2]",
+    ),  # rounds of 38: two and a tail of 15
+    3: (
+        "allocation.local_batches=[5,9,4]",
+        "allocation.local_steps=[3,2,1]",
+    ),  # of 37: two and a tail of 17
 }
 GIVEN = {2: "strategy.weights=[0.3,0.7]", 3: "strategy.weights=[0.3,0.6,0.1]"}
 
@@ -48,15 +56,22 @@ class Simulation:
     """One process that is all workers, one after another, on the examples that real ones saw."""
 
     def __init__(self, workers: Sequence[dict[str, Any]], overrides: Sequence[str]) -> None:
-        self.config: RunConfig = compose(f"num_workers={len(workers)}", *CONTRACT, "local_batch=8", *overrides)
+        self.config: RunConfig = compose(
+            f"num_workers={len(workers)}", *CONTRACT, "local_batch=8", *overrides
+        )
         self.dataset = data.load(self.config.data, torch.device("cpu"))
         torch.manual_seed(self.config.seed)
         info = data.prepare(self.config.data)
-        self.model = models.build(self.config.model, num_classes=info.num_classes, shape=info.shape).double()
-        self.tensors = sorted(self.model.parameters(), key=lambda tensor: tensor.dim() < 2)  # as vectors have them
+        self.model = models.build(
+            self.config.model, num_classes=info.num_classes, shape=info.shape
+        ).double()
+        self.tensors = sorted(
+            self.model.parameters(), key=lambda tensor: tensor.dim() < 2
+        )  # as vectors have them
         o = self.config.optimizer
         self.inner = [
-            AdamW(self.tensors, lr=o.lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=o.weight_decay) for _ in workers
+            AdamW(self.tensors, lr=o.lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=o.weight_decay)
+            for _ in workers
         ]
         self.steps = [list(worker["seen"]) for worker in workers]
         self.rounds = workers[0]["rounds"]
@@ -75,10 +90,16 @@ class Simulation:
             mean, std = self.dataset.mean, self.dataset.std
             assert mean is not None and std is not None
             inputs = augment.normalize(
-                torch.stack(crops), mean, std, dtype=torch.float64, memory_format=torch.contiguous_format
+                torch.stack(crops),
+                mean,
+                std,
+                dtype=torch.float64,
+                memory_format=torch.contiguous_format,
             )
             self.inner[rank].zero_grad()
-            F.cross_entropy(self.model(inputs), self.dataset.train_labels[indices].long()).backward()
+            F.cross_entropy(
+                self.model(inputs), self.dataset.train_labels[indices].long()
+            ).backward()
             self.inner[rank].step()
             num_examples += len(indices)
         return start - self.parameters(), num_examples
@@ -109,23 +130,29 @@ def simulated(workers: Sequence[dict[str, Any]], overrides: Sequence[str]) -> Te
     velocity = torch.zeros_like(anchor)
     for record in one.rounds:
         moves, num_examples = zip(
-            *(one.moved(rank, anchor, number) for rank, number in enumerate(record["local_steps"])), strict=True
+            *(one.moved(rank, anchor, number) for rank, number in enumerate(record["local_steps"])),
+            strict=True,
         )
         weights = one.weights(num_examples, record["local_steps"])
-        gradient = sum((w * move for w, move in zip(weights, moves, strict=True)), torch.zeros_like(anchor))
+        gradient = sum(
+            (w * move for w, move in zip(weights, moves, strict=True)), torch.zeros_like(anchor)
+        )
         anchor, velocity = outer_step(anchor, velocity, gradient)
     assert not any(one.steps), "the rounds are all steps that were taken"
     return anchor
 
 
 def simulated_eagerly(workers: Sequence[dict[str, Any]], overrides: Sequence[str]) -> Tensor:
-    """A round begins where an outer step would lead if the others moved as in the round before; see `eager`."""
+    """A round begins where an outer step would lead if the others moved as in the round before; see
+    `eager`.
+    """
     one = Simulation(workers, overrides)
     anchor = one.parameters()
     velocity = torch.zeros_like(anchor)
     every = range(len(workers))
     planned = one.weights(
-        [b * s for b, s in zip(one.config.local_batches, one.config.local_steps, strict=True)], one.config.local_steps
+        [b * s for b, s in zip(one.config.local_batches, one.config.local_steps, strict=True)],
+        one.config.local_steps,
     )
     starts = [anchor] * len(workers)
     travelling: list[Tensor] | None = None
@@ -149,9 +176,13 @@ def simulated_eagerly(workers: Sequence[dict[str, Any]], overrides: Sequence[str
 
 
 def agree(
-    simulate: Callable[[Sequence[dict[str, Any]], Sequence[str]], Tensor], num_workers: int, *overrides: str
+    simulate: Callable[[Sequence[dict[str, Any]], Sequence[str]], Tensor],
+    num_workers: int,
+    *overrides: str,
 ) -> list[dict[str, Any]]:
-    """Real workers all have the weights that the simulation reaches, which are not those it began with."""
+    """Real workers all have the weights that the simulation reaches, which are not those it began
+    with.
+    """
     workers = diloco(num_workers, *overrides)
     expected = simulate(workers, words(*overrides))
     assert workers[0]["moved"] > 0.01
@@ -168,8 +199,12 @@ def test_workers_reach_the_weights_of_a_plain_simulation(num_workers: int, weigh
     workers = agree(simulated, num_workers, *UNEVEN[num_workers], how)
     for epoch in (1, 2):
         rounds = [record for record in workers[0]["rounds"] if record["epoch"] == epoch]
-        steps = compose("local_batch=8", f"num_workers={num_workers}", *words(*UNEVEN[num_workers])).local_steps
-        assert [tuple(record["local_steps"]) for record in rounds[:-1]] == [steps] * (len(rounds) - 1)
+        steps = compose(
+            "local_batch=8", f"num_workers={num_workers}", *words(*UNEVEN[num_workers])
+        ).local_steps
+        assert [tuple(record["local_steps"]) for record in rounds[:-1]] == [steps] * (
+            len(rounds) - 1
+        )
         assert sum(record["num_examples"] for record in rounds) == NUM_TRAIN
 
 
@@ -180,7 +215,10 @@ def test_even_workers_take_rounds_of_sync_every_steps() -> None:
 
 
 def test_how_moves_count_changes_the_weights() -> None:
-    ways = [*(f"strategy.weighting={name}" for name in ("uniform", "examples", "fednova")), GIVEN[3]]
+    ways = [
+        *(f"strategy.weighting={name}" for name in ("uniform", "examples", "fednova")),
+        GIVEN[3],
+    ]
     reached = [diloco(3, *UNEVEN[3], way)[0]["parameters"] for way in ways]
     for i, one in enumerate(reached):
         assert all(float((one - other).abs().max()) > 1e-6 for other in reached[:i])
@@ -196,10 +234,14 @@ def test_the_sum_may_be_anyones(algorithm: str) -> None:
 
 
 def test_messages_are_counted_on_the_worker_with_most_of_them() -> None:
-    """Of three workers in a tree the first takes part in all four messages, the others in two each."""
+    """Of three workers in a tree the first takes part in all four messages, the others in two
+    each.
+    """
     first, *_ = diloco(3, *UNEVEN[3], "strategy.algorithm=tree")
     rounds = [sum(record["epoch"] == epoch for record in first["rounds"]) for epoch in (1, 2)]
-    assert [epoch["exchange_steps"] for epoch in first["epochs"]] == [4 * number for number in rounds]
+    assert [epoch["exchange_steps"] for epoch in first["epochs"]] == [
+        4 * number for number in rounds
+    ]
 
 
 def test_a_codec_sends_less_and_keeps_workers_equal() -> None:
@@ -208,11 +250,18 @@ def test_a_codec_sends_less_and_keeps_workers_equal() -> None:
     rounds = [sum(record["epoch"] == epoch for record in plain["rounds"]) for epoch in (1, 2)]
     sent = [epoch["sent_bytes"] for epoch in plain["epochs"]]
     assert sent == pytest.approx([number * 2 * 2 / 3 * vector_bytes for number in rounds], rel=0.01)
-    for codec, part in ((("compression=fp16",), 0.5), (("compression=topk", "compression.density=0.05"), 0.15)):
+    for codec, part in (
+        (("compression=fp16",), 0.5),
+        (("compression=topk", "compression.density=0.05"), 0.15),
+    ):
         workers = diloco(3, *UNEVEN[3], "precision=fp32", *codec)
         assert all(epoch["codec_seconds"] > 0 for epoch in workers[0]["epochs"])
-        assert all(torch.equal(worker["parameters"], workers[0]["parameters"]) for worker in workers)
-        assert workers[0]["moved"] > 0.001 and not torch.equal(workers[0]["parameters"], plain["parameters"])
+        assert all(
+            torch.equal(worker["parameters"], workers[0]["parameters"]) for worker in workers
+        )
+        assert workers[0]["moved"] > 0.001 and not torch.equal(
+            workers[0]["parameters"], plain["parameters"]
+        )
         assert [epoch["sent_bytes"] for epoch in workers[0]["epochs"]] == pytest.approx(
             [part * number for number in sent], rel=0.02
         )
@@ -220,12 +269,19 @@ def test_a_codec_sends_less_and_keeps_workers_equal() -> None:
 
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_eager_updates_reach_the_weights_of_a_plain_simulation(num_workers: int) -> None:
-    small = ("allocation.local_batches=[5,3]", "allocation.local_steps=[3,2]")  # rounds of 21: four and a tail
+    small = (
+        "allocation.local_batches=[5,3]",
+        "allocation.local_steps=[3,2]",
+    )  # rounds of 21: four and a tail
     overrides = (*(small if num_workers == 2 else UNEVEN[3]), "strategy.overlap=true")
     workers = agree(simulated_eagerly, num_workers, *overrides)
     late = diloco(num_workers, *overrides[:-1])
-    assert not torch.allclose(workers[0]["parameters"], late[0]["parameters"], rtol=1e-4), "they are another method"
-    assert [r["num_examples"] for r in workers[0]["rounds"]] == [r["num_examples"] for r in late[0]["rounds"]]
+    assert not torch.allclose(workers[0]["parameters"], late[0]["parameters"], rtol=1e-4), (
+        "they are another method"
+    )
+    assert [r["num_examples"] for r in workers[0]["rounds"]] == [
+        r["num_examples"] for r in late[0]["rounds"]
+    ]
 
 
 @pytest.mark.parametrize("overlap", ["false", "true"])
@@ -233,7 +289,9 @@ def test_the_same_seed_gives_the_same_bits(tmp_path: Path, overlap: str) -> None
     contract = (*TEXT_CONTRACT, f"data.path={write_text(tmp_path / 'text.txt', 1618)}")
     point = (*words(*UNEVEN[2]), "precision=fp32", f"strategy.overlap={overlap}")
     once = trained(2, *point, contract=contract)
-    again = trained(2, *point, "log_every_steps=7", contract=contract)  # which trains anew, and changes nothing else
+    again = trained(
+        2, *point, "log_every_steps=7", contract=contract
+    )  # which trains anew, and changes nothing else
     other = trained(2, *point, "seed=1", contract=contract)
     for run in (again, once[1:]):
         assert all(torch.equal(worker["parameters"], once[0]["parameters"]) for worker in run)
@@ -243,10 +301,16 @@ def test_the_same_seed_gives_the_same_bits(tmp_path: Path, overlap: str) -> None
 @pytest.mark.parametrize("overlap", ["false", "true"])
 def test_a_round_ends_the_run_with_its_epoch_on_record(overlap: str) -> None:
     how = (*UNEVEN[2], f"strategy.overlap={overlap}", "epochs=9")
-    for limit, num_rounds, num_epochs in (("rounds=4", 4, 2), ("rounds=3", 3, 1), ("seconds=1e-6", None, 1)):
+    for limit, num_rounds, num_epochs in (
+        ("rounds=4", 4, 2),
+        ("rounds=3", 3, 1),
+        ("seconds=1e-6", None, 1),
+    ):
         first, second = diloco(2, *how, f"strategy.max_{limit}")
         rounds, epochs = first["rounds"], first["epochs"]
-        assert len(rounds) == (num_rounds or {"false": 1, "true": 2}[overlap])  # what travels has no time yet
+        assert len(rounds) == (
+            num_rounds or {"false": 1, "true": 2}[overlap]
+        )  # what travels has no time yet
         assert [epoch["epoch"] for epoch in epochs] == list(range(1, num_epochs + 1))
         last = [record for record in rounds if record["epoch"] == num_epochs]
         assert sum(record["num_examples"] for record in last) < NUM_TRAIN or limit == "rounds=3"
@@ -260,11 +324,21 @@ def test_a_rounds_times_add_up(overlap: str) -> None:
     workers = diloco(2, *UNEVEN[2], f"strategy.overlap={overlap}")
     rounds, epochs = workers[0]["rounds"], workers[0]["epochs"]
     assert [record["round"] for record in rounds] == list(range(1, len(rounds) + 1))
-    assert all(record["workers"] == [0, 1] and record["worker_batches"] == [5, 9] for record in rounds)
-    keys = ("began_seconds", "compute_seconds", "idle_seconds", "exposed_exchange_seconds", "exchange_seconds")
+    assert all(
+        record["workers"] == [0, 1] and record["worker_batches"] == [5, 9] for record in rounds
+    )
+    keys = (
+        "began_seconds",
+        "compute_seconds",
+        "idle_seconds",
+        "exposed_exchange_seconds",
+        "exchange_seconds",
+    )
     before, epoch = torch.zeros(2, dtype=torch.float64), 1
     for record in rounds:
-        began, compute, idle, exposed, travel = (torch.tensor(record[key], dtype=torch.float64) for key in keys)
+        began, compute, idle, exposed, travel = (
+            torch.tensor(record[key], dtype=torch.float64) for key in keys
+        )
         arrived, released = began + compute, began + compute + idle + exposed
         assert compute.min() > 0 and idle.min() >= 0 and exposed.min() > -1e-9
         assert travel.min() > 0, "it is timed where it travels, hidden or not"
@@ -272,23 +346,32 @@ def test_a_rounds_times_add_up(overlap: str) -> None:
             torch.testing.assert_close(idle, arrived.max() - arrived, rtol=0, atol=1e-6)
             assert idle[arrived.argmax()] == 0
         if record["epoch"] == epoch:
-            assert bool((began >= before - 1e-6).all()), "a round begins when the one before has ended"
+            assert bool((began >= before - 1e-6).all()), (
+                "a round begins when the one before has ended"
+            )
         before, epoch = released, record["epoch"]
     assert min(rounds[0]["began_seconds"]) == 0
     for number, of_epoch in enumerate(epochs, 1):
         idle, exposed, travel = (
-            torch.tensor([record[key] for record in rounds if record["epoch"] == number], dtype=torch.float64)
+            torch.tensor(
+                [record[key] for record in rounds if record["epoch"] == number], dtype=torch.float64
+            )
             for key in keys[2:]
         )
         assert of_epoch["worker_wait_seconds"] == pytest.approx(idle.sum(dim=0).tolist(), abs=1e-6)
         exchange = float(travel.min(dim=1).values.sum())
-        assert of_epoch["exchange_seconds"] == pytest.approx(exchange, abs=1e-6) and of_epoch["codec_seconds"] is None
+        assert (
+            of_epoch["exchange_seconds"] == pytest.approx(exchange, abs=1e-6)
+            and of_epoch["codec_seconds"] is None
+        )
         not_hidden = float(exposed.mean(dim=1).sum()) if overlap == "true" else exchange
         assert of_epoch["exposed_exchange_seconds"] == pytest.approx(not_hidden, abs=1e-6)
 
 
 @pytest.mark.slow
-def test_steps_follow_the_speeds_that_are_measured_whatever_the_workers_clocks_say(tmp_path: Path) -> None:
+def test_steps_follow_the_speeds_that_are_measured_whatever_the_workers_clocks_say(
+    tmp_path: Path,
+) -> None:
     """Given even steps for a worker that is six times slower, and clocks that are minutes apart."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, time\n"
@@ -313,18 +396,28 @@ def test_steps_follow_the_speeds_that_are_measured_whatever_the_workers_clocks_s
         "study=s",
     )
     env = imported_first(tmp_path)
-    result = bsweep("run", *point, cwd=tmp_path, env=env, fresh=True)  # in a fork, the clock was imported before
+    result = bsweep(
+        "run", *point, cwd=tmp_path, env=env, fresh=True
+    )  # in a fork, the clock was imported before
     assert result.returncode == 0, result.stderr
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
     records = read_records(RunPaths(folder).metrics)[0]
     event, *_ = (record for record in records if record.get("event") == "reallocated")
-    assert "after round 4" in event["message"] and "local steps [10, 10] become [" in event["message"]
+    assert (
+        "after round 4" in event["message"] and "local steps [10, 10] become [" in event["message"]
+    )
     rounds = [record for record in records if record["type"] == "round"]
     assert [record["local_steps"] for record in rounds[:4]] == [[10, 10]] * 4
-    fast, slow = (sum(record["compute_seconds"][rank] for record in rounds[:4]) for rank in range(2))
-    assert rounds[4]["local_steps"] == [int(10 * slow / fast), 10] and rounds[4]["local_steps"][0] > 10
+    fast, slow = (
+        sum(record["compute_seconds"][rank] for record in rounds[:4]) for rank in range(2)
+    )
+    assert (
+        rounds[4]["local_steps"] == [int(10 * slow / fast), 10] and rounds[4]["local_steps"][0] > 10
+    )
     for record in rounds:
-        arrived = [b + c for b, c in zip(record["began_seconds"], record["compute_seconds"], strict=True)]
+        arrived = [
+            b + c for b, c in zip(record["began_seconds"], record["compute_seconds"], strict=True)
+        ]
         assert max(arrived) < 120 and min(record["idle_seconds"]) == 0, "one clock for all"
         assert abs(record["began_seconds"][0] - record["began_seconds"][1]) < 1
 
@@ -351,19 +444,27 @@ def test_steps_of_a_network_aware_run_follow_the_exchange_that_is_measured(tmp_p
     result = bsweep("run", *point, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
-    rounds = [record for record in read_records(RunPaths(folder).metrics)[0] if record["type"] == "round"]
+    rounds = [
+        record for record in read_records(RunPaths(folder).metrics)[0] if record["type"] == "round"
+    ]
     assert [record["local_steps"] for record in rounds[:3]] == [[1, 1]] * 3
     assert min(rounds[3]["local_steps"]) >= 3
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_fednova_counts_what_momentum_makes_of_steps(monkeypatch: pytest.MonkeyPatch, nesterov: bool) -> None:
-    """||a_i||_1: how far an optimizer goes in so many steps along a gradient of 1, at a rate of 1."""
+def test_fednova_counts_what_momentum_makes_of_steps(
+    monkeypatch: pytest.MonkeyPatch, nesterov: bool
+) -> None:
+    """||a_i||_1: how far an optimizer goes in so many steps along a gradient of 1, at a rate of
+    1.
+    """
     sgd = ("optimizer=sgd", "optimizer.momentum=0.9", f"optimizer.nesterov={str(nesterov).lower()}")
     point = ("strategy=diloco", "strategy.weighting=fednova", *sgd)
     config = compose("local_batch=8", "num_workers=2", *point)
     assert isinstance(config.strategy, DiLoCoConfig)
-    monkeypatch.setattr("bsweep.strategies.diloco.resolve", lambda _: lambda *_: SimpleNamespace(has_codec=False))
+    monkeypatch.setattr(
+        "bsweep.strategies.diloco.resolve", lambda _: lambda *_: SimpleNamespace(has_codec=False)
+    )
     number = torch.tensor([3.0, 20.0], dtype=torch.float64)
     went = []
     for steps in (3, 20):
@@ -377,7 +478,9 @@ def test_fednova_counts_what_momentum_makes_of_steps(monkeypatch: pytest.MonkeyP
         worker._optimizer, before = optimizer, float(parameter.detach())
         worker.begin_round(())
         optimizer.step()
-        assert float(parameter.detach()) - before == pytest.approx(-1 - 0.9 * nesterov), "as if it were the first"
+        assert float(parameter.detach()) - before == pytest.approx(-1 - 0.9 * nesterov), (
+            "as if it were the first"
+        )
     mean = sum(went) / 2
     for rank in range(2):
         worker = DiLoCo(config, config.strategy, Place(rank, 2), RunPaths(Path()))
@@ -388,21 +491,36 @@ def test_fednova_counts_what_momentum_makes_of_steps(monkeypatch: pytest.MonkeyP
 def test_a_network_aware_run_goes_by_the_exchange_itself_though_computing_hides_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Steps of 0.1 s, and 1 s of travel and codec of which nothing is exposed: a tenth of the time is 90 steps."""
+    """Steps of 0.1 s, and 1 s of travel and codec of which nothing is exposed: a tenth of the time
+    is 90 steps.
+    """
     point = ("strategy.overlap=true", "allocation=network_aware", "allocation.local_steps=[90,90]")
-    share = ("allocation.adapt_every=2", "allocation.max_exchange_share=0.1", "strategy.sync_every=90")
+    share = (
+        "allocation.adapt_every=2",
+        "allocation.max_exchange_share=0.1",
+        "strategy.sync_every=90",
+    )
     config = compose("local_batch=8", "num_workers=2", "strategy=diloco", *point, *share)
     assert isinstance(config.strategy, DiLoCoConfig)
-    monkeypatch.setattr("bsweep.strategies.diloco.resolve", lambda _: lambda *_: SimpleNamespace(has_codec=True))
-    worker, policy = EagerDiLoCo(config, config.strategy, Place(0, 2), RunPaths(Path())), batching.build(config)
+    monkeypatch.setattr(
+        "bsweep.strategies.diloco.resolve", lambda _: lambda *_: SimpleNamespace(has_codec=True)
+    )
+    worker, policy = (
+        EagerDiLoCo(config, config.strategy, Place(0, 2), RunPaths(Path())),
+        batching.build(config),
+    )
 
     def record(number: int, spent: list[float]) -> None:
         began = torch.full((2,), 10.0 * number, dtype=torch.float64)
         arrived = began + 9
-        worker._close_round(1, number, arrivals(began, arrived, released=arrived, spent=spent), float(arrived[0]))
+        worker._close_round(
+            1, number, arrivals(began, arrived, released=arrived, spent=spent), float(arrived[0])
+        )
         rounds = tuple(record for record in worker.records if isinstance(record, Round))
         worker.records = []
-        policy.observe(batching.Seen(0.0, rounds, torch.zeros(3), lambda values: values.unsqueeze(0)))
+        policy.observe(
+            batching.Seen(0.0, rounds, torch.zeros(3), lambda values: values.unsqueeze(0))
+        )
 
     for number in range(1, 5):
         record(number, [0.75, 0.25])
@@ -418,22 +536,38 @@ def test_a_network_aware_run_goes_by_the_exchange_itself_though_computing_hides_
 def arrivals(began: Tensor, arrived: Tensor, released: Tensor, spent: list[float]) -> Arrivals:
     """Of two workers that took whole rounds of 90 steps of 8 examples."""
     examples, steps = (torch.full((2,), number, dtype=torch.float64) for number in (720.0, 90.0))
-    sums, both = torch.ones(2, 3, dtype=torch.float64), torch.tensor([spent, spent], dtype=torch.float64)
-    return Arrivals((0, 1), sums, examples, examples, examples / steps, steps, began, arrived, released, both)
+    sums, both = (
+        torch.ones(2, 3, dtype=torch.float64),
+        torch.tensor([spent, spent], dtype=torch.float64),
+    )
+    return Arrivals(
+        (0, 1), sums, examples, examples, examples / steps, steps, began, arrived, released, both
+    )
 
 
 def test_dgc_takes_the_outer_momentum_over_whatever_may_be_lost() -> None:
     """Where workers may be lost their group, and with it the codec, is made twice."""
-    point = ("strategy=diloco", "strategy.sync_every=3", "compression=dgc", "compression.warmup_densities=[]")
-    kept, lost = (trained(2, *point, f"strategy.on_loss={on_loss}") for on_loss in ("fail", "continue"))
+    point = (
+        "strategy=diloco",
+        "strategy.sync_every=3",
+        "compression=dgc",
+        "compression.warmup_densities=[]",
+    )
+    kept, lost = (
+        trained(2, *point, f"strategy.on_loss={on_loss}") for on_loss in ("fail", "continue")
+    )
     assert torch.equal(kept[0]["parameters"], lost[0]["parameters"])
 
 
-@pytest.mark.parametrize(("overrides", "more"), [((), 2), (("strategy.overlap=true",), 5), (("compression=topk",), 3)])
+@pytest.mark.parametrize(
+    ("overrides", "more"), [((), 2), (("strategy.overlap=true",), 5), (("compression=topk",), 3)]
+)
 def test_beside_plain_training_a_worker_holds_an_anchor_and_an_outer_momentum(
     overrides: tuple[str, ...], more: int
 ) -> None:
-    """Plain: parameters, gradients and two of AdamW. Overlapping holds three more, top-k its memory."""
+    """Plain: parameters, gradients and two of AdamW. Overlapping holds three more, top-k its
+    memory.
+    """
     wide = ("model.width=64", "optimizer=adamw_diloco", "data.num_train=32", "epochs=1")
     plain = trained(2, "strategy=allreduce", "strategy.transport=network", *wide)
     assert [worker["num_vectors"] for worker in plain] == [4, 4]

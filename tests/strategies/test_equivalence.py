@@ -1,7 +1,9 @@
-"""However many workers and by whatever strategy: the same examples, the same crops and the same weights.
+"""However many workers and by whatever strategy: the same examples, the same crops and the same
+weights.
 
-In float64 on a network without BatchNorm, W workers at batch b are one worker at W * b. The 91 examples make the last
-step uneven. Every test also checks that the weights moved, so that it cannot pass on a run that did nothing.
+In float64 on a network without BatchNorm, W workers at batch b are one worker at W * b. The 91
+examples make the last step uneven. Every test also checks that the weights moved, so that it cannot
+pass on a run that did nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +21,21 @@ import torch
 
 from bsweep.config import conf_dir
 from tests.support.gpus import on_gpus
-from tests.support.running import ROOT, TINY, Fork, compose, forks, meeting_port, popen, ranks, write_text
+from tests.support.running import (
+    ROOT,
+    TINY,
+    Fork,
+    compose,
+    forks,
+    meeting_port,
+    popen,
+    ranks,
+    write_text,
+)
 
-NUM_TRAIN = 91  # the last step of an epoch, 19 of 24, has uneven parts for two workers and for three
+NUM_TRAIN = (
+    91  # the last step of an epoch, 19 of 24, has uneven parts for two workers and for three
+)
 CONTRACT = (
     *TINY,
     f"data.num_train={NUM_TRAIN}",
@@ -45,7 +59,8 @@ TEXT_CONTRACT = (
 class Processes:
     """Real processes, started once, that train job after job; see `tests.support.one_run`.
 
-    Only horovodrun's need a launcher: it keeps where they meet. Others meet by variables, as torchrun would set them.
+    Only horovodrun's need a launcher: it keeps where they meet. Others meet by variables, as
+    torchrun would set them.
     """
 
     def __init__(self, folder: Path, launcher: str, num_processes: int) -> None:
@@ -60,7 +75,14 @@ class Processes:
             else:
                 variables = ranks(num_processes) if launcher == "torchrun" else [{}]
                 self.processes = [
-                    Fork("tests.support.one_run", str(folder), cwd=ROOT, env=env, stdout=output, stderr=output)
+                    Fork(
+                        "tests.support.one_run",
+                        str(folder),
+                        cwd=ROOT,
+                        env=env,
+                        stdout=output,
+                        stderr=output,
+                    )
                     for env in variables
                 ]
 
@@ -76,7 +98,9 @@ class Processes:
         answers = [self.folder / f"{number}.{rank}.pt" for rank in range(self.num_processes)]
         end = time.monotonic() + 120
         while not all(answer.exists() for answer in answers):
-            failed = time.monotonic() > end or any(process.poll() is not None for process in self.processes)
+            failed = time.monotonic() > end or any(
+                process.poll() is not None for process in self.processes
+            )
             assert not failed, f"{job}:\n{self.output.read_text()}"
             time.sleep(0.02)
         return [torch.load(answer) for answer in answers]
@@ -107,25 +131,38 @@ def trained(
     overflow: tuple[int, ...] = (),
     break_off: tuple[int, int] = (0, 0),
 ) -> list[dict[str, Any]]:
-    """What each worker of a real run saw and ended with; by one of `tests.support.policies`, or by its configured batch.
+    """What each worker of a real run saw and ended with; by one of `tests.support.policies`, or by
+    its configured batch.
 
-    Gradients `overflow` on a rank, in a step. Those that `break_off` save after a round, end as by a kill after a later
-    one, and train on.
+    Gradients `overflow` on a rank, in a step. Those that `break_off` save after a round, end as by
+    a kill after a later one, and train on.
     """
-    given = ("local_batch=8", *overrides) if not any("_batch=" in o for o in overrides) else overrides
+    given = (
+        ("local_batch=8", *overrides) if not any("_batch=" in o for o in overrides) else overrides
+    )
     words = [f"num_workers={num_workers}", *contract, *given]
     config = _composed(*words)
     num_processes = num_workers + config.num_server_processes
-    launcher = "alone" if num_processes == 1 and config.launch.name == "horovodrun" else config.launch.name
+    launcher = (
+        "alone" if num_processes == 1 and config.launch.name == "horovodrun" else config.launch.name
+    )
     key = (launcher, num_processes)
     if key not in _STARTED:
         (folder := _FOLDER / f"{launcher}{num_processes}").mkdir()
         _STARTED[key] = Processes(folder, *key)
-    job = {"config": config, "policy": policy, "warm_up": warm_up, "overflow": list(overflow), "break_off": break_off}
+    job = {
+        "config": config,
+        "policy": policy,
+        "warm_up": warm_up,
+        "overflow": list(overflow),
+        "break_off": break_off,
+    }
     return _STARTED[key].run({**job, "ports": [meeting_port(), meeting_port()]})[:num_workers]
 
 
-_composed = functools.cache(compose)  # a run that is broken off has the configuration of the whole one
+_composed = functools.cache(
+    compose
+)  # a run that is broken off has the configuration of the whole one
 
 
 def oracle(global_batch: int, *overrides: str) -> dict[str, Any]:
@@ -133,7 +170,9 @@ def oracle(global_batch: int, *overrides: str) -> dict[str, Any]:
 
 
 STRATEGIES = sorted(
-    path.stem for path in (conf_dir() / "strategy").glob("*.yaml") if path.stem not in ("single", "own")
+    path.stem
+    for path in (conf_dir() / "strategy").glob("*.yaml")
+    if path.stem not in ("single", "own")
 )
 
 # With one plain step a round, DiLoCo is synchronous SGD.
@@ -160,14 +199,20 @@ VARIANTS: dict[str, list[tuple[int, tuple[str, ...]]]] = {
         (2, ("compression=topk", "compression.density=1")),
         (3, ("strategy.transport=shared_memory",)),
         (3, ("strategy.transport=network",)),
-        *((3, (f"strategy.algorithm={algorithm}",)) for algorithm in ("ring", "tree", "halving_doubling")),
+        *(
+            (3, (f"strategy.algorithm={algorithm}",))
+            for algorithm in ("ring", "tree", "halving_doubling")
+        ),
     ],
     "parameter_server": [
         (2, ()),
         (3, ("strategy.num_servers=2", "strategy.sharding=layer")),
         (3, ("strategy.num_servers=2", "strategy.sharding=memory", "strategy.colocated=true")),
     ],
-    "local_sgd": [(3, ("strategy.sync_every=1",)), (2, ("strategy.sync_every=3", "strategy.warmup_steps=100"))],
+    "local_sgd": [
+        (3, ("strategy.sync_every=1",)),
+        (2, ("strategy.sync_every=3", "strategy.warmup_steps=100")),
+    ],
     "diloco": [
         (2, SYNCHRONOUS_DILOCO),
         (3, (*SYNCHRONOUS_DILOCO, "strategy.algorithm=ring")),
@@ -202,7 +247,9 @@ def test_workers_reach_the_weights_of_one_worker_with_the_global_batch(
     expected = oracle(24, *(o for o in overrides if o.startswith("optimizer.")))
     assert expected["moved"] > 0.01
     for worker in workers:
-        torch.testing.assert_close(worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(
+            worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11
+        )
 
 
 @pytest.mark.parametrize("strategy", UNEVEN)
@@ -211,25 +258,38 @@ def test_uneven_local_batches_reach_the_same_weights(strategy: str) -> None:
     workers = trained(3, f"strategy={strategy}", *overrides)
     expected = oracle(24, *(o for o in overrides if o.startswith("optimizer.")))
     assert expected["moved"] > 0.01
-    assert [len(indices) for indices, _ in workers[1]["seen"]] == [12, 12, 12, 10] * 2, "its part, of a tail too"
+    assert [len(indices) for indices, _ in workers[1]["seen"]] == [12, 12, 12, 10] * 2, (
+        "its part, of a tail too"
+    )
     for worker in workers:
-        torch.testing.assert_close(worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(
+            worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11
+        )
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_tail_smaller_than_the_worker_count_is_trained_too(strategy: str) -> None:
-    more = ("data.num_train=49", "global_batch=24")  # the third step has one example for two workers
-    overrides = next((o for n, o in VARIANTS.get(strategy, []) if n == 2 and "topk" not in str(o)), ())
+    more = (
+        "data.num_train=49",
+        "global_batch=24",
+    )  # the third step has one example for two workers
+    overrides = next(
+        (o for n, o in VARIANTS.get(strategy, []) if n == 2 and "topk" not in str(o)), ()
+    )
     if strategy == "local_sgd":
         overrides = ("strategy.sync_every=1",)
     workers = trained(2, f"strategy={strategy}", *overrides, *more)
     expected = oracle(24, *more[:1], *(o for o in overrides if o.startswith("optimizer.")))
     for worker in workers:
-        torch.testing.assert_close(worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(
+            worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11
+        )
 
 
 def test_workers_reach_one_workers_language_model(tmp_path: Path) -> None:
-    path = write_text(tmp_path / "text.txt", 1618)  # 1457 bytes to train on: 91 sequences and the byte after them
+    path = write_text(
+        tmp_path / "text.txt", 1618
+    )  # 1457 bytes to train on: 91 sequences and the byte after them
     contract = (*TEXT_CONTRACT, f"data.path={path}")
     batch = ("local_batch=null", "global_batch=24")
     (expected,) = trained(1, "strategy=single", *batch, contract=contract)
@@ -237,7 +297,9 @@ def test_workers_reach_one_workers_language_model(tmp_path: Path) -> None:
     assert [epoch["num_steps"] for epoch in expected["epochs"]] == [4, 4]
     for num_workers in (2, 3):
         for worker in trained(num_workers, "strategy=allreduce", *batch, contract=contract):
-            torch.testing.assert_close(worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(
+                worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11
+            )
             for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
                 one, many = ([epoch[key] for epoch in run["epochs"]] for run in (expected, worker))
                 assert many == pytest.approx(one, rel=1e-9)
@@ -252,12 +314,19 @@ def test_ring_sends_twice_the_vector_less_a_share() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
-def test_in_shared_memory_nothing_is_sent_and_the_weights_are_those_of_gloo_bit_for_bit(num_workers: int) -> None:
+def test_in_shared_memory_nothing_is_sent_and_the_weights_are_those_of_gloo_bit_for_bit(
+    num_workers: int,
+) -> None:
     shared, network = (
-        trained(num_workers, "strategy=allreduce", "precision=fp32", f"strategy.transport={transport}")
+        trained(
+            num_workers, "strategy=allreduce", "precision=fp32", f"strategy.transport={transport}"
+        )
         for transport in ("auto", "network")
     )
-    assert [run[0]["start"]["transport"] for run in (shared, network)] == ["shared_memory", "network"]
+    assert [run[0]["start"]["transport"] for run in (shared, network)] == [
+        "shared_memory",
+        "network",
+    ]
     for one, other in zip(shared, network, strict=True):
         assert one["moved"] > 0.01 and torch.equal(one["parameters"], other["parameters"])
         for epoch in one["epochs"]:
@@ -271,13 +340,18 @@ def test_local_sgd_drifts_between_averages_and_agrees_where_an_epoch_ends() -> N
     assert torch.equal(first["parameters"], second["parameters"])
     assert not torch.allclose(first["parameters"], oracle(24)["parameters"], rtol=1e-4)
     vector_bytes = 8 * len(first["parameters"])
-    assert [epoch["sent_bytes"] // vector_bytes for epoch in first["epochs"]] == [2, 2]  # step 3 and 4; 6 and 8
+    assert [epoch["sent_bytes"] // vector_bytes for epoch in first["epochs"]] == [
+        2,
+        2,
+    ]  # step 3 and 4; 6 and 8
 
 
 def test_buckets_travel_while_the_backward_pass_goes_on() -> None:
     for more in ((), ("accumulation_steps=2",)):
         first, _ = trained(2, "strategy=horovod", "global_batch=24", "strategy.buckets=3", *more)
-        assert set(first["sent_early"][:3]) == {3}, "all buckets leave before the backward pass has ended"
+        assert set(first["sent_early"][:3]) == {3}, (
+            "all buckets leave before the backward pass has ended"
+        )
     first, _ = trained(2, "strategy=horovod", "global_batch=24")
     assert set(first["sent_early"]) == {0}
 
@@ -298,12 +372,20 @@ def test_what_travels_is_timed_apart_from_what_hides_it_and_from_what_compresses
 def test_split_evaluation_and_training_metrics_are_those_of_one_worker() -> None:
     many, one = trained(3, "strategy=horovod", "global_batch=24")[0]["epochs"], oracle(24)["epochs"]
     for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
-        assert [epoch[key] for epoch in many] == pytest.approx([epoch[key] for epoch in one], rel=1e-9)
+        assert [epoch[key] for epoch in many] == pytest.approx(
+            [epoch[key] for epoch in one], rel=1e-9
+        )
 
 
 @pytest.mark.parametrize("average", ["true", "false"])
 def test_batchnorm_statistics_are_averaged_where_asked(average: str) -> None:
-    more = ("model=resnet18", "epochs=1", "data.num_train=24", "global_batch=12", f"average_batchnorm={average}")
+    more = (
+        "model=resnet18",
+        "epochs=1",
+        "data.num_train=24",
+        "global_batch=12",
+        f"average_batchnorm={average}",
+    )
     first, second = (worker["buffers"] for worker in trained(2, *more))
     equal = all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert equal == (average == "true")
@@ -311,7 +393,9 @@ def test_batchnorm_statistics_are_averaged_where_asked(average: str) -> None:
 
 def test_accumulation_alone_changes_nothing() -> None:
     accumulated, plain = oracle(24, "accumulation_steps=4"), oracle(24)
-    torch.testing.assert_close(accumulated["parameters"], plain["parameters"], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        accumulated["parameters"], plain["parameters"], rtol=1e-9, atol=1e-11
+    )
 
 
 def test_a_horovod_worker_alone_is_the_single_strategy_bit_for_bit() -> None:
@@ -355,8 +439,16 @@ def test_steps_have_the_same_examples_and_crops_whatever_the_worker_count(num_wo
 def test_gradients_that_are_written_to_the_vector_at_once_are_exchanged_like_others(
     how: tuple[str, ...], num_passes: int
 ) -> None:
-    """Of kernels that are larger than their maps. By BatchNorm, workers are not the same as one with all examples."""
-    more = ("model=resnet18", "optimizer.lr=0.05", "epochs=1", "global_batch=24", f"accumulation_steps={num_passes}")
+    """Of kernels that are larger than their maps. By BatchNorm, workers are not the same as one
+    with all examples.
+    """
+    more = (
+        "model=resnet18",
+        "optimizer.lr=0.05",
+        "epochs=1",
+        "global_batch=24",
+        f"accumulation_steps={num_passes}",
+    )
     found, other = trained(2, *how, *more)
     expected, _ = trained(2, "strategy=allreduce", "strategy.transport=network", *more)
     assert found["moved"] > 1e-5
@@ -373,15 +465,25 @@ def test_fp16_on_the_wire_stays_close_and_keeps_workers_equal() -> None:
     torch.testing.assert_close(first["parameters"].double(), expected, rtol=0.05, atol=0.01)
 
 
-# Two workers sum alike in whatever order; DDP's buckets are others in its first step where there was no warm-up.
+# Two workers sum alike in whatever order; DDP's buckets are others in its first step where there
+# was no warm-up.
 WARMED_UP: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(STRATEGIES, ()),
     "horovod buckets": ("strategy=horovod", "strategy.buckets=3", "accumulation_steps=2"),
     "ddp powersgd": ("strategy=ddp", "strategy.hook=powersgd"),
-    "servers in workers": ("strategy=parameter_server", "strategy.colocated=true", "strategy.num_servers=2"),
+    "servers in workers": (
+        "strategy=parameter_server",
+        "strategy.colocated=true",
+        "strategy.num_servers=2",
+    ),
     "diloco dgc": ("strategy=diloco", "strategy.sync_every=2", "compression=dgc", "precision=fp32"),
     "diloco overlap": ("strategy=diloco", "strategy.sync_every=2", "strategy.overlap=true"),
-    "diloco loss": ("strategy=diloco", "strategy.sync_every=2", "strategy.on_loss=continue", "optimizer=adamw"),
+    "diloco loss": (
+        "strategy=diloco",
+        "strategy.sync_every=2",
+        "strategy.on_loss=continue",
+        "optimizer=adamw",
+    ),
     **{
         codec: ("strategy=allreduce", f"compression={codec}", "precision=fp32")
         for codec in sorted(path.stem for path in (conf_dir() / "compression").glob("*.yaml"))
@@ -393,20 +495,29 @@ WARMED_UP: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("case", WARMED_UP)
 def test_a_warm_up_leaves_no_trace(case: str) -> None:
     """The last step is one example: a worker has none."""
-    overrides = ("global_batch=24", "data.num_train=49", "epochs=1", *(WARMED_UP[case] or (f"strategy={case}",)))
+    overrides = (
+        "global_batch=24",
+        "data.num_train=49",
+        "epochs=1",
+        *(WARMED_UP[case] or (f"strategy={case}",)),
+    )
     warm, cold = (trained(2, *overrides, warm_up=warm_up) for warm_up in (True, False))
     assert cold[0]["moved"] > 1e-5
     for one, other in zip(warm, cold, strict=True):
         assert torch.equal(one["parameters"], other["parameters"])
     for kind in ("epochs", "steps", "rounds"):  # as the first worker wrote them
-        assert [_untimed(record) for record in warm[0][kind]] == [_untimed(record) for record in cold[0][kind]]
+        assert [_untimed(record) for record in warm[0][kind]] == [
+            _untimed(record) for record in cold[0][kind]
+        ]
 
 
 def _untimed(record: dict[str, Any]) -> dict[str, Any]:
     """Without what no two runs have alike."""
     servers = [_untimed(server) for server in record.get("servers") or ()]
     timed = ("time", "seconds", "per_second", "memory_bytes", "_p50", "_p95", "servers")
-    return {key: value for key, value in record.items() if not any(word in key for word in timed)} | {"of": servers}
+    return {
+        key: value for key, value in record.items() if not any(word in key for word in timed)
+    } | {"of": servers}
 
 
 ON_CPUS = (
@@ -415,7 +526,11 @@ ON_CPUS = (
     ("strategy=allreduce", "compression=topk"),
     ("strategy=allreduce", "compression=powersgd", "optimizer=lars"),
 )
-ON_GPUS = (("strategy=horovod",), ("strategy=ddp",), ("strategy=allreduce",))  # A graph would not see the overflow.
+ON_GPUS = (
+    ("strategy=horovod",),
+    ("strategy=ddp",),
+    ("strategy=allreduce",),
+)  # A graph would not see the overflow.
 
 
 @pytest.mark.parametrize(
@@ -425,23 +540,51 @@ ON_GPUS = (("strategy=horovod",), ("strategy=ddp",), ("strategy=allreduce",))  #
         *(on_gpus((*how, "device=cuda", "graph=false"), number=2) for how in ON_GPUS),
     ],
 )
-def test_gradients_that_overflow_on_one_worker_leave_the_step_out_on_all(how: tuple[str, ...]) -> None:
-    point = ("precision=fp16", "optimizer.lr=0.05", "global_batch=24", "epochs=1", *how)  # of four steps
+def test_gradients_that_overflow_on_one_worker_leave_the_step_out_on_all(
+    how: tuple[str, ...],
+) -> None:
+    point = (
+        "precision=fp16",
+        "optimizer.lr=0.05",
+        "global_batch=24",
+        "epochs=1",
+        *how,
+    )  # of four steps
     first, second = trained(2, *point, overflow=(1, 3))
-    assert torch.equal(first["parameters"], second["parameters"]) and first["parameters"].isfinite().all()
+    assert (
+        torch.equal(first["parameters"], second["parameters"])
+        and first["parameters"].isfinite().all()
+    )
     assert first["epochs"][0]["skipped_steps"] == 1 and first["scale"] == second["scale"] == 2**15
     every, *_ = trained(2, *point)
     assert every["epochs"][0]["skipped_steps"] == 0 and every["scale"] == 2**16
-    assert not torch.allclose(first["parameters"], every["parameters"], rtol=1e-3), "a step was left out"
+    assert not torch.allclose(first["parameters"], every["parameters"], rtol=1e-3), (
+        "a step was left out"
+    )
 
 
 @pytest.mark.parametrize("strategy", ["local_sgd", "diloco"])
 def test_a_worker_that_steps_alone_leaves_its_own_step_out(strategy: str) -> None:
-    """One of a round's two: the other worker's counts, so that parameters are equal and scales are not."""
-    point = ("precision=fp16", "optimizer.lr=0.05", "epochs=1", f"strategy={strategy}", "strategy.sync_every=2")
+    """One of a round's two: the other worker's counts, so that parameters are equal and scales are
+    not.
+    """
+    point = (
+        "precision=fp16",
+        "optimizer.lr=0.05",
+        "epochs=1",
+        f"strategy={strategy}",
+        "strategy.sync_every=2",
+    )
     first, second = trained(2, *point, overflow=(1, 3))
-    assert torch.equal(first["parameters"], second["parameters"]) and first["parameters"].isfinite().all()
-    assert (first["epochs"][0]["skipped_steps"], first["scale"], second["scale"]) == (0, 2**16, 2**15)
+    assert (
+        torch.equal(first["parameters"], second["parameters"])
+        and first["parameters"].isfinite().all()
+    )
+    assert (first["epochs"][0]["skipped_steps"], first["scale"], second["scale"]) == (
+        0,
+        2**16,
+        2**15,
+    )
 
 
 def test_fp16_stays_close_to_what_it_rounds() -> None:

@@ -1,4 +1,6 @@
-"""Parameter servers: what one process would have computed, no push lost, no bound exceeded, and a quick end."""
+"""Parameter servers: what one process would have computed, no push lost, no bound exceeded, and a
+quick end.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,15 @@ from bsweep.numerics.vector import Slice
 from bsweep.runlog import RunPaths, read_json
 from bsweep.strategies import sharding
 from bsweep.strategies.server import Server, encode_layout
-from bsweep.strategies.server_links import Arrival, Inbox, Kind, Request, ToRemoteWorker, ToWorker, Within
+from bsweep.strategies.server_links import (
+    Arrival,
+    Inbox,
+    Kind,
+    Request,
+    ToRemoteWorker,
+    ToWorker,
+    Within,
+)
 from tests.strategies.test_sharding import SHARDINGS
 from tests.support.one_server_run import Case, gradient, learning_rate, make_vector
 from tests.support.running import ROOT, Fork, compose, meeting_port
@@ -96,7 +106,12 @@ SYNCHRONOUS: dict[str, tuple[str, ...]] = {
     for sharding, colocated, num_workers in itertools.product(SHARDINGS, (False, True), (2, 3))
 }
 SYNCHRONOUS["adamw"] = ("num_workers=3", "strategy.num_servers=2", "optimizer=adamw")
-SYNCHRONOUS["lars"] = ("num_workers=2", "strategy.num_servers=3", "strategy.sharding=layer", "optimizer=lars")
+SYNCHRONOUS["lars"] = (
+    "num_workers=2",
+    "strategy.num_servers=3",
+    "strategy.sharding=layer",
+    "optimizer=lars",
+)
 SYNCHRONOUS["default"] = ("num_workers=2",)
 
 
@@ -137,7 +152,11 @@ def test_bytes_are_those_that_travel(synchronous_runs: Path, name: str) -> None:
         assert server["pushes"] == (steps,) * config.num_workers
         assert server["max_lead"] == 0
         remote_workers = config.num_workers - config.strategy.colocated
-        assert server["received_bytes"] == server["sent_bytes"] == steps * remote_workers * server["share"] * total
+        assert (
+            server["received_bytes"]
+            == server["sent_bytes"]
+            == steps * remote_workers * server["share"] * total
+        )
 
 
 SLOW = 0.05
@@ -177,10 +196,14 @@ def test_no_push_is_lost_out_of_step(runs_out_of_step: Path, name: str) -> None:
     for epoch in range(1, case.epochs + 1):
         for step in range((epoch - 1) * case.steps, epoch * case.steps):
             for worker in range(3):
-                expected = expected - learning_rate(config, step) / 3 * gradient(make_vector(), case, worker, step)
+                expected = expected - learning_rate(config, step) / 3 * gradient(
+                    make_vector(), case, worker, step
+                )
         for result in workers:
             assert torch.equal(result["parameters"][epoch], workers[0]["parameters"][epoch])
-            torch.testing.assert_close(result["parameters"][epoch], expected, rtol=1e-12, atol=1e-13)
+            torch.testing.assert_close(
+                result["parameters"][epoch], expected, rtol=1e-12, atol=1e-13
+            )
     for server in (0, 1):
         rows = clocks(runs_out_of_step / name, server)
         for worker in range(3):
@@ -198,7 +221,9 @@ def test_the_lead_reaches_the_bound_and_never_exceeds_it(runs_out_of_step: Path,
     bound = config.strategy.staleness
     traffic = results(runs_out_of_step / name, 3)[0]["traffic"]
     for server in (0, 1):
-        lead = max(row["clock"] - row["slowest_clock"] for row in clocks(runs_out_of_step / name, server))
+        lead = max(
+            row["clock"] - row["slowest_clock"] for row in clocks(runs_out_of_step / name, server)
+        )
         assert lead == max(epoch["servers"][server]["max_lead"] for epoch in traffic)
         if bound is None:
             assert lead > 2, "nothing holds a fast worker back"
@@ -225,7 +250,9 @@ def test_workers_notice_a_killed_server(tmp_path: Path) -> None:
     os.kill(processes[3].pid, signal.SIGKILL)
     codes = finish(processes)
     assert codes[:2] == [1, 1] and codes[3] == -signal.SIGKILL
-    assert codes[2] in (0, 1), "the other server has ended too: workers said goodbye, or left within a step"
+    assert codes[2] in (0, 1), (
+        "the other server has ended too: workers said goodbye, or left within a step"
+    )
     for rank in (0, 1):
         assert float((tmp_path / "killed" / f"lost{rank}").read_text()) - killed_at < 5
         assert error(tmp_path / "killed", rank)["is_consequence"]
@@ -237,10 +264,18 @@ def test_workers_notice_a_killed_server(tmp_path: Path) -> None:
 def test_what_breaks_beside_a_colocated_server_ends_the_run_with_its_error(
     tmp_path: Path, broken: str, consistency: str
 ) -> None:
-    overrides = ("strategy.colocated=true", "strategy.num_servers=2", f"strategy.consistency={consistency}")
+    overrides = (
+        "strategy.colocated=true",
+        "strategy.num_servers=2",
+        f"strategy.consistency={consistency}",
+    )
     case = Case(port=meeting_port(), steps=50, sleeps=(0.0, 0.01))
     rank = 0 if broken == "server" else 1
-    case = replace(case, broken_server=rank) if broken == "server" else replace(case, broken_worker=rank)
+    case = (
+        replace(case, broken_server=rank)
+        if broken == "server"
+        else replace(case, broken_worker=rank)
+    )
     case.save(tmp_path / "broken", configure("num_workers=2", *overrides))
     started = time.monotonic()
     assert finish(start(tmp_path, ["broken"], 2)) == [1, 1]
@@ -263,7 +298,9 @@ def wait_for(condition: Callable[[], bool], timeout: float = 120) -> None:
 
 
 class MadeUp(ToWorker):
-    """A link to a worker that is not there, whose payloads come at once and whose answers are kept."""
+    """A link to a worker that is not there, whose payloads come at once and whose answers are
+    kept.
+    """
 
     travels = True
 
@@ -288,14 +325,26 @@ class MadeUp(ToWorker):
         pass
 
 
-def serve_made_up(folder: Path, parameters: Tensor, slices: Sequence[Slice], orders: Sequence[Sequence[int]]) -> Server:
-    """A server that has summed a step of five workers' pushes for each order of their arrival, by plain SGD."""
-    config = configure("num_workers=5", "strategy.num_servers=1", "optimizer.weight_decay=0", "optimizer.lr_rule=fixed")
+def serve_made_up(
+    folder: Path, parameters: Tensor, slices: Sequence[Slice], orders: Sequence[Sequence[int]]
+) -> Server:
+    """A server that has summed a step of five workers' pushes for each order of their arrival, by
+    plain SGD.
+    """
+    config = configure(
+        "num_workers=5",
+        "strategy.num_servers=1",
+        "optimizer.weight_decay=0",
+        "optimizer.lr_rule=fixed",
+    )
     inbox: Inbox = queue.SimpleQueue()
     links = [MadeUp(10.0**worker / (3 + parameters)) for worker in range(5)]
     server = Server(config, links, inbox, RunPaths(folder), 0)
     layout, first = encode_layout(slices, parameters.dtype), links[0].payload
-    for request, payload in ((Request(Kind.LAYOUT, num_bytes=len(layout)), layout), (Request(Kind.LOAD), parameters)):
+    for request, payload in (
+        (Request(Kind.LAYOUT, num_bytes=len(layout)), layout),
+        (Request(Kind.LOAD), parameters),
+    ):
         links[0].payload = payload
         server._handle(Arrival(0, request, 0.0))
     links[0].payload = first
@@ -309,13 +358,18 @@ def serve_made_up(folder: Path, parameters: Tensor, slices: Sequence[Slice], ord
 
 
 def test_a_stale_answer_is_held_until_the_slowest_has_come_nearer(tmp_path: Path) -> None:
-    config = configure("num_workers=2", "strategy.consistency=stale_synchronous", "strategy.staleness=1", *PLAIN)
+    config = configure(
+        "num_workers=2", "strategy.consistency=stale_synchronous", "strategy.staleness=1", *PLAIN
+    )
     vector, inbox = make_vector(), queue.SimpleQueue[Arrival | BaseException]()
     fast, slow = links = [Within(worker, inbox) for worker in range(2)]
     server = Server(config, links, inbox, RunPaths(tmp_path), 0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    layout, answer = encode_layout(vector.slices, torch.float64), torch.zeros_like(vector.parameters)
+    layout, answer = (
+        encode_layout(vector.slices, torch.float64),
+        torch.zeros_like(vector.parameters),
+    )
     fast.ask(Request(Kind.LAYOUT, num_bytes=len(layout)), layout)
     fast.wait()
     fast.ask(Request(Kind.LOAD), vector.parameters)
@@ -343,7 +397,9 @@ def test_a_stale_answer_is_held_until_the_slowest_has_come_nearer(tmp_path: Path
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(5)))[::13])
 def test_a_sum_is_in_rank_order_whoever_is_first(tmp_path: Path, order: tuple[int, ...]) -> None:
-    """Also for more workers than buffers: what came into one too early would overwrite what is not added yet."""
+    """Also for more workers than buffers: what came into one too early would overwrite what is not
+    added yet.
+    """
     vector = make_vector()
     server = serve_made_up(tmp_path, vector.parameters, vector.slices, [order])
     total = torch.zeros_like(vector.parameters)
@@ -366,7 +422,12 @@ def test_a_server_holds_its_shard_only(tmp_path: Path) -> None:
     server._links = ()
     gc.collect()
     held = {address: size for address, size in storages_alive().items() if address not in before}
-    assert (stop - start) * 8 * 4 < sum(held.values()) <= (stop - start) * 8 * 5 + 1000 < vector.num_bytes
+    assert (
+        (stop - start) * 8 * 4
+        < sum(held.values())
+        <= (stop - start) * 8 * 5 + 1000
+        < vector.num_bytes
+    )
 
 
 def storages_alive() -> dict[int, int]:

@@ -1,4 +1,6 @@
-"""Clocks of real processes compared, and a roll call whose members are killed, stopped and woken."""
+"""Clocks of real processes compared, and a roll call whose members are killed, stopped and
+woken.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ def main(out: Path) -> None:
         while True:
             number += 1
             every = calls.gather(torch.tensor([rank, number], dtype=torch.float64))
-            file.write(json.dumps({"number": number, "members": calls.members, "values": every.tolist()}) + "\n")
+            file.write(
+                json.dumps({"number": number, "members": calls.members, "values": every.tolist()})
+                + "\n"
+            )
             time.sleep(0.02)
 
 
@@ -68,7 +73,14 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, li
         with (out / f"{rank}.output").open("w") as output:
             variables = {**env, "RANK": str(rank)}
             started.append(
-                Fork("tests.strategies.test_roll_call", str(out), cwd=ROOT, env=variables, stdout=output, stderr=output)
+                Fork(
+                    "tests.strategies.test_roll_call",
+                    str(out),
+                    cwd=ROOT,
+                    env=variables,
+                    stdout=output,
+                    stderr=output,
+                )
             )
     yield out, started
     for process in started:
@@ -116,14 +128,21 @@ def test_who_is_silent_is_left_out_and_all_agree(workers: tuple[Path, list[Fork]
     stopped.resume()
     processes[2].wait(30)
     output = (out / "2.output").read_text()
-    assert "WorkerLost: the other workers went on without rank 2, which was silent for too long" in output
+    assert (
+        "WorkerLost: the other workers went on without rank 2, which was silent for too long"
+        in output
+    )
     wait_for(out, 3, lambda records: len(records) >= here + 20)
     by_number: dict[int, Any] = {}
     for rank in range(NUM_WORKERS):
         for record in recorded(out, rank)[2:]:
-            assert by_number.setdefault(record["number"], record) == record, "the same for all who were there"
+            assert by_number.setdefault(record["number"], record) == record, (
+                "the same for all who were there"
+            )
             assert record["values"] == [[member, record["number"]] for member in record["members"]]
 
 
 if __name__ == "__main__":
-    work_and_leave(lambda: main(Path(sys.argv[1])))  # destructors of torch may wait for what was given up
+    work_and_leave(
+        lambda: main(Path(sys.argv[1]))
+    )  # destructors of torch may wait for what was given up

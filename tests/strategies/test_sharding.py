@@ -35,7 +35,9 @@ def vgg16() -> tuple[Slice, ...]:
 
 
 def small_model() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Conv2d(5, 7, 3), nn.Flatten(), nn.Linear(28, 10))
+    return nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Conv2d(5, 7, 3), nn.Flatten(), nn.Linear(28, 10)
+    )
 
 
 def sizes(shards: tuple[tuple[Slice, ...], ...]) -> list[int]:
@@ -65,14 +67,20 @@ def test_largest_share_of_vgg16(name: str, percents: tuple[float, ...]) -> None:
 @pytest.mark.parametrize("num_servers", [1, 2, 3, 4])
 def test_every_element_has_one_server(name: str, num_servers: int) -> None:
     slices = layout(small_model())
-    shards = sharding.shards(slices, num_servers, strategy(f"strategy.sharding={name}", "strategy.chunk_bytes=64"))
+    shards = sharding.shards(
+        slices, num_servers, strategy(f"strategy.sharding={name}", "strategy.chunk_bytes=64")
+    )
     assert len(shards) == num_servers
     owners = torch.zeros(slices[-1].stop, dtype=torch.int64)
     for shard in shards:
         for start, stop in sharding.ranges(shard):
             owners[start:stop] += 1
-        assert sum(stop - start for start, stop in sharding.ranges(shard)) == sum(p.num_elements for p in shard)
-        assert [part.is_matrix for part in shard] == sorted((part.is_matrix for part in shard), reverse=True)
+        assert sum(stop - start for start, stop in sharding.ranges(shard)) == sum(
+            p.num_elements for p in shard
+        )
+        assert [part.is_matrix for part in shard] == sorted(
+            (part.is_matrix for part in shard), reverse=True
+        )
     assert bool((owners == 1).all())
 
 
@@ -80,7 +88,9 @@ def test_layers_stay_whole_and_keep_their_shapes() -> None:
     slices = layout(small_model())
     for name in ("layer", "layer_round_robin"):
         shards = sharding.shards(slices, 3, strategy(f"strategy.sharding={name}"))
-        assert sorted((part for shard in shards for part in shard), key=lambda part: part.start) == list(slices)
+        assert sorted(
+            (part for shard in shards for part in shard), key=lambda part: part.start
+        ) == list(slices)
         for shard in shards:
             layers = {part.name.rpartition(".")[0] for part in shard}
             assert {part.name for part in shard} == {
@@ -90,8 +100,15 @@ def test_layers_stay_whole_and_keep_their_shapes() -> None:
 
 def test_round_robin_follows_the_models_order() -> None:
     """Not the vector's, in which a BatchNorm's two vectors come after all matrices."""
-    shards = sharding.shards(layout(small_model()), 4, strategy("strategy.sharding=layer_round_robin"))
-    assert [{part.name.partition(".")[0] for part in shard} for shard in shards] == [{"0"}, {"1"}, {"2"}, {"4"}]
+    shards = sharding.shards(
+        layout(small_model()), 4, strategy("strategy.sharding=layer_round_robin")
+    )
+    assert [{part.name.partition(".")[0] for part in shard} for shard in shards] == [
+        {"0"},
+        {"1"},
+        {"2"},
+        {"4"},
+    ]
 
 
 def test_equal_parts_differ_by_one_element_at_most() -> None:
@@ -144,7 +161,11 @@ def test_shards_are_updated_like_their_parts_of_the_whole(name: str, optimizer: 
 
 def test_a_run_is_checked_without_its_weights() -> None:
     def run(num_servers: int) -> RunConfig:
-        servers = ("strategy=parameter_server", "strategy.sharding=layer", f"strategy.num_servers={num_servers}")
+        servers = (
+            "strategy=parameter_server",
+            "strategy.sharding=layer",
+            f"strategy.num_servers={num_servers}",
+        )
         return compose("local_batch=8", "model=tiny_cnn", *servers)
 
     sharding.check(run(2), num_classes=10, shape=(3, 32, 32))

@@ -19,7 +19,9 @@ from tests.support.running import compose
 
 
 class Pair(Summing):
-    """One of two workers, whose every message takes `message_seconds`; the other one's numbers are `other`."""
+    """One of two workers, whose every message takes `message_seconds`; the other one's numbers are
+    `other`.
+    """
 
     def __init__(self, clock: list[float], message_seconds: float) -> None:
         config = compose("local_batch=8", "num_workers=2")
@@ -83,7 +85,9 @@ def cost(one: Pair, other_codec: float, *other_messages: float) -> Traffic:
 def test_a_codec_computes_apart_from_what_travels_and_nobody_waits_for_it_while_it_computes(
     pair: Callable[..., Pair],
 ) -> None:
-    """This worker's codec takes 6 s and the other's 14 s: its messages of 4 s are 1 s of travel and 3 s of waiting."""
+    """This worker's codec takes 6 s and the other's 14 s: its messages of 4 s are 1 s of travel and
+    3 s of waiting.
+    """
     traffic = cost(pair(4.0, 1.0, 2.0, 3.0), 14.0, 1.0, 1.0)
     assert traffic.exchange_seconds == traffic.exposed_exchange_seconds == 2
     assert traffic.worker_wait_seconds == (6, 0)
@@ -94,14 +98,21 @@ def test_what_nobody_measured_is_null_not_zero(pair: Callable[..., Pair]) -> Non
     one = pair(4.0)
     traffic = cost(one, 0.0, 3.0)
     assert traffic.codec_seconds is None
-    assert traffic.exchange_seconds == traffic.exposed_exchange_seconds == 3 and traffic.worker_wait_seconds == (1, 0)
+    assert (
+        traffic.exchange_seconds == traffic.exposed_exchange_seconds == 3
+        and traffic.worker_wait_seconds == (1, 0)
+    )
     one.hides_exchange = True
     hidden = cost(one, 0.0, 3.0)
     assert hidden.exchange_seconds is None and hidden.exposed_exchange_seconds == 3
 
 
-def test_no_step_waits_for_a_gpu_to_have_exchanged(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's events, which lie at the moments of the test's clock, in milliseconds; the host's own clock stands."""
+def test_no_step_waits_for_a_gpu_to_have_exchanged(
+    pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's events, which lie at the moments of the test's clock, in milliseconds; the host's own
+    clock stands.
+    """
     one = pair(4.0, 1.0, 2.0, 3.0)
     may_wait: list[bool] = []
 
@@ -122,10 +133,16 @@ def test_no_step_waits_for_a_gpu_to_have_exchanged(pair: Callable[..., Pair], mo
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
     monkeypatch.setattr(time, "perf_counter", lambda: pytest.fail("by the host's clock"))
-    one._vector = SimpleNamespace(gradients=SimpleNamespace(device=torch.device("cuda:0")), scale=None)  # type: ignore[assignment]
+    one._vector = SimpleNamespace(
+        gradients=SimpleNamespace(device=torch.device("cuda:0")), scale=None
+    )  # type: ignore[assignment]
     one.exchange()
     one.exchange()
     may_wait.append(True)
     one.other = torch.tensor([0, 0, 0, 28.0, 1, 1, 1, 1], dtype=torch.float64)
     traffic = one.traffic()
-    assert traffic.exchange_seconds == 4 and traffic.worker_wait_seconds == (12, 0) and traffic.codec_seconds == 20
+    assert (
+        traffic.exchange_seconds == 4
+        and traffic.worker_wait_seconds == (12, 0)
+        and traffic.codec_seconds == 20
+    )

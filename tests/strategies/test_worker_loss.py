@@ -1,4 +1,6 @@
-"""Workers of real DiLoCo runs that die or fall silent: the others go on, or stop so that all go on later."""
+"""Workers of real DiLoCo runs that die or fall silent: the others go on, or stop so that all go on
+later.
+"""
 
 from __future__ import annotations
 
@@ -43,19 +45,32 @@ def losses(paths: RunPaths) -> list[str]:
 
 
 def check_went_on(paths: RunPaths, left: list[int], num_rounds: int) -> None:
-    """Rounds go on to the last one, after the loss with those that are left alone, and all is on record."""
+    """Rounds go on to the last one, after the loss with those that are left alone, and all is on
+    record.
+    """
     rounds = of(paths, "round")
     numbers = [record["round"] for record in rounds]
     assert numbers == sorted(set(numbers)) and numbers[-1] == num_rounds
-    assert len(numbers) >= num_rounds - 1, "that of the loss may have ended with the one who was to write it"
+    assert len(numbers) >= num_rounds - 1, (
+        "that of the loss may have ended with the one who was to write it"
+    )
     workers = [record["workers"] for record in rounds]
     later = workers.index(left)
-    assert all(those == [0, 1, 2] for those in workers[:later]) and all(those == left for those in workers[later:])
-    full = [record["num_examples"] for record in rounds[later + 1 :] if min(record["local_steps"]) == SYNC_EVERY]
+    assert all(those == [0, 1, 2] for those in workers[:later]) and all(
+        those == left for those in workers[later:]
+    )
+    full = [
+        record["num_examples"]
+        for record in rounds[later + 1 :]
+        if min(record["local_steps"]) == SYNC_EVERY
+    ]
     assert set(full) == {4 * SYNC_EVERY * len(left)}, "nobody takes the part of the lost"
     end = summary(paths)
     assert end["status"] == "completed", end["message"]
-    assert all(any(f"rank {rank} was lost" in message for message in losses(paths)) for rank in {0, 1, 2} - {*left})
+    assert all(
+        any(f"rank {rank} was lost" in message for message in losses(paths))
+        for rank in {0, 1, 2} - {*left}
+    )
     assert len(losses(paths)) == 3 - len(left)
     epochs = of(paths, "epoch")
     assert [epoch["epoch"] for epoch in epochs] == list(range(1, len(epochs) + 1))
@@ -65,9 +80,16 @@ def check_went_on(paths: RunPaths, left: list[int], num_rounds: int) -> None:
 
 @pytest.mark.parametrize(
     ("device", "killed"),
-    [("cpu", (0,)), ("cpu", (1, 2)), on_gpus("cuda", (0,), number=3), on_gpus("cuda", (1,), number=3)],
+    [
+        ("cpu", (0,)),
+        ("cpu", (1, 2)),
+        on_gpus("cuda", (0,), number=3),
+        on_gpus("cuda", (1,), number=3),
+    ],
 )
-def test_the_others_go_on_without_killed_workers(tmp_path: Path, device: str, killed: tuple[int, ...]) -> None:
+def test_the_others_go_on_without_killed_workers(
+    tmp_path: Path, device: str, killed: tuple[int, ...]
+) -> None:
     env = struck(tmp_path, killed, "strategies.diloco", "DiLoCo.begin_round", 3)
     more = ["strategy.on_loss=continue", f"device={device}"]
     if device == "cuda":  # NCCL takes seconds to connect
@@ -91,17 +113,24 @@ def test_a_silent_worker_is_given_up_and_told_so_when_it_wakes(tmp_path: Path) -
     env = struck(tmp_path, (1,), "strategies.diloco", "DiLoCo.begin_round", 3, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
         woken = pool.submit(wake_when_lost, tmp_path)
-        result = bsweep("run", *LONG, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=120)
+        result = bsweep(
+            "run", *LONG, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=120
+        )
         woken.result()
     assert result.returncode == 0, result.stderr
     (paths,) = runs(tmp_path)
     check_went_on(paths, [0, 2], 100)
-    assert "went on without rank 1, which was silent for too long" in (paths.rank_logs(1) / "stderr").read_text()
+    assert (
+        "went on without rank 1, which was silent for too long"
+        in (paths.rank_logs(1) / "stderr").read_text()
+    )
 
 
 def test_a_worker_that_stays_silent_does_not_hold_up_the_end(tmp_path: Path) -> None:
     env = struck(tmp_path, (2,), "strategies.diloco", "DiLoCo.begin_round", 3, signal.SIGSTOP)
-    result = bsweep("run", *SHORT, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=60, fresh=True)
+    result = bsweep(
+        "run", *SHORT, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=60, fresh=True
+    )
     assert result.returncode == 0, result.stderr
     (paths,) = runs(tmp_path)
     check_went_on(paths, [0, 1], MAX_ROUNDS)
@@ -111,17 +140,39 @@ def test_a_worker_that_stays_silent_does_not_hold_up_the_end(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("rank", "module", "function", "call", "left", "more"),
     [
-        (1, "strategies.diloco", "DiLoCo.end_round", 1, [0, 2], ("compression=dgc", "strategy.algorithm=ring")),
-        (2, "strategies.allreduce", "AllReduce.sum_gradients", 3, [0, 1], ()),  # the others are in the sum
+        (
+            1,
+            "strategies.diloco",
+            "DiLoCo.end_round",
+            1,
+            [0, 2],
+            ("compression=dgc", "strategy.algorithm=ring"),
+        ),
+        (
+            2,
+            "strategies.allreduce",
+            "AllReduce.sum_gradients",
+            3,
+            [0, 1],
+            (),
+        ),  # the others are in the sum
         (1, "models.tiny_cnn", "TinyCNN.eval", 1, [0, 2], ()),  # in the evaluation
         (1, "strategies.clocks", "offsets", 2, [0, 2], ()),
     ],
 )
 def test_whenever_a_worker_dies_the_others_go_on(
-    tmp_path: Path, rank: int, module: str, function: str, call: int, left: list[int], more: tuple[str, ...]
+    tmp_path: Path,
+    rank: int,
+    module: str,
+    function: str,
+    call: int,
+    left: list[int],
+    more: tuple[str, ...],
 ) -> None:
     env = struck(tmp_path, (rank,), module, function, call)
-    result = bsweep("run", *SHORT, *more, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=120)
+    result = bsweep(
+        "run", *SHORT, *more, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=120
+    )
     assert result.returncode == 0, result.stderr
     (paths,) = runs(tmp_path)
     check_went_on(paths, left, MAX_ROUNDS)
@@ -155,13 +206,24 @@ def test_the_others_find_together_though_one_of_them_fails_at_first(tmp_path: Pa
 
 
 def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    point = (*SHORT, "strategy.sync_every=25", "data.num_train=3000", "strategy.on_loss=stop")  # enough to learn
-    env = struck(tmp_path, (1,), "strategies.diloco", "DiLoCo.begin_round", 14)  # in the second epoch
+    point = (
+        *SHORT,
+        "strategy.sync_every=25",
+        "data.num_train=3000",
+        "strategy.on_loss=stop",
+    )  # enough to learn
+    env = struck(
+        tmp_path, (1,), "strategies.diloco", "DiLoCo.begin_round", 14
+    )  # in the second epoch
     stopped = bsweep("run", *point, cwd=tmp_path, env=env, timeout=120)
     assert stopped.returncode == 1, stopped.stderr
     (paths,) = runs(tmp_path)
     end = summary(paths)
-    assert end["status"] == "interrupted" and "rank 1 was lost" in end["message"] and "to go on" in end["message"]
+    assert (
+        end["status"] == "interrupted"
+        and "rank 1 was lost" in end["message"]
+        and "to go on" in end["message"]
+    )
     assert checkpoints(paths)
     before = of(paths, "round")
     assert 12 < before[-1]["round"] < MAX_ROUNDS and before[-1]["workers"] == [0, 2]
@@ -173,10 +235,18 @@ def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert rounds[: len(before)] == before
     assert [record["round"] for record in rounds] == list(range(1, MAX_ROUNDS + 1))
     assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3]
-    assert [record["workers"] for record in rounds[len(before) :]] == [[0, 1, 2]] * (MAX_ROUNDS - len(before))
+    assert [record["workers"] for record in rounds[len(before) :]] == [[0, 1, 2]] * (
+        MAX_ROUNDS - len(before)
+    )
     began = [min(record["began_seconds"]) for record in rounds]
-    assert began == sorted(began) and began[len(before)] - began[len(before) - 1] < 10, "the pause is left out"
-    first, last, next_ = before[0]["train_loss"], before[-1]["train_loss"], rounds[len(before)]["train_loss"]
+    assert began == sorted(began) and began[len(before)] - began[len(before) - 1] < 10, (
+        "the pause is left out"
+    )
+    first, last, next_ = (
+        before[0]["train_loss"],
+        before[-1]["train_loss"],
+        rounds[len(before)]["train_loss"],
+    )
     assert abs(next_ - last) < 0.5 * (first - last), "it goes on with what it has learned"
     numbers = [record["step"] for record in of(paths, "step")]
     assert numbers == sorted(numbers) and epochs[1]["num_steps"] == 250
@@ -185,7 +255,9 @@ def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_taken_up_again_ends_as_one_that_never_stopped(tmp_path: Path) -> None:
-    """Both workers stop after 5 rounds, in the second epoch, though none is lost; their batch goes up and down."""
+    """Both workers stop after 5 rounds, in the second epoch, though none is lost; their batch goes
+    up and down.
+    """
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('BSWEEP_STOP') and 'RANK' in os.environ:\n"
@@ -213,10 +285,26 @@ def test_a_run_that_was_taken_up_again_ends_as_one_that_never_stopped(tmp_path: 
         assert result.returncode == 0, result.stderr
     (resumed,), (whole,) = runs(tmp_path), runs(tmp_path, "whole")
     for kind, keys in (
-        ("round", ("round", "epoch", "train_loss", "num_examples", "local_steps", "worker_batches")),
-        ("epoch", ("num_steps", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "sent_bytes")),
+        (
+            "round",
+            ("round", "epoch", "train_loss", "num_examples", "local_steps", "worker_batches"),
+        ),
+        (
+            "epoch",
+            (
+                "num_steps",
+                "train_loss",
+                "train_accuracy",
+                "test_loss",
+                "test_accuracy",
+                "sent_bytes",
+            ),
+        ),
     ):
-        ours, theirs = ([[record[key] for key in keys] for record in of(paths, kind)] for paths in (resumed, whole))
+        ours, theirs = (
+            [[record[key] for key in keys] for record in of(paths, kind)]
+            for paths in (resumed, whole)
+        )
         assert ours == theirs, "bit for bit"
     assert {tuple(record["worker_batches"]) for record in of(whole, "round")} == {(4, 4), (8, 8)}
 

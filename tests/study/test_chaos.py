@@ -1,4 +1,6 @@
-"""A small sweep whose processes, disk and clock fail at random ends with the records of one that was left in peace."""
+"""A small sweep whose processes, disk and clock fail at random ends with the records of one that
+was left in peace.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,21 @@ from tests.support.running import TINY, Fork, bsweep, popen, tool
 from tests.train.test_resume import records_of
 
 GRID = (
-    *("-m", "strategy=parameter_server,allreduce", "local_batch=4", "epochs=60", "checkpoint_every=0.5s"),
-    *(*TINY, "model=tiny_cnn", "precision=fp32", "channels_last=true", "num_workers=2", "optimizer.lr=0.02"),
+    *(
+        "-m",
+        "strategy=parameter_server,allreduce",
+        "local_batch=4",
+        "epochs=60",
+        "checkpoint_every=0.5s",
+    ),
+    *(
+        *TINY,
+        "model=tiny_cnn",
+        "precision=fp32",
+        "channels_last=true",
+        "num_workers=2",
+        "optimizer.lr=0.02",
+    ),
     *("log_every_steps=5", "launch.stall_timeout_seconds=20"),
 )
 Sweep: TypeAlias = "Fork | subprocess.Popen[str]"
@@ -38,7 +53,10 @@ def desk(tmp_path: Path) -> Iterator[Path]:
     results = tmp_path / "results"
     results.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(results)]
-    has_disk = os.geteuid() == 0 and subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    has_disk = (
+        os.geteuid() == 0
+        and subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    )
     yield tmp_path
     if has_disk:
         subprocess.run(["umount", "--lazy", str(results)], check=True)
@@ -70,7 +88,16 @@ def with_clock(desk: Path) -> dict[str, str]:
     """Variables of processes whose clock is ahead by what the desk's file `clock` says."""
     library, source = desk / "clock.so", desk / "clock.c"
     source.write_text(CLOCK)
-    compile_it = ["cc", "-shared", "-fPIC", f'-DSET_BY="{desk / "clock"}"', "-o", str(library), str(source), "-ldl"]
+    compile_it = [
+        "cc",
+        "-shared",
+        "-fPIC",
+        f'-DSET_BY="{desk / "clock"}"',
+        "-o",
+        str(library),
+        str(source),
+        "-ldl",
+    ]
     if not shutil.which("cc"):
         pytest.skip("no C compiler")
     subprocess.run(compile_it, check=True)
@@ -80,12 +107,17 @@ def with_clock(desk: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_strikes", [4, pytest.param(50, marks=pytest.mark.nightly)])
-def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(desk: Path, num_strikes: int) -> None:
+def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(
+    desk: Path, num_strikes: int
+) -> None:
     draw, struck, number = random.Random(num_strikes), Counter[str](), 0
-    env = with_clock(desk) if num_strikes > 4 else {}  # forks, which are faster, have the clock that is there
+    env = (
+        with_clock(desk) if num_strikes > 4 else {}
+    )  # forks, which are faster, have the clock that is there
     while struck.total() < num_strikes:
         sweep = begin(desk, f"s{number}", env)
-        if not struck:  # by what few strikes at random may leave out: a server's end, in a run that then goes on
+        # by what few strikes at random may leave out: a server's end, in a run that then goes on
+        if not struck:
             wait_for_server_that_saved(sweep, desk)
             struck[strike(sweep, desk, draw, "server")] += 1
         while struck.total() < num_strikes and not has_ended_at_random(sweep, desk, draw):
@@ -99,9 +131,16 @@ def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(desk: Path, 
         ours = runs(desk, f"s{each}")
         assert [records_of(paths) for paths in ours] == whole, struck
         assert all(summary(paths)["status"] == "completed" for paths in ours)
-        assert all(summary(paths)["wall_seconds"] > 0 for paths in ours), "also where the clock was set back"
+        assert all(summary(paths)["wall_seconds"] > 0 for paths in ours), (
+            "also where the clock was set back"
+        )
         assert not list((desk / f"results/s{each}").glob(".team.*"))
-    events = [record for paths in runs(desk, "s0") for record in read_records(paths.metrics)[0] if "event" in record]
+    events = [
+        record
+        for paths in runs(desk, "s0")
+        for record in read_records(paths.metrics)[0]
+        if "event" in record
+    ]
     assert any(one["event"] == "resumed" for one in events), struck
     print(f"{struck.total()} strikes in {number + 1} sweeps: {dict(struck)}")
 
@@ -109,7 +148,9 @@ def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(desk: Path, 
 def begin(desk: Path, study: str, env: dict[str, str]) -> Sweep:
     command = ("run", *GRID, f"study={study}")
     return (
-        popen([tool("bsweep"), *command], desk, env=env) if env else Fork("bsweep", *command, cwd=desk, has_forks=True)
+        popen([tool("bsweep"), *command], desk, env=env)
+        if env
+        else Fork("bsweep", *command, cwd=desk, has_forks=True)
     )
 
 
@@ -121,7 +162,9 @@ def wait_for_server_that_saved(sweep: Sweep, desk: Path) -> None:
 
 
 def has_ended_at_random(sweep: Sweep, desk: Path, draw: random.Random) -> bool:
-    """Wait for a moment, mostly for one while workers train; whether the sweep has ended by then."""
+    """Wait for a moment, mostly for one while workers train; whether the sweep has ended by
+    then.
+    """
     if draw.random() < 0.7:
         while sweep.poll() is None and not any(KINDS["worker"](one) for one in below(desk)):
             time.sleep(0.1)
@@ -133,7 +176,12 @@ def has_ended_at_random(sweep: Sweep, desk: Path, draw: random.Random) -> bool:
 def strike(sweep: Sweep, desk: Path, draw: random.Random, wanted: str | None = None) -> str:
     """Have something go wrong, at random unless something is wanted; what it was."""
     started = {kind: [p for p in below(desk) if is_so(p)] for kind, is_so in KINDS.items()}
-    there = {"disk": os.path.ismount(desk / "results"), "clock": (desk / "clock").exists(), "dates": True, **started}
+    there = {
+        "disk": os.path.ismount(desk / "results"),
+        "clock": (desk / "clock").exists(),
+        "dates": True,
+        **started,
+    }
     kind = wanted or draw.choice(["sweep", *(kind for kind, is_there in there.items() if is_there)])
     seconds = draw.choice([-86_400, 86_400])
     if kind == "disk":
@@ -162,7 +210,9 @@ def fill(filler: Path) -> None:
 
 
 def below(desk: Path) -> list[psutil.Process]:
-    """What a sweep has started: its launchers and their processes are told by the paths on their command lines."""
+    """What a sweep has started: its launchers and their processes are told by the paths on their
+    command lines.
+    """
     found = psutil.process_iter(["cmdline", "environ"])
     return [one for one in found if any(str(desk) in word for word in one.info["cmdline"] or ())]
 
@@ -175,7 +225,9 @@ KINDS: dict[str, Callable[[psutil.Process], bool]] = {
 
 
 def end(sweep: Sweep, desk: Path) -> None:
-    """Wait for a sweep, and for all that it started: what a kill leaves behind has to end by itself."""
+    """Wait for a sweep, and for all that it started: what a kill leaves behind has to end by
+    itself.
+    """
     try:
         sweep.wait(240)
         ends = time.monotonic() + 60
@@ -187,7 +239,9 @@ def end(sweep: Sweep, desk: Path) -> None:
 
 
 def finish(desk: Path, study: str, env: dict[str, str]) -> int:
-    """Type the command until nothing is left to do, as an operator would; what failed by a strike is repeated once."""
+    """Type the command until nothing is left to do, as an operator would; what failed by a strike
+    is repeated once.
+    """
     for _ in range(2):
         result = bsweep("run", *GRID, f"study={study}", cwd=desk, env=env, fresh=bool(env))
         if result.returncode == 0:

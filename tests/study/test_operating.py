@@ -1,4 +1,6 @@
-"""A sweep as its operator sees it, from other processes: plan, status, stop, resume, retry, and two sweeps at once."""
+"""A sweep as its operator sees it, from other processes: plan, status, stop, resume, retry, and two
+sweeps at once.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ from bsweep import runlog
 from bsweep.config import InlineConfig
 from bsweep.core import terminal
 from bsweep.launch import inline, stop
-from bsweep.runlog import RunPaths, Step, checkpoint_at, following, read_records, reading, request_stop
+from bsweep.runlog import (
+    RunPaths,
+    Step,
+    checkpoint_at,
+    following,
+    read_records,
+    reading,
+    request_stop,
+)
 from bsweep.study import attempts, attendance, commands, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed
@@ -35,7 +45,8 @@ QUICK = (*TINY, "model=tiny_cnn", "study=s")
 
 
 STEP = Step(
-    epoch=2, step=9, train_loss=1.0, learning_rate=0.1, images_per_second=None, global_batch=8, epochs_done=1.5
+    epoch=2, step=9, train_loss=1.0, learning_rate=0.1, images_per_second=None, global_batch=8,
+    epochs_done=1.5
 )  # fmt: skip
 
 
@@ -60,7 +71,9 @@ def folder_of(cwd: Path) -> list[tuple[str, int]]:
     return sorted((str(path), path.stat().st_mtime_ns) for path in cwd.rglob("*"))
 
 
-def test_a_sweep_is_planned_watched_stopped_and_resumed_from_other_processes(tmp_path: Path) -> None:
+def test_a_sweep_is_planned_watched_stopped_and_resumed_from_other_processes(
+    tmp_path: Path,
+) -> None:
     grid = ("-m", "local_batch=2,4", "num_workers=2", "strategy=local_sgd", "epochs=4000", *QUICK)
     before = bsweep("plan", *grid, cwd=tmp_path)
     assert before.returncode == 0 and "2 points: 2 new; no estimate" in before.stdout, before.stderr
@@ -68,15 +81,26 @@ def test_a_sweep_is_planned_watched_stopped_and_resumed_from_other_processes(tmp
     sweep = Fork("bsweep", "run", *grid, cwd=tmp_path, has_forks=True)
     wait_for_epoch(tmp_path)
     seen = status(tmp_path)
-    assert seen["counts"] == {"running": 1, "new": 1} and len(seen["sweeps"]) == 1 and seen["seconds_left"] > 0
+    assert (
+        seen["counts"] == {"running": 1, "new": 1}
+        and len(seen["sweeps"]) == 1
+        and seen["seconds_left"] > 0
+    )
     (running,) = [point for point in seen["points"] if point["status"] == "running"]
     assert 0 < running["epochs_done"] < running["epochs"] == 4000
     planned = bsweep("plan", *grid, "--json", cwd=tmp_path)
     plan = json.loads(planned.stdout)
-    assert [point["run_id"] for point in plan["points"]] == [point["run_id"] for point in seen["points"]]
-    assert all(point["worker_hours_left"] > 0 for point in plan["points"]) and "finished epochs" in plan["estimated_by"]
+    assert [point["run_id"] for point in plan["points"]] == [
+        point["run_id"] for point in seen["points"]
+    ]
+    assert (
+        all(point["worker_hours_left"] > 0 for point in plan["points"])
+        and "finished epochs" in plan["estimated_by"]
+    )
     stopped = bsweep("stop", "results/s", cwd=tmp_path)
-    assert stopped.returncode == 0 and "1 interrupted" in stopped.stdout, stopped.stdout + stopped.stderr
+    assert stopped.returncode == 0 and "1 interrupted" in stopped.stdout, (
+        stopped.stdout + stopped.stderr
+    )
     assert sweep.wait(30) == 130 and not attendance.sweeps(tmp_path / "results/s")
     assert "nothing to stop" in bsweep("stop", "results/s", cwd=tmp_path).stderr
     text = bsweep("status", "results/s", cwd=tmp_path).stdout
@@ -94,22 +118,38 @@ def test_a_sweep_is_planned_watched_stopped_and_resumed_from_other_processes(tmp
 def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Path) -> None:
     grid = ("-m", "local_batch=8", "optimizer.lr=0.01,1e30", "seed=0,1", "epochs=1", *ALONE, *QUICK)
     first = bsweep("run", *grid, cwd=tmp_path)
-    assert first.returncode == 1 and status(tmp_path)["counts"] == {"completed": 2, "diverged": 2}, first.stderr
+    assert first.returncode == 1 and status(tmp_path)["counts"] == {
+        "completed": 2,
+        "diverged": 2,
+    }, first.stderr
     before = folder_of(tmp_path)
     text = bsweep("status", "results/s", cwd=tmp_path).stdout
     assert text.count(": diverged: the training loss became") == 2 and folder_of(tmp_path) == before
     again = bsweep("run", *grid, cwd=tmp_path)
-    assert again.returncode == 1 and again.stderr.count("skipped, it diverged") == 2 and "bsweep retry" in again.stderr
+    assert (
+        again.returncode == 1
+        and again.stderr.count("skipped, it diverged") == 2
+        and "bsweep retry" in again.stderr
+    )
     resumed = bsweep("resume", "results/s", cwd=tmp_path)
-    assert resumed.returncode == 0 and "nothing is left to do: 2 completed, 2 diverged" in resumed.stdout
+    assert (
+        resumed.returncode == 0
+        and "nothing is left to do: 2 completed, 2 diverged" in resumed.stdout
+    )
     nothing = bsweep("retry", "results/s", "--status", "failed", cwd=tmp_path)
     assert nothing.returncode == 2 and "no point is failed" in nothing.stderr
     meant = bsweep("retry", "results/s", "--status", "faild", cwd=tmp_path)
     assert meant.returncode == 2 and "Did you mean 'failed'?" in meant.stderr
     one_of_them = [word for word in grid if word not in ("-m", "seed=0,1")]
-    assert bsweep("run", "-m", "seed=1", *one_of_them, cwd=tmp_path).returncode == 1  # another command that leads to it
+    assert (
+        bsweep("run", "-m", "seed=1", *one_of_them, cwd=tmp_path).returncode == 1
+    )  # another command that leads to it
     retried = bsweep("retry", "results/s", "--status", "diverged", cwd=tmp_path)
-    assert retried.returncode == 1 and "[2/2]" in retried.stderr and "completed already" not in retried.stderr
+    assert (
+        retried.returncode == 1
+        and "[2/2]" in retried.stderr
+        and "completed already" not in retried.stderr
+    )
     assert len(list(tmp_path.glob("results/s/.previous/*"))) == 2, "each is repeated once"
     (victim, *_) = tmp_path.glob("results/s/b8*/summary.json")
     victim.unlink()  # as if it had been killed
@@ -117,9 +157,14 @@ def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Pa
     bsweep("resume", "results/s", cwd=tmp_path)
     assert status(tmp_path)["counts"] == {"completed": 2, "diverged": 2}
     watched = bsweep("status", "results/s", "--json", "--watch", cwd=tmp_path)
-    assert [json.loads(line)["counts"] for line in watched.stdout.splitlines()] == [{"completed": 2, "diverged": 2}]
+    assert [json.loads(line)["counts"] for line in watched.stdout.splitlines()] == [
+        {"completed": 2, "diverged": 2}
+    ]
     plan = json.loads(bsweep("plan", *grid, "study=s,t", "--json", cwd=tmp_path).stdout)
-    assert plan["counts"] == {"completed": 2, "diverged": 2, "new": 4} and "(2 completed)" in plan["estimated_by"]
+    assert (
+        plan["counts"] == {"completed": 2, "diverged": 2, "new": 4}
+        and "(2 completed)" in plan["estimated_by"]
+    )
     (tmp_path / "results/s").rename(tmp_path / "results/t")
     moved = bsweep("retry", "results/t", "--status", "diverged", cwd=tmp_path)
     assert moved.returncode == 1 and "no longer lead to 2 of its points" in moved.stderr
@@ -129,8 +174,13 @@ def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Pa
 def test_two_sweeps_on_one_study_share_its_points_and_both_complete(tmp_path: Path) -> None:
     grid = ("-m", "local_batch=2,4,6", "epochs=40", "log_every_steps=1", *ALONE, *QUICK)
     outputs = [(tmp_path / f"said{number}").open("w") for number in range(2)]
-    sweeps = [Fork("bsweep", "run", *grid, cwd=tmp_path, stderr=output, has_forks=True) for output in outputs]
-    assert [sweep.wait(120) for sweep in sweeps] == [0, 0], [Path(output.name).read_text() for output in outputs]
+    sweeps = [
+        Fork("bsweep", "run", *grid, cwd=tmp_path, stderr=output, has_forks=True)
+        for output in outputs
+    ]
+    assert [sweep.wait(120) for sweep in sweeps] == [0, 0], [
+        Path(output.name).read_text() for output in outputs
+    ]
     said = "".join(Path(output.name).read_text() for output in outputs)
     assert said.count("completed after") == 3, "each point was trained once"
     assert status(tmp_path)["counts"] == {"completed": 3}
@@ -138,18 +188,33 @@ def test_two_sweeps_on_one_study_share_its_points_and_both_complete(tmp_path: Pa
 
 def test_stop_ends_all_sweeps_of_a_study(tmp_path: Path) -> None:
     grid = ("-m", "local_batch=2,4", "epochs=100000", *ALONE, *QUICK)
-    in_background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", tool("bsweep"), "run", *grid]  # as scripts start it
-    sweeps = (Fork("bsweep", "run", *grid, cwd=tmp_path, has_forks=True), popen(in_background, tmp_path))
+    in_background = [
+        "sh",
+        "-c",
+        'trap "" INT; exec "$@"',
+        "sh",
+        tool("bsweep"),
+        "run",
+        *grid,
+    ]  # as scripts start it
+    sweeps = (
+        Fork("bsweep", "run", *grid, cwd=tmp_path, has_forks=True),
+        popen(in_background, tmp_path),
+    )
     ends = time.monotonic() + 60
     while not (tmp_path / "results/s").exists() or status(tmp_path)["counts"].get("running") != 2:
         assert time.monotonic() < ends
     assert bsweep("stop", "results/s", cwd=tmp_path).returncode == 0
     assert [sweep.wait(30) for sweep in sweeps] == [130, 130]
-    assert status(tmp_path)["counts"] == {"interrupted": 2} and not list(tmp_path.glob("results/s/.sweeps/*"))
+    assert status(tmp_path)["counts"] == {"interrupted": 2} and not list(
+        tmp_path.glob("results/s/.sweeps/*")
+    )
 
 
 @pytest.mark.parametrize("then", ["poll", "fail", "end"])
-def test_an_interrupt_that_is_dropped_by_what_was_called_still_ends_the_run(tmp_path: Path, then: str) -> None:
+def test_an_interrupt_that_is_dropped_by_what_was_called_still_ends_the_run(
+    tmp_path: Path, then: str
+) -> None:
     """Imports of torch and numpy drop one at times, or fail by it."""
     went_on = []
 
@@ -168,7 +233,9 @@ def test_an_interrupt_that_is_dropped_by_what_was_called_still_ends_the_run(tmp_
     assert went_on == [then] * (then == "end")
 
 
-def test_what_fails_by_an_interrupt_is_no_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_by_an_interrupt_is_no_failed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the sweep's own process, a moment after the last poll."""
 
     def measure(*_: Any, **__: Any) -> None:
@@ -177,7 +244,9 @@ def test_what_fails_by_an_interrupt_is_no_failed_run(tmp_path: Path, monkeypatch
             signal.raise_signal(signal.SIGTERM)
         raise RecursionError("import numpy.linalg as linalg")
 
-    monkeypatch.setitem(sys.modules, "bsweep.measure.probe_worker", SimpleNamespace(measure=measure))
+    monkeypatch.setitem(
+        sys.modules, "bsweep.measure.probe_worker", SimpleNamespace(measure=measure)
+    )
     config, paths = compose("local_batch=2", *ALONE), RunPaths(tmp_path)
     how, outcomes = config.launch, list[Any]()
     assert isinstance(how, InlineConfig)
@@ -198,7 +267,15 @@ def test_a_run_that_is_told_to_stop_has_the_time_that_its_checkpoint_takes(
     paths.alive(0).touch()
     monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=lambda: clock[-1]))
     saved = checkpoint_at(paths, epoch=1, position=8)
-    facts = {"epoch": 1, "position": 8, "num_steps": 1, "members": [0], "num_workers": 1, "metrics_bytes": 0, "time": 0}
+    facts = {
+        "epoch": 1,
+        "position": 8,
+        "num_steps": 1,
+        "members": [0],
+        "num_workers": 1,
+        "metrics_bytes": 0,
+        "time": 0,
+    }
 
     def run() -> None:
         with stop.Stopping(compose("local_batch=2"), paths, print) as stopping:
@@ -230,7 +307,9 @@ def test_a_run_that_is_told_to_stop_has_the_time_of_its_longest_step(
             for seconds in (10, 110, 130):  # when one has ended a step
                 clock.append(seconds)
                 paths.alive(0).touch()
-                os.utime(paths.alive(0), (-86_400 * seconds,) * 2)  # somebody sets the clock meanwhile
+                os.utime(
+                    paths.alive(0), (-86_400 * seconds,) * 2
+                )  # somebody sets the clock meanwhile
                 poll()
             signal.raise_signal(signal.SIGTERM)
             for seconds in (130 + 129, 130 + 131):
@@ -243,7 +322,9 @@ def test_a_run_that_is_told_to_stop_has_the_time_of_its_longest_step(
 
 
 def test_a_signal_is_told_though_the_run_was_to_stop_already(tmp_path: Path) -> None:
-    """A search that has a run broken off by its file goes on, unless somebody else asked it to stop meanwhile."""
+    """A search that has a run broken off by its file goes on, unless somebody else asked it to stop
+    meanwhile.
+    """
     paths, said = RunPaths(tmp_path), list[str]()
     paths.alive(0).parent.mkdir(parents=True)
     paths.alive(0).touch()
@@ -266,16 +347,28 @@ def test_an_interrupt_that_is_dropped_before_a_run_is_heeded_when_it_begins(
     monkeypatch.setattr(terminal, "is_interrupted", False)
     with contextlib.suppress(KeyboardInterrupt):
         terminal.interrupt(signal.SIGTERM, None)
-    with pytest.raises(KeyboardInterrupt), stop.Stopping(compose("local_batch=2"), RunPaths(tmp_path), print):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        stop.Stopping(compose("local_batch=2"), RunPaths(tmp_path), print),
+    ):
         pass
 
 
 def test_a_lost_worker_is_told_while_the_sweep_goes_on_and_afterwards(tmp_path: Path) -> None:
-    point = ("local_batch=2", "num_workers=3", "strategy=diloco", "strategy.sync_every=5", "epochs=6", *QUICK)
+    point = (
+        "local_batch=2",
+        "num_workers=3",
+        "strategy=diloco",
+        "strategy.sync_every=5",
+        "epochs=6",
+        *QUICK,
+    )
     losing = ("strategy.on_loss=continue", "strategy.loss_timeout_seconds=3")
     env = struck(tmp_path, (2,), "data.plan", "step_indices", call=20)
     result = bsweep("run", *point, *losing, cwd=tmp_path, env=env)
-    assert result.returncode == 0 and "  worker lost: rank 2 was lost in round" in result.stderr, result.stderr
+    assert result.returncode == 0 and "  worker lost: rank 2 was lost in round" in result.stderr, (
+        result.stderr
+    )
     assert "worker lost: rank 2 was lost" in bsweep("status", "results/s", cwd=tmp_path).stdout
 
 
@@ -300,7 +393,9 @@ def test_a_plan_can_try_points_where_none_is_finished_and_leaves_no_trace(tmp_pa
         (("plan", "lokal_batch=8"), "Did you mean 'local_batch'?"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_plain_words(tmp_path: Path, arguments: tuple[str, ...], expected: str) -> None:
+def test_what_cannot_be_done_is_said_in_plain_words(
+    tmp_path: Path, arguments: tuple[str, ...], expected: str
+) -> None:
     (tmp_path / "results/empty").mkdir(parents=True)
     write_runs(tmp_path / "results/mine", 1)
     result = bsweep(*arguments, cwd=tmp_path)
@@ -312,8 +407,15 @@ def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) 
     write_runs(tmp_path / "results/mine", 2, status="failed")
     result = bsweep("resume", "results/mine", cwd=tmp_path)
     assert result.returncode == 2 and "no command for 2 of its runs" in result.stderr
-    moved = {"time": 0, "arguments": ["local_batch=8"], "folder": "/nowhere/at/all", "num_processes": None}
-    columns = {"columns": ["run_id", "num_workers", "examples_per_step", "num_examples", "epochs", "kind"]}
+    moved = {
+        "time": 0,
+        "arguments": ["local_batch=8"],
+        "folder": "/nowhere/at/all",
+        "num_processes": None,
+    }
+    columns = {
+        "columns": ["run_id", "num_workers", "examples_per_step", "num_examples", "epochs", "kind"]
+    }
     line = json.dumps({**moved, **columns, "points": [["run0", 1, 8, 90, 1, "k"]]})
     (tmp_path / "results/mine/commands.jsonl").write_text("{torn\n" + line + "\n")
     result = bsweep("resume", "results/mine", cwd=tmp_path)
@@ -321,7 +423,9 @@ def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) 
 
 
 def write_runs(study_dir: Path, number: int, status: str = "completed") -> None:
-    """Runs as `status` reads them: it takes records for whole that have the checksum of their summary."""
+    """Runs as `status` reads them: it takes records for whole that have the checksum of their
+    summary.
+    """
     records = b'{"schema": 1, "type": "epoch", "train_seconds": 0.75}\n' * 20
     for index in range(number):
         paths = RunPaths(study_dir / f"run{index}")
@@ -330,9 +434,23 @@ def write_runs(study_dir: Path, number: int, status: str = "completed") -> None:
         paths.metrics.write_bytes(records)
         paths.meta.write_text(json.dumps(META))
         ended = {"schema": 1, "run_id": f"run{index}", "status": status, "message": "", "epochs": 2}
-        numbers = {"strategy": "single", "num_workers": 1, "local_batch": 8, "global_batch": 8, "seed": index}
-        rest = {"num_steps": 4, "train_seconds": 1.5, "wall_seconds": 2.5, "images_per_second": 60.0, "warnings": []}
-        means = dict.fromkeys(("train_loss", "train_accuracy", "test_loss", "test_accuracy", "sent_bytes"))
+        numbers = {
+            "strategy": "single",
+            "num_workers": 1,
+            "local_batch": 8,
+            "global_batch": 8,
+            "seed": index,
+        }
+        rest = {
+            "num_steps": 4,
+            "train_seconds": 1.5,
+            "wall_seconds": 2.5,
+            "images_per_second": 60.0,
+            "warnings": [],
+        }
+        means = dict.fromkeys(
+            ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "sent_bytes")
+        )
         rest["metrics_crc32"] = zlib.crc32(records)
         paths.summary.write_text(json.dumps({**ended, **numbers, **rest, **means}, indent=2))
 
@@ -381,9 +499,13 @@ def many_points(count: int = 10_000) -> tuple[str, ...]:
 def test_ten_thousand_points_take_seconds_and_little_memory(
     many: Path, arguments: tuple[str, ...], expected: str
 ) -> None:
-    """Two seconds where nothing else runs; by the processor's seconds, of which others' load takes more."""
+    """Two seconds where nothing else runs; by the processor's seconds, of which others' load takes
+    more.
+    """
     command = [sys.executable, "-c", MEASURED, tool("bsweep"), *arguments]
-    result = subprocess.run(command, cwd=many, capture_output=True, text=True, timeout=120, check=True)
+    result = subprocess.run(
+        command, cwd=many, capture_output=True, text=True, timeout=120, check=True
+    )
     seconds, mebibytes = map(float, result.stdout.split())
     assert seconds < 6 and mebibytes < 500
     assert expected in (many / "said").read_text()
@@ -399,12 +521,18 @@ def test_an_estimate_is_a_line_through_what_was_timed() -> None:
     assert estimate.seconds(point(32), State("completed")) == 0
     half = State("interrupted", epochs_done=5, can_resume=True)
     assert estimate.seconds(point(32), half) == pytest.approx((1000 / 32 * 0.042 + 5) / 2)
-    assert estimate.seconds(point(32, workers=2), NEW) == pytest.approx(1000 / 64 * 0.042 + 5), "as with one worker"
+    assert estimate.seconds(point(32, workers=2), NEW) == pytest.approx(1000 / 64 * 0.042 + 5), (
+        "as with one worker"
+    )
     assert estimate.seconds(point(32, kind="other"), NEW) is None
-    assert Estimate(line[:1]).seconds(point(16), NEW) == pytest.approx(1000 / 16 * 0.018 / 8 * 16 + 5)
+    assert Estimate(line[:1]).seconds(point(16), NEW) == pytest.approx(
+        1000 / 16 * 0.018 / 8 * 16 + 5
+    )
     assert "3 completed" in estimate.source and "within 0%" in estimate.source
     falling = [Timed(point(8), 0.02), Timed(point(64), 0.01)]
-    assert 0 < (Estimate(falling).seconds(point(128), NEW) or 0) < 10, "no step takes less than none"
+    assert 0 < (Estimate(falling).seconds(point(128), NEW) or 0) < 10, (
+        "no step takes less than none"
+    )
 
 
 def test_an_estimate_takes_as_long_for_each_point_however_many_were_timed() -> None:
@@ -412,21 +540,30 @@ def test_an_estimate_takes_as_long_for_each_point_however_many_were_timed() -> N
     began = time.process_time()
     estimate = Estimate([Timed(point, 0.01, 5.0) for point in points[::2]])
     assert all(estimate.seconds(point, NEW) for point in points)
-    assert time.process_time() - began < 2, "to look at each timed point for each open one takes minutes"
+    assert time.process_time() - began < 2, (
+        "to look at each timed point for each open one takes minutes"
+    )
 
 
 def test_who_has_read_enough_is_not_told_of_a_broken_pipe(tmp_path: Path) -> None:
     write_runs(tmp_path / "results/mine", 1000)
     line = '"$0" status results/mine --json | head -c 1; exit "${PIPESTATUS[0]}"'
     result = subprocess.run(
-        ["bash", "-c", line, tool("bsweep")], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", line, tool("bsweep")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (result.returncode, result.stdout, result.stderr) == (128 + signal.SIGPIPE, "{", "")
 
 
 def test_a_claim_ends_with_its_process_and_is_seen_by_others(tmp_path: Path) -> None:
     with runlog.claimed(tmp_path / "a") as is_ours:
-        assert is_ours and runlog.is_claimed(tmp_path / "a") and not runlog.is_claimed(tmp_path / "b")
+        assert (
+            is_ours and runlog.is_claimed(tmp_path / "a") and not runlog.is_claimed(tmp_path / "b")
+        )
     assert not runlog.is_claimed(tmp_path / "a")
 
 
@@ -439,7 +576,9 @@ def test_states_of_what_cannot_be_read_are_states(tmp_path: Path) -> None:
     assert [state.status for state in found.values()] == ["damaged"] * 3 + ["completed"]
 
 
-def test_of_a_run_under_way_only_new_records_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_run_under_way_only_new_records_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[bytes] = []
 
     def checked(line: bytes, place: str) -> dict[str, Any]:
@@ -447,7 +586,9 @@ def test_of_a_run_under_way_only_new_records_are_read(tmp_path: Path, monkeypatc
         return reading.checked(line, place)
 
     monkeypatch.setattr(following, "checked", checked)
-    paths = RunPaths(write_run(tmp_path, local_batch=8, status=None, num_epochs_done=2, more=(STEP,)))
+    paths = RunPaths(
+        write_run(tmp_path, local_batch=8, status=None, num_epochs_done=2, more=(STEP,))
+    )
     start, step, first, second = paths.metrics.read_bytes().splitlines(keepends=True)
     seconds = [json.loads(epoch)["train_seconds"] for epoch in (first, second)]
 
@@ -463,7 +604,9 @@ def test_of_a_run_under_way_only_new_records_are_read(tmp_path: Path, monkeypatc
     assert look(step) == (1.5, 1, seconds[0], 1)
     assert look(start + step, "wb") == (1.5, 0, None, 2), "it was cut, to be taken up again"
     longer = first.replace(b'"train_loss"', b'"a": 1, "train_loss"')
-    assert look(start + longer + second, "wb") == (2, 2, sum(seconds), 3), "and went further than where one looked"
+    assert look(start + longer + second, "wb") == (2, 2, sum(seconds), 3), (
+        "and went further than where one looked"
+    )
     for _ in range(2):
         assert look(b"5\n")[1] == 0 and states.of_run(paths.folder).status == "damaged"
 
@@ -481,10 +624,14 @@ def test_what_is_set_aside_again_and_again_overwrites_nothing(tmp_path: Path) ->
     }
 
 
-def test_a_sweep_is_known_though_somebody_looked_while_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_is_known_though_somebody_looked_while_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who looks whether a claim is held, holds it for a moment."""
     looks = [contextlib.nullcontext(False), contextlib.nullcontext(False)]
-    monkeypatch.setattr(attendance, "claimed", lambda path: looks.pop() if looks else runlog.claimed(path))
+    monkeypatch.setattr(
+        attendance, "claimed", lambda path: looks.pop() if looks else runlog.claimed(path)
+    )
     sweep = attendance.Attendance()
     sweep.join(tmp_path)
     assert len(attendance.sweeps(tmp_path)) == 1 and not looks

@@ -1,4 +1,6 @@
-"""Points of a sweep at once on one machine: the same numbers on GPUs or cores of their own, and times that say so."""
+"""Points of a sweep at once on one machine: the same numbers on GPUs or cores of their own, and
+times that say so.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,13 @@ from tests.study.test_run import runs
 from tests.support.running import TINY, Fork, bsweep, compose, imported_first, summaries
 from tests.support.synthetic_study import META, write_run
 
-POINT = (*TINY, "model=tiny_cnn", "strategy=allreduce", "launch.threads_per_worker=1", "log_every_steps=1")
+POINT = (
+    *TINY,
+    "model=tiny_cnn",
+    "strategy=allreduce",
+    "launch.threads_per_worker=1",
+    "log_every_steps=1",
+)
 
 NOTES_CORES = """
 import json, os, sys
@@ -53,7 +61,9 @@ def cores_of(run: Path) -> set[int]:
     return {core for path in run.glob("cores.*") for core in json.loads(path.read_text())}
 
 
-def test_points_at_once_have_cores_of_their_own_and_the_numbers_of_points_alone(tmp_path: Path) -> None:
+def test_points_at_once_have_cores_of_their_own_and_the_numbers_of_points_alone(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(NOTES_CORES)
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
@@ -61,11 +71,22 @@ def test_points_at_once_have_cores_of_their_own_and_the_numbers_of_points_alone(
     grid = ("-m", "local_batch=4,8", "num_workers=1,2", "epochs=2", *POINT)
     with pinned(cores):
         alone = bsweep("run", *grid, "study=alone", cwd=tmp_path)
-        beside = bsweep("run", *grid, "study=beside", "launch.parallel=2", cwd=tmp_path, env=imported_first(tmp_path))
+        beside = bsweep(
+            "run",
+            *grid,
+            "study=beside",
+            "launch.parallel=2",
+            cwd=tmp_path,
+            env=imported_first(tmp_path),
+        )
     assert alone.returncode == beside.returncode == 0, alone.stderr + beside.stderr
-    assert numbers(tmp_path, "beside") == numbers(tmp_path, "alone") != {}, "bit for bit, under the same ids"
+    assert numbers(tmp_path, "beside") == numbers(tmp_path, "alone") != {}, (
+        "bit for bit, under the same ids"
+    )
     found = {paths.folder: read_meta(paths) for paths in runs(tmp_path, "beside")}
-    flagged = {folder.name.split("_")[1] for folder, meta in found.items() if meta.get("beside_others")}
+    flagged = {
+        folder.name.split("_")[1] for folder, meta in found.items() if meta.get("beside_others")
+    }
     assert flagged == {"w1"}, "two workers fill both cores"
     assert not any("beside_others" in read_meta(paths) for paths in runs(tmp_path, "alone"))
     assert {meta["cores"] for meta in found.values()} == {2}, "the machine's, not the point's"
@@ -90,7 +111,15 @@ class pinned:
 
 
 def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) -> None:
-    grid = ("-m", "local_batch=4,5,90", "epochs=30", "study=s", "launch.parallel=2", "launch.slowdown=[8]", *POINT)
+    grid = (
+        "-m",
+        "local_batch=4,5,90",
+        "epochs=30",
+        "study=s",
+        "launch.parallel=2",
+        "launch.slowdown=[8]",
+        *POINT,
+    )
     with (tmp_path / "said").open("w") as said:
         sweep = Fork("bsweep", "run", *grid, cwd=tmp_path, stderr=said, has_forks=True)
         wait_for_epochs(tmp_path, num_runs=2)
@@ -103,7 +132,8 @@ def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) 
     again = bsweep("resume", "results/s", cwd=tmp_path)
     assert again.returncode == 0 and status(tmp_path)["counts"] == {"completed": 3}, again.stderr
     events = [
-        [one["event"] for one in read_records(paths.metrics)[0] if one["type"] == "event"] for paths in runs(tmp_path)
+        [one["event"] for one in read_records(paths.metrics)[0] if one["type"] == "event"]
+        for paths in runs(tmp_path)
     ]
     assert sum("resumed" in of_run for of_run in events) == 2
     assert all(read_meta(paths)["beside_others"] for paths in runs(tmp_path))
@@ -124,12 +154,16 @@ def test_points_at_once_heed_a_stop_from_elsewhere_and_a_second_interrupt(tmp_pa
         again = Fork("bsweep", "resume", "results/s", cwd=tmp_path, stderr=said, has_forks=True)
         wait_for(lambda: len(list(tmp_path.glob("results/s/*/logs/rank.0/alive"))) == 2)
         os.kill(again.pid, signal.SIGINT)
-        wait_for(lambda: (tmp_path / "said").read_text().count("the workers save where they are") == 2)
+        wait_for(
+            lambda: (tmp_path / "said").read_text().count("the workers save where they are") == 2
+        )
         os.kill(again.pid, signal.SIGINT)
         wait_for(lambda: (tmp_path / "said").read_text().count("ending at once") == 2)
         assert again.wait(15) == 130
     assert status(tmp_path)["counts"] == {"interrupted": 2}
-    workers = [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(one.info["cmdline"])]
+    workers = [
+        one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(one.info["cmdline"])
+    ]
     assert not psutil.wait_procs(workers, timeout=5)[1]
 
 
@@ -137,14 +171,25 @@ def test_the_first_of_points_at_once_finds_what_is_fastest_for_all(tmp_path: Pat
     path = tmp_path / "results/s/calibration.json"
     path.parent.mkdir(parents=True)
     calibration_file.write(path, calibration_file.Calibration(1, (8, 16)))
-    result = bsweep("run", "-m", "local_batch=8,16,4", "study=s", "launch.parallel=2", *POINT, "epochs=1", cwd=tmp_path)
+    result = bsweep(
+        "run",
+        "-m",
+        "local_batch=8,16,4",
+        "study=s",
+        "launch.parallel=2",
+        *POINT,
+        "epochs=1",
+        cwd=tmp_path,
+    )
     assert result.returncode == 0, result.stderr
     found = calibration_file.read(path)
     assert found and found.timed and result.stderr.count("at local batch 8") == 1
     starts = {paths: read_records(paths.metrics)[0][0] for paths in runs(tmp_path)}
     assert len({(one["precision"], one["channels_last"]) for one in starts.values()}) == 1
     launched_at = sorted(read_meta(paths)["launched_at"] for paths in starts)
-    assert launched_at[0] < path.stat().st_mtime < launched_at[1], "nobody was beside the one that measured"
+    assert launched_at[0] < path.stat().st_mtime < launched_at[1], (
+        "nobody was beside the one that measured"
+    )
 
 
 def test_a_tracker_of_points_at_once_has_all_cores(tmp_path: Path) -> None:
@@ -162,7 +207,9 @@ def test_a_tracker_of_points_at_once_has_all_cores(tmp_path: Path) -> None:
     assert started.end() == []
 
 
-def test_a_point_that_is_put_off_has_no_number_of_anothers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_point_that_is_put_off_has_no_number_of_anothers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     progress = Progress(3)
     progress.skip(point(1), "completed already")
     progress.beside().put_off(point(2), "another process is running it")
@@ -201,12 +248,24 @@ if sys.orig_argv[-2:-1] == ["bsweep.train.worker"]:
 def test_a_point_that_fails_is_retried_and_stops_no_other(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(FAILING)
     given = ("launch.parallel=auto", "launch.retries=1", "study=s", *POINT)
-    result = bsweep("run", "-m", "local_batch=8,16,4", "epochs=2", *given, cwd=tmp_path, env=imported_first(tmp_path))
+    result = bsweep(
+        "run",
+        "-m",
+        "local_batch=8,16,4",
+        "epochs=2",
+        *given,
+        cwd=tmp_path,
+        env=imported_first(tmp_path),
+    )
     assert result.returncode == 1, result.stderr
     ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}
     assert ends == {8: "failed", 16: "completed", 4: "completed"}
     assert result.stderr.count("b8_w1_allreduce_s0") == 2, "it was tried twice"
-    assert {line[:6] for line in result.stderr.splitlines() if line.startswith("[")} == {"[1/3] ", "[2/3] ", "[3/3] "}
+    assert {line[:6] for line in result.stderr.splitlines() if line.startswith("[")} == {
+        "[1/3] ",
+        "[2/3] ",
+        "[3/3] ",
+    }
 
 
 def sized(monkeypatch: pytest.MonkeyPatch, num_cores: int, num_gpus: int = 0) -> None:
@@ -233,10 +292,15 @@ def end_all(crew: parallel._Crew, error: Exception | None = None) -> None:
     crew.wait(Signals())
 
 
-def test_who_measures_what_is_fastest_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_measures_what_is_fastest_runs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sized(monkeypatch, 8)
     given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1", "channels_last=false")
-    configs = [point(1, *given, f"seed={seed}", f"precision={of}") for seed, of in enumerate(("fp32", "auto") * 2)]
+    configs = [
+        point(1, *given, f"seed={seed}", f"precision={of}")
+        for seed, of in enumerate(("fp32", "auto") * 2)
+    ]
     open_one = calibration_file.Calibration(1, wanted_batches=(8,))
     configs[0].study_dir.mkdir(parents=True)
     calibration_file.write(calibration_file.path_of(configs[0]), open_one)
@@ -252,7 +316,9 @@ def test_who_measures_what_is_fastest_runs_alone(tmp_path: Path, monkeypatch: py
     assert began == [[0], [0], [1], [1], [2, 3], [2, 3], [], []]
 
 
-def test_nothing_begins_once_a_signal_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_begins_once_a_signal_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sized(monkeypatch, 8)
     given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1")
     crew, signals = crew_of(point(1, *given), point(2, *given), point(3, *given)), Signals()
@@ -310,7 +376,11 @@ def test_points_with_a_result_need_no_room(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sweep, "_join", lambda *_: None)
     monkeypatch.setattr(attempts, "ask_for_calibration", lambda _: None)
     for results, at_once in ((0, True), (1, False)):
-        monkeypatch.setattr(attempts, "result_of", lambda config, of=results: "completed" if config.seed < of else None)
+        monkeypatch.setattr(
+            attempts,
+            "result_of",
+            lambda config, of=results: "completed" if config.seed < of else None,
+        )
         monkeypatch.setattr(sweep, "PROGRESS", None)
         monkeypatch.setattr(sweep, "_ARE_AT_ONCE", None)
         assert sorted(sweep._prepare(configs, ())) == [0, 1, 2]
@@ -319,19 +389,29 @@ def test_points_with_a_result_need_no_room(tmp_path: Path, monkeypatch: pytest.M
 
 
 def point(num_workers: int = 1, *overrides: str) -> Any:
-    return compose("local_batch=8", f"num_workers={num_workers}", "launch.parallel=auto", *overrides)
+    return compose(
+        "local_batch=8", f"num_workers={num_workers}", "launch.parallel=auto", *overrides
+    )
 
 
-def test_a_point_takes_the_cores_of_its_threads_and_a_core_for_each_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_takes_the_cores_of_its_threads_and_a_core_for_each_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sized(monkeypatch, 8)
-    assert seats.size_of(point(1)) == seats.size_of(point(2)) == Size(8, 0), "by default all of them"
+    assert seats.size_of(point(1)) == seats.size_of(point(2)) == Size(8, 0), (
+        "by default all of them"
+    )
     assert seats.size_of(point(2, "launch.threads_per_worker=3")) == Size(6, 0)
-    assert seats.size_of(point(4, "launch.threads_per_worker=3")) == Size(8, 0), "no more than there are"
+    assert seats.size_of(point(4, "launch.threads_per_worker=3")) == Size(8, 0), (
+        "no more than there are"
+    )
     servers = ("strategy=parameter_server", "strategy.num_servers=2", "launch.threads_per_worker=1")
     assert seats.size_of(point(3, *servers)) == Size(5, 0)
 
 
-def test_a_point_on_gpus_takes_as_many_and_their_part_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_on_gpus_takes_as_many_and_their_part_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sized(monkeypatch, 16, num_gpus=4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,5,7,9")
     machine = seats.of_machine([point()])
@@ -349,9 +429,15 @@ def test_workers_of_a_pinned_point_see_its_gpus_alone(monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     launch = point().launch
     Seats((0,), ("5", "7")).take()
-    assert environment.by_file({"CUDA_VISIBLE_DEVICES": "2,5,7"}, launch)["CUDA_VISIBLE_DEVICES"] == "5,7"
+    assert (
+        environment.by_file({"CUDA_VISIBLE_DEVICES": "2,5,7"}, launch)["CUDA_VISIBLE_DEVICES"]
+        == "5,7"
+    )
     Seats((0,), ()).take()
-    assert environment.by_file({"CUDA_VISIBLE_DEVICES": "2,5,7"}, launch)["CUDA_VISIBLE_DEVICES"] == "2,5,7"
+    assert (
+        environment.by_file({"CUDA_VISIBLE_DEVICES": "2,5,7"}, launch)["CUDA_VISIBLE_DEVICES"]
+        == "2,5,7"
+    )
 
 
 def test_where_no_two_points_have_room_they_run_one_after_another_and_it_is_said(
@@ -360,14 +446,23 @@ def test_where_no_two_points_have_room_they_run_one_after_another_and_it_is_said
     sized(monkeypatch, 2)
     assert not parallel.is_possible([point(1), point(2)])
     said = parallel.why_not([point(1), point(2)])
-    assert "this machine's 2 cores have no room for two" in said and "give launch.threads_per_worker=1" in said
+    assert (
+        "this machine's 2 cores have no room for two" in said
+        and "give launch.threads_per_worker=1" in said
+    )
     narrow = [point(1, "launch.threads_per_worker=1"), point(2, "launch.threads_per_worker=1")]
-    assert not parallel.is_possible(narrow) and "launch.threads_per_worker" not in parallel.why_not(narrow)
+    assert not parallel.is_possible(narrow) and "launch.threads_per_worker" not in parallel.why_not(
+        narrow
+    )
     assert parallel.is_possible([*narrow, narrow[0]]) and not parallel.why_not([*narrow, narrow[0]])
     assert not parallel.why_not(narrow[:1]), "one point has no others"
-    assert not parallel.is_possible([*narrow, compose("local_batch=8", "launch.threads_per_worker=1")])
+    assert not parallel.is_possible(
+        [*narrow, compose("local_batch=8", "launch.threads_per_worker=1")]
+    )
     sized(monkeypatch, 8, num_gpus=1)
-    assert "this machine's 1 GPU and 8 cores have no room for two." in parallel.why_not([point(1), point(1)])
+    assert "this machine's 1 GPU and 8 cores have no room for two." in parallel.why_not(
+        [point(1), point(1)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -375,9 +470,18 @@ def test_where_no_two_points_have_room_they_run_one_after_another_and_it_is_said
     [
         (("launch.parallel=0",), "launch.parallel=0: neither auto nor a number of points"),
         (("launch.parallel=all",), "launch.parallel=all: neither auto nor a number of points"),
-        (("launch.parallel=2", "launch.hosts='h1:1,h2:1'"), "launch.parallel=2 with launch.hosts=h1:1,h2:1"),
-        (("launch=inline", "strategy=single", "+launch.parallel=2"), "only launch=horovodrun or torchrun has this key"),
-        (("launch=srun", "strategy=allreduce", "+launch.parallel=2"), "only launch=horovodrun or torchrun has"),
+        (
+            ("launch.parallel=2", "launch.hosts='h1:1,h2:1'"),
+            "launch.parallel=2 with launch.hosts=h1:1,h2:1",
+        ),
+        (
+            ("launch=inline", "strategy=single", "+launch.parallel=2"),
+            "only launch=horovodrun or torchrun has this key",
+        ),
+        (
+            ("launch=srun", "strategy=allreduce", "+launch.parallel=2"),
+            "only launch=horovodrun or torchrun has",
+        ),
     ],
 )
 def test_what_cannot_run_at_once_is_refused(overrides: tuple[str, ...], said: str) -> None:
@@ -386,10 +490,17 @@ def test_what_cannot_run_at_once_is_refused(overrides: tuple[str, ...], said: st
     assert said in str(raised.value)
 
 
-def test_other_launchers_of_points_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_launchers_of_points_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match=r"launch\.parallel with hydra/launcher"):
         parallel.refuse_elsewhere([point()])
-    env = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"}
+    env = {
+        "HOROVOD_RANK": "0",
+        "HOROVOD_SIZE": "1",
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+    }
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     from bsweep.launch import check
@@ -399,22 +510,33 @@ def test_other_launchers_of_points_are_refused(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_run_is_the_same_one_whatever_runs_beside_it() -> None:
-    assert compose("local_batch=8", "launch.parallel=auto").run_id == compose("local_batch=8").run_id
+    assert (
+        compose("local_batch=8", "launch.parallel=auto").run_id == compose("local_batch=8").run_id
+    )
 
 
 BESIDE = {**META, "beside_others": True}
 
 
-def test_times_beside_others_are_in_no_figure_and_no_prediction_but_accuracies_are(tmp_path: Path) -> None:
+def test_times_beside_others_are_in_no_figure_and_no_prediction_but_accuracies_are(
+    tmp_path: Path,
+) -> None:
     for batch in (8, 16, 32):
         for seed in (0, 1):
-            write_run(tmp_path / "s", local_batch=batch, seed=seed, meta=BESIDE if batch == 8 or seed else META)
+            write_run(
+                tmp_path / "s",
+                local_batch=batch,
+                seed=seed,
+                meta=BESIDE if batch == 8 or seed else META,
+            )
     study, whole = package.load(tmp_path / "s"), package.load(tmp_path / "s", beside=True)
     (line,) = (warning for warning in study.warnings if "launch.parallel" in warning)
     assert line.startswith("4 runs were timed while others ran") and "--beside" in line
     assert not any("launch.parallel" in warning for warning in whole.warnings)
     cells, of_whole = analysis.cells(study.runs), analysis.cells(whole.runs)
-    assert list(cells["n"]) == [2, 2, 2] and cells["test_accuracy"].equals(of_whole["test_accuracy"])
+    assert list(cells["n"]) == [2, 2, 2] and cells["test_accuracy"].equals(
+        of_whole["test_accuracy"]
+    )
     assert cells["train_seconds"].isna().tolist() == [True, False, False]
     assert [len(seconds) for seconds in cells["train_seconds_points"]] == [0, 1, 1]
     assert of_whole["train_seconds"].notna().all()
@@ -422,14 +544,18 @@ def test_times_beside_others_are_in_no_figure_and_no_prediction_but_accuracies_a
         shown = plots.FIGURES[name].table(study).index.get_level_values("local_batch")
         assert set(shown) <= {16, 32}, name
         assert len(plots.FIGURES[name].table(whole)) >= len(shown)
-    assert set(plots.FIGURES["accuracy_by_epoch"].table(study).index.get_level_values("local_batch")) == {8, 16, 32}
+    assert set(
+        plots.FIGURES["accuracy_by_epoch"].table(study).index.get_level_values("local_batch")
+    ) == {8, 16, 32}
     timed = observed(study, target_of(accuracy=0.5)).timings()
     assert sorted(timing.cell.local_batch for timing in timed) == [16, 32]
     (said,) = prediction._of_times_beside_others(observed(study, target_of(accuracy=0.5)))
     assert said.startswith("4 runs had others beside them")
     assert len(observed(whole, target_of(accuracy=0.5)).timings()) == 6
     reached = analysis.time_to_target(study, 0.5)
-    assert set(reached.index.get_level_values("local_batch")) == {16, 32} and reached["reached"].all()
+    assert (
+        set(reached.index.get_level_values("local_batch")) == {16, 32} and reached["reached"].all()
+    )
 
 
 def test_a_study_timed_beside_others_alone_says_what_is_accurate(tmp_path: Path) -> None:
@@ -437,7 +563,12 @@ def test_a_study_timed_beside_others_alone_says_what_is_accurate(tmp_path: Path)
         write_run(tmp_path / "s", local_batch=batch, meta=BESIDE)
     study = package.load(tmp_path / "s")
     assert {"accuracy_by_epoch", "accuracy_and_loss_by_batch"} <= drawn(study)
-    assert not {"time_by_batch", "throughput_and_speedup", "accuracy_by_time", "time_to_target"} & drawn(study)
+    assert not {
+        "time_by_batch",
+        "throughput_and_speedup",
+        "accuracy_by_time",
+        "time_to_target",
+    } & drawn(study)
     lines = analysis.headlines(study)
     assert lines[0].startswith("Most accurate: local batch 64 on 1 worker") and not any(
         "Fastest" in one for one in lines
@@ -450,9 +581,13 @@ def test_a_study_timed_beside_others_alone_says_what_is_accurate(tmp_path: Path)
 def test_a_study_timed_beside_others_alone_says_why_nothing_is_predicted(tmp_path: Path) -> None:
     for batch in (8, 64):
         write_run(tmp_path / "s", local_batch=batch, meta=BESIDE)
-    with pytest.raises(ValueError, match=r"beside them \(launch\.parallel\).*launch\.parallel=1.*beside=True"):
+    with pytest.raises(
+        ValueError, match=r"beside them \(launch\.parallel\).*launch\.parallel=1.*beside=True"
+    ):
         package.predict(tmp_path / "s", 0.5)
-    assert package.predict(package.load(tmp_path / "s", beside=True), 0.5, workers=[1, 2]).seen.timings()
+    assert package.predict(
+        package.load(tmp_path / "s", beside=True), 0.5, workers=[1, 2]
+    ).seen.timings()
 
 
 @pytest.mark.parametrize("device", ["cpu", "NVIDIA H200"])
@@ -466,19 +601,30 @@ def test_threads_tell_points_apart_where_they_compute(tmp_path: Path, device: st
         with pytest.raises(ValueError, match="threads"):
             observed(study, target_of(accuracy=0.5))
     else:
-        assert list(analysis.cells(study.runs)["n"]) == [2, 2, 1, 0], "of seeds that ran alone or beside others"
+        assert list(analysis.cells(study.runs)["n"]) == [2, 2, 1, 0], (
+            "of seeds that ran alone or beside others"
+        )
         assert len(observed(study, target_of(accuracy=0.5)).timings()) == 5
 
 
 def test_no_time_of_a_point_is_estimated_by_those_beside_others(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / "s", local_batch=8, seed=seed, meta=BESIDE if seed else META) for seed in (0, 1)]
+    folders = [
+        write_run(tmp_path / "s", local_batch=8, seed=seed, meta=BESIDE if seed else META)
+        for seed in (0, 1)
+    ]
     points = [Planned(folder.name, 1, 8, 1000, 3, "k") for folder in folders]
-    assert [one.point.run_id for one in timed(points, states.read(tmp_path / "s"))] == [folders[0].name]
+    assert [one.point.run_id for one in timed(points, states.read(tmp_path / "s"))] == [
+        folders[0].name
+    ]
 
 
 def test_points_at_once_are_of_the_kind_of_points_alone() -> None:
-    one, at_once = (compose("local_batch=8", f"launch.parallel={most}").launch for most in (1, "auto"))
-    told = {name: value for name, value in asdict(one).items() if name != "parallel"}  # as older studies have it
+    one, at_once = (
+        compose("local_batch=8", f"launch.parallel={most}").launch for most in (1, "auto")
+    )
+    told = {
+        name: value for name, value in asdict(one).items() if name != "parallel"
+    }  # as older studies have it
     expected = hashlib.sha256(json.dumps([told]).encode()).hexdigest()[:8]
     assert commands._kind(one) == commands._kind(at_once) == expected
 
@@ -489,7 +635,9 @@ def test_a_run_that_goes_on_from_one_beside_others_says_so(tmp_path: Path) -> No
         checkpoint = runlog.checkpoint_at(source, 1, 8)
         checkpoint.folder.mkdir(parents=True)
         facts = {"metrics_bytes": source.metrics.stat().st_size, "time": 0.0}
-        checkpoint.complete({"num_steps": 1, "epoch": 1, "position": 8, "members": (0,), "num_workers": 1, **facts})
+        checkpoint.complete(
+            {"num_steps": 1, "epoch": 1, "position": 8, "members": (0,), "num_workers": 1, **facts}
+        )
         branch = RunPaths(tmp_path / f"branch{seed}")
         branch.folder.mkdir()
         branching.begin(compose("local_batch=16", f"resume_from={source.folder}"), branch)
@@ -499,18 +647,32 @@ def test_a_run_that_goes_on_from_one_beside_others_says_so(tmp_path: Path) -> No
 def drawn(study: Study) -> set[str]:
     """The figures that need no fit, of those for which a study has the numbers."""
     names = list(plots.FIGURES)
-    return {name for name in names[names.index("accuracy_by_time") :] if len(plots.FIGURES[name].table(study))}
+    return {
+        name
+        for name in names[names.index("accuracy_by_time") :]
+        if len(plots.FIGURES[name].table(study))
+    }
 
 
 @pytest.mark.parametrize("flags", [(), ("--beside",)])
 def test_a_report_says_how_many_times_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
 ) -> None:
     write_run(tmp_path / "s", local_batch=8, meta=BESIDE)
     written: list[tuple[Study, str]] = []
-    monkeypatch.setattr(report, "_write_files", lambda study, folder, command: written.append((study, command)))
+    monkeypatch.setattr(
+        report, "_write_files", lambda study, folder, command: written.append((study, command))
+    )
     assert main.report([str(tmp_path / "s"), *flags]) == 0
     ((study, command),) = written
-    assert study.runs["train_seconds"].isna().all() == (not flags) and command.endswith(" ".join(["/s", *flags]))
-    said = "1 run was timed while others ran on the same machine (launch.parallel): its times are left out"
+    assert study.runs["train_seconds"].isna().all() == (not flags) and command.endswith(
+        " ".join(["/s", *flags])
+    )
+    said = (
+        "1 run was timed while others ran on the same machine (launch.parallel): its times are "
+        "left out"
+    )
     assert capsys.readouterr().err.count(said) == (not flags)

@@ -29,7 +29,9 @@ EPOCH = {
 COMPUTES = {"device": "cpu", "precision": "fp32", "channels_last": False}
 
 
-def told(config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, *records: dict[str, object]) -> list[str]:
+def told(
+    config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, *records: dict[str, object]
+) -> list[str]:
     """The lines of a run that wrote these records in ten seconds."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -63,7 +65,12 @@ def told(config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, *reco
             "epoch 1, round 1/4: 10.0 s",
         ),
         (
-            ("strategy=diloco", "strategy.max_seconds=40", "epochs=1000", "allocation.local_steps=[3,5]"),
+            (
+                "strategy=diloco",
+                "strategy.max_seconds=40",
+                "epochs=1000",
+                "allocation.local_steps=[3,5]",
+            ),
             "local batch 8, local steps 3, 5, 2 workers, diloco, 40 s",
             "epoch 1/1000: 10.0 s",
         ),
@@ -75,16 +82,26 @@ def told(config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, *reco
     ],
 )
 def test_a_run_is_described_by_what_it_does_and_what_ends_it(
-    overrides: tuple[str, ...], described: str, counted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: tuple[str, ...],
+    described: str,
+    counted: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = compose(*TINY, "model=tiny_cnn", "local_batch=8", "num_workers=2", *overrides)
-    begin, numerics, epoch = told(config, tmp_path, monkeypatch, {"type": "round", "round": 1}, EPOCH)
+    begin, numerics, epoch = told(
+        config, tmp_path, monkeypatch, {"type": "round", "round": 1}, EPOCH
+    )
     assert numerics == "  fp32, contiguous: of fewer than 1,000 steps, nothing was measured"
     assert begin == f"[1/1] {tmp_path}: {described}"
-    assert epoch.startswith(f"  {counted}") and epoch.endswith(", 30 s left"), "a quarter took ten seconds"
+    assert epoch.startswith(f"  {counted}") and epoch.endswith(", 30 s left"), (
+        "a quarter took ten seconds"
+    )
 
 
-def test_a_run_that_is_taken_up_is_said_to_go_on_as_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_taken_up_is_said_to_go_on_as_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever its study's answer is here."""
     config = compose("local_batch=8", f"results_dir={tmp_path}")
     run = write_run(config.study_dir, local_batch=8, precision="bf16", status=None)
@@ -95,8 +112,12 @@ def test_a_run_that_is_taken_up_is_said_to_go_on_as_it_began(tmp_path: Path, mon
     assert told(config, run, monkeypatch)[1:] == ["  fp32, contiguous: as all runs of this study"]
 
 
-def test_a_lone_worker_and_a_lone_epoch_are_counted_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lone_worker_and_a_lone_epoch_are_counted_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (begin,) = told(
-        compose("local_batch=8", "epochs=1", "precision=fp32", "channels_last=false"), tmp_path, monkeypatch
+        compose("local_batch=8", "epochs=1", "precision=fp32", "channels_last=false"),
+        tmp_path,
+        monkeypatch,
     )
     assert begin.endswith("local batch 8, 1 worker, horovod, 1 epoch")

@@ -25,7 +25,18 @@ from bsweep.launch import environment
 from bsweep.runlog import RunPaths, read_records
 from bsweep.runlog.errors import errors_reported
 from bsweep.train import worker
-from tests.support.running import TINY, Fork, bsweep, compose, forks, imported_first, popen, struck, tool, workers_left
+from tests.support.running import (
+    TINY,
+    Fork,
+    bsweep,
+    compose,
+    forks,
+    imported_first,
+    popen,
+    struck,
+    tool,
+    workers_left,
+)
 
 TEXT = ("data=text", f"data.path={__file__}", "model=llama_tiny")
 QUICK = (*TINY, "model=tiny_cnn", "epochs=2", "study=s")
@@ -76,7 +87,9 @@ def test_two_workers_train_and_leave_a_whole_run_folder(tmp_path: Path) -> None:
     assert paths.folder.name.startswith("b8_w2_horovod_s0-")
     records, warning = read_records(paths.metrics)
     kinds = [record["type"] for record in records]
-    assert warning is None and kinds[0] == "start" and kinds[-1] == "end" and kinds.count("epoch") == 2
+    assert (
+        warning is None and kinds[0] == "start" and kinds[-1] == "end" and kinds.count("epoch") == 2
+    )
     epochs = [record for record in records if record["type"] == "epoch"]
     for epoch in epochs:
         assert epoch["num_steps"] == 6 and epoch["global_batch"] == 16
@@ -85,7 +98,12 @@ def test_two_workers_train_and_leave_a_whole_run_folder(tmp_path: Path) -> None:
         vector_bytes = 4 * records[0]["num_parameters"]
         assert epoch["sent_bytes"] == pytest.approx(6 * 2 * vector_bytes / 2, rel=0.01)
     end = summary(paths)
-    assert (end["status"], end["num_steps"], end["epochs"], end["global_batch"]) == ("completed", 12, 2, 16)
+    assert (end["status"], end["num_steps"], end["epochs"], end["global_batch"]) == (
+        "completed",
+        12,
+        2,
+        16,
+    )
     assert end["train_seconds"] == pytest.approx(sum(epoch["train_seconds"] for epoch in epochs))
     assert end["wall_seconds"] > end["train_seconds"]
     assert end["test_accuracy"] == epochs[-1]["test_accuracy"]
@@ -119,29 +137,51 @@ def test_the_command_itself_imports_no_torch(tmp_path: Path) -> None:
         (("run", "local_batch=8", *QUICK), 0),
     ):
         assert bsweep(*arguments, cwd=tmp_path, env=env, fresh=True).returncode == code
-    version, usage, bad, report, run = (set(json.loads(line)) for line in (tmp_path / "noted").open())
+    version, usage, bad, report, run = (
+        set(json.loads(line)) for line in (tmp_path / "noted").open()
+    )
     for modules in (version, usage, bad, report, run):
-        assert "bsweep.cli.main" in modules and not {"torch", "torchvision", "timm", "sklearn"} & modules
+        assert (
+            "bsweep.cli.main" in modules
+            and not {"torch", "torchvision", "timm", "sklearn"} & modules
+        )
     assert not {"hydra", "pydantic", "numpy"} & (version | usage)
     assert "bsweep.study.attempts" in run and not {"pandas", "matplotlib"} & run
 
 
-def test_a_second_sweep_skips_what_is_completed_and_a_grid_names_every_point(tmp_path: Path) -> None:
-    grid = ("-m", "local_batch=8,16", "num_workers=1", "seed=0,1", "launch=inline", "strategy=single", *QUICK)
+def test_a_second_sweep_skips_what_is_completed_and_a_grid_names_every_point(
+    tmp_path: Path,
+) -> None:
+    grid = (
+        "-m",
+        "local_batch=8,16",
+        "num_workers=1",
+        "seed=0,1",
+        "launch=inline",
+        "strategy=single",
+        *QUICK,
+    )
     first = bsweep("run", *grid, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert len(runs(tmp_path)) == 4
     both = bsweep("run", *grid, "local_batch=8", "seed=0", "study=s,t", cwd=tmp_path)
-    assert both.stderr.count("completed already") == 1 and len(list(tmp_path.glob("results/t/*/summary.json"))) == 1
+    assert (
+        both.stderr.count("completed already") == 1
+        and len(list(tmp_path.glob("results/t/*/summary.json"))) == 1
+    )
     before = {paths.folder.name: paths.summary.stat().st_mtime_ns for paths in runs(tmp_path)}
     second = bsweep("run", *grid, cwd=tmp_path)
     assert second.returncode == 0 and second.stderr.count("completed already") == 4
-    assert before == {paths.folder.name: paths.summary.stat().st_mtime_ns for paths in runs(tmp_path)}
+    assert before == {
+        paths.folder.name: paths.summary.stat().st_mtime_ns for paths in runs(tmp_path)
+    }
 
 
 def test_inside_horovodrun_the_warm_processes_train_point_after_point(tmp_path: Path) -> None:
     """With a model of one's own."""
-    shutil.copy(Path(__file__).parents[2] / "scripts/examples/small_network.py", tmp_path / "mine.py")
+    shutil.copy(
+        Path(__file__).parents[2] / "scripts/examples/small_network.py", tmp_path / "mine.py"
+    )
     prefix = (tool("horovodrun"), "-np", "2", "--gloo")
     own = ("model=own", "model.target=mine.py:build", "model.options.width=4,8")
     point = (*TINY, "epochs=2", "study=s", "local_batch=8")
@@ -153,7 +193,9 @@ def test_inside_horovodrun_the_warm_processes_train_point_after_point(tmp_path: 
 
 def test_inside_horovodrun_knobs_are_horovodruns(tmp_path: Path) -> None:
     prefix = (forks().horovodrun, "-np", "1", "--gloo")
-    result = bsweep("run", "local_batch=8", "strategy.cycle_time_ms=2", *QUICK, cwd=tmp_path, prefix=prefix)
+    result = bsweep(
+        "run", "local_batch=8", "strategy.cycle_time_ms=2", *QUICK, cwd=tmp_path, prefix=prefix
+    )
     assert "HOROVOD_CYCLE_TIME=2 horovodrun" in result.stdout + result.stderr and not runs(tmp_path)
     point = ("local_batch=8", "strategy.cycle_time_ms=2", *QUICK)
     result = bsweep("run", *point, cwd=tmp_path, prefix=prefix, env={"HOROVOD_CYCLE_TIME": "2"})
@@ -162,7 +204,9 @@ def test_inside_horovodrun_knobs_are_horovodruns(tmp_path: Path) -> None:
 
 def test_inside_horovodrun_another_worker_count_is_refused_before_training(tmp_path: Path) -> None:
     prefix = (forks().horovodrun, "-np", "2", "--gloo")
-    result = bsweep("run", "-m", "local_batch=8", "num_workers=2,3", *QUICK, cwd=tmp_path, prefix=prefix)
+    result = bsweep(
+        "run", "-m", "local_batch=8", "num_workers=2,3", *QUICK, cwd=tmp_path, prefix=prefix
+    )
     assert result.returncode != 0
     assert "num_workers=3, but horovodrun started 2 processes" in result.stdout + result.stderr
     assert not runs(tmp_path)
@@ -173,7 +217,10 @@ def test_warm_and_launched_runs_reach_the_same_numbers(tmp_path: Path) -> None:
     bsweep("run", *point, cwd=tmp_path)
     prefix = (forks().horovodrun, "-np", "2", "--gloo")
     bsweep("run", *point, "results_dir=warm", cwd=tmp_path, prefix=prefix)
-    (cold,), (warm,) = runs(tmp_path), [RunPaths(p.parent) for p in (tmp_path / "warm/s").glob("*/config.yaml")]
+    (cold,), (warm,) = (
+        runs(tmp_path),
+        [RunPaths(p.parent) for p in (tmp_path / "warm/s").glob("*/config.yaml")],
+    )
     assert summary(cold)["train_loss"] == summary(warm)["train_loss"]
     assert cold.folder.name == warm.folder.name
 
@@ -193,7 +240,9 @@ def test_a_killed_process_ends_the_job_with_its_rank_and_the_sweep_goes_on(
 ) -> None:
     point = ("local_batch=2", "num_workers=2", f"strategy={strategy}", *QUICK[:-2], "study=s")
     function = (
-        ("strategies.server", "Server._step") if strategy == "parameter_server" else ("data.plan", "step_indices")
+        ("strategies.server", "Server._step")
+        if strategy == "parameter_server"
+        else ("data.plan", "step_indices")
     )
     (tmp_path / "temporary").mkdir()
     env = {**struck(tmp_path, (killed,), *function, call=30), "TMPDIR": str(tmp_path / "temporary")}
@@ -201,13 +250,17 @@ def test_a_killed_process_ends_the_job_with_its_rank_and_the_sweep_goes_on(
     assert result.returncode == 1, result.stderr
     ends = {end["status"]: end for end in map(summary, runs(tmp_path))}
     assert set(ends) == {"completed", "failed"}
-    if strategy == "horovod" and "then rank 0" in ends["failed"]["message"]:  # horovodrun saw the survivor's end first
+    if (
+        strategy == "horovod" and "then rank 0" in ends["failed"]["message"]
+    ):  # horovodrun saw the survivor's end first
         culprit = "rank 1 ended without a word, perhaps killed"
     assert culprit in ends["failed"]["message"] and culprit in result.stderr
     assert ends["failed"]["num_steps"] >= 0 and not workers_left(tmp_path)
     assert not list(tmp_path.glob("temporary/torchelastic_*"))
     if strategy == "allreduce":
-        assert transports(tmp_path) == ["shared_memory"] * 2 and not list(Path("/dev/shm").glob("*bsweep*"))
+        assert transports(tmp_path) == ["shared_memory"] * 2 and not list(
+            Path("/dev/shm").glob("*bsweep*")
+        )
 
 
 def transports(folder: Path) -> list[str | None]:
@@ -215,7 +268,9 @@ def transports(folder: Path) -> list[str | None]:
     return [record["transport"] for record in records if record["type"] == "start"]
 
 
-def test_workers_that_cannot_share_memory_exchange_by_the_network_and_say_so(tmp_path: Path) -> None:
+def test_workers_that_cannot_share_memory_exchange_by_the_network_and_say_so(
+    tmp_path: Path,
+) -> None:
     point = ("local_batch=30", "num_workers=2", "strategy=allreduce", *QUICK)
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
@@ -229,8 +284,12 @@ def test_workers_that_cannot_share_memory_exchange_by_the_network_and_say_so(tmp
     assert transports(tmp_path) == ["network"]
     (paths,) = runs(tmp_path)
     (warning,) = summary(paths)["warnings"]
-    assert "workers cannot share memory (rank 1: " in warning and "Operation not permitted" in warning
-    asked = bsweep("run", *point, "strategy.transport=shared_memory", "study=t", cwd=tmp_path, env=env)
+    assert (
+        "workers cannot share memory (rank 1: " in warning and "Operation not permitted" in warning
+    )
+    asked = bsweep(
+        "run", *point, "strategy.transport=shared_memory", "study=t", cwd=tmp_path, env=env
+    )
     assert asked.returncode == 1 and "use strategy.transport=auto" in asked.stderr
 
 
@@ -247,7 +306,9 @@ def test_an_exception_in_one_worker_is_quoted_from_that_worker(tmp_path: Path) -
     assert result.returncode == 1
     (paths,) = runs(tmp_path)
     end = summary(paths)
-    assert end["status"] == "failed" and end["message"].startswith("rank 1 failed: RuntimeError: the dog ate")
+    assert end["status"] == "failed" and end["message"].startswith(
+        "rank 1 failed: RuntimeError: the dog ate"
+    )
     assert 'steps.py", line' in end["message"] and "<stderr>" not in end["message"]
 
 
@@ -257,8 +318,13 @@ def test_a_slowed_worker_makes_the_others_wait_and_sleeps(tmp_path: Path) -> Non
     assert result.returncode == 0, result.stderr
     (paths,) = runs(tmp_path)
     epochs = [record for record in read_records(paths.metrics)[0] if record["type"] == "epoch"]
-    fast, slow = (sum(waits) for waits in zip(*(e["worker_wait_seconds"] for e in epochs), strict=True))
-    assert fast > slow, "it is ready in a quarter of the other's time; how much longer it waits is the machine's matter"
+    fast, slow = (
+        sum(waits) for waits in zip(*(e["worker_wait_seconds"] for e in epochs), strict=True)
+    )
+    assert fast > slow, (
+        "it is ready in a quarter of the other's time; how much longer it waits is the machine's "
+        "matter"
+    )
 
 
 def test_a_codec_that_cannot_win_is_said_so_on_record(tmp_path: Path) -> None:
@@ -269,11 +335,20 @@ def test_a_codec_that_cannot_win_is_said_so_on_record(tmp_path: Path) -> None:
     assert any("cannot win" in warning for warning in summary(paths)["warnings"])
     records = {record["type"]: record for record in read_records(paths.metrics)[0]}
     epoch, vector_bytes = records["epoch"], 4 * records["start"]["num_parameters"]
-    assert epoch["sent_bytes"] == 6 * 2 * vector_bytes, "an index and a value for each element, to one other"
+    assert epoch["sent_bytes"] == 6 * 2 * vector_bytes, (
+        "an index and a value for each element, to one other"
+    )
 
 
 def test_a_stopped_worker_is_a_timeout_and_what_was_logged_is_kept(tmp_path: Path) -> None:
-    point = ("local_batch=2", "num_workers=2", *QUICK[:-2], "epochs=500", "study=s", "launch.stall_timeout_seconds=4")
+    point = (
+        "local_batch=2",
+        "num_workers=2",
+        *QUICK[:-2],
+        "epochs=500",
+        "study=s",
+        "launch.stall_timeout_seconds=4",
+    )
     env = struck(tmp_path, (1,), "data.plan", "step_indices", call=60, number=signal.SIGSTOP)
     result = bsweep("run", *point, cwd=tmp_path, env=env, timeout=120)
     assert result.returncode == 1, result.stderr
@@ -286,10 +361,14 @@ def test_a_stopped_worker_is_a_timeout_and_what_was_logged_is_kept(tmp_path: Pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_sweep_ends_its_workers_and_is_started_again(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupted_sweep_ends_its_workers_and_is_started_again(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     point = ("local_batch=2", "num_workers=2", *QUICK[:-2], "study=s")
-    env = struck(tmp_path, (), "steps", "train_step", call=0)
-    process = Fork("bsweep", "run", "-m", "epochs=500,501", *point, cwd=tmp_path, env=env, has_forks=True)
+    env = struck(tmp_path, (), "train.steps", "train_step", call=0)
+    process = Fork(
+        "bsweep", "run", "-m", "epochs=500,501", *point, cwd=tmp_path, env=env, has_forks=True
+    )
     try:
         paths = wait_for_steps(tmp_path)
         os.kill(process.pid, number)
@@ -311,11 +390,21 @@ def test_an_interrupt_while_workers_are_started_is_not_lost(tmp_path: Path) -> N
         "os.register_at_fork(after_in_parent=interrupt)\n"
     )
     point = ("local_batch=2", "num_workers=2", *QUICK[:-2], "study=s")
-    result = bsweep("run", *point, "epochs=500", cwd=tmp_path, env=imported_first(tmp_path), timeout=60, fresh=True)
+    result = bsweep(
+        "run",
+        *point,
+        "epochs=500",
+        cwd=tmp_path,
+        env=imported_first(tmp_path),
+        timeout=60,
+        fresh=True,
+    )
     assert (tmp_path / "interrupted").exists() and result.returncode == 130, result.stderr
     (paths,) = runs(tmp_path)
     assert summary(paths)["status"] == "interrupted"
-    lines = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))  # a zombie has none
+    lines = (
+        process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])
+    )  # a zombie has none
     assert not any(str(paths.folder) in line for line in lines)
 
 
@@ -337,12 +426,14 @@ def test_a_killed_launcher_leaves_no_orphans_and_the_point_is_repeated(tmp_path:
         time.sleep(0.1)
     os.kill(again.pid, signal.SIGINT)
     again.wait(60)
-    assert [p.name for p in aside.iterdir()] == [f"{paths.folder.name}.1"], "the first attempt was not overwritten"
+    assert [p.name for p in aside.iterdir()] == [f"{paths.folder.name}.1"], (
+        "the first attempt was not overwritten"
+    )
 
 
 DESTRUCTOR = """
 import os, signal, sys, time
-from bsweep import cli
+from bsweep.cli import main as cli
 
 class Interrupted:
     def __del__(self):
@@ -352,7 +443,8 @@ class Interrupted:
 if sys.argv[1] == str(int(signal.SIGINT)):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 else:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a script's shell has it for what runs in the background
+    # As a script's shell has it for what runs in the background.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 sys.unraisablehook = cli.interrupt_again
 try:
@@ -364,7 +456,9 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_that_comes_while_a_destructor_runs_is_not_lost(number: signal.Signals) -> None:
+def test_an_interrupt_that_comes_while_a_destructor_runs_is_not_lost(
+    number: signal.Signals,
+) -> None:
     command = [sys.executable, "-c", DESTRUCTOR, str(int(number))]
     result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     assert result.stdout == "interrupted\n"
@@ -372,7 +466,13 @@ def test_an_interrupt_that_comes_while_a_destructor_runs_is_not_lost(number: sig
 
 def test_divergence_ends_the_run_and_keeps_what_was_logged(tmp_path: Path) -> None:
     result = bsweep(
-        "run", "local_batch=8", "num_workers=2", *QUICK, "optimizer.lr=1e30", "log_every_steps=1", cwd=tmp_path
+        "run",
+        "local_batch=8",
+        "num_workers=2",
+        *QUICK,
+        "optimizer.lr=1e30",
+        "log_every_steps=1",
+        cwd=tmp_path,
     )
     assert result.returncode == 1
     (paths,) = runs(tmp_path)
@@ -389,7 +489,13 @@ def test_out_of_memory_is_a_result_of_its_cell(tmp_path: Path) -> None:
     )
     env = {"PYTHONPATH": str(tmp_path)}
     data = ("data=synthetic", "data.num_train=256", "data.num_test=8", "data.shape=[3,256,256]")
-    big = (*data, "model=tiny_cnn", "model.width=512", "epochs=1", "study=s")  # 8 GiB behind its first layer
+    big = (
+        *data,
+        "model=tiny_cnn",
+        "model.width=512",
+        "epochs=1",
+        "study=s",
+    )  # 8 GiB behind its first layer
     result = bsweep("run", "-m", "local_batch=256", "num_workers=1", *big, cwd=tmp_path, env=env)
     assert result.returncode == 1, result.stderr
     (paths,) = runs(tmp_path)
@@ -408,7 +514,9 @@ def test_variables_reach_workers_by_name_alone() -> None:
         "DATABASE_URL": "postgres://user:word@example.org/db",
         "MINE_KEY_1": "x",
     }
-    config = compose("local_batch=8", "launch.network_interface=eth1", "launch.environment=[MINE_KEY_1]").launch
+    config = compose(
+        "local_batch=8", "launch.network_interface=eth1", "launch.environment=[MINE_KEY_1]"
+    ).launch
     assert isinstance(config, HorovodrunConfig)
     assert environment.in_the_open(given, config) == {
         "PATH": "/bin",
@@ -425,7 +533,10 @@ def test_variables_reach_workers_by_name_alone() -> None:
     [
         (("run", "lokal_batch=8"), ["lokal_batch: unknown key", "Did you mean 'local_batch'?"]),
         (("run", "local_batch=8", "strategy=horvod"), ["unknown strategy", "'horovod'", "Known: "]),
-        (("run", "local_batch=8", "strategy=ddp", "strategy.num_servers=2"), ["only strategy=parameter_server"]),
+        (
+            ("run", "local_batch=8", "strategy=ddp", "strategy.num_servers=2"),
+            ["only strategy=parameter_server"],
+        ),
         (
             (
                 "run",
@@ -437,25 +548,46 @@ def test_variables_reach_workers_by_name_alone() -> None:
             ),
             ["strategy.num_servers=9", "3 layers", "strategy.sharding=memory"],
         ),
-        (("run", "local_batch=8", "strategy=ddp", "strategy.hook=bf16", "device=cpu"), ["strategy.hook=bf16", "fp16"]),
+        (
+            ("run", "local_batch=8", "strategy=ddp", "strategy.hook=bf16", "device=cpu"),
+            ["strategy.hook=bf16", "fp16"],
+        ),
         (("run", "local_batch=8", "model=vgg"), ["unknown model", "resnet18"]),
         (("run", "local_batch=8", "data=digit"), ["unknown data", "Did you mean 'digits'?"]),
         (("run",), ["local_batch=null", "exactly one"]),
         (("run", "-m", "local_batch=8,-4,oops"), ["local_batch=-4", "local_batch=oops"]),
         (("run", "local_batch=8", "data=imagefolder"), ["data.root: no value given"]),
         (("run", "local_batch=8", "data=imagefolder", "data.root=nowhere"), ["nowhere"]),
-        (("run", "local_batch=64", "num_workers=2", *TINY), ["global batch 128", "training set of 90 examples"]),
+        (
+            ("run", "local_batch=64", "num_workers=2", *TINY),
+            ["global batch 128", "training set of 90 examples"],
+        ),
         (("run", "local_batch=8", "strategy.op=adasum"), ["strategy.op=adasum", "MPI"]),
         (("run", "local_batch=8", "device=cuda"), ["device=cuda"]),
         (("run", "local_batch=8", "device=cuda", "launch=inline"), ["device=cuda"]),
         (("run", "local_batch"), ["local_batch"]),
-        (("run", "local_batch=8", "results_dir=/proc/nowhere", *TINY), ["results_dir=/proc/nowhere"]),
+        (
+            ("run", "local_batch=8", "results_dir=/proc/nowhere", *TINY),
+            ["results_dir=/proc/nowhere"],
+        ),
         (("run", "local_batch=8", "hydra.mode=RUN"), ["hydra.mode=RUN"]),
-        (("run", "local_batch=8", "data=imagefolder", "data.root=~/nowhere-at-all"), [str(Path.home())]),
+        (
+            ("run", "local_batch=8", "data=imagefolder", "data.root=~/nowhere-at-all"),
+            [str(Path.home())],
+        ),
         (("run", "local_batch=8", "data=text", "model=llama_tiny"), ["data.path: no value given"]),
-        (("run", "local_batch=8", "data=text", "data.path=nowhere", "model=llama_tiny"), ["data.path=nowhere"]),
-        (("run", "local_batch=8", "data=text", f"data.path={__file__}"), ["model=resnet18", "model=llama_tiny"]),
-        (("run", "local_batch=8", "model=llama_tiny"), ["model=llama_tiny", "data=digits", "data=text data.path=FILE"]),
+        (
+            ("run", "local_batch=8", "data=text", "data.path=nowhere", "model=llama_tiny"),
+            ["data.path=nowhere"],
+        ),
+        (
+            ("run", "local_batch=8", "data=text", f"data.path={__file__}"),
+            ["model=resnet18", "model=llama_tiny"],
+        ),
+        (
+            ("run", "local_batch=8", "model=llama_tiny"),
+            ["model=llama_tiny", "data=digits", "data=text data.path=FILE"],
+        ),
         (
             ("run", "local_batch=8", *TEXT, "data.sequence_length=1000000"),
             ["data.sequence_length=1000000", "1000001", "a longer text"],
@@ -464,8 +596,14 @@ def test_variables_reach_workers_by_name_alone() -> None:
             ("run", "local_batch=8", *TEXT, "model.vocabulary_size=300"),
             ["model.vocabulary_size=300", "256 tokens", "model.vocabulary_size=null"],
         ),
-        (("run", "local_batch=8", *TEXT, f"data.tokenizer={__file__}"), ["no Hugging Face tokenizer.json"]),
-        (("run", "local_batch=8", *TEXT, "model.num_heads=3"), ["model.hidden_size=64", "model.num_heads=3"]),
+        (
+            ("run", "local_batch=8", *TEXT, f"data.tokenizer={__file__}"),
+            ["no Hugging Face tokenizer.json"],
+        ),
+        (
+            ("run", "local_batch=8", *TEXT, "model.num_heads=3"),
+            ["model.hidden_size=64", "model.num_heads=3"],
+        ),
         (("report", "nowhere"), ["nowhere"]),
         (("frobnicate",), ["usage"]),
     ],
@@ -490,7 +628,9 @@ def test_a_study_of_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> 
     newer = json.dumps({**summary(paths), "schema": 99, "status": "partial"})
     paths.summary.write_text(newer)
     result = bsweep(*point, cwd=tmp_path)
-    assert result.returncode == 2 and "schema 99" in result.stderr and "Update bsweep" in result.stderr
+    assert (
+        result.returncode == 2 and "schema 99" in result.stderr and "Update bsweep" in result.stderr
+    )
     assert paths.summary.read_text() == newer
 
 
@@ -504,27 +644,41 @@ def test_more_workers_than_cores_is_a_warning_on_record(tmp_path: Path) -> None:
 
 def test_threads_of_a_worker_are_as_many_as_asked_and_on_record(tmp_path: Path) -> None:
     before, more = torch.get_num_threads(), num_cores() + 1
-    config = compose(f"launch.threads_per_worker={more}", "launch=inline", "strategy=single", "local_batch=8", *QUICK)
+    config = compose(
+        f"launch.threads_per_worker={more}",
+        "launch=inline",
+        "strategy=single",
+        "local_batch=8",
+        *QUICK,
+    )
     assert f"launch.threads_per_worker={more}" in launch.check(config)[0]
     paths = RunPaths(tmp_path)
     worker.train(config, paths, Place())
     torch.set_num_threads(before)
     assert read_records(paths.metrics)[0][0]["threads"] == more
-    assert Place(local_workers=2).threads(None) == max(1, num_cores() // 2) and Place().threads(3) == 3
+    assert (
+        Place(local_workers=2).threads(None) == max(1, num_cores() // 2) and Place().threads(3) == 3
+    )
 
 
 def test_missing_horovod_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_has_horovod", lambda: False)
-    with pytest.raises(ValueError, match=r"bsweep setup-horovod.*scripts/setup\.sh.*strategy=ddp, allreduce"):
+    with pytest.raises(
+        ValueError, match=r"bsweep setup-horovod.*scripts/setup\.sh.*strategy=ddp, allreduce"
+    ):
         launch.check(compose("local_batch=8"))
 
 
-def test_inside_horovodrun_diloco_is_refused_unless_horovod_makes_its_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inside_horovodrun_diloco_is_refused_unless_horovod_makes_its_sums(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, value in (("RANK", "0"), ("SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "2")):
         monkeypatch.setenv(f"HOROVOD_{name}", value)
     diloco = ("local_batch=8", "num_workers=2", "strategy=diloco")
     launch.check(compose(*diloco, "strategy.algorithm=horovod", "launch=horovodrun"))
-    with pytest.raises(ValueError, match=r"another strategy\.algorithm than horovod inside horovodrun: torchrun"):
+    with pytest.raises(
+        ValueError, match=r"another strategy\.algorithm than horovod inside horovodrun: torchrun"
+    ):
         launch.check(compose(*diloco))
 
 
@@ -536,7 +690,9 @@ def test_fednova_is_doubted_with_an_optimizer_that_adapts_its_steps() -> None:
 
 
 @pytest.mark.parametrize("closing_fails", [False, True])
-def test_the_innermost_reporter_says_when_an_error_happened(tmp_path: Path, closing_fails: bool) -> None:
+def test_the_innermost_reporter_says_when_an_error_happened(
+    tmp_path: Path, closing_fails: bool
+) -> None:
     paths = RunPaths(tmp_path)
     file = paths.rank_logs(0) / "error.json"
     written = []
@@ -558,17 +714,42 @@ def test_the_innermost_reporter_says_when_an_error_happened(tmp_path: Path, clos
 
 def test_what_a_worker_draws_is_its_own_and_its_seeds_own(tmp_path: Path) -> None:
     """Rank 1 of seed 0 drops out other units than rank 0 of seed 1."""
-    point = ("launch=inline", "strategy=single", "local_batch=8", "seed=1", "launch.threads_per_worker=1", *QUICK)
+    point = (
+        "launch=inline",
+        "strategy=single",
+        "local_batch=8",
+        "seed=1",
+        "launch.threads_per_worker=1",
+        *QUICK,
+    )
     before = torch.get_num_threads()
     worker.train(compose(*point), RunPaths(tmp_path), Place())
     torch.set_num_threads(before)
-    (start,) = (record for record in read_records(RunPaths(tmp_path).metrics)[0] if record["type"] == "start")
+    (start,) = (
+        record
+        for record in read_records(RunPaths(tmp_path).metrics)[0]
+        if record["type"] == "start"
+    )
     assert start["learning_rate"] == 0.1
     (peer,) = start["workers"]
-    assert (peer["host"], peer["device"], peer["precision"]) == (platform.node(), "cpu", start["precision"])
-    assert (start["device"], start["gpu_software"], peer["driver"], peer["nccl"]) == ("cpu", None, None, None)
+    assert (peer["host"], peer["device"], peer["precision"]) == (
+        platform.node(),
+        "cpu",
+        start["precision"],
+    )
+    assert (start["device"], start["gpu_software"], peer["driver"], peer["nccl"]) == (
+        "cpu",
+        None,
+        None,
+        None,
+    )
     assert torch.initial_seed() == seed_of(1, 0, "dropout")
-    keys = [(seed, rank, purpose) for seed in range(9) for rank in range(9) for purpose in ("dropout", "qsgd")]
+    keys = [
+        (seed, rank, purpose)
+        for seed in range(9)
+        for rank in range(9)
+        for purpose in ("dropout", "qsgd")
+    ]
     assert len({seed_of(*key) for key in keys}) == len(keys)
 
 

@@ -1,4 +1,6 @@
-"""What becomes of a study when a disk is full, a file is damaged, or its file system has no locks."""
+"""What becomes of a study when a disk is full, a file is damaged, or its file system has no
+locks.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ from bsweep.study import attempts, states
 from tests.support.running import TINY, bsweep, compose
 from tests.support.synthetic_study import META, write_run, write_study
 
-GRID = ("-m", "local_batch=8,16", "num_workers=1", "launch=inline", "strategy=single", *TINY, "model=tiny_cnn")
+GRID = (
+    "-m",
+    "local_batch=8,16",
+    "num_workers=1",
+    "launch=inline",
+    "strategy=single",
+    *TINY,
+    "model=tiny_cnn",
+)
 SHORT = (*GRID, "epochs=1", "study=s", "precision=fp32", "channels_last=false")
 
 
@@ -33,16 +43,23 @@ def runs(folder: Path) -> list[RunPaths]:
     return [RunPaths(path.parent) for path in sorted(folder.glob("*/config.yaml"))]
 
 
-def test_a_damaged_run_is_left_out_by_name_and_the_same_sweep_repeats_it_alone(tmp_path: Path) -> None:
+def test_a_damaged_run_is_left_out_by_name_and_the_same_sweep_repeats_it_alone(
+    tmp_path: Path,
+) -> None:
     assert bsweep("run", *SHORT, cwd=tmp_path).returncode == 0
     broken, sound = runs(tmp_path / "results/s")
     for path in (broken.metrics, broken.summary, broken.meta, broken.config):
         path.write_bytes(b"")
     study = package.load(tmp_path / "results/s")
-    assert list(study.runs["run_id"]) == [sound.folder.name] and [*study.skipped] == [broken.folder.name]
+    assert list(study.runs["run_id"]) == [sound.folder.name] and [*study.skipped] == [
+        broken.folder.name
+    ]
     assert f"1 left out, damaged: {broken.folder.name}" in repr(study)
     reported = bsweep("report", "results/s", cwd=tmp_path)
-    assert reported.returncode == 0 and f"{broken.folder.name}: left out of the report: " in reported.stderr
+    assert (
+        reported.returncode == 0
+        and f"{broken.folder.name}: left out of the report: " in reported.stderr
+    )
     assert "1 run left out, damaged." in (tmp_path / "results/s/report/report.html").read_text()
     before = sound.summary.stat().st_mtime_ns
     again = bsweep("run", *SHORT, cwd=tmp_path)
@@ -59,18 +76,31 @@ def test_a_result_that_cannot_be_read_is_none(status: str, tmp_path: Path) -> No
         file.write(b"5\n")
     assert ended(paths) is None, "the same sweep repeats it, as the reader says"
     state = states.of_run(paths.folder)
-    assert state.status == "damaged" and "damaged record: 5" in state.message, "so do plan, status and resume"
-    with pytest.raises(ValueError, match=r"metrics.jsonl:\d+: damaged record: 5. The same sweep repeats the run"):
+    assert state.status == "damaged" and "damaged record: 5" in state.message, (
+        "so do plan, status and resume"
+    )
+    with pytest.raises(
+        ValueError, match=r"metrics.jsonl:\d+: damaged record: 5. The same sweep repeats the run"
+    ):
         package.load(tmp_path / "s")
 
 
 @pytest.mark.parametrize(
-    ("facts", "meta"), [({"metrics_bytes": "x"}, {}), ({"members": None}, {}), ({}, {"launched_at": "x"})]
+    ("facts", "meta"),
+    [({"metrics_bytes": "x"}, {}), ({"members": None}, {}), ({}, {"launched_at": "x"})],
 )
 def test_a_checkpoint_that_cannot_be_taken_up_has_its_run_repeated(
     facts: dict[str, Any], meta: dict[str, Any], tmp_path: Path
 ) -> None:
-    sound = {"epoch": 1, "position": 8, "num_steps": 1, "members": [0], "num_workers": 1, "metrics_bytes": 0, "time": 9}
+    sound = {
+        "epoch": 1,
+        "position": 8,
+        "num_steps": 1,
+        "members": [0],
+        "num_workers": 1,
+        "metrics_bytes": 0,
+        "time": 9,
+    }
     config = compose("local_batch=8", f"results_dir={tmp_path}")
     paths = attempts.paths_of(config)
     saved = checkpoint_at(paths, 1, 8)
@@ -91,7 +121,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder],
+        capture_output=True,
+        check=False,
     )
     if mount.returncode:
         pytest.skip("no tmpfs may be mounted here")
@@ -100,21 +132,34 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk: Path) -> None:
-    assert bsweep("run", *SHORT, f"results_dir={tiny_disk}", "local_batch=8", cwd=tiny_disk.parent).returncode == 0
+    assert (
+        bsweep(
+            "run", *SHORT, f"results_dir={tiny_disk}", "local_batch=8", cwd=tiny_disk.parent
+        ).returncode
+        == 0
+    )
     ballast = tiny_disk / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while file.write(b"x" * 512):
             pass
     full = bsweep("run", *SHORT, f"results_dir={tiny_disk}", cwd=tiny_disk.parent)
     assert full.returncode == 1, full.stderr
-    assert f"no space left for {tiny_disk}/s/" in full.stderr and "Free some there, or give another" in full.stderr
+    assert (
+        f"no space left for {tiny_disk}/s/" in full.stderr
+        and "Free some there, or give another" in full.stderr
+    )
     assert full.stderr.count("completed already") == 1 and "Traceback" not in full.stderr
     assert len(package.load(tiny_disk / "s").runs) >= 1
     for state in states.read(tiny_disk / "s").values():
         assert f" {state.status}" in full.stderr, "the console and the files say the same"
     report = bsweep("report", str(tiny_disk / "s"), cwd=tiny_disk.parent)
-    assert report.returncode == 2 and f"no space left for {tiny_disk}/s/report. Free some" in report.stderr
-    silent = RunPaths(next(tiny_disk.glob("s/b8_*")))  # its launcher had no room for what it had to say
+    assert (
+        report.returncode == 2
+        and f"no space left for {tiny_disk}/s/report. Free some" in report.stderr
+    )
+    silent = RunPaths(
+        next(tiny_disk.glob("s/b8_*"))
+    )  # its launcher had no room for what it had to say
     launcher = failure.of(compose("local_batch=8"), silent, [], Path(os.devnull), [120])
     assert f"no space left for {silent.logs}. Free some there" in launcher.message
     ballast.unlink()
@@ -165,7 +210,10 @@ def test_without_flock_a_lease_keeps_others_out_and_ends_with_its_owner(tmp_path
     assert printed.split() == ["True"] * 2 and not file.exists()
     file.write_text('{"host": "another", "pid": 1}')
     assert lease(path).communicate(timeout=60)[0].split() == ["False"] * 2
-    for touched_at in (0, time.time() + 3600):  # days without a heartbeat; and by a clock that was set back since
+    for touched_at in (
+        0,
+        time.time() + 3600,
+    ):  # days without a heartbeat; and by a clock that was set back since
         file.write_text('{"host": "another", "pid": 1}')
         os.utime(file, (touched_at,) * 2)
         assert lease(path).communicate(timeout=60)[0].split() == ["True"] * 2
@@ -193,7 +241,10 @@ def test_without_flock_a_data_set_is_still_built_by_one_at_a_time(
             assert not other.done() and not num_built
         assert other.result()[0]["x"].tolist() == [0, 1, 2]
     cached_tensors("mine", ("x",), build)
-    assert len(num_built) == 1 and [path.suffix for path in cache_folder().iterdir()].count(".lease") == 0
+    assert (
+        len(num_built) == 1
+        and [path.suffix for path in cache_folder().iterdir()].count(".lease") == 0
+    )
 
 
 def test_runs_that_do_not_compare_are_refused_by_name_unless_mixed(tmp_path: Path) -> None:
@@ -202,8 +253,14 @@ def test_runs_that_do_not_compare_are_refused_by_name_unless_mixed(tmp_path: Pat
     alone = write_run(study, local_batch=32, meta=other).name
     refused = bsweep("report", str(study), cwd=tmp_path)
     assert refused.returncode == 2 and "Traceback" not in refused.stderr
-    assert f"hardware: Test CPU, 2 cores (2 runs); Other CPU, 2 cores (1 run: {alone})" in refused.stderr
-    assert f"torch: 2.13 (2 runs); 2.12 (1 run: {alone})" in refused.stderr and "--mix" in refused.stderr
+    assert (
+        f"hardware: Test CPU, 2 cores (2 runs); Other CPU, 2 cores (1 run: {alone})"
+        in refused.stderr
+    )
+    assert (
+        f"torch: 2.13 (2 runs); 2.12 (1 run: {alone})" in refused.stderr
+        and "--mix" in refused.stderr
+    )
     with pytest.raises(ValueError, match="mix=True"):
         package.load(study)
     mixed = package.load(study, mix=True)
@@ -212,8 +269,17 @@ def test_runs_that_do_not_compare_are_refused_by_name_unless_mixed(tmp_path: Pat
 
 def test_patches_and_what_was_asked_for_are_no_mixture(tmp_path: Path) -> None:
     for batch, precision in ((8, "fp32"), (16, "bf16")):
-        write_run(tmp_path / "s", local_batch=batch, settings={"precision": precision}, precision=precision)
-    write_run(tmp_path / "s", local_batch=32, meta=META | {"versions": {"torch": "2.13.1"}, "commit": "other"})
+        write_run(
+            tmp_path / "s",
+            local_batch=batch,
+            settings={"precision": precision},
+            precision=precision,
+        )
+    write_run(
+        tmp_path / "s",
+        local_batch=32,
+        meta=META | {"versions": {"torch": "2.13.1"}, "commit": "other"},
+    )
     assert len(package.load(tmp_path / "s").runs) == 3
     write_run(tmp_path / "s", local_batch=64, precision="bf16")
     with pytest.raises(ValueError, match=r"precision on \w+: fp32 \(1 run\); bf16 \(1 run: b64"):

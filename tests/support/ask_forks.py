@@ -1,6 +1,8 @@
-"""Stands in a process's place for one that `tests.support.forks` forks: its signals, streams and exit code are the other's.
+"""Stands in a process's place for one that `tests.support.forks` forks: its signals, streams and
+exit code are the other's.
 
-`python tests/support/ask_forks.py SOCKET -u -m module ...`, or `-c code`. The other has the files that are open here, too.
+`python tests/support/ask_forks.py SOCKET -u -m module ...`, or `-c code`. The other has the files
+that are open here, too.
 """
 
 from __future__ import annotations
@@ -14,9 +16,16 @@ import sys
 
 
 def ask(
-    path: str, command: list[str], *, cwd: str, env: dict[str, str], executable: str, files: dict[int, int]
+    path: str,
+    command: list[str],
+    *,
+    cwd: str,
+    env: dict[str, str],
+    executable: str,
+    files: dict[int, int],
 ) -> socket.socket:
-    """The socket that tells the id of the process that is forked, and then its exit code, a line each.
+    """The socket that tells the id of the process that is forked, and then its exit code, a line
+    each.
 
     Args:
         path: Where `tests.support.forks` listens.
@@ -29,7 +38,13 @@ def ask(
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     socket.send_fds(connection, [b"!"], list(files.values()))
-    wanted = {"command": command, "cwd": cwd, "env": env, "executable": executable, "numbers": list(files)}
+    wanted = {
+        "command": command,
+        "cwd": cwd,
+        "env": env,
+        "executable": executable,
+        "numbers": list(files),
+    }
     wanted["cores"] = sorted(os.sched_getaffinity(0))
     connection.sendall(json.dumps(wanted).encode() + b"\n")
     return connection

@@ -1,7 +1,8 @@
-"""A process that has imported what tests' processes need, and forks for each: what takes seconds is done once.
+"""A process that has imported what tests' processes need, and forks for each: what takes seconds is
+done once.
 
-`tests.support.running` starts it, and asks it for processes over the socket that it listens at. It imports torch and uses
-nothing of it, so that no thread is lost in a fork.
+`tests.support.running` starts it, and asks it for processes over the socket that it listens at. It
+imports torch and uses nothing of it, so that no thread is lost in a fork.
 """
 
 from __future__ import annotations
@@ -50,9 +51,12 @@ def main(path: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     for module in _IMPORTED:
         importlib.import_module(module)
-    hydra_run.first_point(["local_batch=8"])  # Hydra finds its plugins, and its parser gets to know the grammar
-    # The rendezvous of torchrun asks for its stack again and again. For each frame whose file is no module's that is
-    # known, all modules are looked through: more than a second of the processor's for each launch.
+    hydra_run.first_point(
+        ["local_batch=8"]
+    )  # Hydra finds its plugins, and its parser gets to know the grammar
+    # The rendezvous of torchrun asks for its stack again and again. For each frame whose file is no
+    # module's that is known, all modules are looked through: more than a second of the processor's
+    # for each launch.
     inspect.modulesbyfile |= {"<frozen runpy>": "runpy", __file__: "tests.support.forks"}
     gc.freeze()  # a fork that looks through all that is here would have to copy it
     with socket.socket(socket.AF_UNIX) as server:
@@ -68,7 +72,8 @@ def main(path: str) -> None:
 
 
 def _keep(connection: socket.socket, python: str) -> NoReturn:
-    """Fork what is asked for, and say its id and its exit code; it is killed with the process that asked for it.
+    """Fork what is asked for, and say its id and its exit code; it is killed with the process that
+    asked for it.
 
     What it starts by multiprocessing, to which `python` stands for Python, are such forks too.
     """
@@ -115,7 +120,9 @@ def _become(
     executable: str,
     cores: list[int],
 ) -> NoReturn:
-    """Be `python command` from here on, to which `executable` is Python, on the cores of the one that asked for it."""
+    """Be `python command` from here on, to which `executable` is Python, on the cores of the one
+    that asked for it.
+    """
     os.sched_setaffinity(0, cores)
     for number, file in zip(numbers, files, strict=True):
         os.dup2(file, number)

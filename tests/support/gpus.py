@@ -11,7 +11,10 @@ import torch
 def needs_gpus(number: int = 1) -> list[pytest.MarkDecorator]:
     """Marks of what runs where there are so many CUDA GPUs, and is skipped elsewhere."""
     there = torch.cuda.device_count()
-    reason = f"needs {number} CUDA GPU{'s' * (number > 1)}, and there {'is' if there == 1 else 'are'} {there or 'none'}"
+    reason = (
+        f"needs {number} CUDA GPU{'s' * (number > 1)}, and there {'is' if there == 1 else 'are'} "
+        f"{there or 'none'}"
+    )
     return [pytest.mark.gpu, pytest.mark.skipif(there < number, reason=reason)]
 
 

@@ -1,4 +1,6 @@
-"""A network that is told apart by what it remembers beside its weights: statistics of batches, and what it drops."""
+"""A network that is told apart by what it remembers beside its weights: statistics of batches, and
+what it drops.
+"""
 
 from __future__ import annotations
 

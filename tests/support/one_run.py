@@ -1,8 +1,9 @@
-"""A process of the contract tests: trains as a worker does, one job after another, and saves what the tests compare.
+"""A process of the contract tests: trains as a worker does, one job after another, and saves what
+the tests compare.
 
-`horovodrun -np 2 python -m tests.support.one_run FOLDER`, or torchrun's equal; without either it is a lone worker. Job number k
-is FOLDER/k.pickle, a configuration and what else `run` is given; each rank answers with FOLDER/k.rank.pt; a job of None
-is the last.
+`horovodrun -np 2 python -m tests.support.one_run FOLDER`, or torchrun's equal; without either it is
+a lone worker. Job number k is FOLDER/k.pickle, a configuration and what else `run` is given; each
+rank answers with FOLDER/k.rank.pt; a job of None is the last.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def run(
             seen[-1][1].extend(crops.cpu().clone())
         return crops
 
-    def spying_step(job: Job, batch: torch.Tensor, part: torch.Tensor, epoch: int, num_passes: int = 1) -> torch.Tensor:
+    def spying_step(
+        job: Job, batch: torch.Tensor, part: torch.Tensor, epoch: int, num_passes: int = 1
+    ) -> torch.Tensor:
         seen.append(([], []))
         return _PLAIN_STEP(job, batch, part, epoch, num_passes)
 
@@ -118,7 +121,9 @@ def run(
 
 
 def break_off(folder: Path, saved_after: int, broken_after: int, **job: Any) -> None:
-    """Train, save after a round, and end after a later one as by a kill; the next who trains there goes on."""
+    """Train, save after a round, and end after a later one as by a kill; the next who trains there
+    goes on.
+    """
     plain = Keeper._agreed_wish
 
     def wish(self: Keeper, ends_epoch: bool) -> int:
@@ -145,7 +150,9 @@ def do_nothing(job: Job) -> None:
 
 
 def _whole_record(paths: RunPaths) -> tuple[dict[str, Any], ...]:
-    """What the run left on record, once the worker that writes it, which may be another one, has done so."""
+    """What the run left on record, once the worker that writes it, which may be another one, has
+    done so.
+    """
     while (records := read_records(paths.metrics)[0])[-1]["type"] != "end":
         time.sleep(0.01)
     return records
@@ -158,13 +165,17 @@ def _awaited(path: Path) -> bytes:
 
 
 def _meet_at(port: int) -> None:
-    """Give torch.distributed another store for each run: what is left in the last one's would mislead it."""
+    """Give torch.distributed another store for each run: what is left in the last one's would
+    mislead it.
+    """
     if not inside_horovodrun() and "RANK" in os.environ:
         os.environ.update(meeting_at(port))
 
 
 def _count_early_sends() -> list[int]:
-    """Grows by one number a step: how many buckets were on their way when the backward pass was over."""
+    """Grows by one number a step: how many buckets were on their way when the backward pass was
+    over.
+    """
     from bsweep.strategies.horovod import Horovod
 
     counts: list[int] = []
@@ -185,15 +196,20 @@ def _moved(job: Job) -> float:
     torch.manual_seed(job.config.seed)
     info = data.prepare(job.config.data)
     model = models.build(job.config.model, num_classes=info.num_classes, shape=info.shape)
-    initial = Vector(model.double().to(memory_format=memory_format(job.numerics.channels_last))).parameters  # type: ignore[call-overload]
+    layout = memory_format(job.numerics.channels_last)
+    initial = Vector(model.double().to(memory_format=layout)).parameters  # type: ignore[call-overload]
     return float((job.vector.parameters.cpu().double() - initial).abs().max())
 
 
 def _num_vectors(vector: Vector) -> int:
-    """Pieces of memory of the vector's size or more, apart from a data set's, that anything holds tensors of."""
+    """Pieces of memory of the vector's size or more, apart from a data set's, that anything holds
+    tensors of.
+    """
     gc.collect()
     size = vector.parameters.untyped_storage().nbytes()
-    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+    tensors = [
+        thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)
+    ]
     storages = [tensor.untyped_storage() for tensor in tensors if tensor.is_floating_point()]
     return len({storage.data_ptr() for storage in storages if storage.nbytes() >= size})
 

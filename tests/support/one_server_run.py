@@ -1,7 +1,8 @@
-"""A worker or a server of the parameter server tests: it makes up gradients instead of computing them.
+"""A worker or a server of the parameter server tests: it makes up gradients instead of computing
+them.
 
-`python -m tests.support.one_server_run FOLDER CASE ...` with torchrun's variables set; the cases run one after the other, those
-with fewer processes on the first of them.
+`python -m tests.support.one_server_run FOLDER CASE ...` with torchrun's variables set; the cases
+run one after the other, those with fewer processes on the first of them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from tests.support.running import meeting_at
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """`sleeps`: seconds before each step, by worker. `depend`: gradients depend on the parameters they are taken at."""
+    """`sleeps`: seconds before each step, by worker. `depend`: gradients depend on the parameters
+    they are taken at.
+    """
 
     port: int
     steps: int = 6
@@ -48,13 +51,17 @@ class Case:
 
 def make_vector(seed: int = 0) -> Vector:
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(20, 30), nn.LayerNorm(30), nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Linear(30, 7))
+    model = nn.Sequential(
+        nn.Linear(20, 30), nn.LayerNorm(30), nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Linear(30, 7)
+    )
     return Vector(model.double())
 
 
 def gradient(vector: Vector, case: Case, worker: int, step: int) -> Tensor:
     made_up = torch.randn(
-        vector.gradients.shape, generator=torch.Generator().manual_seed(1000 * worker + step), dtype=torch.float64
+        vector.gradients.shape,
+        generator=torch.Generator().manual_seed(1000 * worker + step),
+        dtype=torch.float64,
     )
     return made_up + 0.5 * vector.parameters if case.depend else made_up
 

@@ -19,7 +19,9 @@ class Doubling(Policy):
     """Twice the batch from the middle of the first epoch to that of the second."""
 
     def shares(self, epochs_done: float) -> tuple[Share, ...]:
-        return self.of_global_batch(self.config.examples_per_step * (2 if 0.5 <= epochs_done < 1.5 else 1))
+        return self.of_global_batch(
+            self.config.examples_per_step * (2 if 0.5 <= epochs_done < 1.5 else 1)
+        )
 
 
 class ByRound(Policy):
@@ -62,11 +64,15 @@ class Recorded(Policy):
         self._changes = [(0.0, config.examples_per_step), *zip(after, to, strict=True)]
 
     def shares(self, epochs_done: float) -> tuple[Share, ...]:
-        return self.of_global_batch([batch for since, batch in self._changes if since <= epochs_done][-1])
+        return self.of_global_batch(
+            [batch for since, batch in self._changes if since <= epochs_done][-1]
+        )
 
 
 class RecordedRates(Policy):
-    """The configured batch at the rates of another run: until so many epochs are done, a multiple of the base rate."""
+    """The configured batch at the rates of another run: until so many epochs are done, a multiple
+    of the base rate.
+    """
 
     def __init__(self, config: RunConfig, until: list[float], factors: list[float]) -> None:
         super().__init__(config)
@@ -94,12 +100,16 @@ def identified(config: RunConfig) -> Policy:
 
 
 def timed(config: RunConfig) -> Policy:
-    """As `identified`, on a clock by which a step takes 20 ms and one more for each example of its batch."""
+    """As `identified`, on a clock by which a step takes 20 ms and one more for each example of its
+    batch.
+    """
     policy = identified(config)
     observe = policy.observe
 
     def observed(seen: Seen) -> Sequence[Event]:
-        seconds = [0.02 + 0.001 * global_batch(policy.shares(seen.epochs_done))] * len(seen.step_seconds())
+        seconds = [0.02 + 0.001 * global_batch(policy.shares(seen.epochs_done))] * len(
+            seen.step_seconds()
+        )
         return observe(replace(seen, step_seconds=lambda: seconds))
 
     policy.observe = observed  # type: ignore[method-assign]

@@ -30,7 +30,13 @@ from tests.support.ask_forks import ask
 
 ROOT = Path(__file__).parents[2]
 HOSTS = str(ROOT / "scripts/hosts.sh")
-TINY = ("data=synthetic", "data.num_train=90", "data.num_test=20", "data.shape=[3,8,8]", "data.crop_padding=1")
+TINY = (
+    "data=synthetic",
+    "data.num_train=90",
+    "data.num_test=20",
+    "data.shape=[3,8,8]",
+    "data.crop_padding=1",
+)
 """A data set whose last step is uneven for most batches."""
 
 
@@ -49,7 +55,11 @@ def on(host: str) -> tuple[str, ...]:
 
 
 def popen(
-    command: Sequence[str], cwd: Path, *, env: dict[str, str] | None = None, output: IO[str] | int | None = None
+    command: Sequence[str],
+    cwd: Path,
+    *,
+    env: dict[str, str] | None = None,
+    output: IO[str] | int | None = None,
 ) -> subprocess.Popen[str]:
     """A process that ends with this one, however that ends."""
     return subprocess.Popen(
@@ -79,14 +89,21 @@ def meeting_port() -> int:
 
 def meeting_at(port: int) -> dict[str, str]:
     """The variables with which processes meet at a `meeting_port`."""
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
 
 
 def ranks(num_processes: int) -> list[dict[str, str]]:
     """The variables that torchrun gives to each of its processes, and where they meet."""
     there = meeting_at(meeting_port())
     size = {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
-    return [{**there, **size, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)]
+    return [
+        {**there, **size, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        for rank in range(num_processes)
+    ]
 
 
 def bsweep(
@@ -99,17 +116,32 @@ def bsweep(
 ) -> subprocess.CompletedProcess[str]:
     """Run the command as a person would, from a folder of its own.
 
-    It and the processes that it starts are forked from one that has imported what they need. A `fresh` one is the
-    installed command, whose processes import for themselves; one that takes all of its memory limit has to be.
+    It and the processes that it starts are forked from one that has imported what they need. A
+    `fresh` one is the installed command, whose processes import for themselves; one that takes all
+    of its memory limit has to be.
     """
     command = [*prefix, tool("bsweep") if fresh else forks().bsweep, *arguments]
     variables = {**os.environ, **(env or {})}
     if fresh or prefix:
         return subprocess.run(
-            command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, check=False
+            command,
+            cwd=cwd,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        process = Fork("bsweep", *arguments, cwd=cwd, env=variables, stdout=stdout, stderr=stderr, has_forks=True)
+        process = Fork(
+            "bsweep",
+            *arguments,
+            cwd=cwd,
+            env=variables,
+            stdout=stdout,
+            stderr=stderr,
+            has_forks=True,
+        )
         try:
             code = process.wait(timeout)
         finally:
@@ -119,7 +151,8 @@ def bsweep(
 
 
 class Fork:
-    """`python -m module arguments` without the seconds of its imports; it has what tests use of a `Popen`.
+    """`python -m module arguments` without the seconds of its imports; it has what tests use of a
+    `Popen`.
 
     Where it `has_forks`, launchers that it starts and their workers are such processes too.
     """
@@ -172,14 +205,27 @@ class _Forks:
     def __init__(self) -> None:
         folder = Path(os.environ["BSWEEP_TEST_FORKS"])
         names = ("socket", "python", "bsweep", "horovodrun")
-        self.socket, self.python, self.bsweep, self.horovodrun = (str(folder / name) for name in names)
-        asks = shlex.join([sys.executable, "-S", str(ROOT / "tests/support/ask_forks.py"), self.socket])
-        modules = {"bsweep": "bsweep", "horovodrun": "horovod.runner.launch", "torchrun": "torch.distributed.run"}
-        for name, module in {"python": "", **{name: f"-m {module}" for name, module in modules.items()}}.items():
+        self.socket, self.python, self.bsweep, self.horovodrun = (
+            str(folder / name) for name in names
+        )
+        asks = shlex.join(
+            [sys.executable, "-S", str(ROOT / "tests/support/ask_forks.py"), self.socket]
+        )
+        modules = {
+            "bsweep": "bsweep",
+            "horovodrun": "horovod.runner.launch",
+            "torchrun": "torch.distributed.run",
+        }
+        for name, module in {
+            "python": "",
+            **{name: f"-m {module}" for name, module in modules.items()},
+        }.items():
             (folder / name).write_text(f'#!/bin/sh\nexec {asks} {module} "$@"\n')
             (folder / name).chmod(0o755)
         self._process = popen(
-            [sys.executable, "-m", "tests.support.forks", self.socket], ROOT, env={"OPENBLAS_NUM_THREADS": "1"}
+            [sys.executable, "-m", "tests.support.forks", self.socket],
+            ROOT,
+            env={"OPENBLAS_NUM_THREADS": "1"},
         )
         while not Path(self.socket).exists():
             assert self._process.poll() is None
@@ -193,19 +239,29 @@ def forks() -> _Forks:
 
 def summaries(cwd: Path, study: str = "s") -> dict[int, dict[str, Any]]:
     """How each point of a study ended, by its local batch."""
-    found = (json.loads(path.read_text()) for path in (cwd / "results" / study).glob("*/summary.json"))
+    found = (
+        json.loads(path.read_text()) for path in (cwd / "results" / study).glob("*/summary.json")
+    )
     return {summary["local_batch"]: summary for summary in found}
 
 
 def imported_first(folder: Path) -> dict[str, str]:
-    """Variables with which processes import a folder's modules first; Python starts with its `sitecustomize.py`."""
+    """Variables with which processes import a folder's modules first; Python starts with its
+    `sitecustomize.py`.
+    """
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
 
 def struck(
-    folder: Path, ranks: Sequence[int], module: str, function: str, call: int, number: int = signal.SIGKILL
+    folder: Path,
+    ranks: Sequence[int],
+    module: str,
+    function: str,
+    call: int,
+    number: int = signal.SIGKILL,
 ) -> dict[str, str]:
-    """Variables with which workers send themselves a signal, the first time only, at the nth call of a function.
+    """Variables with which workers send themselves a signal, the first time only, at the nth call
+    of a function.
 
     Each leaves its process's id in `folder`.
     """
@@ -215,7 +271,8 @@ def struck(
         "rank = os.environ.get('RANK', os.environ.get('HOROVOD_RANK'))\n"
         "if rank is not None:\n"
         "    with open(folder + '/pid' + rank, 'w') as file: file.write(str(os.getpid()))\n"
-        f"if rank in {[str(rank) for rank in ranks]} and not os.path.exists(folder + '/struck' + rank):\n"
+        f"if rank in {[str(rank) for rank in ranks]} and not os.path.exists(folder + '/struck' + "
+        f"rank):\n"
         f"    import bsweep.{module} as m\n"
         f"    of, _, name = {function!r}.rpartition('.')\n"
         "    holder = getattr(m, of) if of else m\n"
@@ -235,7 +292,9 @@ def workers_left(folder: Path) -> list[psutil.Process]:
     """Workers of a run that was `struck` which are still there, or not gone at once."""
     pids = [int(path.read_text()) for path in folder.glob("pid*")]
     assert pids
-    return psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=5)[1]
+    return psutil.wait_procs(
+        [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=5
+    )[1]
 
 
 def write_text(path: Path, num_bytes: int, seed: int = 0) -> Path:

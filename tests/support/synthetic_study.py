@@ -1,4 +1,6 @@
-"""Writes studies with known answers: the run folders that a sweep would leave, without training anything."""
+"""Writes studies with known answers: the run folders that a sweep would leave, without training
+anything.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,17 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from bsweep.config import RunConfig
-from bsweep.runlog import SCHEMA, Epoch, Event, Record, Round, RunPaths, Start, Status, write_summary
+from bsweep.runlog import (
+    SCHEMA,
+    Epoch,
+    Event,
+    Record,
+    Round,
+    RunPaths,
+    Start,
+    Status,
+    write_summary,
+)
 
 NUM_TRAIN = 50_000
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -30,7 +42,11 @@ META = {
 def train_seconds(local_batch: int, num_workers: int, epochs: int = 3, seed: int = 0) -> float:
     """Seconds of training a run: a + c / b, exactly for seed 0, longer by 1 % a seed."""
     examples = epochs * NUM_TRAIN / num_workers
-    return (examples * 0.004 + examples * 0.2 / local_batch) * math.pow(num_workers, 0.1) * (1 + 0.01 * seed)
+    return (
+        (examples * 0.004 + examples * 0.2 / local_batch)
+        * math.pow(num_workers, 0.1)
+        * (1 + 0.01 * seed)
+    )
 
 
 def _by_layer(num_servers: int) -> list[float]:
@@ -53,13 +69,15 @@ def server_step_seconds(num_workers: int, sharding: str) -> float:
 def server(sharding: str, **others: Any) -> dict[str, Any]:
     """Settings of a run of VGG-16 on parameter servers; `others` as in `strategy`."""
     strategy = {
-        "name": "parameter_server", "num_servers": None, "sharding": sharding, "chunk_bytes": 4_096_000,
+        "name": "parameter_server", "num_servers": None, "sharding": sharding,
+        "chunk_bytes": 4_096_000,
         "consistency": "synchronous", "staleness": None, "colocated": False, **others,
     }  # fmt: skip
     return {"strategy": strategy, "model": {"name": "vgg16", "dropout": 0.5}}
 
 
-# Seconds of a local step at batch 4, by worker, which idle as the published baseline does; what of it no batch changes.
+# Seconds of a local step at batch 4, by worker, which idle as the published baseline does; what of
+# it no batch changes.
 NODE_STEP_SECONDS = (0.0294, 0.0305, 0.0159, 0.0256)
 FIXED_SHARE = 0.7
 ROUND_EXCHANGE_SECONDS = 0.5
@@ -78,8 +96,10 @@ ALLOCATIONS: dict[str, Lists] = {  # local batches and local steps
 def diloco(allocation: str, lists: Lists | None = None, **others: Any) -> dict[str, Any]:
     """Settings of a DiLoCo run with `ALLOCATIONS` or other `lists`; `others` as in `strategy`."""
     strategy = {
-        "name": "diloco", "sync_every": 100, "outer_lr": 0.7, "outer_momentum": 0.9, "outer_nesterov": True,
-        "weighting": "examples", "weights": None, "algorithm": "native", "overlap": False, "max_rounds": None,
+        "name": "diloco", "sync_every": 100, "outer_lr": 0.7, "outer_momentum": 0.9,
+        "outer_nesterov": True,
+        "weighting": "examples", "weights": None, "algorithm": "native", "overlap": False,
+        "max_rounds": None,
         "max_seconds": None, "on_loss": "fail", "loss_timeout_seconds": 30.0, **others,
     }  # fmt: skip
     batches, steps = lists or ALLOCATIONS[allocation]
@@ -109,18 +129,23 @@ def _round(config: Mapping[str, Any], epoch: int, number: int) -> dict[str, Any]
     """One of many equal rounds, whose loss falls with the examples trained on."""
     workers = range(config["num_workers"])
     batches = config["allocation"]["local_batches"] or (config["local_batch"],) * len(workers)
-    steps = config["allocation"]["local_steps"] or (config["strategy"]["sync_every"],) * len(workers)
+    steps = config["allocation"]["local_steps"] or (config["strategy"]["sync_every"],) * len(
+        workers
+    )
     compute = round_seconds(tuple(batches), tuple(steps), config["seed"])
     examples = sum(batch * count for batch, count in zip(batches, steps, strict=True))
     began = (number - 1) * (max(compute) + ROUND_EXCHANGE_SECONDS)
     return vars(
         Round(
-            epoch=epoch, round=number, workers=tuple(workers), worker_batches=tuple(batches), local_steps=tuple(steps),
+            epoch=epoch, round=number, workers=tuple(workers), worker_batches=tuple(batches),
+            local_steps=tuple(steps),
             began_seconds=(began,) * len(workers), compute_seconds=tuple(compute),
             idle_seconds=tuple(max(compute) - seconds for seconds in compute),
             exchange_seconds=(ROUND_EXCHANGE_SECONDS,) * len(workers), codec_seconds=None,
-            exposed_exchange_seconds=(ROUND_EXCHANGE_SECONDS,) * len(workers), num_examples=examples,
-            train_loss=3 + 4 / (1 + number * examples / 5_000) + 0.02 * config["seed"], is_whole=True,
+            exposed_exchange_seconds=(ROUND_EXCHANGE_SECONDS,) * len(workers),
+            num_examples=examples,
+            train_loss=3 + 4 / (1 + number * examples / 5_000) + 0.02 * config["seed"],
+            is_whole=True,
         )
     )  # fmt: skip
 
@@ -147,15 +172,20 @@ def write_run(
     precision: str = "fp32",
     device: str = "cpu",
 ) -> Path:
-    """Write one run folder. `status=None` leaves the summary out; `settings` overrides keys by dotted name.
+    """Write one run folder. `status=None` leaves the summary out; `settings` overrides keys by
+    dotted name.
 
-    `more` are records after the start. `num_rounds` is of each epoch, see `diloco`; `accuracy` is that of training and
-    test in place of the usual ones.
+    `more` are records after the start. `num_rounds` is of each epoch, see `diloco`; `accuracy` is
+    that of training and test in place of the usual ones.
     """
     config = _config(study.name, local_batch, num_workers, seed, epochs, settings or {})
     strategy = config["strategy"]["name"]
     suffix = "".join(f"_{key.split('.')[-1]}{value}" for key, value in _flat(settings or {}))
-    suffix = f"_{config['allocation']['name']}_{zlib.crc32(suffix.encode()):08x}" if len(suffix) > 200 else suffix
+    suffix = (
+        f"_{config['allocation']['name']}_{zlib.crc32(suffix.encode()):08x}"
+        if len(suffix) > 200
+        else suffix
+    )
     folder = study / f"b{local_batch}_w{num_workers}_{strategy}_s{seed}{suffix}"
     folder.mkdir(parents=True)
     paths = RunPaths(folder)
@@ -163,14 +193,18 @@ def write_run(
     paths.config.write_text(json.dumps(config))  # JSON is YAML
     paths.meta.write_text(json.dumps(meta))
     start = Start(
-        run_id=folder.name, config=config, local_batch=local_batch, global_batch=global_batch, num_train=num_train,
-        num_test=10_000, classes=CIFAR10, num_parameters=num_parameters, tokens_per_example=None, device=device,
+        run_id=folder.name, config=config, local_batch=local_batch, global_batch=global_batch,
+        num_train=num_train,
+        num_test=10_000, classes=CIFAR10, num_parameters=num_parameters, tokens_per_example=None,
+        device=device,
         precision=precision, threads=threads, start_seconds=1.5,
     )  # fmt: skip
     done = epochs if num_epochs_done is None else num_epochs_done
     records = [start, *(Event(event="warning", message=text) for text in events), *more]
     lines = [_epoch(config, epoch, num_train) for epoch in range(1, done + 1)]
-    rounds = [_round(config, number // num_rounds + 1, number + 1) for number in range(done * num_rounds)]
+    rounds = [
+        _round(config, number // num_rounds + 1, number + 1) for number in range(done * num_rounds)
+    ]
     if status == "diverged" and lines:
         lines[-1].update(train_loss=None, test_loss=None, train_accuracy=0.1, test_accuracy=0.1)
     for line in lines if accuracy is not None else ():
@@ -182,7 +216,8 @@ def write_run(
     if status is not None:
         wall_seconds = sum(line["train_seconds"] for line in lines) + 5
         told = SimpleNamespace(
-            strategy=SimpleNamespace(name=strategy), num_workers=num_workers, examples_per_pass=local_batch,
+            strategy=SimpleNamespace(name=strategy), num_workers=num_workers,
+            examples_per_pass=local_batch,
             examples_per_step=global_batch, seed=seed,
         )  # fmt: skip
         write_summary(paths, cast(RunConfig, told), cast(Status, status), message, wall_seconds)
@@ -202,35 +237,54 @@ def write_study(
     for workers in num_workers:
         for batch in local_batches:
             for seed in range(seeds):
-                write_run(study, local_batch=batch, num_workers=workers, seed=seed, epochs=epochs, settings=settings)
+                write_run(
+                    study,
+                    local_batch=batch,
+                    num_workers=workers,
+                    seed=seed,
+                    epochs=epochs,
+                    settings=settings,
+                )
     return study
 
 
 def _config(
-    study: str, local_batch: int, num_workers: int, seed: int, epochs: int, settings: Mapping[str, Any]
+    study: str,
+    local_batch: int,
+    num_workers: int,
+    seed: int,
+    epochs: int,
+    settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     config: dict[str, Any] = {
         "study": study, "results_dir": "results", "local_batch": local_batch, "global_batch": None,
-        "num_workers": num_workers, "accumulation_steps": 1, "epochs": epochs, "seed": seed, "device": "auto",
-        "precision": "auto", "channels_last": True, "average_batchnorm": True, "log_every_steps": 20,
-        "data": {"name": "imagefolder", "root": "images", "side": 32, "subset": None, "crop_padding": 4, "flip": True},
+        "num_workers": num_workers, "accumulation_steps": 1, "epochs": epochs, "seed": seed,
+        "device": "auto",
+        "precision": "auto", "channels_last": True, "average_batchnorm": True,
+        "log_every_steps": 20,
+        "data": {"name": "imagefolder", "root": "images", "side": 32, "subset": None,
+        "crop_padding": 4, "flip": True},
         "model": {"name": "resnet18", "stem": "imagenet"},
         "optimizer": {
-            "name": "sgd", "lr": 0.1, "lr_rule": "per_worker", "reference_batch": 256, "warmup_epochs": 0.0,
+            "name": "sgd", "lr": 0.1, "lr_rule": "per_worker", "reference_batch": 256,
+            "warmup_epochs": 0.0,
             "schedule": "constant", "milestones": [], "gamma": 0.1, "weight_decay": 5e-4,
             "decay_norm_and_bias": True, "momentum": 0.9, "nesterov": False,
         },
         "strategy": {
-            "name": "horovod", "op": "average", "buckets": 1, "fusion_threshold_mb": 64.0, "cycle_time_ms": 1.0,
+            "name": "horovod", "op": "average", "buckets": 1, "fusion_threshold_mb": 64.0,
+            "cycle_time_ms": 1.0,
             "cache_capacity": 1024,
         },
         "compression": {"name": "none"},
         "allocation": {
-            "local_batches": None, "local_steps": None, "devices": None, "probe": None, "name": "uniform",
+            "local_batches": None, "local_steps": None, "devices": None, "probe": None,
+            "name": "uniform",
         },
         "launch": {
             "name": "horovodrun", "hosts": None, "ssh_port": None, "ssh_identity_file": None,
-            "network_interface": None, "start_timeout_seconds": 60, "stall_timeout_seconds": 600, "slowdown": None,
+            "network_interface": None, "start_timeout_seconds": 60, "stall_timeout_seconds": 600,
+            "slowdown": None,
             "memory_limit_mb": None,
         },
     }  # fmt: skip
@@ -265,30 +319,39 @@ def _epoch(config: Mapping[str, Any], epoch: int, num_train: int) -> dict[str, A
     accuracy = 0.1 + (best - 0.1) * (1 - math.exp(-1.5 * epoch / config["epochs"] * 3))
     return vars(
         Epoch(
-            epoch=epoch, num_steps=num_steps, train_seconds=seconds, train_loss=2.3 * (1 - accuracy) + 0.02,
-            train_accuracy=accuracy, test_loss=2.4 * (1 - accuracy) + 0.1, test_accuracy=accuracy - 0.03,
-            images_per_second=num_train / seconds, tokens_per_second=None, step_seconds_p50=seconds / num_steps,
-            step_seconds_p95=1.2 * seconds / num_steps, learning_rate=0.1, global_batch=batch * workers,
-            peak_memory_bytes=None, codec_seconds=None, exposed_exchange_seconds=traffic["exchange_seconds"], **traffic,
+            epoch=epoch, num_steps=num_steps, train_seconds=seconds,
+            train_loss=2.3 * (1 - accuracy) + 0.02,
+            train_accuracy=accuracy, test_loss=2.4 * (1 - accuracy) + 0.1,
+            test_accuracy=accuracy - 0.03,
+            images_per_second=num_train / seconds, tokens_per_second=None,
+            step_seconds_p50=seconds / num_steps,
+            step_seconds_p95=1.2 * seconds / num_steps, learning_rate=0.1,
+            global_batch=batch * workers,
+            peak_memory_bytes=None, codec_seconds=None,
+            exposed_exchange_seconds=traffic["exchange_seconds"], **traffic,
         )
     )  # fmt: skip
 
 
 def _server_traffic(config: Mapping[str, Any], num_steps: int, seconds: float) -> dict[str, Any]:
-    """Servers that are busy for their share of the exchange; worker 0 waits 0.1 s a step, the others do not."""
+    """Servers that are busy for their share of the exchange; worker 0 waits 0.1 s a step, the
+    others do not.
+    """
     workers, sharding = config["num_workers"], config["strategy"]["sharding"]
     shares = SHARES[sharding](max(1, workers // 2))
     sent_bytes = 4 * 138_357_544 * num_steps
     loads = (
         {
             "share": share, "received_bytes": round(share * sent_bytes * workers), "sent_bytes": 0,
-            "pushes": [num_steps] * workers, "max_lead": 0, "busy_seconds": 0.5 * workers * share * num_steps,
+            "pushes": [num_steps] * workers, "max_lead": 0,
+            "busy_seconds": 0.5 * workers * share * num_steps,
             "queue_seconds": 0.25 * share * workers * num_steps,
         }
         for share in shares
     )  # fmt: skip
     return {
         "exchange_seconds": max(1, workers * max(shares)) * EXCHANGE_SECONDS * num_steps,
-        "wait_seconds": 0.1 * num_steps / workers, "sent_bytes": sent_bytes, "received_bytes": sent_bytes,
+        "wait_seconds": 0.1 * num_steps / workers, "sent_bytes": sent_bytes,
+        "received_bytes": sent_bytes,
         "worker_wait_seconds": [0.1 * num_steps, *[0.0] * (workers - 1)], "servers": list(loads),
     }  # fmt: skip

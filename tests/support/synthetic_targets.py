@@ -1,4 +1,6 @@
-"""Studies whose steps to a target and seconds of a step follow known laws: what a prediction has to find."""
+"""Studies whose steps to a target and seconds of a step follow known laws: what a prediction has to
+find.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _EVERY_EXAMPLES = 4_000
 
 @dataclass(frozen=True)
 class Truth:
-    """S(B) = minimum_steps + minimum_examples / B, and Pollux's form of a step's seconds; all known."""
+    """S(B) = minimum_steps + minimum_examples / B, and Pollux's form of a step's seconds; all
+    known.
+    """
 
     minimum_steps: float = 800.0
     minimum_examples: float = 160_000.0
@@ -36,8 +40,14 @@ class Truth:
 
     def step_seconds(self, local_batch: float, workers: int, passes: int = 1) -> float:
         one = self.pass_seconds + self.example_seconds * local_batch
-        sync = self.sync_seconds + self.sync_worker_seconds * max(workers - 2, 0) if workers > 1 else 0.0
-        return (passes - 1) * one + math.pow(one**self.overlap + sync**self.overlap, 1 / self.overlap)
+        sync = (
+            self.sync_seconds + self.sync_worker_seconds * max(workers - 2, 0)
+            if workers > 1
+            else 0.0
+        )
+        return (passes - 1) * one + math.pow(
+            one**self.overlap + sync**self.overlap, 1 / self.overlap
+        )
 
     def seconds(self, batch: int, workers: int) -> float:
         return self.steps(batch) * self.step_seconds(batch / workers, workers)
@@ -58,11 +68,13 @@ def write_target_run(
     needed: float = 1.0,
     status: Status = "completed",
 ) -> Path:
-    """A run that was ended at its target, or before it after so many examples; its accuracy rises in a straight line.
+    """A run that was ended at its target, or before it after so many examples; its accuracy rises
+    in a straight line.
 
     It ends at the second evaluation that is as good, which confirms the first.
 
-    With a `noise_scale` it recorded one at each evaluation, whose parts scatter. It needs `needed` times as many steps.
+    With a `noise_scale` it recorded one at each evaluation, whose parts scatter. It needs `needed`
+    times as many steps.
     """
     own = settings or {}
     folder = write_run(
@@ -71,30 +83,60 @@ def write_target_run(
     )  # fmt: skip
     rng = np.random.default_rng([batch, workers, seed, 5])
     steps = needed * truth.steps(batch) * math.exp(truth.scatter * rng.standard_normal())
-    step_seconds = truth.step_seconds(batch / workers, workers) * math.exp(truth.jitter * rng.standard_normal())
+    step_seconds = truth.step_seconds(batch / workers, workers) * math.exp(
+        truth.jitter * rng.standard_normal()
+    )
     every = max(1, every_examples // batch)
     at, records = 0, []
     while at < steps + every and at * batch < most_examples:
         at += every
-        shared = {"epoch": 1, "num_steps": at, "num_examples": at * batch, "epochs_done": at * batch / 50_000}
+        shared = {
+            "epoch": 1,
+            "num_steps": at,
+            "num_examples": at * batch,
+            "epochs_done": at * batch / 50_000,
+        }
         accuracy = min(1.0, TARGET * at / steps)
-        evaluation = {"test_accuracy": accuracy, "test_loss": 1 - accuracy, "train_seconds": at * step_seconds}
+        evaluation = {
+            "test_accuracy": accuracy,
+            "test_loss": 1 - accuracy,
+            "train_seconds": at * step_seconds,
+        }
         records.append({"type": "evaluation", **shared, **evaluation})
         if noise_scale is not None:
-            square, variance = 1 + 0.3 * rng.standard_normal(), noise_scale * (1 + 0.1 * rng.standard_normal())
-            parts = {"gradient_square": square, "variance": variance, "num_gradients": 4, "gradient_batch": batch / 4}
+            square, variance = (
+                1 + 0.3 * rng.standard_normal(),
+                noise_scale * (1 + 0.1 * rng.standard_normal()),
+            )
+            parts = {
+                "gradient_square": square,
+                "variance": variance,
+                "num_gradients": 4,
+                "gradient_batch": batch / 4,
+            }
             records.append({"type": "noise_scale", **shared, **parts})
     with RunPaths(folder).metrics.open("a") as file:
-        file.writelines(json.dumps({"schema": SCHEMA, "time": 0.0, **record}) + "\n" for record in records)
+        file.writelines(
+            json.dumps({"schema": SCHEMA, "time": 0.0, **record}) + "\n" for record in records
+        )
     return folder
 
 
 def write_branch(
-    study: Path, source: Path, truth: Truth, *, batch: int, workers: int = 1, after: int, **more: Any
+    study: Path,
+    source: Path,
+    truth: Truth,
+    *,
+    batch: int,
+    workers: int = 1,
+    after: int,
+    **more: Any,
 ) -> Path:
-    """A run that went on from another one after so many steps, its batch as far from the target as that one was.
+    """A run that went on from another one after so many steps, its batch as far from the target as
+    that one was.
 
-    Until there its records are the other one's, and its own steps take the time that they do on its workers.
+    Until there its records are the other one's, and its own steps take the time that they do on its
+    workers.
     """
     folder = write_target_run(study, truth, batch=batch, workers=workers, **more)
     paths, before = RunPaths(folder), [json.loads(line) for line in RunPaths(source).metrics.open()]
@@ -111,8 +153,10 @@ def write_branch(
             record["num_examples"] += begun["num_examples"]
         own.append(record)
     event = {
-        "type": "event", "event": "continued", "message": "it was another run", "branch_of": source.name,
-        "num_steps": begun["num_steps"], "train_seconds": begun["train_seconds"], "schema": SCHEMA, "time": 0.0,
+        "type": "event", "event": "continued", "message": "it was another run",
+        "branch_of": source.name,
+        "num_steps": begun["num_steps"], "train_seconds": begun["train_seconds"], "schema": SCHEMA,
+        "time": 0.0,
     }  # fmt: skip
     lines = [own[0], *copied, event, *own[1:]]
     paths.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))

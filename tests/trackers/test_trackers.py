@@ -1,4 +1,6 @@
-"""Trackers hold what the records say: told while a run goes on or afterwards, once, and never at the run's expense."""
+"""Trackers hold what the records say: told while a run goes on or afterwards, once, and never at
+the run's expense.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from bsweep.runlog import RunPaths, read_records
 from bsweep.trackers import records
 from tests.support.running import TINY, bsweep, compose
 
-POINT = (*TINY, "model=tiny_cnn", "launch=inline", "strategy=single", "local_batch=30", "epochs=2", "log_every_steps=1")
+POINT = (
+    *TINY,
+    "model=tiny_cnn",
+    "launch=inline",
+    "strategy=single",
+    "local_batch=30",
+    "epochs=2",
+    "log_every_steps=1",
+)
 LOSS = "epoch/test_loss"
 
 
@@ -24,7 +34,15 @@ LOSS = "epoch/test_loss"
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs that all trackers were told of while they went on."""
     folder = tmp_path_factory.mktemp("tracked")
-    result = bsweep("run", "-m", *POINT, "seed=0,1", "study=s", "trackers=[tensorboard,mlflow,wandb]", cwd=folder)
+    result = bsweep(
+        "run",
+        "-m",
+        *POINT,
+        "seed=0,1",
+        "study=s",
+        "trackers=[tensorboard,mlflow,wandb]",
+        cwd=folder,
+    )
     assert result.returncode == 0 and "warning" not in result.stderr, result.stderr
     return folder / "results/s"
 
@@ -33,7 +51,11 @@ def on_record(study: Path) -> dict[str, list[tuple[int, Any]]]:
     """The test losses of each run by epoch."""
     found = {path.parent.name: read_records(path)[0] for path in study.glob("*/metrics.jsonl")}
     return {
-        name: [(one["epoch"], pytest.approx(one["test_loss"])) for one in of_run if one["type"] == "epoch"]
+        name: [
+            (one["epoch"], pytest.approx(one["test_loss"]))
+            for one in of_run
+            if one["type"] == "epoch"
+        ]
         for name, of_run in found.items()
     }
 
@@ -50,7 +72,9 @@ def in_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
         assert b"| seed | " in events.Tensors("config")[0].tensor_proto.string_val[0]
         assert events.Tensors("status")[0].tensor_proto.string_val == [b"completed"]
         assert "_hparams_/session_start_info" in events.Tags()["tensors"]
-        assert events.Scalars("step/train_loss")[-1].step == 6 and events.Scalars("summary/test_loss")
+        assert events.Scalars("step/train_loss")[-1].step == 6 and events.Scalars(
+            "summary/test_loss"
+        )
     return found
 
 
@@ -65,7 +89,9 @@ def in_mlflow(file: Path) -> dict[str, list[tuple[int, float]]]:
         assert run.info.status == "FINISHED" and run.data.params["model.name"] == "tiny_cnn"
         assert run.data.metrics["num_steps"] == 6
     return {
-        str(run.info.run_name): [(one.step, one.value) for one in client.get_metric_history(run.info.run_id, LOSS)]
+        str(run.info.run_name): [
+            (one.step, one.value) for one in client.get_metric_history(run.info.run_id, LOSS)
+        ]
         for run in runs
     }
 
@@ -82,8 +108,13 @@ def in_wandb(folder: Path) -> dict[str, list[tuple[int, float]]]:
         for part in wandb_records(file.read_bytes()):
             record = Record()
             record.ParseFromString(part)
-            logged = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
-            settings |= {item.key or item.nested_key[0]: item.value_json for item in record.config.update}
+            logged = {
+                item.key or item.nested_key[0]: json.loads(item.value_json)
+                for item in record.history.item
+            }
+            settings |= {
+                item.key or item.nested_key[0]: item.value_json for item in record.config.update
+            }
             if LOSS in logged:
                 found[name].append((logged["epoch"], logged[LOSS]))
         assert settings["model.name"] == '"tiny_cnn"'
@@ -118,27 +149,39 @@ def test_all_trackers_hold_what_is_on_record_and_an_export_doubles_nothing(study
             assert ("there already" in result.stderr) == (name == "mlflow")
 
 
-def test_an_export_goes_where_it_is_told_and_names_a_run_that_it_cannot_read(study: Path, tmp_path: Path) -> None:
+def test_an_export_goes_where_it_is_told_and_names_a_run_that_it_cannot_read(
+    study: Path, tmp_path: Path
+) -> None:
     expected = on_record(study)
     broken = study / "broken"
     broken.mkdir()
     (broken / "metrics.jsonl").write_text("no record\n")
     try:
         out = str(tmp_path / "board")
-        result = bsweep("export", "results/s", "--to", "tensorboard", "--out", out, cwd=study.parents[1])
+        result = bsweep(
+            "export", "results/s", "--to", "tensorboard", "--out", out, cwd=study.parents[1]
+        )
     finally:
         (broken / "metrics.jsonl").unlink()
         broken.rmdir()
-    assert result.returncode == 1 and "broken: left out" in result.stderr and f"--logdir {out}" in result.stdout
+    assert (
+        result.returncode == 1
+        and "broken: left out" in result.stderr
+        and f"--logdir {out}" in result.stdout
+    )
     assert in_tensorboard(tmp_path / "board") == expected
 
 
 @pytest.mark.slow
 def test_a_tracker_that_fails_is_one_warning(tmp_path: Path) -> None:
     nowhere = {"MLFLOW_TRACKING_URI": "sqlite:////proc/nowhere/mlflow.db"}
-    result = bsweep("run", "-m", *POINT, "seed=0,1", "study=s", "trackers=[mlflow]", cwd=tmp_path, env=nowhere)
+    result = bsweep(
+        "run", "-m", *POINT, "seed=0,1", "study=s", "trackers=[mlflow]", cwd=tmp_path, env=nowhere
+    )
     assert result.returncode == 0
-    assert result.stderr.count("warning: mlflow: ") == 1 and "export" in result.stderr, result.stderr
+    assert result.stderr.count("warning: mlflow: ") == 1 and "export" in result.stderr, (
+        result.stderr
+    )
     assert all(len(losses) == 2 for losses in on_record(tmp_path / "results/s").values())
 
 
@@ -149,7 +192,10 @@ def test_trackers_change_no_run_id() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("run", *POINT, "trackers=[tensorbord]"), "trackers.0=tensorbord: unknown. Did you mean 'tensorboard'?"),
+        (
+            ("run", *POINT, "trackers=[tensorbord]"),
+            "trackers.0=tensorbord: unknown. Did you mean 'tensorboard'?",
+        ),
         (("run", *POINT, "trackers=[wandb,wandb]"), "a tracker is named twice"),
         (("run", *POINT, "trackers=mlflow"), "give a list, such as trackers=[mlflow]"),
         (("export", "results/s", "--to", "mlfow"), "mlfow: unknown. Did you mean 'mlflow'?"),
@@ -161,17 +207,24 @@ def test_what_cannot_be_is_said(arguments: tuple[str, ...], said: str, tmp_path:
     assert result.returncode == 2 and said in result.stderr, result.stderr
 
 
-def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_package_is_named_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wandb").mkdir()  # as wandb itself leaves behind
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)  # which another test has read with
-    with pytest.raises(ValueError, match=r"wandb: wandb not installed: pip install 'bsweep\[wandb\]'"):
+    with pytest.raises(
+        ValueError, match=r"wandb: wandb not installed: pip install 'bsweep\[wandb\]'"
+    ):
         trackers.check(["wandb"])
 
 
 def test_what_a_resumed_run_took_back_is_left_out(tmp_path: Path) -> None:
-    steps = [{"type": kind, kind: n, "time": t} for t, (kind, n) in enumerate([("step", 1), ("step", 2), ("epoch", 1)])]
+    steps = [
+        {"type": kind, kind: n, "time": t}
+        for t, (kind, n) in enumerate([("step", 1), ("step", 2), ("epoch", 1)])
+    ]
     again = [{"type": "event", "time": 3}, {"type": "step", "step": 2, "time": 4}]
     assert [one["time"] for one in records.settled([*steps, *again])] == [0, 2, 3, 4]
     before = records.fingerprint(RunPaths(tmp_path))

@@ -1,4 +1,6 @@
-"""What `auto` stands for in a study: asked for once, measured by the first point's workers, the same for all points."""
+"""What `auto` stands for in a study: asked for once, measured by the first point's workers, the
+same for all points.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def measured(**seconds: tuple[float, ...]) -> Calibration:
         (((0.1, 0.2), (0.1, 0.2), (0.09, 0.18)), BF16_LAST),
     ],
 )
-def test_the_fastest_per_example_is_chosen(times: tuple[tuple[float, float], ...], chosen: Numerics) -> None:
+def test_the_fastest_per_example_is_chosen(
+    times: tuple[tuple[float, float], ...], chosen: Numerics
+) -> None:
     found = measured(**dict(zip(("fp32", "fp32_last", "bf16_last"), times, strict=True)))
     assert calibration_file.choose(AUTO, found, default=FP32_LAST) == chosen
     assert str(chosen) in found.says(AUTO)
@@ -60,17 +64,24 @@ def test_the_fastest_per_example_is_chosen(times: tuple[tuple[float, float], ...
 def test_what_is_within_the_noise_is_no_difference() -> None:
     found = replace(measured(fp32=(0.1, 0.2), bf16_last=(0.09, 0.18)), noise=0.1)
     assert calibration_file.choose(AUTO, found, default=BF16_LAST) == FP32
-    assert "none is faster by more than 13% at local batch 8, 64 (time of bf16, channels_last 0.90x)" in found.says(
-        AUTO
+    assert (
+        "none is faster by more than 13% at local batch 8, 64 (time of bf16, channels_last 0.90x)"
+        in found.says(AUTO)
     )
 
 
-def test_a_point_by_itself_asks_in_its_own_folder_unless_its_study_has_an_answer(tmp_path: Path) -> None:
+def test_a_point_by_itself_asks_in_its_own_folder_unless_its_study_has_an_answer(
+    tmp_path: Path,
+) -> None:
     """So `bsweep profile` of one batch does not settle what a sweep over others trains in."""
     point = replace(AUTO, results_dir=str(tmp_path))
     folder, path = point.study_dir / ".profile", calibration_file.path_of(point)
     folder.mkdir(parents=True)
-    for asked, own in ((None, True), (Calibration(1, (8, 64)), True), (measured(fp32=(0.1, 0.2)), False)):
+    for asked, own in (
+        (None, True),
+        (Calibration(1, (8, 64)), True),
+        (measured(fp32=(0.1, 0.2)), False),
+    ):
         if asked:
             calibration_file.write(path, asked)
         calibration_file.request([point], calibration_file.LEAST_STEPS, folder)
@@ -83,22 +94,36 @@ def test_runs_of_earlier_versions_say_what_a_study_goes_on_in() -> None:
     record = {"precision": "fp32", "config": {}}
     assert calibration_file._of_start(record) == FP32
     assert calibration_file._of_start({**record, "config": {"channels_last": True}}) == FP32_LAST
-    assert calibration_file._of_start({**record, "channels_last": False, "config": {"channels_last": "auto"}}) == FP32
+    assert (
+        calibration_file._of_start(
+            {**record, "channels_last": False, "config": {"channels_last": "auto"}}
+        )
+        == FP32
+    )
 
 
 def test_what_a_run_says_itself_is_not_chosen() -> None:
     found = measured(fp32=(0.3, 0.3), fp32_last=(0.2, 0.2), bf16_last=(0.1, 0.1))
-    assert calibration_file.choose(compose("local_batch=8", "precision=fp32"), found, BF16_LAST) == FP32_LAST
+    assert (
+        calibration_file.choose(compose("local_batch=8", "precision=fp32"), found, BF16_LAST)
+        == FP32_LAST
+    )
     exact = compose("local_batch=8", "precision=fp64", "channels_last=false")
     assert calibration_file.choose(exact, found, BF16_LAST) == Numerics("fp64", False)
-    assert calibration_file.choose(compose("local_batch=8", "precision=bf16"), found, FP32) == BF16_LAST
+    assert (
+        calibration_file.choose(compose("local_batch=8", "precision=bf16"), found, FP32)
+        == BF16_LAST
+    )
     assert calibration_file.choose(AUTO, None, BF16_LAST) == BF16_LAST
 
 
 def test_a_strategy_that_refuses_fp16_is_not_given_it() -> None:
     servers = compose("local_batch=8", "strategy=parameter_server", "num_workers=2")
     found = Calibration(
-        1, (8,), measured_batches=(8,), timed=(Timed(FP32, (0.2,)), Timed(Numerics("fp16", True), (0.1,)))
+        1,
+        (8,),
+        measured_batches=(8,),
+        timed=(Timed(FP32, (0.2,)), Timed(Numerics("fp16", True), (0.1,))),
     )
     assert calibration_file.choose(AUTO, found, FP32).precision == "fp16"
     assert calibration_file.choose(servers, found, FP32).precision == "fp32"
@@ -114,20 +139,29 @@ def test_a_short_sweep_is_not_worth_a_calibration_and_a_study_is_asked_once(tmp_
     path = calibration_file.path_of(points[0])
     path.parent.mkdir()
     calibration_file.request(points, calibration_file.LEAST_STEPS - 1)
-    calibration_file.request([compose("local_batch=8", "precision=fp32", "channels_last=true")], 10_000)
+    calibration_file.request(
+        [compose("local_batch=8", "precision=fp32", "channels_last=true")], 10_000
+    )
     assert not path.exists()
     calibration_file.request(points, calibration_file.LEAST_STEPS)
     asked = calibration_file.read(path)
     assert asked and asked.is_open and asked.wanted_batches == (8, 64)
-    assert calibration_file.is_open_to(asked, FP32) and calibration_file.is_open_to(asked, BF16_LAST)
+    assert calibration_file.is_open_to(asked, FP32) and calibration_file.is_open_to(
+        asked, BF16_LAST
+    )
     calibration_file.request([replace(points[0], local_batch=256)], 10_000)
     assert calibration_file.read(path) == asked
 
 
 def test_only_what_all_points_leave_open_is_measured(tmp_path: Path) -> None:
-    points = [compose("local_batch=8", "channels_last=false", "precision=fp32"), compose("local_batch=8")]
+    points = [
+        compose("local_batch=8", "channels_last=false", "precision=fp32"),
+        compose("local_batch=8"),
+    ]
     for given, is_open in ((points[:1], False), (points, True)):
-        asking = [replace(point, results_dir=str(tmp_path), study=f"s{len(given)}") for point in given]
+        asking = [
+            replace(point, results_dir=str(tmp_path), study=f"s{len(given)}") for point in given
+        ]
         asking = [replace(point, precision="auto") for point in asking]
         asking[0].study_dir.mkdir()
         calibration_file.request(asking, 10_000)
@@ -139,7 +173,9 @@ def test_only_what_all_points_leave_open_is_measured(tmp_path: Path) -> None:
         )
 
 
-def test_gpus_take_their_half_precision_without_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_take_their_half_precision_without_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Unless the study has an answer."""
     point = replace(AUTO, results_dir=str(tmp_path))
     point.study_dir.mkdir()
@@ -147,7 +183,11 @@ def test_gpus_take_their_half_precision_without_measuring(tmp_path: Path, monkey
     monkeypatch.setattr(choose_numerics, "_measure", lambda *_: pytest.fail("measured"))
     strategy: Any = SimpleNamespace(gather_json=lambda own: [own], rank=0, members=(0,))
     images: Any = SimpleNamespace(train_inputs=torch.zeros(1, 3, 8, 8))
-    of: dict[str, Any] = {"settled_by": "gpu", "torch": torch.__version__, "example_shape": (3, 8, 8)}
+    of: dict[str, Any] = {
+        "settled_by": "gpu",
+        "torch": torch.__version__,
+        "example_shape": (3, 8, 8),
+    }
     asked, answered = Calibration(1, (8, 64)), measured(fp32=(0.1, 0.2))
     for found, chosen, kept in (
         (asked, BF16_LAST, replace(asked, settled=BF16_LAST, **of)),
@@ -156,7 +196,10 @@ def test_gpus_take_their_half_precision_without_measuring(tmp_path: Path, monkey
         calibration_file.write(calibration_file.path_of(point), found)
         none: Any = None
         paths = RunPaths(point.study_dir / "run")
-        assert choose_numerics.agree(point, paths, images, strategy, torch.device("cuda"), none) == chosen
+        assert (
+            choose_numerics.agree(point, paths, images, strategy, torch.device("cuda"), none)
+            == chosen
+        )
         assert calibration_file.read(calibration_file.path_of(point)) == kept
 
 
@@ -164,11 +207,19 @@ HERE, ELSEWHERE = {"cpu": "one", "cores": 2}, {"cpu": "other", "cores": 2}
 
 
 def test_on_other_hardware_a_study_is_asked_anew_and_keeps_both_answers(tmp_path: Path) -> None:
-    """What is native on one processor may be emulated on the next, whose runs do not compare anyway."""
-    point, here, elsewhere = replace(AUTO, results_dir=str(tmp_path)), "one, 2 cores", "other, 2 cores"
+    """What is native on one processor may be emulated on the next, whose runs do not compare
+    anyway.
+    """
+    point, here, elsewhere = (
+        replace(AUTO, results_dir=str(tmp_path)),
+        "one, 2 cores",
+        "other, 2 cores",
+    )
     write_run(point.study_dir, local_batch=8, meta=ELSEWHERE, precision="bf16")
     first = calibration_file.path_of(point)
-    calibration_file.write(first, replace(measured(bf16_last=(0.1, 0.2)), models=("old",)))  # which says not of what
+    calibration_file.write(
+        first, replace(measured(bf16_last=(0.1, 0.2)), models=("old",))
+    )  # which says not of what
     calibration_file.request([point], 10, hardware=elsewhere)
     kept = calibration_file.read(first)
     assert kept and kept.hardware == elsewhere and kept.timed, "as its first run says"
@@ -176,11 +227,19 @@ def test_on_other_hardware_a_study_is_asked_anew_and_keeps_both_answers(tmp_path
     path = calibration_file.path_of(point, here)
     asked = calibration_file.read(path)
     assert path != first and asked and asked.is_open and asked.models == ("resnet18",)
-    assert calibration_file.path_of(point, elsewhere) == first and calibration_file.read(first) == kept
+    assert (
+        calibration_file.path_of(point, elsewhere) == first and calibration_file.read(first) == kept
+    )
 
     # A worker finds it by what its own run is on, and the console says why there is another.
-    assert calibration_file.path_in(write_run(point.study_dir, local_batch=16, meta=HERE), point) == path
-    assert calibration_file.path_in(write_run(point.study_dir, local_batch=32, meta=ELSEWHERE), point) == first
+    assert (
+        calibration_file.path_in(write_run(point.study_dir, local_batch=16, meta=HERE), point)
+        == path
+    )
+    assert (
+        calibration_file.path_in(write_run(point.study_dir, local_batch=32, meta=ELSEWHERE), point)
+        == first
+    )
     answer = replace(asked, measured_batches=(8,), timed=(Timed(FP32, (0.1,)),))
     assert answer.says(AUTO).endswith(f", on {here}; this study's first answer was for {elsewhere}")
 
@@ -189,7 +248,9 @@ def test_runs_on_this_hardware_alone_say_what_a_study_goes_on_in(tmp_path: Path)
     point, here = replace(AUTO, results_dir=str(tmp_path)), "one, 2 cores"
     write_run(point.study_dir, local_batch=8, meta=ELSEWHERE, precision="bf16")
     calibration_file.request([point], 10, hardware=here)
-    assert not calibration_file.path_of(point, here).exists(), "too few steps to measure, and no emulated bf16"
+    assert not calibration_file.path_of(point, here).exists(), (
+        "too few steps to measure, and no emulated bf16"
+    )
     write_run(point.study_dir, local_batch=16, meta=HERE)
     calibration_file.request([point], 10, hardware=here)
     found = calibration_file.read(calibration_file.path_of(point, here))
@@ -207,18 +268,30 @@ def test_a_run_that_has_begun_goes_on_in_its_numbers(tmp_path: Path) -> None:
 def test_a_run_that_has_begun_keeps_its_layout_where_it_says_its_precision(tmp_path: Path) -> None:
     run = write_run(tmp_path, local_batch=8, precision="fp32", settings={"precision": "fp32"})
     config = replace(AUTO, precision="fp32")
-    assert calibration_file.choose(config, calibration_file.begun(run / "metrics.jsonl", config), FP32) == FP32_LAST
+    assert (
+        calibration_file.choose(config, calibration_file.begun(run / "metrics.jsonl", config), FP32)
+        == FP32_LAST
+    )
 
 
 def test_a_branch_begins_in_what_its_study_takes(tmp_path: Path) -> None:
     """It has a copy of the records of the run that it goes on from, until it begins itself."""
-    branch = write_run(tmp_path / AUTO.study, local_batch=8, meta=HERE, precision="bf16") / "metrics.jsonl"
+    branch = (
+        write_run(tmp_path / AUTO.study, local_batch=8, meta=HERE, precision="bf16")
+        / "metrics.jsonl"
+    )
     (own,) = [record for record in read_records(branch)[0] if record["type"] == "start"]
     with RunLog(branch) as log:
-        log.write(Continued(message="until step 3", branch_of="other", num_steps=3, train_seconds=None))
+        log.write(
+            Continued(message="until step 3", branch_of="other", num_steps=3, train_seconds=None)
+        )
     assert calibration_file.begun(branch, AUTO) is None
-    calibration_file.request([replace(AUTO, results_dir=str(tmp_path))], 10, hardware="one, 2 cores")
-    assert not (tmp_path / AUTO.study / "calibration.json").exists(), "the copy is no run of this study"
+    calibration_file.request(
+        [replace(AUTO, results_dir=str(tmp_path))], 10, hardware="one, 2 cores"
+    )
+    assert not (tmp_path / AUTO.study / "calibration.json").exists(), (
+        "the copy is no run of this study"
+    )
     with branch.open("a") as lines:
         lines.write(json.dumps({**own, "precision": "fp32"}) + "\n")
     found = calibration_file.begun(branch, AUTO)
@@ -234,11 +307,15 @@ def agreed(point: RunConfig, monkeypatch: pytest.MonkeyPatch, **meta: Any) -> Nu
     folder.mkdir()
     write_json(folder / "meta.json", {**META, **meta})
     found = {"measured_batches": (8,), "timed": (Timed(FP32, (0.1,)),)}
-    monkeypatch.setattr(choose_numerics, "_measure", lambda _, wanted, *__: replace(wanted, **found))
+    monkeypatch.setattr(
+        choose_numerics, "_measure", lambda _, wanted, *__: replace(wanted, **found)
+    )
     strategy: Any = SimpleNamespace(gather_json=lambda own: [own], rank=0, members=(0,))
     images: Any = SimpleNamespace(train_inputs=torch.zeros(1, 3, 8, 8))
     none: Any = None
-    return choose_numerics.agree(point, RunPaths(folder), images, strategy, torch.device("cpu"), none)
+    return choose_numerics.agree(
+        point, RunPaths(folder), images, strategy, torch.device("cpu"), none
+    )
 
 
 def test_workers_on_other_machines_than_who_asked_measure_once_for_each_kind(
@@ -254,7 +331,11 @@ def test_workers_on_other_machines_than_who_asked_measure_once_for_each_kind(
     assert agreed(point, monkeypatch, **ELSEWHERE) == FP32
     (other,) = {*point.study_dir.glob("calibration*.json")} - {first}
     found = calibration_file.read(other)
-    assert found and found.timed and (found.hardware, found.instead_of) == ("other, 2 cores", answer.hardware)
+    assert (
+        found
+        and found.timed
+        and (found.hardware, found.instead_of) == ("other, 2 cores", answer.hardware)
+    )
     assert calibration_file.read(first) == answer
 
 
@@ -267,7 +348,9 @@ def test_workers_on_another_machine_than_who_asked_go_on_as_its_runs_did(
     assert agreed(point, monkeypatch, **ELSEWHERE) == BF16_LAST
 
 
-def test_a_short_sweep_measures_on_other_hardware_if_its_study_was_long_enough(tmp_path: Path) -> None:
+def test_a_short_sweep_measures_on_other_hardware_if_its_study_was_long_enough(
+    tmp_path: Path,
+) -> None:
     point = replace(AUTO, results_dir=str(tmp_path))
     point.study_dir.mkdir()
     settled = Calibration(1, (8,), settled=BF16_LAST, hardware="one, 2 cores")
@@ -282,12 +365,21 @@ def test_a_short_sweep_measures_on_other_hardware_if_its_study_was_long_enough(t
 
 def test_what_was_not_measured_is_said_too() -> None:
     start = {"precision": "fp32", "channels_last": False, "device": "cpu"}
-    assert calibration_file.unmeasured(start) == "fp32, contiguous: of fewer than 1,000 steps, nothing was measured"
+    assert (
+        calibration_file.unmeasured(start)
+        == "fp32, contiguous: of fewer than 1,000 steps, nothing was measured"
+    )
     of_gpu = {**start, "precision": "bf16", "channels_last": True, "device": "NVIDIA H200"}
-    assert calibration_file.unmeasured(of_gpu) == "bf16, channels_last: by the kind of GPU, without measuring"
+    assert (
+        calibration_file.unmeasured(of_gpu)
+        == "bf16, channels_last: by the kind of GPU, without measuring"
+    )
     settled = Calibration(1, (8,), settled=BF16_LAST, settled_by="gpu")
     assert settled.says(AUTO) == calibration_file.unmeasured(of_gpu)
-    assert calibration_file.unmeasured(start, was_asked=True) == "fp32, contiguous: nothing could be measured"
+    assert (
+        calibration_file.unmeasured(start, was_asked=True)
+        == "fp32, contiguous: nothing could be measured"
+    )
 
 
 SWEEP = ("run", "-m", "study=s", "model=tiny_cnn", *TINY, "epochs=1", "local_batch=8,16")
@@ -299,7 +391,8 @@ def ask(cwd: Path) -> Path:
     path = cwd / "results/s/calibration.json"
     path.parent.mkdir(parents=True)
     calibration_file.write(
-        path, Calibration(1, wanted_batches=(8, 16), hardware=hardware_words(attempts.provenance(AUTO)))
+        path,
+        Calibration(1, wanted_batches=(8, 16), hardware=hardware_words(attempts.provenance(AUTO))),
     )
     return path
 
@@ -310,7 +403,9 @@ def starts(cwd: Path) -> list[dict[str, Any]]:
 
 
 def test_the_first_point_measures_for_all_of_a_study(tmp_path: Path) -> None:
-    """Two workers, which go by the slower one; then one in the sweep's process, which finds the answer there."""
+    """Two workers, which go by the slower one; then one in the sweep's process, which finds the
+    answer there.
+    """
     path = ask(tmp_path)
     said = bsweep(*SWEEP, "strategy=allreduce", "num_workers=2", cwd=tmp_path).stderr
     found = calibration_file.read(path)
@@ -323,7 +418,9 @@ def test_the_first_point_measures_for_all_of_a_study(tmp_path: Path) -> None:
     assert kept == [chosen] * 4 and calibration_file.read(path) == found
 
 
-def test_a_calibration_leaves_no_trace_in_the_numbers_of_the_point_that_measures(tmp_path: Path) -> None:
+def test_a_calibration_leaves_no_trace_in_the_numbers_of_the_point_that_measures(
+    tmp_path: Path,
+) -> None:
     losses = []
     for name in ("measured", "given"):
         cwd = tmp_path / name
@@ -333,7 +430,10 @@ def test_a_calibration_leaves_no_trace_in_the_numbers_of_the_point_that_measures
         else:
             cwd.mkdir()
             (start,) = starts(tmp_path / "measured")
-            given = (f"precision={start['precision']}", f"channels_last={str(start['channels_last']).lower()}")
+            given = (
+                f"precision={start['precision']}",
+                f"channels_last={str(start['channels_last']).lower()}",
+            )
         bsweep(*SWEEP, *INLINE, "local_batch=8", *given, cwd=cwd)
         (summary,) = cwd.glob("results/s/*/summary.json")
         losses.append((read_json(summary) or {})["train_loss"])
@@ -344,12 +444,21 @@ def test_a_profile_measures_for_itself_alone(tmp_path: Path) -> None:
     point = ("model=tiny_cnn", *TINY, "epochs=1000", "local_batch=8", *INLINE)
     bsweep("profile", "study=s", *point, cwd=tmp_path)
     found = calibration_file.read(tmp_path / "results/s/.profile/calibration.json")
-    assert found and found.measured_batches == (8,) and not (tmp_path / "results/s/calibration.json").exists()
+    assert (
+        found
+        and found.measured_batches == (8,)
+        and not (tmp_path / "results/s/calibration.json").exists()
+    )
 
 
 def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Path) -> None:
-    """Each candidate's steps, optimizer included, at the run's own settings, and with a warm-up before."""
-    path, point = tmp_path / "s" / "calibration.json", ("model=tiny_cnn", *TINY, f"results_dir={tmp_path}", "study=s")
+    """Each candidate's steps, optimizer included, at the run's own settings, and with a warm-up
+    before.
+    """
+    path, point = (
+        tmp_path / "s" / "calibration.json",
+        ("model=tiny_cnn", *TINY, f"results_dir={tmp_path}", "study=s"),
+    )
     path.parent.mkdir()
     calibration_file.write(path, Calibration(1, wanted_batches=(4, 8)))
     config = compose(*point, "local_batch=8", *INLINE)
@@ -367,8 +476,15 @@ def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Pa
         patched.setattr(steps, "train_step", counted)
         job = worker.prepare(config, RunPaths(tmp_path), Place())
     found = calibration_file.read(path)
-    assert found and found.measured_batches == (4, 8) and {one.numerics for one in found.timed} == {*made}
-    assert made[: len(found.timed)] == [one.numerics for one in found.timed] and made[0] == calibration_file.PLAIN
+    assert (
+        found
+        and found.measured_batches == (4, 8)
+        and {one.numerics for one in found.timed} == {*made}
+    )
+    assert (
+        made[: len(found.timed)] == [one.numerics for one in found.timed]
+        and made[0] == calibration_file.PLAIN
+    )
     assert job.numerics == found.ranked(config)[0][0] and not job.vector.gradients.any()
 
 
@@ -412,17 +528,23 @@ def test_the_largest_batch_there_is_time_and_memory_for_is_measured_after_the_sm
     jobs: list[Any] = [1.0, 1.2]
     strategy: Any = SimpleNamespace(gather_json=gather)
     found = choose_numerics._times(lambda: jobs, (8, 16, 64, 256), strategy)
-    assert [*found] == expected and all(len(own) >= 2 for rounds in found.values() for own in rounds)
+    assert [*found] == expected and all(
+        len(own) >= 2 for rounds in found.values() for own in rounds
+    )
     assert clock.now < 18 or expected == [8]
     assert len(gathered) == 1, "all workers call it, whatever happens to one"
     assert [*dict.fromkeys(order)] == [*expected[:1], *expected[:0:-1]]
 
 
 def test_workers_that_measured_other_batches_go_by_those_of_all() -> None:
-    one = Calibration(1, (8, 64), measured_batches=(8, 16, 64), timed=(Timed(FP32, (0.1, 0.2, 0.6)),), noise=0.1)
+    one = Calibration(
+        1, (8, 64), measured_batches=(8, 16, 64), timed=(Timed(FP32, (0.1, 0.2, 0.6)),), noise=0.1
+    )
     other = replace(one, measured_batches=(8, 64), timed=(Timed(FP32, (0.2, 0.5)),), noise=0.2)
     both = choose_numerics._of_slowest([one, other])
-    assert both == replace(one, measured_batches=(8, 64), timed=(Timed(FP32, (0.2, 0.6)),), noise=0.2)
+    assert both == replace(
+        one, measured_batches=(8, 64), timed=(Timed(FP32, (0.2, 0.6)),), noise=0.2
+    )
     none = replace(other, measured_batches=(), timed=())
     assert choose_numerics._of_slowest([one, none]) == replace(one, measured_batches=(), timed=())
 

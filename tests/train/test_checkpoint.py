@@ -1,4 +1,6 @@
-"""A run that is broken off, however and whenever, ends with the records and the weights of one that never was."""
+"""A run that is broken off, however and whenever, ends with the records and the weights of one that
+never was.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +23,49 @@ from tests.strategies.test_equivalence import _end_processes, trained  # noqa: F
 from tests.support.running import ROOT, TINY
 
 NETWORK = ("model=own", f"model.target={ROOT}/tests/support/noisy_network.py:build")
-POINT = (*TINY, "data.num_train=91", *NETWORK, "precision=fp32", "epochs=2", "optimizer.lr=0.05", "log_every_steps=2")
-CODECS = sorted(path.stem for path in (conf_dir() / "compression").glob("*.yaml") if path.stem not in ("none", "own"))
-ROUNDS = ("strategy.sync_every=2", "allocation.local_batches=[5,9]", "allocation.local_steps=[4,2]")  # three an epoch
+POINT = (
+    *TINY,
+    "data.num_train=91",
+    *NETWORK,
+    "precision=fp32",
+    "epochs=2",
+    "optimizer.lr=0.05",
+    "log_every_steps=2",
+)
+CODECS = sorted(
+    path.stem
+    for path in (conf_dir() / "compression").glob("*.yaml")
+    if path.stem not in ("none", "own")
+)
+ROUNDS = (
+    "strategy.sync_every=2",
+    "allocation.local_batches=[5,9]",
+    "allocation.local_steps=[4,2]",
+)  # three an epoch
 EVALUATIONS = ("evaluate_every_examples=37", "target_loss=2.5", "stop_at_target=false", "epochs=3")
 STAGES = ("optimizer.schedule=multistep", "optimizer.milestones=[0.3,1.3]", "optimizer.gamma=0.5")
 OF_THREE = ((2, 4), (5, 7))  # workers, whose epochs have four steps instead of six
-BY_NOISE = ("batching=noise_scale", "batching.every_steps=6", "batching.hysteresis=1", "optimizer.lr_rule=adascale")
+BY_NOISE = (
+    "batching=noise_scale",
+    "batching.every_steps=6",
+    "batching.hysteresis=1",
+    "optimizer.lr_rule=adascale",
+)
 POLICIES = (
     ("batching=schedule", "batching.rate=seesaw", "batching.every_epochs=0.4"),
     ("batching=norm_test", "batching.every_steps=4", "batching.theta=0.1"),
     ("batching=cabs", "batching.every_steps=4", "batching.hysteresis=1", "optimizer.lr=0.3"),
     ("batching=goodput", "batching.every_steps=4", "batching.max_local_batch=60"),
 )
-IN_STEP, IN_ROUNDS = ((2, 4), (6, 8), (8, 11)), ((1, 3), (3, 5))  # in an epoch, at the end of one, in the next
+IN_STEP, IN_ROUNDS = (
+    ((2, 4), (6, 8), (8, 11)),
+    ((1, 3), (3, 5)),
+)  # in an epoch, at the end of one, in the next
 
 
-def case(num_workers: int, *overrides: str, breaks: tuple[tuple[int, int], ...] = IN_STEP[2:], **how: Any) -> Any:
+def case(
+    num_workers: int, *overrides: str, breaks: tuple[tuple[int, int], ...] = IN_STEP[2:], **how: Any
+) -> Any:
     name = " ".join(word.partition(".")[2] or word for word in overrides)
     return pytest.param(num_workers, overrides, breaks, how, id=name + str(how.get("policy", "")))
 
@@ -52,30 +80,74 @@ def case(num_workers: int, *overrides: str, breaks: tuple[tuple[int, int], ...] 
         case(2, "strategy=diloco", *ROUNDS, *EVALUATIONS, breaks=IN_ROUNDS),
         case(2, "strategy=ddp", breaks=IN_STEP[1:]),
         case(2, "strategy=ddp", "strategy.hook=powersgd"),
-        case(3, "strategy=allreduce", "strategy.algorithm=ring", "optimizer=adamw", breaks=OF_THREE[1:]),
+        case(
+            3,
+            "strategy=allreduce",
+            "strategy.algorithm=ring",
+            "optimizer=adamw",
+            breaks=OF_THREE[1:],
+        ),
         case(
             2, "strategy=allreduce", "optimizer=lamb", breaks=((3, 4), (6, 8)), policy="Doubling"
         ),  # nine steps in all
-        case(2, "strategy=horovod", "batching=raise_instead_of_decay", *STAGES, breaks=((2, 4), (5, 6))),
-        case(2, "strategy=allreduce", "local_batch=2", *BY_NOISE, breaks=((11, 12), (13, 15)), policy="identified"),
+        case(
+            2,
+            "strategy=horovod",
+            "batching=raise_instead_of_decay",
+            *STAGES,
+            breaks=((2, 4), (5, 6)),
+        ),
+        case(
+            2,
+            "strategy=allreduce",
+            "local_batch=2",
+            *BY_NOISE,
+            breaks=((11, 12), (13, 15)),
+            policy="identified",
+        ),
         *(
-            case(2, "strategy=allreduce", "local_batch=2", *policy, breaks=((11, 12),), policy="timed")
+            case(
+                2,
+                "strategy=allreduce",
+                "local_batch=2",
+                *policy,
+                breaks=((11, 12),),
+                policy="timed",
+            )
             for policy in POLICIES
         ),
         case(2, "strategy=allreduce", "precision=fp16", "compression=topk", overflow=(1, 3)),
         case(2, "strategy=parameter_server", "optimizer=adamw"),
-        case(3, "strategy=parameter_server", "strategy.num_servers=2", "strategy.colocated=true", breaks=OF_THREE),
+        case(
+            3,
+            "strategy=parameter_server",
+            "strategy.num_servers=2",
+            "strategy.colocated=true",
+            breaks=OF_THREE,
+        ),
         case(1, "strategy=parameter_server", "strategy.consistency=asynchronous"),
         case(2, "strategy=local_sgd", "strategy.sync_every=4", breaks=IN_STEP),
-        case(2, "strategy=diloco", *ROUNDS, "strategy.algorithm=horovod", "launch=horovodrun", breaks=IN_ROUNDS),
-        case(2, "strategy=diloco", *ROUNDS, "compression=dgc", breaks=IN_ROUNDS[1:], policy="ByRound"),
+        case(
+            2,
+            "strategy=diloco",
+            *ROUNDS,
+            "strategy.algorithm=horovod",
+            "launch=horovodrun",
+            breaks=IN_ROUNDS,
+        ),
+        case(
+            2, "strategy=diloco", *ROUNDS, "compression=dgc", breaks=IN_ROUNDS[1:], policy="ByRound"
+        ),
         case(2, "strategy=diloco", *ROUNDS, "strategy.overlap=true", breaks=IN_ROUNDS),
         case(2, "strategy=diloco", *ROUNDS, "strategy.on_loss=continue", breaks=IN_ROUNDS[1:]),
         *(case(2, "strategy=allreduce", f"compression={codec}") for codec in CODECS),
     ],
 )
 def test_a_run_that_was_broken_off_ends_as_one_that_never_was(
-    num_workers: int, overrides: tuple[str, ...], breaks: tuple[tuple[int, int], ...], how: dict[str, Any]
+    num_workers: int,
+    overrides: tuple[str, ...],
+    breaks: tuple[tuple[int, int], ...],
+    how: dict[str, Any],
 ) -> None:
     whole = trained(num_workers, *overrides, contract=POINT, **how)
     assert whole[0]["moved"] > 0.001
@@ -86,7 +158,9 @@ def test_a_run_that_was_broken_off_ends_as_one_that_never_was(
             assert all(map(torch.equal, ours["buffers"], theirs["buffers"]))
             assert ours["scale"] == theirs["scale"]
         assert reached(again[0]) == reached(whole[0]) and len(reached(whole[0])) <= 1
-        assert changed(again[0]) == changed(whole[0]) and (changed(whole[0]) or how.get("policy") != "timed")
+        assert changed(again[0]) == changed(whole[0]) and (
+            changed(whole[0]) or how.get("policy") != "timed"
+        )
         for kind in ("steps", "epochs", "rounds", "evaluations"):
             assert untimed(again[0][kind]) == untimed(whole[0][kind])
 
@@ -104,7 +178,11 @@ def changed(run: dict[str, Any]) -> list[dict[str, Any]]:
 def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records, without what a clock says and how much memory there was."""
     return [
-        {key: value for key, value in record.items() if not key.endswith(_MEASURED) and key not in ("time", "servers")}
+        {
+            key: value
+            for key, value in record.items()
+            if not key.endswith(_MEASURED) and key not in ("time", "servers")
+        }
         for record in records
     ]
 
@@ -128,13 +206,20 @@ def test_by_default_saving_costs_less_than_a_hundredth_and_asking_is_rare(
         asked.append(now[0])
         return values.unsqueeze(0)
 
-    monkeypatch.setattr(checkpointing, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    monkeypatch.setattr(
+        checkpointing, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    )
     monkeypatch.setattr(checkpointing, "save", save)
     strategy = SimpleNamespace(stop_reason=None, is_together=is_together, gather=gather)
-    fields = {"config": SimpleNamespace(checkpoint_every="auto"), "vector": SimpleNamespace(num_bytes=40_000_000)}
+    fields = {
+        "config": SimpleNamespace(checkpoint_every="auto"),
+        "vector": SimpleNamespace(num_bytes=40_000_000),
+    }
     dataset = SimpleNamespace(train_labels=torch.zeros(10))
     paths, cpu = RunPaths(tmp_path), torch.device("cpu")
-    job = SimpleNamespace(**fields, strategy=strategy, dataset=dataset, paths=paths, heartbeat=lambda: None)
+    job = SimpleNamespace(
+        **fields, strategy=strategy, dataset=dataset, paths=paths, heartbeat=lambda: None
+    )
     keeper, cursor, clock = Keeper(cast(Job, job)), Cursor.of(cpu), StepClock(cpu, [])
     while now[0] < 10_000:
         now[0] += 0.05

@@ -1,4 +1,6 @@
-"""Evaluations within epochs: where they are, that training does not know of them, and that a run ends at its target."""
+"""Evaluations within epochs: where they are, that training does not know of them, and that a run
+ends at its target.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
 
 def evaluated(name: str, *overrides: str, every: int | str = EVERY) -> list[dict[str, Any]]:
     workers = 1 if name == "single" else 2
-    return trained(workers, *STRATEGIES[name], *overrides, f"evaluate_every_examples={every}", contract=POINT)
+    return trained(
+        workers, *STRATEGIES[name], *overrides, f"evaluate_every_examples={every}", contract=POINT
+    )
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -59,35 +63,59 @@ def test_evaluations_come_at_the_first_step_that_reaches_a_multiple_of_examples(
     run = evaluated("compressed", *given)[0]
     sizes = [min(batch, NUM_TRAIN - start) for start in range(0, NUM_TRAIN, batch)] * 3
     trained_examples = list(itertools.accumulate(sizes))
-    due = [next(n for n in trained_examples if n >= least) for least in range(EVERY, 3 * NUM_TRAIN + 1, EVERY)]
+    due = [
+        next(n for n in trained_examples if n >= least)
+        for least in range(EVERY, 3 * NUM_TRAIN + 1, EVERY)
+    ]
     expected = sorted({*due, *(NUM_TRAIN * epoch for epoch in (1, 2, 3))})
     found = run["evaluations"]
     assert [one["num_examples"] for one in found] == expected
-    assert [one["num_steps"] for one in found] == [1 + trained_examples.index(number) for number in expected]
-    assert [one["epochs_done"] for one in found] == pytest.approx([number / NUM_TRAIN for number in expected])
+    assert [one["num_steps"] for one in found] == [
+        1 + trained_examples.index(number) for number in expected
+    ]
+    assert [one["epochs_done"] for one in found] == pytest.approx(
+        [number / NUM_TRAIN for number in expected]
+    )
     ends = [one["train_seconds"] for one in found if one["num_examples"] % NUM_TRAIN == 0]
     seconds = itertools.accumulate(epoch["train_seconds"] for epoch in run["epochs"])
     assert ends == pytest.approx(list(seconds)), "without what evaluations took"
-    assert all(one["train_seconds"] < other["train_seconds"] for one, other in itertools.pairwise(found))
+    assert all(
+        one["train_seconds"] < other["train_seconds"] for one, other in itertools.pairwise(found)
+    )
 
 
 def test_local_sgd_is_evaluated_where_workers_have_met() -> None:
     found = evaluated("local_sgd")[0]["evaluations"]
-    assert [one["num_examples"] for one in found] == [64, 91, 123, 182], "every fourth step of 16, and ends of epochs"
+    assert [one["num_examples"] for one in found] == [64, 91, 123, 182], (
+        "every fourth step of 16, and ends of epochs"
+    )
 
 
 def test_a_run_ends_at_its_target_with_the_steps_to_it_of_one_that_goes_on(tmp_path: Path) -> None:
-    more = ("num_workers=2", "strategy=allreduce", "local_batch=4", "precision=fp32", "optimizer.lr=0.02")
+    more = (
+        "num_workers=2",
+        "strategy=allreduce",
+        "local_batch=4",
+        "precision=fp32",
+        "optimizer.lr=0.02",
+    )
     target = ("evaluate_every_examples=20", "target_loss=2.1", "epochs=12")
     point = ("-m", "stop_at_target=true,false", *TINY, "model=tiny_cnn", *more, *target, "study=s")
     result = bsweep("run", *point, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     ours, theirs = sorted(runs(tmp_path), key=lambda paths: len(read_records(paths.metrics)[0]))
     for paths in (ours, theirs):
-        events = [one["message"] for one in read_records(paths.metrics)[0] if one.get("event") == "target_reached"]
+        events = [
+            one["message"]
+            for one in read_records(paths.metrics)[0]
+            if one.get("event") == "target_reached"
+        ]
         assert len(events) == 1 and events[0].startswith("reached a test loss of 2.1: evaluation ")
         assert summary(paths)["status"] == "completed" and not summary(paths)["warnings"]
-    assert summary(ours)["message"].startswith("reached a test loss of 2.1") and summary(theirs)["message"] == ""
+    assert (
+        summary(ours)["message"].startswith("reached a test loss of 2.1")
+        and summary(theirs)["message"] == ""
+    )
     assert 1 < summary(ours)["num_steps"] < summary(theirs)["num_steps"]
     both = to_target(package.load(tmp_path / "results/s", mix=True), target_of(loss=2.1))
     assert both["reached"].all() and not both["is_bound"].any()
@@ -100,16 +128,27 @@ def test_a_run_ends_at_its_target_with_the_steps_to_it_of_one_that_goes_on(tmp_p
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (("evaluate_every_examples=271",), ["evaluate_every_examples=271", "epochs=3 of 90", "less than 90"]),
-        (("target_accuracy=0.5", "epochs=1"), ["accuracy of 0.5", "epochs=2 or more", "evaluate_every_examples=9"]),
-        (("target_loss=0.5", "epochs=1", "evaluate_every_examples=90"), ["loss of 0.5", "epochs=2 or more"]),
+        (
+            ("evaluate_every_examples=271",),
+            ["evaluate_every_examples=271", "epochs=3 of 90", "less than 90"],
+        ),
+        (
+            ("target_accuracy=0.5", "epochs=1"),
+            ["accuracy of 0.5", "epochs=2 or more", "evaluate_every_examples=9"],
+        ),
+        (
+            ("target_loss=0.5", "epochs=1", "evaluate_every_examples=90"),
+            ["loss of 0.5", "epochs=2 or more"],
+        ),
         (
             ("target_loss=0.5", "epochs=1", "evaluate_every_examples=9", "local_batch=90"),
             ["rounds of fewer than 90 examples"],
         ),
     ],
 )
-def test_evaluations_that_would_never_come_are_refused(overrides: tuple[str, ...], expected: list[str]) -> None:
+def test_evaluations_that_would_never_come_are_refused(
+    overrides: tuple[str, ...], expected: list[str]
+) -> None:
     point = (*TINY, "model=tiny_cnn", "launch=inline", "strategy=single", "local_batch=8")
     with pytest.raises(ConfigError) as caught:
         attempts.check(compose(*point, *overrides))

@@ -29,7 +29,8 @@ from bsweep.strategies.single import Single
 
 class Net(torch.nn.Sequential):
     def __init__(self, num_classes, shape):
-        super().__init__(torch.nn.Flatten(), torch.nn.Linear(shape[0] * shape[1] * shape[2], num_classes))
+        last = torch.nn.Linear(shape[0] * shape[1] * shape[2], num_classes)
+        super().__init__(torch.nn.Flatten(), last)
 
 def numbers():
     inputs = torch.randn(50, 5, generator=torch.Generator().manual_seed(0))
@@ -85,7 +86,8 @@ class Growing(Policy):
         self.times = times
 
     def shares(self, epochs_done):
-        return self.of_global_batch(self.config.examples_per_step * (self.times if epochs_done >= 1 else 1))
+        times = self.times if epochs_done >= 1 else 1
+        return self.of_global_batch(self.config.examples_per_step * times)
 
 def no_policy(config):
     return 3
@@ -116,8 +118,13 @@ def test_torchs_optimizers_are_as_good_as_ones_own() -> None:
 
 
 def test_an_optimizer_sees_one_long_parameter_or_the_layers() -> None:
-    for by_layer, shapes in (("false", [(74,)]), ("true", [(8, 4), (2, 8), (8,), (8,), (8,), (2,)])):
-        config = resolved("optimizer=own", "optimizer.target=parts.py:Shapes", f"optimizer.by_layer={by_layer}")
+    for by_layer, shapes in (
+        ("false", [(74,)]),
+        ("true", [(8, 4), (2, 8), (8,), (8,), (8,), (2,)]),
+    ):
+        config = resolved(
+            "optimizer=own", "optimizer.target=parts.py:Shapes", f"optimizer.by_layer={by_layer}"
+        )
         optimizer = optim.build(config.optimizer, Vector(make_model()))
         assert vars(optimizer)["shapes"] == shapes
         optim.set_learning_rate(optimizer, 0.5)
@@ -125,11 +132,19 @@ def test_an_optimizer_sees_one_long_parameter_or_the_layers() -> None:
 
 
 def test_a_policy_decides_what_a_round_takes() -> None:
-    config = resolved("batching=own", "batching.target=parts.py:Growing", "+batching.options.times=3", "num_workers=2")
+    config = resolved(
+        "batching=own",
+        "batching.target=parts.py:Growing",
+        "+batching.options.times=3",
+        "num_workers=2",
+    )
     policy = batching.build(config)
     assert isinstance(policy, Policy)
     assert [share.num_examples for share in policy.shares(0.5)] == [8, 8]
-    assert [(share.num_examples, share.num_passes) for share in policy.shares(1.0)] == [(24, 3), (24, 3)]
+    assert [(share.num_examples, share.num_passes) for share in policy.shares(1.0)] == [
+        (24, 3),
+        (24, 3),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -140,21 +155,43 @@ def test_a_policy_decides_what_a_round_takes() -> None:
             "returned list, not a torch.optim",
         ),
         (("optimizer=own", "optimizer.target=parts.py:NoRate"), "param_groups have no 'lr'"),
-        (("optimizer=own", "optimizer.target=torch.optim:Muon"), "it raised an error(.|\n)*ValueError"),
+        (
+            ("optimizer=own", "optimizer.target=torch.optim:Muon"),
+            "it raised an error(.|\n)*ValueError",
+        ),
         (("optimizer=own", "optimizer.target=torch.optim:SGDD"), "Did you mean 'SGD'"),
-        (("batching=own", "batching.target=parts.py:no_policy"), "returned int, not a bsweep.batching.base.Policy"),
-        (("strategy=own", "strategy.target=parts.py:NoStrategy"), "NoStrategy is no bsweep.strategies.Strategy"),
-        (("strategy=own", "strategy.target=parts.py:Alone", "compression=topk"), "Alone takes no codec"),
+        (
+            ("batching=own", "batching.target=parts.py:no_policy"),
+            "returned int, not a bsweep.batching.base.Policy",
+        ),
+        (
+            ("strategy=own", "strategy.target=parts.py:NoStrategy"),
+            "NoStrategy is no bsweep.strategies.Strategy",
+        ),
+        (
+            ("strategy=own", "strategy.target=parts.py:Alone", "compression=topk"),
+            "Alone takes no codec",
+        ),
         (
             ("strategy=own", "strategy.target=parts.py:Alone", "strategy.sync_every=2"),
             "Alone synchronises at each step",
         ),
         (
-            ("optimizer=own", "optimizer.target=torch.optim:RMSprop", "+optimizer.options.weight_decay=0.1"),
+            (
+                "optimizer=own",
+                "optimizer.target=torch.optim:RMSprop",
+                "+optimizer.options.weight_decay=0.1",
+            ),
             "give it as optimizer.weight_decay",
         ),
-        (("strategy=own", "strategy.target=parts.py:Alone", "launch=horovodrun"), "Type launch=torchrun"),
-        (("strategy=own", "strategy.target=parts.py:Alone", "strategy.algorithm=horovod"), "Type launch=horovodrun"),
+        (
+            ("strategy=own", "strategy.target=parts.py:Alone", "launch=horovodrun"),
+            "Type launch=torchrun",
+        ),
+        (
+            ("strategy=own", "strategy.target=parts.py:Alone", "strategy.algorithm=horovod"),
+            "Type launch=horovodrun",
+        ),
         (
             (
                 "strategy=parameter_server",
@@ -179,32 +216,76 @@ def test_a_policy_decides_what_a_round_takes() -> None:
         ),
     ],
 )
-def test_what_is_none_is_said_before_anything_starts(overrides: tuple[str, ...], expected: str) -> None:
+def test_what_is_none_is_said_before_anything_starts(
+    overrides: tuple[str, ...], expected: str
+) -> None:
     with pytest.raises(ConfigError, match=expected):
         attempts.check(resolved(*overrides))
 
 
 def test_two_workers_train_with_parts_of_ones_own_alone(folder: Path) -> None:
-    """Gradients twice as large at half the rate come to the same as with the shipped ones, but for what is clamped."""
-    point = ("local_batch=8", "num_workers=2", "epochs=1", "study=s", *TINY, "model=own", "model.target=parts.py:Net")
-    shipped = bsweep("run", *point, "strategy=allreduce", "optimizer.lr=0.1", "optimizer.momentum=0", cwd=folder)
+    """Gradients twice as large at half the rate come to the same as with the shipped ones, but for
+    what is clamped.
+    """
+    point = (
+        "local_batch=8",
+        "num_workers=2",
+        "epochs=1",
+        "study=s",
+        *TINY,
+        "model=own",
+        "model.target=parts.py:Net",
+    )
+    shipped = bsweep(
+        "run", *point, "strategy=allreduce", "optimizer.lr=0.1", "optimizer.momentum=0", cwd=folder
+    )
     assert shipped.returncode == 0, shipped.stderr
-    parts = {"optimizer": "Shapes", "strategy": "Sum", "compression": "Clamped", "batching": "Growing"}
-    chosen = [word for group, name in parts.items() for word in (f"{group}=own", f"{group}.target=parts.py:{name}")]
+    parts = {
+        "optimizer": "Shapes",
+        "strategy": "Sum",
+        "compression": "Clamped",
+        "batching": "Growing",
+    }
+    chosen = [
+        word
+        for group, name in parts.items()
+        for word in (f"{group}=own", f"{group}.target=parts.py:{name}")
+    ]
     options = ("optimizer.lr=0.05", "strategy.options.scale=2", "batching.options.times=1")
-    result = bsweep("run", "-m", *point, *chosen, *options, "compression.options.limit=9.0,0.001", cwd=folder)
+    result = bsweep(
+        "run", "-m", *point, *chosen, *options, "compression.options.limit=9.0,0.001", cwd=folder
+    )
     assert result.returncode == 0, result.stderr
     losses = {}
     for path in (folder / "results/s").glob("*/summary.json"):
         codec = read(path.with_name("config.yaml")).compression
-        losses[codec.options["limit"] if isinstance(codec, Own) else None] = json.loads(path.read_text())["train_loss"]
-    assert losses[9.0] == pytest.approx(losses[None], rel=1e-5) and abs(losses[0.001] - losses[9.0]) > 0.01
+        losses[codec.options["limit"] if isinstance(codec, Own) else None] = json.loads(
+            path.read_text()
+        )["train_loss"]
+    assert (
+        losses[9.0] == pytest.approx(losses[None], rel=1e-5)
+        and abs(losses[0.001] - losses[9.0]) > 0.01
+    )
 
 
 def test_a_regression_is_reported_by_its_loss_alone(folder: Path) -> None:
-    """Two numbers an example, of which nobody says whether they are correct: every accuracy is null."""
-    parts = ("data=own", "data.target=parts.py:numbers", "model=own", "model.target=parts.py:Regression")
-    point = ("local_batch=8", "strategy=single", "launch=inline", "epochs=2", "optimizer.lr=0.05", "study=s")
+    """Two numbers an example, of which nobody says whether they are correct: every accuracy is
+    null.
+    """
+    parts = (
+        "data=own",
+        "data.target=parts.py:numbers",
+        "model=own",
+        "model.target=parts.py:Regression",
+    )
+    point = (
+        "local_batch=8",
+        "strategy=single",
+        "launch=inline",
+        "epochs=2",
+        "optimizer.lr=0.05",
+        "study=s",
+    )
     result = bsweep("run", "--report", "-m", *parts, *point, "seed=0,1", cwd=folder)
     assert result.returncode == 0, result.stderr
     for path in (folder / "results/s").glob("*/summary.json"):

@@ -1,4 +1,6 @@
-"""Runs that are killed at any moment, or told to stop, and are started again by the same command: in real processes."""
+"""Runs that are killed at any moment, or told to stop, and are started again by the same command:
+in real processes.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,16 @@ STRATEGIES = {
 
 def records_of(paths: RunPaths) -> dict[str, list[dict[str, Any]]]:
     records = read_records(paths.metrics)[0]
-    return {kind: untimed([r for r in records if r["type"] == kind]) for kind in ("step", "epoch", "round")}
+    return {
+        kind: untimed([r for r in records if r["type"] == kind])
+        for kind in ("step", "epoch", "round")
+    }
 
 
 def check_equal(cwd: Path) -> None:
-    """The study `s`, which was broken off, and `whole`, which was not: records to the last bit, and none twice."""
+    """The study `s`, which was broken off, and `whole`, which was not: records to the last bit, and
+    none twice.
+    """
     ours, theirs = runs(cwd), runs(cwd, "whole")
     assert [paths.folder.name for paths in ours] == [paths.folder.name for paths in theirs]
     for broken, whole in zip(ours, theirs, strict=True):
@@ -70,7 +77,9 @@ def begun(*arguments: str, cwd: Path) -> Iterator[Fork]:
         process.kill()
 
 
-def wait_until(is_so: Callable[[], bool], process: Fork | subprocess.Popen[str], timeout: float = 240) -> None:
+def wait_until(
+    is_so: Callable[[], bool], process: Fork | subprocess.Popen[str], timeout: float = 240
+) -> None:
     end = time.monotonic() + timeout
     while not is_so():
         assert process.poll() is None and time.monotonic() < end
@@ -80,7 +89,7 @@ def wait_until(is_so: Callable[[], bool], process: Fork | subprocess.Popen[str],
 @pytest.mark.parametrize(
     ("name", "rank", "module", "function", "call"),
     [
-        ("horovod", 1, "files", "write", 3),  # as it saves
+        ("horovod", 1, "core.tensor_files", "write", 3),  # as it saves
         ("servers", 2, "strategies.server", "Server._step", 27),
         ("servers", 0, "runlog.checkpoint", "Checkpoint.complete", 2),
         ("diloco", 1, "strategies.eager", "EagerDiLoCo.end_round", 11),
@@ -105,9 +114,11 @@ def test_a_run_whose_worker_or_server_is_killed_goes_on_as_if_it_never_was(
 
 def test_a_failure_that_is_no_result_is_tried_again(tmp_path: Path) -> None:
     point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "launch.retries=1")
-    env = struck(tmp_path, (1,), "steps", "train_step", 20)
+    env = struck(tmp_path, (1,), "train.steps", "train_step", 20)
     result = bsweep("run", "-m", "seed=0,1", *point, "study=s", cwd=tmp_path, env=env)
-    assert result.returncode == 0 and "[2/2]" in result.stderr and "[3/" not in result.stderr, result.stderr
+    assert result.returncode == 0 and "[2/2]" in result.stderr and "[3/" not in result.stderr, (
+        result.stderr
+    )
     assert "\n  retry 1 of 1 in 1 s\n" in result.stderr
     assert bsweep("run", "-m", "seed=0,1", *point, "study=whole", cwd=tmp_path).returncode == 0
     check_equal(tmp_path)
@@ -134,7 +145,7 @@ def test_what_a_point_ends_with_by_itself_is_not_tried_again(tmp_path: Path) -> 
 
 def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) -> None:
     point = ("global_batch=12", *POINT, *EPOCHS[1:])
-    env = struck(tmp_path, (1,), "steps", "train_step", 35)
+    env = struck(tmp_path, (1,), "train.steps", "train_step", 35)
     assert bsweep("run", *point, "strategy=ddp", "study=s", cwd=tmp_path, env=env).returncode == 1
     (source,) = runs(tmp_path)
     on_three = (*point, "num_workers=3", "strategy=allreduce", f"resume_from={source.folder}")
@@ -144,17 +155,31 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
     ours, theirs = records_of(three)["epoch"], records_of(whole)["epoch"]
     assert [epoch["epoch"] for epoch in ours] == [epoch["epoch"] for epoch in theirs]
     for key in ("train_loss", "test_loss", "train_accuracy"):
-        assert [epoch[key] for epoch in ours] == pytest.approx([epoch[key] for epoch in theirs], rel=1e-3)
-    branch = (*point, "global_batch=6", "strategy=ddp", f"resume_from={source.folder}", "study=branch")
+        assert [epoch[key] for epoch in ours] == pytest.approx(
+            [epoch[key] for epoch in theirs], rel=1e-3
+        )
+    branch = (
+        *point,
+        "global_batch=6",
+        "strategy=ddp",
+        f"resume_from={source.folder}",
+        "study=branch",
+    )
     assert bsweep("run", *branch, cwd=tmp_path).returncode == 0
     (other,) = load(tmp_path / "results/branch").runs.to_dict("records")
     assert other["branch_of"] == source.folder.name and other["branch_steps"] == 4 * 8
     assert 0 < other["branch_seconds"] < other["train_seconds"]
     (branched,) = runs(tmp_path, "branch")
-    assert [step["global_batch"] for step in records_of(branched)["step"]][-1] == 6, "and not 12, as before"
-    assert bsweep("run", *point, "strategy=ddp", "study=s", cwd=tmp_path).returncode == 0 and not checkpoints(source)
+    assert [step["global_batch"] for step in records_of(branched)["step"]][-1] == 6, (
+        "and not 12, as before"
+    )
+    assert bsweep(
+        "run", *point, "strategy=ddp", "study=s", cwd=tmp_path
+    ).returncode == 0 and not checkpoints(source)
     again = bsweep("run", *on_three, "study=three", cwd=tmp_path)
-    assert again.returncode == 0 and "completed already" in again.stderr, "what it went on from is over, too"
+    assert again.returncode == 0 and "completed already" in again.stderr, (
+        "what it went on from is over, too"
+    )
     for wrong, said in (
         ("optimizer.momentum=0.5", "its optimizer.momentum=0.9 is 0.5 here"),
         ("seed=1", "its seed=0 is 1 here"),
@@ -164,7 +189,9 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("by", ["SIGTERM", "its file"])
-def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path: Path, by: str) -> None:
+def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(
+    tmp_path: Path, by: str
+) -> None:
     point = (*POINT, "local_batch=4", "epochs=40", "checkpoint_every=1000s", *STRATEGIES["servers"])
     with begun("-m", "seed=0,1", *point, "study=s", cwd=tmp_path) as process:
         wait_until(lambda: any(records_of(paths)["epoch"] for paths in runs(tmp_path)), process)
@@ -175,8 +202,12 @@ def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path
             request_stop(paths)
         assert process.wait(60) == 130
     end = summary(paths)
-    assert end["status"] == "interrupted" and end["message"].startswith("stopped on request after step ")
-    assert len(checkpoints(paths)) == 1 and runs(tmp_path) == [paths], "the sweep has ended with its run"
+    assert end["status"] == "interrupted" and end["message"].startswith(
+        "stopped on request after step "
+    )
+    assert len(checkpoints(paths)) == 1 and runs(tmp_path) == [paths], (
+        "the sweep has ended with its run"
+    )
     for study in ("s", "whole"):
         assert bsweep("run", "seed=0", *point, f"study={study}", cwd=tmp_path).returncode == 0
     check_equal(tmp_path)
@@ -197,7 +228,9 @@ def test_asynchronous_workers_stop_together_where_an_epoch_ends(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
-    """The parent is killed at random, ever later, with all that it started, until nothing is left to do."""
+    """The parent is killed at random, ever later, with all that it started, until nothing is left
+    to do.
+    """
     point = ("-m", "seed=0,1", *POINT, *LONG, *STRATEGIES["allreduce"])
     draw, num_kills = random.Random(1), 0
     while True:
@@ -235,11 +268,15 @@ def test_a_sweep_inside_horovodrun_goes_on_after_a_kill_and_after_a_stop(tmp_pat
 def test_a_run_inside_horovodrun_that_lost_a_worker_says_so_and_goes_on(tmp_path: Path) -> None:
     prefix = (forks().horovodrun, "-np", "2", "--gloo")
     point = ("run", *POINT, *EPOCHS)
-    env = struck(tmp_path, (1,), "steps", "train_step", 20)
+    env = struck(tmp_path, (1,), "train.steps", "train_step", 20)
     killed = bsweep(*point, "study=s", cwd=tmp_path, prefix=prefix, env=env)
     (paths,) = runs(tmp_path)
     end = summary(paths)
-    assert killed.returncode and end["status"] == "interrupted" and "another worker ended" in end["message"], killed
+    assert (
+        killed.returncode
+        and end["status"] == "interrupted"
+        and "another worker ended" in end["message"]
+    ), killed
     for study in ("s", "whole"):
         assert bsweep(*point, f"study={study}", cwd=tmp_path, prefix=prefix).returncode == 0
     check_equal(tmp_path)
@@ -248,12 +285,16 @@ def test_a_run_inside_horovodrun_that_lost_a_worker_says_so_and_goes_on(tmp_path
 def how_far(cwd: Path) -> tuple[int, str]:
     """The number of runs, and the latest checkpoint of the last."""
     found = runs(cwd)
-    return len(found), max((c.folder.name for paths in found for c in checkpoints(paths)), default="")
+    return len(found), max(
+        (c.folder.name for paths in found for c in checkpoints(paths)), default=""
+    )
 
 
 @pytest.fixture
 def torn(tmp_path: Path) -> RunPaths:
-    """A run that was killed with two checkpoints, of which the later one has a part that was never written whole."""
+    """A run that was killed with two checkpoints, of which the later one has a part that was never
+    written whole.
+    """
     process = Fork("bsweep", "run", *ALONE, "study=s", cwd=tmp_path)
     wait_until(has(tmp_path, 2), process)
     process.kill()
@@ -266,24 +307,35 @@ def torn(tmp_path: Path) -> RunPaths:
 ALONE = (*POINT, *EPOCHS, "epochs=30", "num_workers=1", "launch=inline", "strategy=single")
 
 
-def test_of_two_checkpoints_the_older_one_is_there_for_a_torn_one(tmp_path: Path, torn: RunPaths) -> None:
+def test_of_two_checkpoints_the_older_one_is_there_for_a_torn_one(
+    tmp_path: Path, torn: RunPaths
+) -> None:
     for study in ("s", "whole"):
         result = bsweep("run", *ALONE, f"study={study}", cwd=tmp_path)
         assert result.returncode == 0, result.stderr
     check_equal(tmp_path)
-    assert any("the latest checkpoint could not be read" in warning for warning in summary(torn)["warnings"])
+    assert any(
+        "the latest checkpoint could not be read" in warning
+        for warning in summary(torn)["warnings"]
+    )
 
 
-def test_a_run_whose_checkpoints_are_all_torn_says_how_to_repeat_it(tmp_path: Path, torn: RunPaths) -> None:
+def test_a_run_whose_checkpoints_are_all_torn_says_how_to_repeat_it(
+    tmp_path: Path, torn: RunPaths
+) -> None:
     _, older = checkpoints(torn)
     older.shared.write_bytes(b"")
     result = bsweep("run", *ALONE, "study=s", cwd=tmp_path)
-    assert result.returncode == 1 and "none of the checkpoints" in summary(torn)["message"], result.stderr
+    assert result.returncode == 1 and "none of the checkpoints" in summary(torn)["message"], (
+        result.stderr
+    )
     assert str(torn.checkpoints.relative_to(tmp_path)) in summary(torn)["message"]
     for checkpoint in checkpoints(torn):
         checkpoint.remove()
     torn.checkpoints.rmdir()
-    assert bsweep("run", *ALONE, "study=s", cwd=tmp_path).returncode == 0, "what the message advises"
+    assert bsweep("run", *ALONE, "study=s", cwd=tmp_path).returncode == 0, (
+        "what the message advises"
+    )
 
 
 def test_a_checkpoint_that_finds_no_room_is_a_warning(tmp_path: Path) -> None:

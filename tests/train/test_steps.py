@@ -1,4 +1,6 @@
-"""What a step costs the host, that it never waits for the device, and that a warm-up and a graph change no number."""
+"""What a step costs the host, that it never waits for the device, and that a warm-up and a graph
+change no number.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,18 @@ def prepared(folder: Path, *overrides: str) -> Job:
 
 
 class Operations(TorchDispatchMode):
-    """Names of those that are launched, and of those that make the host wait for the device or copy between them."""
+    """Names of those that are launched, and of those that make the host wait for the device or copy
+    between them.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.launched: list[str] = []
         self.waited: list[str] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
         if not function.is_view and function.namespace == "aten" and name != "empty":
@@ -66,7 +72,9 @@ class Operations(TorchDispatchMode):
 
 @pytest.mark.parametrize(("precision", "most"), [("fp32", 200), ("bf16", 245), ("fp16", 252)])
 def test_a_step_is_few_operations(tmp_path: Path, precision: str, most: int) -> None:
-    """To launch one takes the host some 10 us, in which a fast GPU computes it for a small batch."""
+    """To launch one takes the host some 10 us, in which a fast GPU computes it for a small
+    batch.
+    """
     job = prepared(tmp_path, *IMAGES, "model=resnet18", f"precision={precision}")
     batch = torch.arange(4)
     steps.train_step(job, batch, batch, 1)
@@ -78,14 +86,20 @@ def test_a_step_is_few_operations(tmp_path: Path, precision: str, most: int) -> 
 def on_meta(*overrides: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A worker on a device that computes nothing, so that nothing can be read from it."""
     monkeypatch.setattr(worker, "choose_device", lambda *_: torch.device("meta"))
-    monkeypatch.setattr(peers_check, "data_facts", lambda _: {"num_classes": 0, "num_train": 0, "labels": ""})
+    monkeypatch.setattr(
+        peers_check, "data_facts", lambda _: {"num_classes": 0, "num_train": 0, "labels": ""}
+    )
     monkeypatch.setattr(peers_check, "are_rounded", lambda _: [])
-    monkeypatch.setattr(optim, "sgd", lambda config, vector: SGD(vector.tensors, lr=0.1, foreach=True))
+    monkeypatch.setattr(
+        optim, "sgd", lambda config, vector: SGD(vector.tensors, lr=0.1, foreach=True)
+    )
     return prepared(folder, *overrides)
 
 
 @pytest.mark.parametrize("model", ["model=resnet18", "model=tiny_cnn"])
-def test_no_step_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+def test_no_step_waits_for_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
     job = on_meta(*IMAGES, model, "precision=fp32", folder=tmp_path, monkeypatch=monkeypatch)
     batch = torch.arange(8, device="meta")
     with Operations() as operations:
@@ -100,7 +114,14 @@ def test_a_copy_to_the_device_is_seen() -> None:
     assert operations.waited
 
 
-SMALL = (*TINY, "model=tiny_cnn", "precision=fp64", "local_batch=32", "optimizer.schedule=cosine", "optimizer.lr=0.5")
+SMALL = (
+    *TINY,
+    "model=tiny_cnn",
+    "precision=fp64",
+    "local_batch=32",
+    "optimizer.schedule=cosine",
+    "optimizer.lr=0.5",
+)
 
 
 def trained(folder: Path, *overrides: str) -> tuple[Tensor, list[dict[str, Any]]]:
@@ -139,7 +160,9 @@ def may_capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Capture], None]:
     return use
 
 
-@pytest.mark.parametrize("more", [(), ("accumulation_steps=2", "optimizer=adamw", "optimizer.lr=0.1")])
+@pytest.mark.parametrize(
+    "more", [(), ("accumulation_steps=2", "optimizer=adamw", "optimizer.lr=0.1")]
+)
 def test_steps_of_a_graph_are_those_without(
     tmp_path: Path, may_capture: Callable[[Capture], None], more: tuple[str, ...]
 ) -> None:
@@ -149,15 +172,22 @@ def test_steps_of_a_graph_are_those_without(
     may_capture(calls_again(replays))
     replayed, records = trained(tmp_path / "graph", *more)
     assert torch.equal(plain, replayed)
-    assert len(replays) == 1 + 2 * (1 if more else 2), "one to compare, and the full steps of two epochs"
-    losses = [[record["train_loss"] for record in run if record["type"] == "epoch"] for run in (plain_records, records)]
+    assert len(replays) == 1 + 2 * (1 if more else 2), (
+        "one to compare, and the full steps of two epochs"
+    )
+    losses = [
+        [record["train_loss"] for record in run if record["type"] == "epoch"]
+        for run in (plain_records, records)
+    ]
     assert losses[0] == losses[1]
 
 
 def test_what_a_graph_takes_is_measured_beside_what_is_there_and_counts_on_top_of_it_later(
     tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU on which 100 bytes are allocated, and 700 at most in a capture; later 300, with an optimizer's state."""
+    """A GPU on which 100 bytes are allocated, and 700 at most in a capture; later 300, with an
+    optimizer's state.
+    """
     gauge = SimpleNamespace(now=100, most=900)
     stream = SimpleNamespace(device=torch.device("cuda"), wait_stream=lambda _: None)
     cuda = SimpleNamespace(
@@ -183,7 +213,9 @@ def test_what_a_graph_takes_is_measured_beside_what_is_there_and_counts_on_top_o
     monkeypatch.setattr(memory, "peak_bytes", lambda _: 310)
     monkeypatch.setattr(memory, "allocated_bytes", lambda _: 300)
     _, records = trained(tmp_path, "epochs=1")
-    assert [record["peak_memory_bytes"] for record in records if record["type"] == "epoch"] == [1300]
+    assert [record["peak_memory_bytes"] for record in records if record["type"] == "epoch"] == [
+        1300
+    ]
 
 
 def breaks(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int]:
@@ -217,7 +249,11 @@ def test_a_capture_that_breaks_off_leaves_no_trace(
 ) -> None:
     """Of one example, at which BatchNorm is told to go by its running statistics, too."""
     job = prepared(tmp_path, *TINY, "model=resnet18", "precision=fp32", "local_batch=4")
-    kept, batch, random = [job.vector.parameters, *job.model.buffers()], torch.arange(4), torch.get_rng_state()
+    kept, batch, random = (
+        [job.vector.parameters, *job.model.buffers()],
+        torch.arange(4),
+        torch.get_rng_state(),
+    )
     before = [tensor.clone() for tensor in kept]
     steps.passes(job, batch, batch, 0)
     assert not all(map(torch.equal, before, kept)), "passes leave statistics"
@@ -237,31 +273,48 @@ def test_one_worker_without_a_graph_leaves_all_without(
     job = prepared(tmp_path, *SMALL)
     monkeypatch.setattr(job.strategy, "members", (0, 2))
     may_capture(calls_again([]))
-    for reason, broke_off in (("", False), ("there is not enough memory", True), ("it is slow", False)):
+    for reason, broke_off in (
+        ("", False),
+        ("there is not enough memory", True),
+        ("it is slow", False),
+    ):
         other = {"reason": reason, "broke_off": broke_off}
         monkeypatch.setattr(job.strategy, "gather_json", lambda own, other=other: [own, other])
         of_all, warnings = steps.captured(job)
         assert bool(of_all.graph) == (not reason)
-        assert [f"rank 2: {reason}" in warning.message for warning in warnings] == [True] * broke_off
+        assert [f"rank 2: {reason}" in warning.message for warning in warnings] == [
+            True
+        ] * broke_off
 
 
-def test_a_graph_that_cannot_be_is_refused_and_one_that_need_not_be_is_said_nothing_of(tmp_path: Path) -> None:
+def test_a_graph_that_cannot_be_is_refused_and_one_that_need_not_be_is_said_nothing_of(
+    tmp_path: Path,
+) -> None:
     for more in ("device=cpu", "launch.slowdown=[2]", "data.device=cpu"):
         with pytest.raises(ConfigError, match="graph=true with"):
             compose(*POINT, *SMALL, "graph=true", more)
-    for strategy in (("strategy=ddp", "launch=torchrun"), ("strategy=horovod", "strategy.buckets=2")):
+    for strategy in (
+        ("strategy=ddp", "launch=torchrun"),
+        ("strategy=horovod", "strategy.buckets=2"),
+    ):
         with pytest.raises(ConfigError, match="exchanges within the backward pass"):
             compose("local_batch=8", "graph=true", *strategy)
     job = prepared(tmp_path, *SMALL)
     assert steps.captured(job) == (job, []) and steps.no_graph(job) == "there is no GPU"
     with pytest.raises(ValueError, match="there is no GPU"):
         steps.captured(prepared(tmp_path, *SMALL, "graph=true"))
-    ids = {compose(*POINT, *SMALL, *more).run_id for more in ((), ("graph=auto",), ("graph=false",))}
+    ids = {
+        compose(*POINT, *SMALL, *more).run_id for more in ((), ("graph=auto",), ("graph=false",))
+    }
     assert len(ids) == 2
 
 
-def test_without_nccl_gradients_travel_from_the_same_memory_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Horovod that doubles what it is given, and a vector on the CPU that is taken for a GPU's."""
+def test_without_nccl_gradients_travel_from_the_same_memory_at_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A Horovod that doubles what it is given, and a vector on the CPU that is taken for a
+    GPU's.
+    """
     sent: list[int] = []
 
     def double(wire: Tensor, op: object, name: str) -> int:
@@ -269,7 +322,9 @@ def test_without_nccl_gradients_travel_from_the_same_memory_at_each_step(monkeyp
         return 0
 
     strategy = Horovod.__new__(Horovod)
-    monkeypatch.setattr(strategy, "_hvd", SimpleNamespace(allreduce_async_=double, synchronize=int), raising=False)
+    monkeypatch.setattr(
+        strategy, "_hvd", SimpleNamespace(allreduce_async_=double, synchronize=int), raising=False
+    )
     monkeypatch.setattr(strategy, "meter", Meter(), raising=False)
     monkeypatch.setattr(strategy, "num_workers", 2, raising=False)
     for name, value in (("_operation", None), ("_through_host", True), ("_host", HostCopies())):
@@ -281,8 +336,19 @@ def test_without_nccl_gradients_travel_from_the_same_memory_at_each_step(monkeyp
     assert sent[0] == sent[2] != sent[1]
 
 
-GPU = ("device=cuda", *IMAGES, "data.num_train=1000", "model=resnet18", "local_batch=64", "epochs=1")
-MORE: tuple[tuple[str, ...], ...] = ((), ("precision=bf16",), ("model=vgg16", "accumulation_steps=2"))
+GPU = (
+    "device=cuda",
+    *IMAGES,
+    "data.num_train=1000",
+    "model=resnet18",
+    "local_batch=64",
+    "epochs=1",
+)
+MORE: tuple[tuple[str, ...], ...] = (
+    (),
+    ("precision=bf16",),
+    ("model=vgg16", "accumulation_steps=2"),
+)
 
 
 @pytest.fixture
@@ -295,18 +361,30 @@ def same_order(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("more", [on_gpus(more) for more in MORE])
-def test_a_gpus_graph_computes_what_its_kernels_do(tmp_path: Path, same_order: None, more: tuple[str, ...]) -> None:
+def test_a_gpus_graph_computes_what_its_kernels_do(
+    tmp_path: Path, same_order: None, more: tuple[str, ...]
+) -> None:
     """Three steps, dropout included; and takes as much memory, the optimizer's state included."""
     found, peaks = [], []
     for graph in ("true", "false"):
         folder = tmp_path / graph
         folder.mkdir()
         size = 64 * (2 if "accumulation_steps=2" in more else 1)
-        config = compose(*POINT, *GPU, "precision=fp32", *more, f"graph={graph}", f"data.num_train={3 * size}")
+        config = compose(
+            *POINT, *GPU, "precision=fp32", *more, f"graph={graph}", f"data.num_train={3 * size}"
+        )
         job = worker.train(config, RunPaths(folder), Place())
         assert (job.graph is not None) == (graph == "true")
-        found.append(torch.cat([job.vector.parameters, *(b.reshape(-1).float() for b in job.model.buffers())]))
-        (epoch,) = (record for record in read_records(RunPaths(folder).metrics)[0] if record["type"] == "epoch")
+        found.append(
+            torch.cat(
+                [job.vector.parameters, *(b.reshape(-1).float() for b in job.model.buffers())]
+            )
+        )
+        (epoch,) = (
+            record
+            for record in read_records(RunPaths(folder).metrics)[0]
+            if record["type"] == "epoch"
+        )
         peaks.append(epoch["peak_memory_bytes"])
     assert torch.equal(*found)
     assert peaks[0] == pytest.approx(peaks[1], rel=0.1)
@@ -326,9 +404,17 @@ def build(num_classes, shape):
 
 
 @pytest.mark.parametrize("device", ["cpu", on_gpus("cuda")])
-def test_a_model_that_waits_for_the_device_trains_without_a_graph(tmp_path: Path, device: str) -> None:
+def test_a_model_that_waits_for_the_device_trains_without_a_graph(
+    tmp_path: Path, device: str
+) -> None:
     (tmp_path / "mine.py").write_text(OF_THE_USER)
-    words = (*TINY, "model=own", f"model.target={tmp_path / 'mine.py'}:build", f"device={device}", "precision=fp32")
+    words = (
+        *TINY,
+        "model=own",
+        f"model.target={tmp_path / 'mine.py'}:build",
+        f"device={device}",
+        "precision=fp32",
+    )
     worker.train(own.resolve(compose(*POINT, *words)), RunPaths(tmp_path), Place())
     start, *others = read_records(RunPaths(tmp_path).metrics)[0]
     assert others[-1]["status"] == "completed"

@@ -1,4 +1,6 @@
-"""`bsweep recommend`: find the best batch size and worker count of a grid by running a small part of it."""
+"""`bsweep recommend`: find the best batch size and worker count of a grid by running a small part
+of it.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ from bsweep.study.estimate import duration
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Search, and print the recommendation; the exit code: 0, or 1 where no run reached the target."""
+    """Search, and print the recommendation; the exit code: 0, or 1 where no run reached the
+    target.
+    """
     options = _parser().parse_intermixed_args(list(arguments))
     try:
         if inside_horovodrun():
-            raise ValueError("bsweep recommend starts workers of several numbers: leave horovodrun out")
+            raise ValueError(
+                "bsweep recommend starts workers of several numbers: leave horovodrun out"
+            )
         target = target_of(options.target_accuracy, options.target_loss)
         price = options.price_per_worker_hour
         objective = parse_objective(options.objective, price)
@@ -48,13 +54,25 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    about = "Run what it takes to recommend a batch size and a worker count of a grid. Started again, it goes on."
+    about = (
+        "Run what it takes to recommend a batch size and a worker count of a grid. Started again, "
+        "it goes on."
+    )
     parser = argparse.ArgumentParser(prog="bsweep recommend", description=about)
     add = parser.add_argument
-    add("overrides", nargs="+", metavar="key=value", help="the grid, as for bsweep run -m: local_batch=8,16,32 ...")
+    add(
+        "overrides",
+        nargs="+",
+        metavar="key=value",
+        help="the grid, as for bsweep run -m: local_batch=8,16,32 ...",
+    )
     add("--target-accuracy", type=float, help="test accuracy to reach, such as 0.9")
     add("--target-loss", type=float, help="test loss to reach instead")
-    add("--budget", metavar="TIME", help="such as 30m, in all (default: 5 %% of what the grid is predicted to cost)")
+    add(
+        "--budget",
+        metavar="TIME",
+        help="such as 30m, in all (default: 5 %% of what the grid is predicted to cost)",
+    )
     add(
         "--objective",
         default="fastest",
@@ -66,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list[RunConfig]]:
-    """The points of a grid by cell, those that may be chosen; ConfigError where this is no grid to choose from."""
+    """The points of a grid by cell, those that may be chosen; ConfigError where this is no grid to
+    choose from.
+    """
     most_workers = objective.max_workers or max(config.num_workers for config in configs)
     configs = [config for config in configs if config.num_workers <= most_workers]
     if not configs:
@@ -76,26 +96,34 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
         cells.setdefault(_key(config), []).append(config)
     problems = dict.fromkeys(text for config in configs for text in _problems(config))
     settings = [flatten(asdict(config)) for config in configs]
-    differ = {key for one in settings for key in one if one[key] != settings[0].get(key)} - set(AXES)
+    differ = {key for one in settings for key in one if one[key] != settings[0].get(key)} - set(
+        AXES
+    )
     if differ := {key for key in differ if not key.startswith("allocation.")}:
         problems[
-            f"the points differ in {', '.join(sorted(differ))}: batch size, workers and seed may have several values. "
+            f"the points differ in {', '.join(sorted(differ))}: batch size, workers and seed may "
+            f"have several values. "
             "Give one of each other key; optimizer.lr_rule=linear has the rate follow the batch."
         ] = None
     if objective.minimize == "joules" and not any(map(_may_tell_energy, configs)):
         problems[
             "--objective joules: the processors here do not say what they use, or not to you "
-            "(/sys/class/powercap/intel-rapl:*/energy_uj). Use cheapest, which counts worker-seconds."
+            "(/sys/class/powercap/intel-rapl:*/energy_uj). Use cheapest, which counts "
+            "worker-seconds."
         ] = None
     if len(cells) < 2:
-        problems["a grid of one cell: give several batch sizes or worker counts, as local_batch=8,16,32."] = None
+        problems[
+            "a grid of one cell: give several batch sizes or worker counts, as local_batch=8,16,32."
+        ] = None
     if problems:
         raise ConfigError(*problems)
     return cells
 
 
 def _may_tell_energy(config: RunConfig) -> bool:
-    """Whether what a point would run on may say what it uses: of GPUs and of other hosts that is not known here."""
+    """Whether what a point would run on may say what it uses: of GPUs and of other hosts that is
+    not known here.
+    """
     if getattr(config.launch, "named_hosts", None) or num_gpus(config.device):
         return True
     import torch  # which takes seconds
@@ -109,15 +137,23 @@ def _problems(config: RunConfig) -> list[str]:
     found = []
     if not config.strategy.in_step:
         found.append(
-            f"strategy={config.strategy.name}: its workers do not take every step together, and S_min + E_min / B says "
+            f"strategy={config.strategy.name}: its workers do not take every step together, and "
+            f"S_min + E_min / B says "
             "nothing of such steps. Use horovod, ddp, allreduce, or parameter servers in step."
         )
     if config.batching.name != "fixed" or config.allocation.name != "uniform":
-        found.append("recommend chooses one batch size for workers that are alike: leave batching and allocation out.")
+        found.append(
+            "recommend chooses one batch size for workers that are alike: leave batching and "
+            "allocation out."
+        )
     if config.checkpoint_every is None:
-        found.append("checkpoint_every=null: runs are broken off where the budget ends. Leave it out.")
+        found.append(
+            "checkpoint_every=null: runs are broken off where the budget ends. Leave it out."
+        )
     if not config.stop_at_target:
-        found.append("stop_at_target=false: a run would go on beyond what it is run for. Leave it out.")
+        found.append(
+            "stop_at_target=false: a run would go on beyond what it is run for. Leave it out."
+        )
     if config.resume_from:
         found.append("resume_from: recommend begins runs anew. Leave it out.")
     return found
@@ -128,16 +164,18 @@ def _key(config: RunConfig) -> Key:
 
 
 def _led(search: Search, as_json: bool) -> int:
-    attendance = attendance.Attendance()
+    present = attendance.Attendance()
     search.study_dir.mkdir(parents=True, exist_ok=True)
     attempts.refuse_newer(search.study_dir)
-    attendance.join(search.study_dir)
+    present.join(search.study_dir)
     try:
-        attempts.ask_for_calibration([config for points in search.cells.values() for config in points])
+        attempts.ask_for_calibration(
+            [config for points in search.cells.values() for config in points]
+        )
         choice = search.lead()
     finally:
         team.end()
-        attendance.leave()
+        present.leave()
     return _tell(search, choice, as_json)
 
 
@@ -155,9 +193,13 @@ def _tell(search: Search, end: Next, as_json: bool) -> int:
         lines.insert(0, f"No recommendation: {why}")
     lines = [line for line in lines if line]
     if as_json:
-        spent = {"seconds": search.spent(is_wall=True), "worker_seconds": search.spent(is_wall=False)}
+        spent = {
+            "seconds": search.spent(is_wall=True),
+            "worker_seconds": search.spent(is_wall=False),
+        }
         told = {
-            "ended": end.ends or "runs", "budget_seconds": search.budget, "spent": spent, "said": lines,
+            "ended": end.ends or "runs", "budget_seconds": search.budget, "spent": spent,
+            "said": lines,
             "runs": search.run_ids, "prediction": prediction.as_json() if prediction else None,
         }  # fmt: skip
         print(json.dumps(told, indent=2, allow_nan=False))
@@ -174,19 +216,31 @@ def _more(search: Search, end: Next, prediction: Prediction | None) -> str:
         return ""
     cell, seconds = end.offer.cell, end.worker_seconds / end.offer.cell[1]
     if end.ends != "budget":
-        return f"The next run, of {named(cell)}, about {duration(seconds)}, would be expected to save {end.gain:.1%}."
-    again = f"the same command with --budget {round(search.spent(is_wall=True) + 1.5 * seconds) + 1}s goes on."
+        return (
+            f"The next run, of {named(cell)}, about {duration(seconds)}, would be expected to save "
+            f"{end.gain:.1%}."
+        )
+    again = (
+        f"the same command with --budget {round(search.spent(is_wall=True) + 1.5 * seconds) + 1}s "
+        f"goes on."
+    )
     if prediction is None:
-        return f"More would run {named(cell)} on to the target, for {duration(seconds)} at the most: {again}"
+        return (
+            f"More would run {named(cell)} on to the target, for {duration(seconds)} at the most: "
+            f"{again}"
+        )
     return (
-        f"More would buy a run of {named(cell)}, about {duration(seconds)}, expected to save {end.gain:.1%} of "
+        f"More would buy a run of {named(cell)}, about {duration(seconds)}, expected to save "
+        f"{end.gain:.1%} of "
         f"the {search.least}: {again}"
     )
 
 
 _ENDS = {
-    "sure": f"Ended: the recommended cell is within {100 * CLOSE:.0f} % of the best with a probability of 0.9 or more.",
+    "sure": f"Ended: the recommended cell is within {100 * CLOSE:.0f} % of the best with a "
+    f"probability of 0.9 or more.",
     "budget": "Ended: what is left of the budget pays for no run that would bring something.",
     "gain": "Ended: no further run is expected to save 0.5 % of the {least}.",
-    "runs": "Ended: no point of the grid is left to run, or none but larger batches than one that trained in vain.",
+    "runs": "Ended: no point of the grid is left to run, or none but larger batches than one that "
+    "trained in vain.",
 }

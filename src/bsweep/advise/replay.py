@@ -1,8 +1,10 @@
-"""`bsweep replay`: what a batching policy would have done in runs that are on record, decided by the policy itself.
+"""`bsweep replay`: what a batching policy would have done in runs that are on record, decided by
+the policy itself.
 
-It walks through the examples of a run as training does, in steps of the policy's own batches, and shows the policy what
-was recorded there: the gradient noise, the loss, and seconds of steps by Pollux's form as the study's runs had them.
-What the run would have learned from other batches is not known: signals are taken as they were at those examples.
+It walks through the examples of a run as training does, in steps of the policy's own batches, and
+shows the policy what was recorded there: the gradient noise, the loss, and seconds of steps by
+Pollux's form as the study's runs had them. What the run would have learned from other batches is
+not known: signals are taken as they were at those examples.
 """
 
 from __future__ import annotations
@@ -63,8 +65,12 @@ class Recorded:
         seconds: dict[int, list[float]] = defaultdict(list)
         for step in self.steps:
             if step["images_per_second"]:
-                seconds[step["global_batch"]].append(step["global_batch"] / step["images_per_second"])
-        shares = batching.build(self.config).of_global_batch  # in the passes that the run made of it
+                seconds[step["global_batch"]].append(
+                    step["global_batch"] / step["images_per_second"]
+                )
+        shares = batching.build(
+            self.config
+        ).of_global_batch  # in the passes that the run made of it
         return [(shares(batch), statistics.median(found)) for batch, found in seconds.items()]
 
 
@@ -92,7 +98,10 @@ class Replayed:
     changes: list[Change]
 
     def __str__(self) -> str:
-        title = f"{self.run_id}: {self.policy} would have begun with a global batch of {self.first_batch}, and taken "
+        title = (
+            f"{self.run_id}: {self.policy} would have begun with a global batch of "
+            f"{self.first_batch}, and taken "
+        )
         title += f"{self.num_steps} steps in place of {self.recorded_steps}"
         if not self.changes:
             return f"{title}, without a change"
@@ -102,23 +111,36 @@ class Replayed:
             why = one.message.partition(" epochs ")[2].partition(":")[0]
             rows.append((str(one.step), f"{one.epochs_done:.3f}", str(one.global_batch), rate, why))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=False)) for row in rows)
-        return "\n".join([title, *(f"  {line}  {row[4]}" for line, row in zip(lines, rows, strict=True))])
+        lines = (
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=False))
+            for row in rows
+        )
+        return "\n".join(
+            [title, *(f"  {line}  {row[4]}" for line, row in zip(lines, rows, strict=True))]
+        )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what a policy would have done; the exit code. ValueError or OSError for what a user can mend."""
+    """Print what a policy would have done; the exit code. ValueError or OSError for what a user can
+    mend.
+    """
     say = "What a batching policy would have done in the runs of a study, by what they recorded."
     parser = argparse.ArgumentParser(prog="bsweep replay", description=say)
     parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
-    parser.add_argument("--batching", required=True, help="the policy: one of conf/batching, such as goodput")
+    parser.add_argument(
+        "--batching", required=True, help="the policy: one of conf/batching, such as goodput"
+    )
     parser.add_argument("--json", action="store_true", help="all of it, for programs")
     more = "keys of the policy or the optimizer, such as batching.every_steps=100"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=more)
     options = parser.parse_intermixed_args(arguments)
     found = replay(options.study, options.batching, options.overrides)
     if options.json:
-        print(json.dumps({"study": str(options.study), "runs": [asdict(one) for one in found]}, indent=1))
+        print(
+            json.dumps(
+                {"study": str(options.study), "runs": [asdict(one) for one in found]}, indent=1
+            )
+        )
     else:
         print("\n".join(map(str, found)))
     return 0
@@ -128,7 +150,8 @@ def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
     """What the policy would have done in each run of a study.
 
     Raises:
-        ValueError: there is no such policy or study, it contradicts a run, or a run did not record what it goes by.
+        ValueError: there is no such policy or study, it contradicts a run, or a run did not record
+            what it goes by.
     """
     if not study.is_dir():
         raise ValueError(f"{study}: no such study folder.")
@@ -136,7 +159,8 @@ def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
     known = [run for run in runs if run.steps]
     if not known:
         raise ValueError(
-            f"{study}: no run of it has recorded a step. Give the folder of a study that has been trained."
+            f"{study}: no run of it has recorded a step. Give the folder of a study that has been "
+            f"trained."
         )
     found, silent = [], []
     for run in known:
@@ -153,11 +177,15 @@ def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
 
 
 def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunConfig:
-    """A run's configuration with another policy; ConfigError where there is none, or where it contradicts the run."""
+    """A run's configuration with another policy; ConfigError where there is none, or where it
+    contradicts the run.
+    """
     folder = conf_dir() / "batching"
     names = sorted(path.stem for path in folder.glob("*.yaml"))
     if name not in names:
-        raise ConfigError(f"--batching {name}: unknown.{did_you_mean(name, names)} Known: {', '.join(names)}.")
+        raise ConfigError(
+            f"--batching {name}: unknown.{did_you_mean(name, names)} Known: {', '.join(names)}."
+        )
     tree: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     tree["batching"] = yaml.safe_load((folder / f"{name}.yaml").read_text())
     for override in overrides:
@@ -165,7 +193,8 @@ def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunCo
         group, _, inner = key.partition(".")
         if group not in ("batching", "optimizer") or not inner:
             raise ConfigError(
-                f"{override}: give keys of the policy or the optimizer, such as batching.every_steps=100."
+                f"{override}: give keys of the policy or the optimizer, such as "
+                f"batching.every_steps=100."
             )
         into = tree[group]
         *path, last = inner.split(".")
@@ -176,7 +205,9 @@ def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunCo
 
 
 def _recorded(folder: Path) -> Recorded:
-    """Of a run folder; without a step where it has not begun. Damaged, Newer or ConfigError if it cannot be read."""
+    """Of a run folder; without a step where it has not begun. Damaged, Newer or ConfigError if it
+    cannot be read.
+    """
     run, config = runlog.read_run(folder), read(RunPaths(folder).config)
     start = next((record for record in run.records if record["type"] == "start"), {"num_train": 0})
     noises, average = [], Average()
@@ -194,13 +225,26 @@ def _alike(run: Recorded, runs: Sequence[Recorded]) -> list[Timing]:
 
     def kind(config: RunConfig) -> tuple[object, ...]:
         what = (config.data, config.model, config.strategy, config.compression, config.launch)
-        return (*what, config.num_workers, config.precision, config.channels_last, config.optimizer.name)
+        return (
+            *what,
+            config.num_workers,
+            config.precision,
+            config.channels_last,
+            config.optimizer.name,
+        )
 
-    return [timing for other in runs if kind(other.config) == kind(run.config) for timing in other.timings()]
+    return [
+        timing
+        for other in runs
+        if kind(other.config) == kind(run.config)
+        for timing in other.timings()
+    ]
 
 
 def _unrecorded(run: Recorded, config: RunConfig) -> str:
-    """What a policy or a rate goes by that the run has not recorded, with the remedy; empty where all is there."""
+    """What a policy or a rate goes by that the run has not recorded, with the remedy; empty where
+    all is there.
+    """
     if not config.measures_noise or run.noises:
         return ""
     what = f"batching={config.batching.name}"
@@ -218,13 +262,23 @@ def _replayed(run: Recorded, config: RunConfig, timings: Sequence[Timing]) -> Re
     changes = list(walk.changes())
     batches = [config.examples_per_step, *(change.global_batch for change in changes)]
     recorded_steps = int(run.steps[-1]["step"])
-    return Replayed(run.run_id, config.batching.name, walk.num_steps, recorded_steps, batches[0], batches[-1], changes)
+    return Replayed(
+        run.run_id,
+        config.batching.name,
+        walk.num_steps,
+        recorded_steps,
+        batches[0],
+        batches[-1],
+        changes,
+    )
 
 
 class _Walk:
     """The training loop without the training."""
 
-    def __init__(self, run: Recorded, config: RunConfig, policy: Policy, time: StepTime | None) -> None:
+    def __init__(
+        self, run: Recorded, config: RunConfig, policy: Policy, time: StepTime | None
+    ) -> None:
         self._run, self._config, self._policy, self._time = run, config, policy, time
         self._rate = optim.schedule(config)
         self._seconds: list[float] = []  # of the epoch's steps
@@ -274,6 +328,8 @@ class _Walk:
 
 
 def _after(epochs_done: float, size: int, num_train: int) -> float:
-    """Epochs done after so many more examples, as the training loop counts them: whole where an epoch ends."""
+    """Epochs done after so many more examples, as the training loop counts them: whole where an
+    epoch ends.
+    """
     position = round((epochs_done - int(epochs_done)) * num_train) + size
     return int(epochs_done) + position / num_train

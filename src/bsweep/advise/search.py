@@ -1,8 +1,10 @@
-"""A search for the best cell of a grid, which runs a small part of it: see `bsweep.advise.recommend`.
+"""A search for the best cell of a grid, which runs a small part of it: see
+`bsweep.advise.recommend`.
 
-Steps of a few cells are timed, then points are run to the target one after another, each the one that is expected to
-bring most for its worker-seconds, until the choice is sure or the budget spent. What is run is an ordinary study. What
-is not on record there, the timed steps and which runs were made for the search, is in its `recommend.json`.
+Steps of a few cells are timed, then points are run to the target one after another, each the one
+that is expected to bring most for its worker-seconds, until the choice is sure or the budget spent.
+What is run is an ordinary study. What is not on record there, the timed steps and which runs were
+made for the search, is in its `recommend.json`.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class _Probe:
 
 @dataclass
 class Search:
-    """A search in a study: its grid, what it is for, and, read anew from the study each time, what is known."""
+    """A search in a study: its grid, what it is for, and, read anew from the study each time, what
+    is known.
+    """
 
     cells: dict[Key, list[RunConfig]]
     overrides: list[str]
@@ -87,7 +91,9 @@ class Search:
         return {c.run_id: commands.planned(c) for points in self.cells.values() for c in points}
 
     def lead(self) -> Next:
-        """Probe and run until there is no next run; why, with the run that more budget would pay for."""
+        """Probe and run until there is no next run; why, with the run that more budget would pay
+        for.
+        """
         self._probe()
         while True:
             prediction = self._best_known()
@@ -99,34 +105,46 @@ class Search:
             self._run(coming, prediction)
 
     def _best_known(self) -> Prediction | None:
-        """What is known; by the fastest cell where none is likely to be in time for a deadline, as far as is known."""
+        """What is known; by the fastest cell where none is likely to be in time for a deadline, as
+        far as is known.
+        """
         try:
             return self.prediction(_DRAWS, self.objective)
         except ValueError:
             if self.objective.deadline_seconds is None:
                 raise
-        return self.prediction(_DRAWS, replace(self.objective, deadline_seconds=None, minimize="seconds"))
+        return self.prediction(
+            _DRAWS, replace(self.objective, deadline_seconds=None, minimize="seconds")
+        )
 
     def _probe(self) -> None:
-        """Time a few steps of the smallest batch and of the largest pass that fits, on each number of workers."""
+        """Time a few steps of the smallest batch and of the largest pass that fits, on each number
+        of workers.
+        """
         for probe in self.probes.values():
             self._leave_out_what_does_not_fit(probe)
         for workers in sorted({count for _, count, _ in self.cells}):
             while own := [cell for cell in sorted(self.cells) if cell[1] == workers]:
                 largest = max(own, key=lambda cell: (cell[0] / cell[2], cell))
-                left = [cell for cell in dict.fromkeys((own[0], largest)) if cell not in self.probes]
+                left = [
+                    cell for cell in dict.fromkeys((own[0], largest)) if cell not in self.probes
+                ]
                 if not left:
                     break
                 self._time_steps(left[0])
         if not self.cells:
-            raise ValueError(f"no cell of the grid could be run: {next(iter(self.probes.values())).problem}")
+            raise ValueError(
+                f"no cell of the grid could be run: {next(iter(self.probes.values())).problem}"
+            )
 
     def _time_steps(self, cell: Key) -> None:
         spent = self.spent(is_wall=True)
         if self.budget is not None and spent >= self.budget:
             raise ValueError(
-                f"a budget of {duration(self.budget)} is shorter than timing the steps of the grid's smallest and "
-                f"largest batches, which took {duration(spent)} so far: give --budget {round(10 * spent)}s or more."
+                f"a budget of {duration(self.budget)} is shorter than timing the steps of the "
+                f"grid's smallest and "
+                f"largest batches, which took {duration(spent)} so far: give --budget "
+                f"{round(10 * spent)}s or more."
             )
         say(f"timing a few steps of {named(cell)}")
         began = time.monotonic()
@@ -141,14 +159,19 @@ class Search:
         self._keep()
 
     def _does_not_fit(self, cell: Key, seconds: float, problem: str) -> None:
-        say(f"{named(cell)}: {problem.splitlines()[0]}; it and larger passes of as many workers are left out")
+        say(
+            f"{named(cell)}: {problem.splitlines()[0]}; it and larger passes of as many workers "
+            f"are left out"
+        )
         self.probes[cell] = _Probe(self.kind, list(cell), 0.0, seconds, problem)
         self._leave_out_what_does_not_fit(self.probes[cell])
 
     def _leave_out_what_does_not_fit(self, probe: _Probe) -> None:
         batch, workers, passes = probe.cell
         if probe.problem:
-            fits = {key: key[1] != workers or key[0] / key[2] < batch / passes for key in self.cells}
+            fits = {
+                key: key[1] != workers or key[0] / key[2] < batch / passes for key in self.cells
+            }
             self.cells = {key: of for key, of in self.cells.items() if fits[key]}
 
     def _keep(self) -> None:
@@ -165,7 +188,9 @@ class Search:
 
     def observed(self) -> Observed | None:
         """The runs of the grid's points; None where none was begun."""
-        begun = [run_id for run_id in self.planned if RunPaths(self.study_dir / run_id).metrics.exists()]
+        begun = [
+            run_id for run_id in self.planned if RunPaths(self.study_dir / run_id).metrics.exists()
+        ]
         if not begun:
             return None
         known = load(self.study_dir, mix=True)
@@ -173,17 +198,25 @@ class Search:
         return None if runs.empty else observed(replace(known, runs=runs), self.target)
 
     def prediction(self, num_draws: int, objective: Objective) -> Prediction | None:
-        """What is known of all cells; None before any run has reached the target. ValueError where none is allowed."""
+        """What is known of all cells; None before any run has reached the target. ValueError where
+        none is allowed.
+        """
         seen = self.observed()
         if seen is None or not seen.runs["reached"].eq(True).any():
             return None
         fits = fit(seen, self.timings, num_draws, from_one_batch=True)
-        return predict_from(seen, fits, objective, sorted(self.cells), self.price, tuple(self.timings))
+        return predict_from(
+            seen, fits, objective, sorted(self.cells), self.price, tuple(self.timings)
+        )
 
     def _next(self, prediction: Prediction | None) -> Next:
         grid = self.grid
         offers = self._offers(grid)
-        step_time = prediction.fitted.step_time if prediction else fit_step_time(self._all_timings(), _DRAWS)
+        step_time = (
+            prediction.fitted.step_time
+            if prediction
+            else fit_step_time(self._all_timings(), _DRAWS)
+        )
         left = self._left(grid, step_time, prediction)
         if prediction is None:
             return first_run(grid, self._still_open(offers), step_time, left)
@@ -196,16 +229,25 @@ class Search:
     @property
     def grid(self) -> Grid:
         points = {cell: len(configs) for cell, configs in self.cells.items()}
-        most = {cell: _most_steps(self.planned[configs[0].run_id]) for cell, configs in self.cells.items()}
+        most = {
+            cell: _most_steps(self.planned[configs[0].run_id])
+            for cell, configs in self.cells.items()
+        }
         others: dict[int, list[float]] = {}
         for (_, workers, _), probe in self.probes.items():
             if probe.problem:
                 continue
-            others.setdefault(workers, []).append(probe.wall_seconds)  # nearly all of it to start, and to evaluate
+            others.setdefault(workers, []).append(
+                probe.wall_seconds
+            )  # nearly all of it to start, and to evaluate
         return Grid(points, most, {workers: median(seconds) for workers, seconds in others.items()})
 
-    def _left(self, grid: Grid, step_time: StepTimeFit, prediction: Prediction | None) -> dict[int, float]:
-        """Worker-seconds that are left for a run, by workers: of the wall time given, or of the grid's share."""
+    def _left(
+        self, grid: Grid, step_time: StepTimeFit, prediction: Prediction | None
+    ) -> dict[int, float]:
+        """Worker-seconds that are left for a run, by workers: of the wall time given, or of the
+        grid's share.
+        """
         workers = {count for _, count, _ in self.cells}
         if self.budget is not None:
             return {count: (self.budget - self.spent(is_wall=True)) * count for count in workers}
@@ -214,20 +256,29 @@ class Search:
 
     def spent(self, *, is_wall: bool) -> float:
         """Wall seconds, or worker-seconds, of all that was run for this search."""
-        spent = sum(probe.wall_seconds * (1 if is_wall else cell[1]) for cell, probe in self.probes.items())
+        spent = sum(
+            probe.wall_seconds * (1 if is_wall else cell[1]) for cell, probe in self.probes.items()
+        )
         for run_id in set(self.run_ids) & self.planned.keys():
             state = states.of_run(self.study_dir / run_id)
-            seconds = state.wall_seconds or state.train_seconds or 0.0  # the latter of one that was killed
+            seconds = (
+                state.wall_seconds or state.train_seconds or 0.0
+            )  # the latter of one that was killed
             spent += seconds * (1 if is_wall else self.planned[run_id].num_workers)
         return spent
 
     def _offers(self, grid: Grid) -> list[Offer]:
-        return [Offer(cell, grid.most_steps[cell], done) for cell in self.cells for _, done in self._points(cell)[:1]]
+        return [
+            Offer(cell, grid.most_steps[cell], done)
+            for cell in self.cells
+            for _, done in self._points(cell)[:1]
+        ]
 
     def _still_open(self, offers: Sequence[Offer]) -> list[Offer]:
         """Those that may reach the target where runs that trained to their end did not.
 
-        All runs train as many examples, and E_min + S_min B, the examples to a target, grow with the batch.
+        All runs train as many examples, and E_min + S_min B, the examples to a target, grow with
+        the batch.
         """
         seen = self.observed()
         completed = seen.runs[seen.runs["status"] == "completed"] if seen else None
@@ -235,7 +286,9 @@ class Search:
         return [offer for offer in offers if offer.cell[0] < least]
 
     def _points(self, cell: Key) -> list[tuple[RunConfig, float]]:
-        """The points of a cell that can be run, and the steps that are done of each; those under way first."""
+        """The points of a cell that can be run, and the steps that are done of each; those under
+        way first.
+        """
         found = []
         for config in self.cells[cell]:
             paths = attempts.paths_of(config)
@@ -245,20 +298,27 @@ class Search:
         return sorted(found, key=lambda one: -one[1])
 
     def _run(self, coming: Next, prediction: Prediction | None) -> None:
-        """Run a point to the target, or until the budget or twice the time that it was to take is over."""
+        """Run a point to the target, or until the budget or twice the time that it was to take is
+        over.
+        """
         assert coming.offer is not None
         cell = coming.offer.cell
         points = self._points(cell)
         if not points:  # another process has taken it meanwhile
             return
         config, done = points[0]
-        seconds = self._left(self.grid, fit_step_time(self._all_timings(), _DRAWS), prediction)[cell[1]] / cell[1]
+        seconds = (
+            self._left(self.grid, fit_step_time(self._all_timings(), _DRAWS), prediction)[cell[1]]
+            / cell[1]
+        )
         takes = f"about {duration(coming.worker_seconds / cell[1])}"
         if prediction is None:
             why = f"the cheapest to begin with, at most {takes[6:]}"
         else:
             most = prediction.cells.set_index(CELL)["seconds_high"].to_dict()[cell]
-            seconds = min(seconds, _OVERTIME * float(most) + self.grid.other_seconds.get(cell[1], 0.0))
+            seconds = min(
+                seconds, _OVERTIME * float(most) + self.grid.other_seconds.get(cell[1], 0.0)
+            )
             why = f"{takes}, expected to save {coming.gain:.1%} of the {self.least}"
         goes_on = f" (it goes on after step {done:.0f})" if done else ""
         say(f"next: {named(cell)}, seed {config.seed}{goes_on}: {why}; {self.budget_text()}")
@@ -273,24 +333,35 @@ class Search:
             self._keep()
         if status in ("failed", "timeout"):
             message = message.splitlines()[0]
-            raise ValueError(f"{config.run_id}: {status}: {message}; mend it, then `bsweep retry {self.study_dir}`.")
+            raise ValueError(
+                f"{config.run_id}: {status}: {message}; mend it, then `bsweep retry "
+                f"{self.study_dir}`."
+            )
 
     def budget_text(self) -> str:
         if self.budget is not None:
             return f"{duration(self.spent(is_wall=True))} of {duration(self.budget)} are spent"
-        share = f"{self.share:.3g} worker-seconds, 5 % of what the grid is predicted to cost at the most"
+        share = (
+            f"{self.share:.3g} worker-seconds, 5 % of what the grid is predicted to cost at the "
+            f"most"
+        )
         return f"{self.spent(is_wall=False):.3g} of {share}, are spent"
 
 
 def _in_short(prediction: Prediction) -> str:
     choice = prediction.choice
-    close = f"within {100 * CLOSE:.0f} % of the best with probability {choice.probability_close:.2f}"
+    close = (
+        f"within {100 * CLOSE:.0f} % of the best with probability {choice.probability_close:.2f}"
+    )
     return f"{cell_name(prediction.recommended)}, {prediction.amount}, {close}"
 
 
 def named(cell: Key) -> str:
     batch, workers, passes = cell
-    return f"global batch {batch} on {workers} worker{'s' * (workers > 1)}" + f" in {passes} passes" * (passes > 1)
+    return (
+        f"global batch {batch} on {workers} worker{'s' * (workers > 1)}"
+        + f" in {passes} passes" * (passes > 1)
+    )
 
 
 def _most_steps(point: commands.Planned) -> float:
@@ -327,7 +398,9 @@ def _train(config: RunConfig, seconds: float) -> str:
     except KeyboardInterrupt:
         if not asked or progress.was_interrupted:
             raise
-        status = states.of_run(attempts.paths_of(config).folder).status  # it may have ended by itself meanwhile
+        status = states.of_run(
+            attempts.paths_of(config).folder
+        ).status  # it may have ended by itself meanwhile
         if status == "interrupted":
             say("the run is broken off here, at a checkpoint from which it can go on")
         return status

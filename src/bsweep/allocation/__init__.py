@@ -1,7 +1,7 @@
 """How much each of several uneven workers computes: local batches and local steps by worker.
 
-A card's function in `fill` gives the run with its lists, by the pure functions in `policies`, from what a `probe`
-found or what `devices` are said to do.
+A card's function in `fill` gives the run with its lists, by the pure functions in `policies`, from
+what a `probe` found or what `devices` are said to do.
 """
 
 from __future__ import annotations
@@ -55,10 +55,12 @@ __all__ = [
 
 
 def fill_in(config: RunConfig) -> RunConfig:
-    """The run with the batches and steps by worker that its policy chooses; lists that are given stay as they are.
+    """The run with the batches and steps by worker that its policy chooses; lists that are given
+    stay as they are.
 
     Raises:
-        ConfigError: a probe is missing or of something else, a device is unknown, or a batch does not fit.
+        ConfigError: a probe is missing or of something else, a device is unknown, or a batch does
+            not fit.
     """
     filled: RunConfig = resolve(config.allocation.builds)(config, config.allocation)
     if filled is not config:
@@ -75,7 +77,8 @@ def doubts(config: RunConfig) -> list[str]:
     except ConfigError:  # the batches were given
         return []
     return [
-        f"local batch {batch} of worker {rank} is the largest that its probe had time for: more may fit"
+        f"local batch {batch} of worker {rank} is the largest that its probe had time for: more "
+        f"may fit"
         for rank, (worker, batch) in enumerate(zip(workers, config.local_batches, strict=True))
         if worker.stopped_by == "seconds" and batch == worker.largest_batch
     ]

@@ -15,7 +15,9 @@ from bsweep.config import ConfigError, conf_dir, did_you_mean
 
 @dataclass(frozen=True)
 class Device:
-    """Nominal dense half-precision FLOP/s and bytes of memory of one GPU, or of several that work as one."""
+    """Nominal dense half-precision FLOP/s and bytes of memory of one GPU, or of several that work
+    as one.
+    """
 
     flops: float
     memory_bytes: float
@@ -24,7 +26,8 @@ class Device:
 def device(entry: str) -> Device:
     """What `conf/devices.yaml` says of an entry such as `4 A30` or `3 RTX 2080 Ti + TITAN RTX`.
 
-    Of several GPUs, the mean FLOP/s and the smallest memory: they train in step, with equal batches.
+    Of several GPUs, the mean FLOP/s and the smallest memory: they train in step, with equal
+    batches.
 
     Raises:
         ConfigError: a name is not in the file.
@@ -36,16 +39,21 @@ def device(entry: str) -> Device:
         if plain(name) not in known():
             near = did_you_mean(name, [str(key) for key in _table()])
             raise ConfigError(
-                f"allocation.devices: '{name}' is not in conf/devices.yaml.{near} Known: {', '.join(_table())}. "
+                f"allocation.devices: '{name}' is not in conf/devices.yaml.{near} Known: "
+                f"{', '.join(_table())}. "
                 "For another device leave allocation.devices out: `bsweep probe` measures it."
             )
         found += [known()[plain(name)]] * count
-    return Device(sum(one.flops for one in found) / len(found), min(one.memory_bytes for one in found))
+    return Device(
+        sum(one.flops for one in found) / len(found), min(one.memory_bytes for one in found)
+    )
 
 
 @functools.cache
 def _table() -> Mapping[str, Mapping[str, Any]]:
-    table: Mapping[str, Mapping[str, Any]] = yaml.safe_load((conf_dir() / "devices.yaml").read_text())
+    table: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
+        (conf_dir() / "devices.yaml").read_text()
+    )
     return table
 
 

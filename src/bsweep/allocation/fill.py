@@ -1,4 +1,5 @@
-"""From a policy to a run's lists: each function gives the run with the batches and steps that its card's name says.
+"""From a policy to a run's lists: each function gives the run with the batches and steps that its
+card's name says.
 
 Lists that are given stay as they are.
 """
@@ -72,11 +73,17 @@ def network_aware(config: RunConfig, a: NetworkAwareConfig) -> RunConfig:
         return config
     every = _network_steps(config, a)
     steps = _steps(config, config.local_batches, every)
-    return replace(config, strategy=config.strategy.with_local_steps(every), allocation=replace(a, local_steps=steps))
+    return replace(
+        config,
+        strategy=config.strategy.with_local_steps(every),
+        allocation=replace(a, local_steps=steps),
+    )
 
 
 def _every_at(config: RunConfig, batches: Sequence[int]) -> int:
-    """Steps of the slowest worker at these batches that take it as long as a round of even batches would."""
+    """Steps of the slowest worker at these batches that take it as long as a round of even batches
+    would.
+    """
     workers, even = read_probe(config).workers, config.examples_per_pass
     _refuse_unprobed(config, batches)
     before, after = (
@@ -102,7 +109,9 @@ def _steps(config: RunConfig, batches: Sequence[int], every: int) -> tuple[int, 
 def _network_steps(config: RunConfig, a: NetworkAwareConfig) -> int:
     probe = read_probe(config)
     _refuse_unprobed(config, config.local_batches)
-    slowest = max(w.step_seconds(batch) for w, batch in zip(probe.workers, config.local_batches, strict=True))
+    slowest = max(
+        w.step_seconds(batch) for w, batch in zip(probe.workers, config.local_batches, strict=True)
+    )
     return policies.least_steps(probe.exchange_seconds, slowest, a.max_exchange_share)
 
 
@@ -113,7 +122,8 @@ def _refuse_unprobed(config: RunConfig, batches: Sequence[int]) -> None:
         if batch > worker.largest_batch:
             why = "fits" if worker.stopped_by == "out_of_memory" else "was probed with"
             problems.append(
-                f"local batch {batch}: worker {rank} ({worker.host}, {worker.device}) {why} {worker.largest_batch} at "
+                f"local batch {batch}: worker {rank} ({worker.host}, {worker.device}) {why} "
+                f"{worker.largest_batch} at "
                 f"most, says {probe_path(config)}. Use a smaller batch, or more accumulation_steps."
             )
     if problems:
@@ -121,12 +131,15 @@ def _refuse_unprobed(config: RunConfig, batches: Sequence[int]) -> None:
 
 
 def _flops(config: RunConfig, a: AllocationConfig) -> list[float]:
-    """FLOP/s by worker, nominal for all of them or measured for all of them: the two are far apart."""
+    """FLOP/s by worker, nominal for all of them or measured for all of them: the two are far
+    apart.
+    """
     if a.devices is not None:
         if len(a.devices) != config.num_workers:
             raise ConfigError(
                 f"allocation.devices={show(a.devices)} names {len(a.devices)} devices for "
-                f"num_workers={config.num_workers}: give one entry for each worker, such as '4 A30'."
+                f"num_workers={config.num_workers}: give one entry for each worker, such as '4 "
+                f"A30'."
             )
         return [devices.device(entry).flops for entry in a.devices]
     workers = read_probe(config).workers

@@ -1,4 +1,6 @@
-"""What `bsweep probe` found: how fast each worker steps at which batch, what fits it, and what an exchange takes."""
+"""What `bsweep probe` found: how fast each worker steps at which batch, what fits it, and what an
+exchange takes.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,16 @@ PROBE_SCHEMA = 1
 @dataclass(frozen=True)
 class ProbedBatch:
     local_batch: Count
-    step_seconds: Annotated[float, Field(gt=1e-9, lt=1e9)]  # of a whole training step without its exchange
+    step_seconds: Annotated[
+        float, Field(gt=1e-9, lt=1e9)
+    ]  # of a whole training step without its exchange
 
 
 @dataclass(frozen=True)
 class ProbedWorker:
-    """`peak_flops` is measured, in FLOP/s of a large matrix product; `batches` rise up to `largest_batch`."""
+    """`peak_flops` is measured, in FLOP/s of a large matrix product; `batches` rise up to
+    `largest_batch`.
+    """
 
     host: str
     device: str
@@ -41,7 +47,9 @@ class ProbedWorker:
             raise ValueError(f"batches do not rise up to {self.largest_batch}")
 
     def step_seconds(self, local_batch: int) -> float:
-        """Seconds per step at a batch up to `largest_batch`: straight lines between those that were measured."""
+        """Seconds per step at a batch up to `largest_batch`: straight lines between those that were
+        measured.
+        """
         assert self.batches[0].local_batch <= local_batch <= self.largest_batch, local_batch
         for before, after in zip(self.batches, self.batches[1:], strict=False):
             if local_batch <= after.local_batch:
@@ -59,7 +67,9 @@ class Probe:
     schema: int
     probed: dict[str, Any]
     workers: tuple[ProbedWorker, ...]
-    exchange_seconds: NonNegative  # of one exchange of the whole vector with its codec, nobody waiting
+    exchange_seconds: (
+        NonNegative  # of one exchange of the whole vector with its codec, nobody waiting
+    )
 
 
 def probe_path(config: RunConfig) -> Path:
@@ -69,7 +79,11 @@ def probe_path(config: RunConfig) -> Path:
 
 def probed_of(config: RunConfig) -> dict[str, Any]:
     """What a probe's numbers hold for, by dotted key; JSON values."""
-    data = {key: value for key, value in asdict(config.data).items() if key not in config.data.of_no_example}
+    data = {
+        key: value
+        for key, value in asdict(config.data).items()
+        if key not in config.data.of_no_example
+    }
     keys = {
         **{key: getattr(config, key) for key in _PROBED_KEYS},
         **{f"model.{key}": value for key, value in asdict(config.model).items()},
@@ -108,26 +122,37 @@ def read_probe(config: RunConfig) -> Probe:
     try:
         probe = _PROBE.validate_json(plain_file(path).read_bytes())
     except FileNotFoundError:
-        or_devices = ", or name the GPUs in allocation.devices" if config.allocation.takes_devices else ""
+        or_devices = (
+            ", or name the GPUs in allocation.devices" if config.allocation.takes_devices else ""
+        )
         raise ConfigError(
-            f"allocation={config.allocation.name} needs a probe, and there is no {path}: {remedy} first{or_devices}."
+            f"allocation={config.allocation.name} needs a probe, and there is no {path}: {remedy} "
+            f"first{or_devices}."
         ) from None
     except (OSError, ValueError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise ConfigError(f"{path} is no probe of this version ({reason}): {remedy} again.") from None
+        raise ConfigError(
+            f"{path} is no probe of this version ({reason}): {remedy} again."
+        ) from None
     if probe.schema > PROBE_SCHEMA:
-        raise ConfigError(f"{path}: written with probe schema {probe.schema}: update bsweep, or {remedy} again.")
+        raise ConfigError(
+            f"{path}: written with probe schema {probe.schema}: update bsweep, or {remedy} again."
+        )
     ours = probed_of(config)
     ignored = () if config.allocation.asks_exchange else _exchange_of(config)
     problems = [
-        f"{key}={show(ours.get(key))}, but {path} was probed with {show(probe.probed.get(key))}: {remedy} again."
+        f"{key}={show(ours.get(key))}, but {path} was probed with {show(probe.probed.get(key))}: "
+        f"{remedy} again."
         for key in sorted({*ours, *probe.probed})
         if key not in ignored and ours.get(key) != probe.probed.get(key)
     ]
     if problems:
         raise ConfigError(*problems)
     if len(probe.workers) != config.num_workers:
-        raise ConfigError(f"{path} has {len(probe.workers)} workers, num_workers={config.num_workers}: {remedy} again.")
+        raise ConfigError(
+            f"{path} has {len(probe.workers)} workers, num_workers={config.num_workers}: {remedy} "
+            f"again."
+        )
     return probe
 
 
@@ -137,12 +162,29 @@ _PROBE: TypeAdapter[Probe] = TypeAdapter(Probe)
 def table(probe: Probe) -> str:
     """A probe as a person reads it: seconds per step at each batch, by worker."""
     batches = sorted({batch.local_batch for one in probe.workers for batch in one.batches})
-    rows = [["worker", "host", "device", *(f"b={batch}" for batch in batches), "largest", "TFLOP/s"]]
+    rows = [
+        ["worker", "host", "device", *(f"b={batch}" for batch in batches), "largest", "TFLOP/s"]
+    ]
     for rank, one in enumerate(probe.workers):
         seconds = {batch.local_batch: f"{batch.step_seconds:.3g}" for batch in one.batches}
-        largest = f"{one.largest_batch}" if one.stopped_by == "out_of_memory" else f">={one.largest_batch}"
+        largest = (
+            f"{one.largest_batch}"
+            if one.stopped_by == "out_of_memory"
+            else f">={one.largest_batch}"
+        )
         times = [seconds.get(batch, "-") for batch in batches]
-        rows.append([str(rank), one.host, one.device, *times, largest, f"{one.peak_flops / 1e12:.3g}"])
+        rows.append(
+            [str(rank), one.host, one.device, *times, largest, f"{one.peak_flops / 1e12:.3g}"]
+        )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(["seconds per step at local batches:", *lines, f"one exchange: {probe.exchange_seconds:.3g} s"])
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+    return "\n".join(
+        [
+            "seconds per step at local batches:",
+            *lines,
+            f"one exchange: {probe.exchange_seconds:.3g} s",
+        ]
+    )

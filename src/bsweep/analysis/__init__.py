@@ -1,10 +1,22 @@
 """From the records of a study to tables: DataFrame in, DataFrame out, no torch."""
 
 from bsweep.analysis.advice import against_published, headlines
-from bsweep.analysis.answering import MOST_ANSWERS, answers, doubts, recommendations, what_is_missing
+from bsweep.analysis.answering import (
+    MOST_ANSWERS,
+    answers,
+    doubts,
+    recommendations,
+    what_is_missing,
+)
 from bsweep.analysis.beside_others import left_out
 from bsweep.analysis.fairness import fairness_words
-from bsweep.analysis.geo_distributed import CONTRADICTIONS, IdleModel, idle_model, modelled_idle, published_idle
+from bsweep.analysis.geo_distributed import (
+    CONTRADICTIONS,
+    IdleModel,
+    idle_model,
+    modelled_idle,
+    published_idle,
+)
 from bsweep.analysis.growth import (
     GROWS_WITH,
     Growth,

@@ -1,4 +1,6 @@
-"""What a study says, in sentences: which cell to train with, what has not learned, what the published ones found."""
+"""What a study says, in sentences: which cell to train with, what has not learned, what the
+published ones found.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _MAX_NAMED = 3
 
 
 def headlines(study: Study) -> list[str]:
-    """Which batch size, workers and exchange to take, in words; once for each data set, model or hardware.
+    """Which batch size, workers and exchange to take, in words; once for each data set, model or
+    hardware.
 
     What has not learned is named so and never recommended.
     """
@@ -31,10 +34,16 @@ def headlines(study: Study) -> list[str]:
     lines = []
     pending = int(study.runs["status"].isin(["unfinished", "interrupted"]).sum())
     if pending:
-        lines.append(f"Unfinished: {pending} of {counted(len(study.runs), 'run')} may still change what follows.")
+        lines.append(
+            f"Unfinished: {pending} of {counted(len(study.runs), 'run')} may still change what "
+            f"follows."
+        )
     measured = _with_words(cells)[cells["n"] > 0]
     if measured.empty:
-        none = f"No run of {counted(len(cells), 'cell')} has completed, so there is nothing to compare yet."
+        none = (
+            f"No run of {counted(len(cells), 'cell')} has completed, so there is nothing to "
+            f"compare yet."
+        )
         return [*lines, none]
     lines += _gains(study)
     for where, group in _groups(measured):
@@ -48,8 +57,10 @@ def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
     times = pd.to_numeric(exchanging.get("strategy.cycle_time_ms", pd.Series(dtype=float))).dropna()
     if len(times) and exchanging["strategy"].nunique() > 1:
         yield (
-            "Horovod's exchanges begin late, when its core looks for them (strategy.cycle_time_ms: every "
-            f"{' or '.join(map('{:g}'.format, sorted(times.unique())))} ms); those of other strategies do not."
+            "Horovod's exchanges begin late, when its core looks for them (strategy.cycle_time_ms: "
+            "every "
+            f"{' or '.join(map('{:g}'.format, sorted(times.unique())))} ms); those of other "
+            f"strategies do not."
         )
 
 
@@ -59,11 +70,16 @@ def _on_repeats(n: pd.Series[int]) -> Iterator[str]:
         yield "Each cell was run once: repeat with other seeds before trusting small differences."
     elif n.min() < MIN_SEEDS_FOR_INTERVAL:
         fewest = "one seed" if n.min() == 1 else "two seeds"
-        yield f"Some cells have {fewest} only: repeat with other seeds before trusting small differences."
+        yield (
+            f"Some cells have {fewest} only: repeat with other seeds before trusting small "
+            f"differences."
+        )
 
 
 def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The cells, in groups that are alternatives to each other, after what sets each group apart, in words."""
+    """The cells, in groups that are alternatives to each other, after what sets each group apart,
+    in words.
+    """
     context = [name for name in varying(cells) if columns.role(name) == "context"]
     if not context:
         yield "", cells
@@ -82,7 +98,9 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
         if len(cells) > 1:
             yield _times(study, cells)
         return
-    yield from (_after_equal_time if ends_in_rounds(study) else _fastest_and_most_accurate)(study, learned)
+    yield from (_after_equal_time if ends_in_rounds(study) else _fastest_and_most_accurate)(
+        study, learned
+    )
     yield from _more_workers(cells)
     if len(others):
         have = f"{len(others)} of {len(cells)} cells {'has' if len(others) == 1 else 'have'}"
@@ -97,7 +115,10 @@ def _times(study: Study, cells: pd.DataFrame) -> str:
     ends = (by_time.iloc[0], by_time.iloc[-1])
     shortest, longest = (f"{_shown(row, 'train_seconds')} s ({row['brief']})" for row in ends)
     trained = length_of(study)
-    return f"As to time alone, training{f' for {trained}' if trained else ''} took {shortest} to {longest}."
+    return (
+        f"As to time alone, training{f' for {trained}' if trained else ''} took {shortest} to "
+        f"{longest}."
+    )
 
 
 def _gains(study: Study) -> Iterator[str]:
@@ -109,10 +130,16 @@ def _gains(study: Study) -> Iterator[str]:
 
 
 def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[str]:
-    metric = next((name for name in ("test_accuracy", "train_accuracy") if learned[name].notna().any()), None)
-    part = {"test_accuracy": "test accuracy", "train_accuracy": "training accuracy"}.get(metric or "", "")
+    metric = next(
+        (name for name in ("test_accuracy", "train_accuracy") if learned[name].notna().any()), None
+    )
+    part = {"test_accuracy": "test accuracy", "train_accuracy": "training accuracy"}.get(
+        metric or "", ""
+    )
     candidates = fastest_accurate(learned)
-    if candidates.empty:  # no times, or none of those that are accurate, or runs that ended before their first epoch
+    if (
+        candidates.empty
+    ):  # no times, or none of those that are accurate, or runs that ended before their first epoch
         if metric:
             yield from _most_accurate(learned.dropna(subset=metric), metric, part)
         return
@@ -122,17 +149,29 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     within = f" within {ACCURACY_MARGIN:g} of the best {part}"
     rivals = _rivals(candidates, best)
     if metric and best[f"{metric}_ci95"] > ACCURACY_MARGIN and len(learned) > len(candidates):
-        rivals += f" Its accuracy is known to ± {best[f'{metric}_ci95']:.2g} only: less accurate cells may be as good."
+        rivals += (
+            f" Its accuracy is known to ± {best[f'{metric}_ci95']:.2g} only: less accurate cells "
+            f"may be as good."
+        )
     if not metric or len(learned) < 2:
         yield f"Fastest: {best['words']}, with {result} ({_seeds(best['n'])}).{rivals}"
         return
-    most_accurate = learned.sort_values([metric, "train_seconds"], ascending=[False, True], kind="stable").iloc[0]
+    most_accurate = learned.sort_values(
+        [metric, "train_seconds"], ascending=[False, True], kind="stable"
+    ).iloc[0]
     fastest = learned.sort_values("train_seconds", kind="stable").iloc[0]
     rivals += " No cell is more accurate." if most_accurate.name == best.name else ""
     yield f"Fastest{within}: {best['words']}, with {result} ({_seeds(best['n'])}).{rivals}"
-    for adjective, row in (("Most accurate", most_accurate), ("Faster, but less accurate", fastest)):
+    for adjective, row in (
+        ("Most accurate", most_accurate),
+        ("Faster, but less accurate", fastest),
+    ):
         if row.name != best.name:
-            seconds = f" in {_shown(row, 'train_seconds')} s" if row["train_seconds"] == row["train_seconds"] else ""
+            seconds = (
+                f" in {_shown(row, 'train_seconds')} s"
+                if row["train_seconds"] == row["train_seconds"]
+                else ""
+            )
             yield f"{adjective}: {row['words']}, with {_shown(row, metric)}{seconds}."
 
 
@@ -140,7 +179,10 @@ def _most_accurate(cells: pd.DataFrame, metric: str, part: str) -> Iterator[str]
     """The most accurate cell, of cells whose times are not known."""
     if len(cells):
         row = cells.sort_values(metric, ascending=False, kind="stable").iloc[0]
-        yield f"Most accurate: {row['words']}, with {part} {_shown(row, metric)} ({_seeds(row['n'])})."
+        yield (
+            f"Most accurate: {row['words']}, with {part} {_shown(row, metric)} "
+            f"({_seeds(row['n'])})."
+        )
 
 
 def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
@@ -153,7 +195,8 @@ def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
             for values, places in ((rows["speedup"], 2), (100 * rows["efficiency"], 0))
         )
         yield (
-            f"At equal local batches {words('num_workers', workers)} train {speedup} times as many examples a "
+            f"At equal local batches {words('num_workers', workers)} train {speedup} times as many "
+            f"examples a "
             f"second as {base}: an efficiency of {efficiency} %."
         )
     yield tables.unequal_threads(cells)
@@ -174,7 +217,9 @@ def _after_equal_time(study: Study, learned: pd.DataFrame) -> Iterator[str]:
 
 
 def _shown(row: pd.Series[Any], metric: str) -> str:
-    return spread(row[metric], row[f"{metric}_ci95"], row[f"{metric}_points"]).replace(", ", " and ")
+    return spread(row[metric], row[f"{metric}_ci95"], row[f"{metric}_points"]).replace(
+        ", ", " and "
+    )
 
 
 def _seeds(n: int) -> str:
@@ -184,14 +229,22 @@ def _seeds(n: int) -> str:
 def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seconds") -> str:
     """Who may be as good: the cells whose interval overlaps that of the best one."""
     distance = (cells[metric] - best[metric]).abs()
-    rivals = cells[(distance <= cells[f"{metric}_ci95"] + best[f"{metric}_ci95"]) & (cells.index != best.name)]
+    rivals = cells[
+        (distance <= cells[f"{metric}_ci95"] + best[f"{metric}_ci95"]) & (cells.index != best.name)
+    ]
     what = "time" if metric == "train_seconds" else "loss"
     those = "that" if len(rivals) == 1 else "those"
-    return f" The interval of its {what} overlaps {those} of {_some(rivals['brief'])}." if len(rivals) else ""
+    return (
+        f" The interval of its {what} overlaps {those} of {_some(rivals['brief'])}."
+        if len(rivals)
+        else ""
+    )
 
 
 def _some(names: pd.Series[str]) -> str:
-    """`A, B and C`, or, where names have commas of their own, `A; B and C`; of many the first, and how many more."""
+    """`A, B and C`, or, where names have commas of their own, `A; B and C`; of many the first, and
+    how many more.
+    """
     shown, more = list(names[:_MAX_NAMED]), len(names) - _MAX_NAMED
     *first, last = [*shown, f"{more} more"] if more > 0 else shown
     comma = "; " if any(", " in name for name in shown) else ", "
@@ -208,23 +261,36 @@ def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
         lists = values["local_batches"]
         batch = f"local batches {lists}" if lists else f"local batch {values['local_batch']}"
         where = f"{batch} on {words('num_workers', values['num_workers'])}"
-        said, in_all = [words(name, values[name]) for name in others], f"global batch {values['global_batch']}"
+        said, in_all = (
+            [words(name, values[name]) for name in others],
+            f"global batch {values['global_batch']}",
+        )
         if said and settings == others:  # there is no choice of batches and workers
             named.append((", ".join(said), f"({where}, {in_all})"))
         else:
             named.append((", ".join([where, *said]), f"({in_all})"))
-    return cells.assign(words=[" ".join(name) for name in named], brief=[brief for brief, _ in named])
+    return cells.assign(
+        words=[" ".join(name) for name in named], brief=[brief for brief, _ in named]
+    )
 
 
 def against_published(study: Study) -> list[str]:
-    """What the study may be held against; nothing if it trained something else than the published ones."""
-    texts = (_on_batches(study), _on_sharding(study), _on_uneven_nodes() if compares_allocations(study) else "")
+    """What the study may be held against; nothing if it trained something else than the published
+    ones.
+    """
+    texts = (
+        _on_batches(study),
+        _on_sharding(study),
+        _on_uneven_nodes() if compares_allocations(study) else "",
+    )
     return [text for text in texts if text] or [_NOTHING_ALIKE]
 
 
 _NOTHING_ALIKE = (
-    "Not drawn: the published studies trained ResNet-18 on all 50,000 training images of CIFAR-10, VGG-16 on parameter "
-    "servers sharded by layer and by memory, and a language model on uneven nodes with work shared out evenly and "
+    "Not drawn: the published studies trained ResNet-18 on all 50,000 training images of CIFAR-10, "
+    "VGG-16 on parameter "
+    "servers sharded by layer and by memory, and a language model on uneven nodes with work shared "
+    "out evenly and "
     "unevenly. These runs did none of it."
 )
 
@@ -234,9 +300,12 @@ def _on_batches(study: Study) -> str:
     if not comparable(study):
         return ""
     return (
-        "The batch-size study is drawn in grey. Its accuracy and loss are training accuracy and loss. With another "
-        "number of workers, an equal local batch is a different global batch and, by most learning-rate rules, a "
-        f"different rate. What else differs: {'; '.join(differences(study)) or 'nothing on record'}."
+        "The batch-size study is drawn in grey. Its accuracy and loss are training accuracy and "
+        "loss. With another "
+        "number of workers, an equal local batch is a different global batch and, by most "
+        "learning-rate rules, a "
+        f"different rate. What else differs: "
+        f"{'; '.join(differences(study)) or 'nothing on record'}."
     )
 
 
@@ -245,37 +314,54 @@ def _on_sharding(study: Study) -> str:
     if sharding_gains(study).empty:
         return ""
     return (
-        "The parameter-sharding study (ImageNet on NVIDIA RTX 2080 Ti, 10 Gbit/s Ethernet, a server for two "
+        "The parameter-sharding study (ImageNet on NVIDIA RTX 2080 Ti, 10 Gbit/s Ethernet, a "
+        "server for two "
         f"workers) gives the gain of memory over layer sharding only.{_implied(study)}"
     )
 
 
 def _on_uneven_nodes() -> str:
-    """What the published study of uneven GPUs found, what of it holds together, and what it implies."""
+    """What the published study of uneven GPUs found, what of it holds together, and what it
+    implies.
+    """
     idle, model = modelled_idle(), idle_model()
     totals = idle.groupby(level="method")["published_seconds"].sum()
-    changes = ", ".join(f"{method} {100 * (totals[method] / totals['baseline'] - 1):+.0f} %" for method in "ABC")
+    changes = ", ".join(
+        f"{method} {100 * (totals[method] / totals['baseline'] - 1):+.0f} %" for method in "ABC"
+    )
     steps = model.steps_by_speed()
     left = model.idle_seconds(model.baseline["local_batch"], steps).sum()
     return (
-        "The study of uneven GPUs (a LLaMA of 150 million parameters under DiLoCo, four nodes of four GPUs, 1 Gbit/s "
-        "Ethernet) gives idle times of its baseline, here uniform, and of A, B and C, here batches by FLOP/s, batches "
-        f"by memory and steps by FLOP/s; their totals change by {changes}. {CONTRADICTIONS} The model "
-        f"that explains its baseline and C would leave {left:.1f} s of C's {totals['C']:.1f} s idle with steps by "
+        "The study of uneven GPUs (a LLaMA of 150 million parameters under DiLoCo, four nodes of "
+        "four GPUs, 1 Gbit/s "
+        "Ethernet) gives idle times of its baseline, here uniform, and of A, B and C, here batches "
+        "by FLOP/s, batches "
+        f"by memory and steps by FLOP/s; their totals change by {changes}. {CONTRADICTIONS} The "
+        f"model "
+        f"that explains its baseline and C would leave {left:.1f} s of C's {totals['C']:.1f} s "
+        f"idle with steps by "
         f"measured speed ({', '.join(map(str, steps))})."
     )
 
 
 def _implied(study: Study) -> str:
-    """What the measured steps imply for the two times of the published formula, which neither of them measures."""
+    """What the measured steps imply for the two times of the published formula, which neither of
+    them measures.
+    """
     line, computing = sharding_fit(study), computing_seconds(study)
     if line is None:
         return ""
     text = (
-        " By its formula a step takes C + max(1, w s) x seconds, with w workers and the share s on the fullest server. "
-        f"A line through the steps measured here gives x = {number(line.slope)} s, to bring all parameters through one "
-        f"link, there and back, and the intercept C = {number(line.intercept)} s (R² = {line.r_squared:.3f})."
+        " By its formula a step takes C + max(1, w s) x seconds, with w workers and the share s on "
+        "the fullest server. "
+        f"A line through the steps measured here gives x = {number(line.slope)} s, to bring all "
+        f"parameters through one "
+        f"link, there and back, and the intercept C = {number(line.intercept)} s (R² = "
+        f"{line.r_squared:.3f})."
     )
     if computing is None:
         return text
-    return f"{text} C is no measured computing time: a step computed for {' to '.join(map(number, computing))} s."
+    return (
+        f"{text} C is no measured computing time: a step computed for "
+        f"{' to '.join(map(number, computing))} s."
+    )

@@ -1,8 +1,10 @@
-"""What a report opens with: for each part of a study that compares, the recommended cell, or what is missing for one.
+"""What a report opens with: for each part of a study that compares, the recommended cell, or what
+is missing for one.
 
-Runs that differ in more than batch size, workers and seed do not compare, and have an answer each. Where several
-learning rates were run, each cell is taken at the best of them, see `bsweep.analysis.tuning`. Where runs name no target
-that can be predicted, it is the one of `bsweep.analysis.supported`.
+Runs that differ in more than batch size, workers and seed do not compare, and have an answer each.
+Where several learning rates were run, each cell is taken at the best of them, see
+`bsweep.analysis.tuning`. Where runs name no target that can be predicted, it is the one of
+`bsweep.analysis.supported`.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ _TARGETS = {"target_accuracy": "test_accuracy", "target_loss": "test_loss"}
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What one part of a study says: `where` has in words what sets its runs apart, empty where nothing does.
+    """What one part of a study says: `where` has in words what sets its runs apart, empty where
+    nothing does.
 
-    `sentences` say what is recommended and for which target; or, where `prediction` is None, what is missing.
+    `sentences` say what is recommended and for which target; or, where `prediction` is None, what
+    is missing.
     """
 
     where: str
@@ -41,16 +45,24 @@ class Answer:
 
 @once
 def answers(study: Study) -> list[Answer]:
-    """The answers of a study, of its largest parts first, `MOST_ANSWERS` at most; none where no run has completed."""
+    """The answers of a study, of its largest parts first, `MOST_ANSWERS` at most; none where no run
+    has completed.
+    """
     if not (study.runs["status"] == "completed").any():
         return []
     return [_answer(where, part) for where, part in _parts(study)[:MOST_ANSWERS]]
 
 
 def recommendations(study: Study) -> list[str]:
-    """The recommended cells in sentences with their intervals; nothing where something is missing for all of them."""
+    """The recommended cells in sentences with their intervals; nothing where something is missing
+    for all of them.
+    """
     found = [answer for answer in answers(study) if answer.prediction is not None]
-    lines = [f"{answer.where}: {line}" if answer.where else line for answer in found for line in answer.sentences]
+    lines = [
+        f"{answer.where}: {line}" if answer.where else line
+        for answer in found
+        for line in answer.sentences
+    ]
     return [*lines, *_not_looked_at(study)] if found else []
 
 
@@ -64,7 +76,9 @@ def _not_looked_at(study: Study) -> list[str]:
     named = _named_targets(study)  # else each part supports one of its own
     option = named[0].option if len(named) == 1 else "--target-accuracy ..."
     command = f"bsweep predict {shlex.quote(str(study.folder))} {option}"
-    were = f"{counted(len(more), 'further part')} of the study {'was' if len(more) == 1 else 'were'}"
+    were = (
+        f"{counted(len(more), 'further part')} of the study {'was' if len(more) == 1 else 'were'}"
+    )
     return [f"{were} not looked at. To ask for one: {command} with {parts}."]
 
 
@@ -82,13 +96,18 @@ def _for_what(where: list[str]) -> str:
 
 
 def what_is_missing(study: Study) -> list[str]:
-    """Why there is no recommendation for parts of the study, and what to run; the same thing once."""
+    """Why there is no recommendation for parts of the study, and what to run; the same thing
+    once.
+    """
     places: dict[str, list[str]] = {}
     for answer in answers(study):
         if answer.prediction is None:
             places.setdefault(" ".join(answer.sentences), []).append(answer.where)
     is_all = len(places) == 1 and all(answer.prediction is None for answer in answers(study))
-    return [line if is_all else f"{'; '.join(filter(None, where))}: {line}" for line, where in places.items()]
+    return [
+        line if is_all else f"{'; '.join(filter(None, where))}: {line}"
+        for line, where in places.items()
+    ]
 
 
 @once
@@ -97,18 +116,26 @@ def _parts(study: Study) -> list[tuple[str, Study]]:
     fixed = part_of(study, study.runs["run_id"].isin(of_one_batch(study.runs)["run_id"]))
     if fixed.runs.empty:
         return [("", study)]
-    best = tuned(fixed) if rate_settings(fixed.runs) != ["lr"] else fixed  # of base rates `predict` takes the best
+    best = (
+        tuned(fixed) if rate_settings(fixed.runs) != ["lr"] else fixed
+    )  # of base rates `predict` takes the best
     keys, known = told_apart(best.runs), keyed(best.runs)
     differing = [name for name in keys if known[name].nunique() > 1 and name != "lr"]
     if not differing:
         return [("", best)]
     groups = known.groupby(differing, sort=False)
     parts = [
-        (", ".join(words(name, value) for name, value in zip(differing, key, strict=True)), group.index)
+        (
+            ", ".join(words(name, value) for name, value in zip(differing, key, strict=True)),
+            group.index,
+        )
         for key, group in groups
     ]
     parts.sort(key=lambda part: -len(part[1]))
-    return [(where, part_of(best, best.runs["run_id"].isin(best.runs.loc[index, "run_id"]))) for where, index in parts]
+    return [
+        (where, part_of(best, best.runs["run_id"].isin(best.runs.loc[index, "run_id"])))
+        for where, index in parts
+    ]
 
 
 def _answer(where: str, study: Study) -> Answer:
@@ -139,22 +166,35 @@ def _targets(study: Study) -> Iterator[tuple[Target, str]]:
     named = _named_targets(study)
     if len(named) == 1:
         yield named[0], ""
-    supported = supported_target(tuned(study))  # rates that do not suit a batch say nothing of what it reaches
+    supported = supported_target(
+        tuned(study)
+    )  # rates that do not suit a batch say nothing of what it reaches
     if supported is None or [supported[0]] == named:
         return
     target, why = supported
     several = (
-        f"The runs name {len(named)} targets. " if len(named) > 1 else "The runs name no target: " if not named else ""
+        f"The runs name {len(named)} targets. "
+        if len(named) > 1
+        else "The runs name no target: "
+        if not named
+        else ""
     )
     yield target, f"{several}{why}" if several.endswith(": ") else f"{several}{_sentence(why)}"
 
 
 def _of_rates(study: Study, found: Prediction) -> str:
-    what = "cell" if study.runs["lr_rule"].eq(TUNED).any() else "batch size" if found.seen.rates else ""
+    what = (
+        "cell"
+        if study.runs["lr_rule"].eq(TUNED).any()
+        else "batch size"
+        if found.seen.rates
+        else ""
+    )
     if not what:
         return ""
     return (
-        f"Each {what} is taken at the best of its learning rates, found by the same runs: that flatters its time a "
+        f"Each {what} is taken at the best of its learning rates, found by the same runs: that "
+        f"flatters its time a "
         "little."
     )
 
@@ -165,13 +205,16 @@ def _missing(study: Study, problems: list[str]) -> str:
     if names := unsynchronised(study, runs):
         shown = " or ".join(words("variant", name) for name in names)
         return (
-            f"No recommendation of a batch size: workers with {shown} do not take every step together, and the law of "
+            f"No recommendation of a batch size: workers with {shown} do not take every step "
+            f"together, and the law of "
             "steps over batch sizes is for those that do, as with strategy=horovod."
         )
     if of_one_batch(runs).empty:
         return (
-            "No recommendation of a batch size: all runs change it while they train, and a cell is one batch size. Add "
-            f"runs that keep theirs: bsweep run -m batching=fixed local_batch=... study={study.name}."
+            "No recommendation of a batch size: all runs change it while they train, and a cell is "
+            "one batch size. Add "
+            f"runs that keep theirs: bsweep run -m batching=fixed local_batch=... "
+            f"study={study.name}."
         )
     if runs["global_batch"].nunique() == 1:
         return f"No recommendation of a batch size{_of_one_size(study)}"
@@ -187,13 +230,19 @@ def _of_one_size(study: Study) -> str:
     what = f": all runs have a global batch of {batch}"
     if len(counts) == 1:
         what = (
-            f" or a worker count: there is one cell alone (global batch {batch} on {words('num_workers', counts[0])})"
+            f" or a worker count: there is one cell alone (global batch {batch} on "
+            f"{words('num_workers', counts[0])})"
         )
-    sizes, (target, _) = _around(int(runs["local_batch"].iloc[0])), next(_targets(study), (None, ""))
+    sizes, (target, _) = (
+        _around(int(runs["local_batch"].iloc[0])),
+        next(_targets(study), (None, "")),
+    )
     grid = f"local_batch={sizes} num_workers={','.join(map(str, counts))} study={study.name}"
     return (
-        f"{what}. One more batch size is missing for a curve, two for a test of it: bsweep run -m local_batch={sizes} "
-        f"study={study.name}, with the other settings as they were. Or bsweep runs what it takes, and no more: bsweep "
+        f"{what}. One more batch size is missing for a curve, two for a test of it: bsweep run -m "
+        f"local_batch={sizes} "
+        f"study={study.name}, with the other settings as they were. Or bsweep runs what it takes, "
+        f"and no more: bsweep "
         f"recommend {grid} {target.option if target else '--target-accuracy ...'}, likewise."
     )
 
@@ -204,18 +253,24 @@ def _no_target(study: Study) -> str:
     few = int((evaluated < 2).sum())
     if few > len(evaluated) / 2:
         return (
-            f"No recommendation of a batch size: a time to an accuracy takes two evaluations of a run, and {few} of "
-            f"{counted(len(evaluated), 'run')} have fewer. Evaluate within epochs (evaluate_every_examples=...) or "
+            f"No recommendation of a batch size: a time to an accuracy takes two evaluations of a "
+            f"run, and {few} of "
+            f"{counted(len(evaluated), 'run')} have fewer. Evaluate within epochs "
+            f"(evaluate_every_examples=...) or "
             f"train for two: bsweep run -m ... epochs=2 study={study.name}."
         )
     return (
-        "No recommendation of a batch size: not half of the cells reach an accuracy above chance. Train for longer, or "
+        "No recommendation of a batch size: not half of the cells reach an accuracy above chance. "
+        "Train for longer, or "
         "at learning rates that suit each batch (optimizer.lr_rule=linear)."
     )
 
 
 def _around(local_batch: int) -> str:
-    return ",".join(str(batch) for batch in dict.fromkeys((max(1, local_batch // 2), local_batch, 2 * local_batch)))
+    return ",".join(
+        str(batch)
+        for batch in dict.fromkeys((max(1, local_batch // 2), local_batch, 2 * local_batch))
+    )
 
 
 def _sentence(text: str) -> str:

@@ -1,6 +1,8 @@
-"""Times of points that ran beside others of their sweep (`launch.parallel`): of no use beside times of points alone.
+"""Times of points that ran beside others of their sweep (`launch.parallel`): of no use beside times
+of points alone.
 
-Cores and GPUs they had of their own; memory, caches, disks and the heat that a chip may give off they shared.
+Cores and GPUs they had of their own; memory, caches, disks and the heat that a chip may give off
+they shared.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def without_times(study: Study) -> Study:
     if not run_ids:
         return study
     tables: dict[str, Any] = {
-        name: _blanked(getattr(study, name), table, run_ids) for name, table in columns.TABLES.items()
+        name: _blanked(getattr(study, name), table, run_ids)
+        for name, table in columns.TABLES.items()
     }
     return replace(study, **tables, warnings=(*study.warnings, left_out(study.provenance)))
 
@@ -44,12 +47,16 @@ def left_out(provenance: pd.DataFrame) -> str:
     runs = "1 run was" if count == 1 else f"{count} runs were"
     its = "its times are" if count == 1 else "their times are"
     return (
-        f"{runs} timed while others ran on the same machine (launch.parallel): {its} left out of figures, tables and "
-        "predictions; accuracies and losses are not. With --beside, in Python beside=True, they are in."
+        f"{runs} timed while others ran on the same machine (launch.parallel): {its} left out of "
+        f"figures, tables and "
+        "predictions; accuracies and losses are not. With --beside, in Python beside=True, they "
+        "are in."
     )
 
 
-def _blanked(rows: pd.DataFrame, table: Sequence[columns.Column], run_ids: Sequence[str]) -> pd.DataFrame:
+def _blanked(
+    rows: pd.DataFrame, table: Sequence[columns.Column], run_ids: Sequence[str]
+) -> pd.DataFrame:
     names = [name for name in columns.names(table) if name in rows and _OF_CLOCKS.search(name)]
     is_beside = rows["run_id"].isin(run_ids)
     return rows.assign(**{name: rows[name].mask(is_beside) for name in names})

@@ -1,7 +1,9 @@
-"""What is known of each column of a study's tables, said once: its name, type, heading, digits and role.
+"""What is known of each column of a study's tables, said once: its name, type, heading, digits and
+role.
 
-A table is a tuple of columns in the order of its CSV; a column of several tables is said in the first of them. Whoever
-adds a field to a record of the run log adds its line here, and it is in the tables, the CSV and their reader.
+A table is a tuple of columns in the order of its CSV; a column of several tables is said in the
+first of them. Whoever adds a field to a record of the run log adds its line here, and it is in the
+tables, the CSV and their reader.
 """
 
 from __future__ import annotations
@@ -26,13 +28,15 @@ class Column:
         name: as in the CSV, with its unit.
         type: what its values become; `any`: they stay what they are.
         heading: of a table that people read; empty: the name in words.
-        role: `promised`: the tables of every version have it. All but these and `other` are settings, which tell cells
-            apart: cells that differ in their `context` are no alternatives to each other; what is `minor` or
-            `placement` may change along with batch or workers.
-        digits: the format of a number; empty: see `number`. A format that ends in `%` leaves the sign to the heading.
+        role: `promised`: the tables of every version have it. All but these and `other` are
+            settings, which tell cells apart: cells that differ in their `context` are no
+            alternatives to each other; what is `minor` or `placement` may change along with batch
+            or workers.
+        digits: the format of a number; empty: see `number`. A format that ends in `%` leaves the
+            sign to the heading.
         said: how a legend says a value; `(s)` stands for the plural.
-        source: what a run says it in, if that is not its summary: its `start` record, its `meta.json`, or the
-            configuration, by dotted name.
+        source: what a run says it in, if that is not its summary: its `start` record, its
+            `meta.json`, or the configuration, by dotted name.
         is_always: whether a table has it even where nothing was measured.
     """
 
@@ -71,13 +75,26 @@ RUNS = (
     Column("test_loss"),
     Column("test_accuracy"),
     Column("sent_bytes", "count_or_null"),
-    Column("planned_epochs", "count_or_null", "epochs", role="context", source="epochs", said="{} epoch(s)"),
+    Column(
+        "planned_epochs",
+        "count_or_null",
+        "epochs",
+        role="context",
+        source="epochs",
+        said="{} epoch(s)",
+    ),
     Column("model", "any", role="context", source="model.name", said="{}"),
     Column("stem", "any", role="context", source="model.stem", said="{}"),
     Column("data", "any", role="context", source="data.name", said="{}"),
     Column("num_train", "count_or_null", "training examples", role="context", source="start"),
     Column("optimizer", "any", role="setting", source="optimizer.name", said="{}"),
-    Column("lr", heading="base learning rate", role="minor", source="optimizer.lr", said="base learning rate: {}"),
+    Column(
+        "lr",
+        heading="base learning rate",
+        role="minor",
+        source="optimizer.lr",
+        said="base learning rate: {}",
+    ),
     Column("lr_rule", "any", "learning-rate rule", role="setting", source="optimizer.lr_rule"),
     Column("accumulation_steps", "any", role="setting"),
     Column("device", "text", role="context", source="start", said="{}"),
@@ -92,7 +109,9 @@ RUNS = (
     Column("network_interface", "any", role="placement"),
     Column("memory_limit", "any", role="placement"),
     Column("threads", "count_or_null", role="placement", source="start"),
-    Column("strategy.transport", "any", role="placement", source="strategy.transport", is_always=False),
+    Column(
+        "strategy.transport", "any", role="placement", source="strategy.transport", is_always=False
+    ),
     Column("message", "text", role="other"),
     Column("warnings", "text", role="other"),
     Column("is_cifar10", "any", role="other"),
@@ -111,14 +130,29 @@ RUNS = (
     Column("branch_seconds", role="other", is_always=False),
     Column("num_classes", "any", role="other"),
     Column("num_test", "any", role="other"),
-    Column("num_parameters", "count_or_null", "parameters", role="other", source="start", is_always=False),
+    Column(
+        "num_parameters",
+        "count_or_null",
+        "parameters",
+        role="other",
+        source="start",
+        is_always=False,
+    ),
     Column("asked_precision", "text", role="other", is_always=False),
     Column("slowdown", "text", role="minor", source="launch.slowdown", is_always=False),
 )
 EPOCHS = (
     *_again(RUNS, "run_id"),
     Column("epoch", "count"),
-    *_again(RUNS, "num_steps", "train_seconds", "train_loss", "train_accuracy", "test_loss", "test_accuracy"),
+    *_again(
+        RUNS,
+        "num_steps",
+        "train_seconds",
+        "train_loss",
+        "train_accuracy",
+        "test_loss",
+        "test_accuracy",
+    ),
     *_again(RUNS, "images_per_second"),
     Column("step_seconds_p50"),
     Column("step_seconds_p95"),
@@ -228,7 +262,16 @@ COMPUTED = (  # of the tables that the analysis makes of these
 )
 _SAID = {
     column.name: column
-    for column in (*COMPUTED, *ROUNDS, *WAITS, *SERVERS, *NOISE_SCALES, *EVALUATIONS, *EPOCHS, *RUNS)
+    for column in (
+        *COMPUTED,
+        *ROUNDS,
+        *WAITS,
+        *SERVERS,
+        *NOISE_SCALES,
+        *EVALUATIONS,
+        *EPOCHS,
+        *RUNS,
+    )
 }
 
 _ROLES = {column.name: column.role for column in RUNS}
@@ -248,7 +291,9 @@ def names(table: Sequence[Column], *roles: Role) -> list[str]:
 
 
 def role(name: str) -> Role:
-    """The role of a column of `runs`, of which most settings have no line here, such as `optimizer.momentum`."""
+    """The role of a column of `runs`, of which most settings have no line here, such as
+    `optimizer.momentum`.
+    """
     return _ROLES.get(name, "minor")
 
 
@@ -257,7 +302,8 @@ def of(name: str) -> Column:
 
 
 def as_table(rows: pd.DataFrame, table: Sequence[Column]) -> pd.DataFrame:
-    """Rows with the columns of a table first, those that are always there filled in, in their types.
+    """Rows with the columns of a table first, those that are always there filled in, in their
+    types.
 
     Whole numbers are such, a missing number is NaN, a missing text is empty.
     """

@@ -1,4 +1,6 @@
-"""Columns of `runs` that follow from others or from the rounds on record; also for tables of an older version."""
+"""Columns of `runs` that follow from others or from the rounds on record; also for tables of an
+older version.
+"""
 
 from __future__ import annotations
 
@@ -20,35 +22,64 @@ def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
     in_rounds, last = of_rounds(runs), rounds.drop_duplicates("run_id", keep="last")
     of_last_round = runs["run_id"].map(last.set_index("run_id")["train_loss"])
     return known.assign(
-        train_loss=runs["train_loss"].mask(in_rounds & runs["run_id"].isin(last["run_id"]), of_last_round),
+        train_loss=runs["train_loss"].mask(
+            in_rounds & runs["run_id"].isin(last["run_id"]), of_last_round
+        ),
         train_accuracy=runs["train_accuracy"].mask(in_rounds),
-        learning_rate=pd.to_numeric(_column(runs, "learning_rate")).fillna(_learning_rate(known)).astype(float),
+        learning_rate=pd.to_numeric(_column(runs, "learning_rate"))
+        .fillna(_learning_rate(known))
+        .astype(float),
         num_classes=_num_classes(runs),
         num_test=_num_test(runs),
     )
 
 
 def with_ends_of_epochs(evaluations: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
-    """The evaluations, and of runs that have none their epochs' ends, with what was trained until then."""
+    """The evaluations, and of runs that have none their epochs' ends, with what was trained until
+    then.
+    """
     others = epochs[~epochs["run_id"].isin(evaluations["run_id"])]
     examples = others["images_per_second"] * others["train_seconds"]
-    parts = others[["num_steps", "train_seconds"]].assign(num_examples=examples.round()).astype(float)
-    ends = others[["run_id", "epoch", "test_loss", "test_accuracy"]].assign(epochs_done=others["epoch"].astype(float))
+    parts = (
+        others[["num_steps", "train_seconds"]].assign(num_examples=examples.round()).astype(float)
+    )
+    ends = others[["run_id", "epoch", "test_loss", "test_accuracy"]].assign(
+        epochs_done=others["epoch"].astype(float)
+    )
     ends = ends.join(parts.groupby(others["run_id"]).cumsum())
-    found = pd.concat([table for table in (evaluations, ends) if len(table)]) if len(ends) else evaluations
-    return columns.as_table(found.sort_values("run_id", kind="stable", ignore_index=True), columns.EVALUATIONS)
+    found = (
+        pd.concat([table for table in (evaluations, ends) if len(table)])
+        if len(ends)
+        else evaluations
+    )
+    return columns.as_table(
+        found.sort_values("run_id", kind="stable", ignore_index=True), columns.EVALUATIONS
+    )
 
 
 def with_energy(runs: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
-    """The runs with the energy of all their epochs, NaN where one does not say it; as they are where none does."""
-    if "energy_joules" in runs or "energy_joules" not in epochs or epochs["energy_joules"].isna().all():
+    """The runs with the energy of all their epochs, NaN where one does not say it; as they are
+    where none does.
+    """
+    if (
+        "energy_joules" in runs
+        or "energy_joules" not in epochs
+        or epochs["energy_joules"].isna().all()
+    ):
         return runs
-    sums = epochs["energy_joules"].astype(float).groupby(epochs["run_id"]).agg(lambda of: of.sum(skipna=False))
+    sums = (
+        epochs["energy_joules"]
+        .astype(float)
+        .groupby(epochs["run_id"])
+        .agg(lambda of: of.sum(skipna=False))
+    )
     return runs.assign(energy_joules=runs["run_id"].map(sums))
 
 
 def of_rounds(runs: pd.DataFrame) -> pd.Series[bool]:
-    """Whether each run was to end with a round rather than an epoch, so that its last epoch is a fragment of one."""
+    """Whether each run was to end with a round rather than an epoch, so that its last epoch is a
+    fragment of one.
+    """
     limits = [name for name in ("strategy.max_rounds", "strategy.max_seconds") if name in runs]
     return runs[limits].notna().any(axis="columns")
 
@@ -56,8 +87,8 @@ def of_rounds(runs: pd.DataFrame) -> pd.Series[bool]:
 def placement(hosts: str | None, num_workers: int, num_servers: int) -> str:
     """On how many nodes the processes of `h1:4,h2:4` run: workers, then servers of their own.
 
-    `2 nodes`, each with as many workers; `2 nodes and 1 of servers`; or, where they are uneven, `nodes of 3, 1 + 2
-    servers`. Names of hosts are left out: they change no number.
+    `2 nodes`, each with as many workers; `2 nodes and 1 of servers`; or, where they are uneven,
+    `nodes of 3, 1 + 2 servers`. Names of hosts are left out: they change no number.
     """
     ranks = hosts_of_ranks(hosts, num_workers, num_servers) if hosts else []
     workers, servers = Counter(ranks[:num_workers]), Counter(ranks[num_workers:])
@@ -67,8 +98,15 @@ def placement(hosts: str | None, num_workers: int, num_servers: int) -> str:
     of_workers = [workers[host] for host in used if workers[host]]
     if len(set(of_workers)) == 1 and not any(workers[host] and servers[host] for host in used):
         text = f"{len(of_workers)} node{'s' * (len(of_workers) > 1)}"
-        return f"{text} and {len(used) - len(of_workers)} of servers" if len(used) > len(of_workers) else text
-    parts = [f"{workers[host]} + {servers[host]} servers" if servers[host] else f"{workers[host]}" for host in used]
+        return (
+            f"{text} and {len(used) - len(of_workers)} of servers"
+            if len(used) > len(of_workers)
+            else text
+        )
+    parts = [
+        f"{workers[host]} + {servers[host]} servers" if servers[host] else f"{workers[host]}"
+        for host in used
+    ]
     return f"nodes of {', '.join(parts)}"
 
 
@@ -77,23 +115,41 @@ def _column(runs: pd.DataFrame, name: str) -> pd.Series:
 
 
 def _local_batches(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.Series[str]:
-    """`8/8/32/16`: examples of each worker's forward pass where not all have the local batch, else nothing.
+    """`8/8/32/16`: examples of each worker's forward pass where not all have the local batch, else
+    nothing.
 
     As most rounds had them, or else as they were given.
     """
-    given = _column(runs, "allocation.local_batches").astype(object).fillna("").astype(str).str.replace(", ", "/")
+    given = (
+        _column(runs, "allocation.local_batches")
+        .astype(object)
+        .fillna("")
+        .astype(str)
+        .str.replace(", ", "/")
+    )
     if len(rounds):
-        passes = runs.set_index("run_id")["accumulation_steps"].reindex(rounds["run_id"]).fillna(1).to_numpy(int)
+        passes = (
+            runs.set_index("run_id")["accumulation_steps"]
+            .reindex(rounds["run_id"])
+            .fillna(1)
+            .to_numpy(int)
+        )
         batches = (rounds["local_batch"] // passes).astype(str)
         lists = batches.groupby([rounds["run_id"], rounds["round"]]).agg("/".join)
-        seen = runs["run_id"].map(lists.groupby(level="run_id").agg(lambda of_run: of_run.mode()[0]))
+        seen = runs["run_id"].map(
+            lists.groupby(level="run_id").agg(lambda of_run: of_run.mode()[0])
+        )
         given = seen.where(seen.notna(), given)
     pairs = zip(given, runs["local_batch"], strict=True)
-    return pd.Series(["" if set(text.split("/")) <= {str(even)} else text for text, even in pairs], runs.index)
+    return pd.Series(
+        ["" if set(text.split("/")) <= {str(even)} else text for text, even in pairs], runs.index
+    )
 
 
 def _num_classes(runs: pd.DataFrame) -> pd.Series:
-    """What an answer is one of: classes, or the bytes of a text; NaN where that is not on record."""
+    """What an answer is one of: classes, or the bytes of a text; NaN where that is not on
+    record.
+    """
     data, given = _column(runs, "data"), pd.to_numeric(_column(runs, "data.num_classes"))
     tokenizer = _column(runs, "data.tokenizer")
     known = pd.to_numeric(_column(runs, "num_classes")).fillna(given)
@@ -103,18 +159,27 @@ def _num_classes(runs: pd.DataFrame) -> pd.Series:
 
 
 def _num_test(runs: pd.DataFrame) -> pd.Series:
-    """Answers that the test accuracy is a mean over: test examples, or tokens; NaN where that is not on record."""
-    known = pd.to_numeric(_column(runs, "num_test")).fillna(pd.to_numeric(_column(runs, "data.num_test")))
+    """Answers that the test accuracy is a mean over: test examples, or tokens; NaN where that is
+    not on record.
+    """
+    known = pd.to_numeric(_column(runs, "num_test")).fillna(
+        pd.to_numeric(_column(runs, "data.num_test"))
+    )
     known = known.mask(known.isna() & runs["is_cifar10"].eq(True), _CIFAR10_TEST)
-    return known.mask(known.isna() & (_column(runs, "data") == "digits"), _DIGITS_TEST).astype(float)
+    return known.mask(known.isna() & (_column(runs, "data") == "digits"), _DIGITS_TEST).astype(
+        float
+    )
 
 
 def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
-    """By `scaled_rate`, for runs from before it was on record; of the first worker, NaN where a part is not known.
+    """By `scaled_rate`, for runs from before it was on record; of the first worker, NaN where a
+    part is not known.
 
     Rates of local SGD went by the global batch then.
     """
-    of_first = pd.to_numeric(runs["local_batches"].str.partition("/")[0], errors="coerce").fillna(runs["local_batch"])
+    of_first = pd.to_numeric(runs["local_batches"].str.partition("/")[0], errors="coerce").fillna(
+        runs["local_batch"]
+    )
     own = of_first * pd.to_numeric(runs["accumulation_steps"]).fillna(1)
     batch = own.where(runs["strategy"] == "diloco", runs["global_batch"]).astype(float)
     references = pd.to_numeric(_column(runs, "optimizer.reference_batch")).astype(float)

@@ -1,10 +1,12 @@
-"""Whether an effect of the batch size survives the best learning rate of each batch size, or was one of the rate.
+"""Whether an effect of the batch size survives the best learning rate of each batch size, or was
+one of the rate.
 
-A study that ran several rates says two things: what the batch sizes come to with one rate for all (the setting that was
-run with the most batch sizes, of these one that gives all the same rate, of these the best on average), and what they
-come to with the best rate of each. Each seed is scored at the rate that the other seeds find best, so that a batch size
-gains nothing by the number of its rates. Of both all pairs of batch sizes are compared: differences of means over
-seeds, of seconds of their logarithms, with Welch's t-interval at 95 % for all pairs together (Bonferroni). A difference
+A study that ran several rates says two things: what the batch sizes come to with one rate for all
+(the setting that was run with the most batch sizes, of these one that gives all the same rate, of
+these the best on average), and what they come to with the best rate of each. Each seed is scored at
+the rate that the other seeds find best, so that a batch size gains nothing by the number of its
+rates. Of both all pairs of batch sizes are compared: differences of means over seeds, of seconds of
+their logarithms, with Welch's t-interval at 95 % for all pairs together (Bonferroni). A difference
 whose interval contains zero is none.
 """
 
@@ -29,15 +31,19 @@ from bsweep.analysis.tuning import RATES, rates, scores_by_seed
 ENOUGH_RATES = 3  # of a batch size, for the best to lie between two others
 _MOST_GROUPS = 4  # that have sentences
 _ALPHA = 0.05
-Scores = Mapping[int, Sequence[float]]  # of each seed by batch size, NaN for a seed that diverged or fell short
+Scores = Mapping[
+    int, Sequence[float]
+]  # of each seed by batch size, NaN for a seed that diverged or fell short
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest difference between two batch sizes, of those told from zero if any is: `worse` less `better`.
+    """The largest difference between two batch sizes, of those told from zero if any is: `worse`
+    less `better`.
 
-    Of test accuracies it is how far `worse` is below, of seconds the logarithm of how many times as long it takes;
-    `low` and `high` are the ends of its interval, NaN where seeds are too few for one.
+    Of test accuracies it is how far `worse` is below, of seconds the logarithm of how many times as
+    long it takes; `low` and `high` are the ends of its interval, NaN where seeds are too few for
+    one.
     """
 
     better: int
@@ -53,11 +59,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Fairness:
-    """One group of cells that differ in batch size and rate: what sets it `apart`, and both comparisons.
+    """One group of cells that differ in batch size and rate: what sets it `apart`, and both
+    comparisons.
 
-    `one_rate` and `best_rates` are None where fewer than two batch sizes have a score; `missed` are batch sizes of
-    which a seed diverged or fell short of the target even at its best rate; `lacking_seeds` and `lacking_rates` are
-    what an interval and a best rate between others take more; `edges`, see `at_edge` of `rates`.
+    `one_rate` and `best_rates` are None where fewer than two batch sizes have a score; `missed` are
+    batch sizes of which a seed diverged or fell short of the target even at its best rate;
+    `lacking_seeds` and `lacking_rates` are what an interval and a best rate between others take
+    more; `edges`, see `at_edge` of `rates`.
     """
 
     apart: str
@@ -73,19 +81,27 @@ class Fairness:
 
 @once
 def fairness(study: Study) -> list[Fairness]:
-    """Both comparisons for each group of cells that differ in batch size and rate; none where one rate was run."""
+    """Both comparisons for each group of cells that differ in batch size and rate; none where one
+    rate was run.
+    """
     table = rates(study)
     if table.empty:
         return []
     apart = [name for name in levels(table) if name not in (*RATES, "local_batch")]
     known = scores_by_seed(study)
     groups = [
-        (key, of) for key, of in table.groupby(level=apart) if of.index.get_level_values("local_batch").nunique() > 1
+        (key, of)
+        for key, of in table.groupby(level=apart)
+        if of.index.get_level_values("local_batch").nunique() > 1
     ]
     groups.sort(key=lambda group: -len(group[1]))
     varying = [name for name in apart if table.index.get_level_values(name).nunique() > 1]
     return [
-        _of_group(", ".join(words(n, v) for n, v in zip(apart, key, strict=True) if n in varying), of, known)
+        _of_group(
+            ", ".join(words(n, v) for n, v in zip(apart, key, strict=True) if n in varying),
+            of,
+            known,
+        )
         for key, of in groups[:_MOST_GROUPS]
     ]
 
@@ -102,11 +118,17 @@ def _of_group(apart: str, table: pd.DataFrame, known: pd.DataFrame) -> Fairness:
         apart=apart,
         metric=str(table["metric"].iloc[0]),
         rate=rate_words(one),
-        one_rate=_largest({batch: scores for batch, scores in of_one.items() if not np.isnan(scores).any()}, sign),
+        one_rate=_largest(
+            {batch: scores for batch, scores in of_one.items() if not np.isnan(scores).any()}, sign
+        ),
         best_rates=_largest(whole, sign),
         missed=tuple(batch for batch in best if batch not in whole),
-        lacking_seeds=_lacking({batch: len(scores) for batch, scores in best.items()}, MIN_SEEDS_FOR_INTERVAL),
-        lacking_rates=_lacking({int(str(batch)): int(count) for batch, count in counts.items()}, ENOUGH_RATES),
+        lacking_seeds=_lacking(
+            {batch: len(scores) for batch, scores in best.items()}, MIN_SEEDS_FOR_INTERVAL
+        ),
+        lacking_rates=_lacking(
+            {int(str(batch)): int(count) for batch, count in counts.items()}, ENOUGH_RATES
+        ),
         edges={batch: ends[key] for batch, key in _by_batch(table) if ends[key]},
     )
 
@@ -114,21 +136,25 @@ def _of_group(apart: str, table: pd.DataFrame, known: pd.DataFrame) -> Fairness:
 def one_rate_for_all(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of `rates` of the one setting that most batch sizes were run with.
 
-    Of several it is one whose learning rate is the same for all batch sizes, of these the best on average.
+    Of several it is one whose learning rate is the same for all batch sizes, of these the best on
+    average.
     """
     settings = [name for name in levels(table) if name in RATES]
     sign = -1 if table["metric"].iloc[0] == "seconds_to_target" else 1
     value = np.log(table["score"]) if sign < 0 else table["score"]
     by = table.assign(value=sign * value).groupby(level=settings)
     order = pd.DataFrame({
-        "size": by.size(), "is_one": by["learning_rate"].nunique() == 1, "missed": -by["missed"].sum(),
+        "size": by.size(), "is_one": by["learning_rate"].nunique() == 1,
+        "missed": -by["missed"].sum(),
         "value": by["value"].mean(),
     })  # fmt: skip
     chosen = order.sort_values(["size", "is_one", "missed", "value"]).index[-1]
     return table[[_settings(key, table, settings) == _key(chosen) for key in table.index]]
 
 
-def _settings(key: tuple[Hashable, ...], table: pd.DataFrame, names: Sequence[str]) -> tuple[Hashable, ...]:
+def _settings(
+    key: tuple[Hashable, ...], table: pd.DataFrame, names: Sequence[str]
+) -> tuple[Hashable, ...]:
     return tuple(value for name, value in zip(levels(table), key, strict=True) if name in names)
 
 
@@ -141,7 +167,11 @@ def rate_words(table: pd.DataFrame) -> str:
     if table["learning_rate"].nunique() == 1:
         return f"one rate for all ({table['learning_rate'].iloc[0]:g})"
     said = {"lr": "base rate {}", "lr_rule": "{}", "optimizer.reference_batch": "at batch {}"}
-    values = {name: setting_text(table.index.get_level_values(name)[0]) for name in RATES if name in levels(table)}
+    values = {
+        name: setting_text(table.index.get_level_values(name)[0])
+        for name in RATES
+        if name in levels(table)
+    }
     rule = ", ".join(said[name].format(value.replace("_", " ")) for name, value in values.items())
     return f"one rule for all ({rule})"
 
@@ -160,7 +190,9 @@ def _tuned_scores(table: pd.DataFrame, known: pd.DataFrame, sign: int) -> dict[i
 
 
 def seeds_left_out(values: np.ndarray, sign: int) -> Iterator[float]:
-    """The scores of seeds, from those of rates by seeds: inf for a seed that was not run, NaN for one that missed."""
+    """The scores of seeds, from those of rates by seeds: inf for a seed that was not run, NaN for
+    one that missed.
+    """
     for seed in range(values.shape[1]):
         candidates = np.flatnonzero(~np.isinf(values[:, seed]))
         if len(candidates):
@@ -169,15 +201,27 @@ def seeds_left_out(values: np.ndarray, sign: int) -> Iterator[float]:
 
 
 def _rank(scores: np.ndarray, sign: int) -> tuple[float, float]:
-    """What is least of the best rate: the share of seeds that missed, then the mean, of which more is better."""
+    """What is least of the best rate: the share of seeds that missed, then the mean, of which more
+    is better.
+    """
     run = scores[~np.isinf(scores)]
     reached = run[~np.isnan(run)]
-    return (1 - len(reached) / len(run), -sign * float(reached.mean())) if len(reached) else (1.0, np.inf)
+    return (
+        (1 - len(reached) / len(run), -sign * float(reached.mean()))
+        if len(reached)
+        else (1.0, np.inf)
+    )
 
 
 def _largest(scores: Scores, sign: int) -> Difference | None:
-    """The largest difference that is told from zero, or else the largest; None of fewer than two batch sizes."""
-    values = {batch: np.log(of) if sign < 0 else np.asarray(of, float) for batch, of in scores.items() if len(of)}
+    """The largest difference that is told from zero, or else the largest; None of fewer than two
+    batch sizes.
+    """
+    values = {
+        batch: np.log(of) if sign < 0 else np.asarray(of, float)
+        for batch, of in scores.items()
+        if len(of)
+    }
     if len(values) < 2:
         return None
     num_pairs = len(values) * (len(values) - 1) / 2
@@ -185,7 +229,9 @@ def _largest(scores: Scores, sign: int) -> Difference | None:
     return max(found, key=lambda one: (one.is_told, one.value))
 
 
-def _difference(one: int, other: int, values: Mapping[int, np.ndarray], sign: int, num_pairs: float) -> Difference:
+def _difference(
+    one: int, other: int, values: Mapping[int, np.ndarray], sign: int, num_pairs: float
+) -> Difference:
     better, worse = sorted((one, other), key=lambda batch: -sign * float(values[batch].mean()))
     off = sign * float(values[better].mean() - values[worse].mean())
     counts = [len(values[batch]) for batch in (better, worse)]
@@ -193,7 +239,11 @@ def _difference(one: int, other: int, values: Mapping[int, np.ndarray], sign: in
         return Difference(better, worse, off, np.nan, np.nan)
     parts = [float(np.var(values[batch], ddof=1)) / len(values[batch]) for batch in (better, worse)]
     total = sum(parts)
-    freedom = total**2 / sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True)) if total else np.inf
+    freedom = (
+        total**2 / sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True))
+        if total
+        else np.inf
+    )
     half = float(stdtrit(min(freedom, 1e6), 1 - _ALPHA / 2 / num_pairs)) * total**0.5
     return Difference(better, worse, off, off - half, off + half)
 
@@ -203,7 +253,9 @@ def _lacking(counts: Mapping[int, int], enough: int) -> dict[int, int]:
 
 
 def fairness_words(study: Study) -> list[str]:
-    """What the comparisons say, a line for each group of cells; nothing where each cell was run at one rate."""
+    """What the comparisons say, a line for each group of cells; nothing where each cell was run at
+    one rate.
+    """
     return [" ".join(_sentences(one)) for one in fairness(study)]
 
 
@@ -212,15 +264,20 @@ def _sentences(one: Fairness) -> Iterator[str]:
     if one.best_rates is None or one.lacking_seeds:
         missing = _batches(one.lacking_seeds, "more seed") or "two batch sizes with a score"
         yield (
-            f"{where}Whether a batch effect survives the best learning rate of each batch size cannot be told: an "
-            f"interval takes {MIN_SEEDS_FOR_INTERVAL} seeds at each rate, and there are missing {missing} (seed=0,1,2)."
+            f"{where}Whether a batch effect survives the best learning rate of each batch size "
+            f"cannot be told: an "
+            f"interval takes {MIN_SEEDS_FOR_INTERVAL} seeds at each rate, and there are missing "
+            f"{missing} (seed=0,1,2)."
         )
     else:
         before, after = one.one_rate, one.best_rates
         if before is not None and not np.isnan(before.low):
             yield f"{where}With {one.rate} {_said(before, one.metric)}."
             where = ""
-        yield f"{where}With the best of its rates at each batch size {_said(after, one.metric)}{_so(before, after)}."
+        yield (
+            f"{where}With the best of its rates at each batch size "
+            f"{_said(after, one.metric)}{_so(before, after)}."
+        )
     yield from _caveats(one)
 
 
@@ -241,7 +298,10 @@ def _so(before: Difference | None, after: Difference) -> str:
     if after.is_told:
         return ": a batch effect survives"
     if before is not None and before.is_told:
-        return ". So what they differ in by one rate or rule for all is not told from an effect of the learning rate"
+        return (
+            ". So what they differ in by one rate or rule for all is not told from an effect of "
+            "the learning rate"
+        )
     return ""
 
 
@@ -250,25 +310,35 @@ def _caveats(one: Fairness) -> Iterator[str]:
     if one.missed:
         how = "reached the target" if one.metric == "seconds_to_target" else "stayed finite"
         yield (
-            f"Not compared: local batch {_listed(one.missed)}, of which not all seeds {how} even at the best rate. "
+            f"Not compared: local batch {_listed(one.missed)}, of which not all seeds {how} even "
+            f"at the best rate. "
             "That is an effect of the batch size, unless a rate that was not tried mends it."
         )
     if one.lacking_rates:
         yield (
-            f"A best rate lies between two others, and there are missing {_batches(one.lacking_rates, 'more rate')} "
+            f"A best rate lies between two others, and there are missing "
+            f"{_batches(one.lacking_rates, 'more rate')} "
             "(optimizer.lr=...)."
         )
     for end in ("lowest", "highest"):
-        at = [batch for batch in one.edges if one.edges[batch] == end and batch not in one.lacking_rates]
+        at = [
+            batch
+            for batch in one.edges
+            if one.edges[batch] == end and batch not in one.lacking_rates
+        ]
         if at:
-            yield f"The best rate of local batch {_listed(at)} is the {end} tried: a better one may lie beyond."
+            yield (
+                f"The best rate of local batch {_listed(at)} is the {end} tried: a better one may "
+                f"lie beyond."
+            )
 
 
 def _batches(lacking: Mapping[int, int], noun: str) -> str:
     """`2 more seeds of local batch 8 and 16; 1 more seed of 32`."""
     counts = sorted(set(lacking.values()), reverse=True)
     parts = [
-        f"{counted(count, noun)} of local batch {_listed([batch for batch in lacking if lacking[batch] == count])}"
+        f"{counted(count, noun)} of local batch "
+        f"{_listed([batch for batch in lacking if lacking[batch] == count])}"
         for count in counts
     ]
     return "; ".join(parts)

@@ -1,12 +1,15 @@
-"""The published study of uneven GPUs far apart (DiLoCo on four nodes, its tables 1 to 3), and a model of it.
+"""The published study of uneven GPUs far apart (DiLoCo on four nodes, its tables 1 to 3), and a
+model of it.
 
-The model: node i computes for h_i t_i(b_i) seconds, h_i being its local steps, and is idle until the last node arrives.
-The baseline's row gives every t_i(4) but for one constant, the seconds T that its slowest node, node 2, computes; they
-are fitted to method C, which changes steps alone. A step's time is taken to be a fixed part f and a part in proportion
-to the batch, t_i(b) = t_i(4) (f + (1 - f) b / 4), the same f on all nodes, fitted to method B.
+The model: node i computes for h_i t_i(b_i) seconds, h_i being its local steps, and is idle until
+the last node arrives. The baseline's row gives every t_i(4) but for one constant, the seconds T
+that its slowest node, node 2, computes; they are fitted to method C, which changes steps alone. A
+step's time is taken to be a fixed part f and a part in proportion to the batch, t_i(b) = t_i(4) (f
++ (1 - f) b / 4), the same f on all nodes, fitted to method B.
 
-Two of the published rows contradict the paper's own settings, whatever the constants; `CONTRADICTIONS` says how.
-Whether idle times are of one round or of all ten is not said; the model holds for both.
+Two of the published rows contradict the paper's own settings, whatever the constants;
+`CONTRADICTIONS` says how. Whether idle times are of one round or of all ten is not said; the model
+holds for both.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ from scipy.optimize import minimize_scalar
 from bsweep.analysis.published import published_csv
 
 CONTRADICTIONS = (
-    "A leaves nodes 1 and 2 with the baseline's batch and steps, so that they must idle 1.1 s apart, as in the "
-    "baseline: 11.9 and 0.0 s are published. B gives both batch 8, so that node 2, the slower in the baseline, should "
+    "A leaves nodes 1 and 2 with the baseline's batch and steps, so that they must idle 1.1 s "
+    "apart, as in the "
+    "baseline: 11.9 and 0.0 s are published. B gives both batch 8, so that node 2, the slower in "
+    "the baseline, should "
     "idle at least 1.1 s less than node 1: 0.4 s more is published."
 )
 
@@ -36,12 +41,16 @@ class IdleModel:
     fixed_share: float  # f: the part of a step at batch 4 that no batch size changes
     baseline: pd.DataFrame  # the published row, by node
 
-    def compute_seconds(self, local_batches: ArrayLike, local_steps: ArrayLike) -> NDArray[np.float64]:
+    def compute_seconds(
+        self, local_batches: ArrayLike, local_steps: ArrayLike
+    ) -> NDArray[np.float64]:
         """Seconds that each node computes, shape (nodes,)."""
         at_baseline = self.slowest_seconds - self.baseline["idle_seconds"].to_numpy(float)
         batches = np.asarray(local_batches) / self.baseline["local_batch"].to_numpy(float)
         steps = np.asarray(local_steps) / self.baseline["local_steps"].to_numpy(float)
-        return np.asarray(at_baseline * steps * (self.fixed_share + (1 - self.fixed_share) * batches))
+        return np.asarray(
+            at_baseline * steps * (self.fixed_share + (1 - self.fixed_share) * batches)
+        )
 
     def idle_seconds(self, local_batches: ArrayLike, local_steps: ArrayLike) -> NDArray[np.float64]:
         """Seconds that each node waits for the slowest, shape (nodes,)."""
@@ -49,14 +58,19 @@ class IdleModel:
         return np.asarray(seconds.max() - seconds)
 
     def steps_by_speed(self) -> list[int]:
-        """Local steps that would let all nodes arrive together: those of the slowest node times relative speed."""
+        """Local steps that would let all nodes arrive together: those of the slowest node times
+        relative speed.
+        """
         baseline = self.baseline
-        speeds = self.slowest_seconds / self.compute_seconds(baseline["local_batch"], baseline["local_steps"])
+        speeds = self.slowest_seconds / self.compute_seconds(
+            baseline["local_batch"], baseline["local_steps"]
+        )
         return [round(steps) for steps in baseline["local_steps"] * speeds]
 
 
 def published_idle() -> pd.DataFrame:
-    """Idle seconds, batch and steps by `method` (baseline, A, B, C) and `node`, in the paper's order.
+    """Idle seconds, batch and steps by `method` (baseline, A, B, C) and `node`, in the paper's
+    order.
 
     See `results/published/README.md` for their source.
     """
@@ -74,17 +88,27 @@ def idle_model() -> IdleModel:
         return float(np.sum((modelled - row["idle_seconds"].to_numpy()) ** 2))
 
     longest_idle = float(baseline["idle_seconds"].max())
-    seconds = minimize_scalar(lambda t: error(rows["C"], t, 0), bounds=(longest_idle, 10 * longest_idle)).x
+    seconds = minimize_scalar(
+        lambda t: error(rows["C"], t, 0), bounds=(longest_idle, 10 * longest_idle)
+    ).x
     share = minimize_scalar(lambda f: error(rows["B"], seconds, f), bounds=(0, 1)).x
     return IdleModel(float(seconds), float(share), baseline)
 
 
 def modelled_idle() -> pd.DataFrame:
-    """Indexed as `published_idle`: `published_seconds` and `modelled_seconds` that each node is idle."""
+    """Indexed as `published_idle`: `published_seconds` and `modelled_seconds` that each node is
+    idle.
+    """
     published, model = published_idle(), idle_model()
-    modelled = [model.idle_seconds(row["local_batch"], row["local_steps"]) for row in _rows(published).values()]
+    modelled = [
+        model.idle_seconds(row["local_batch"], row["local_steps"])
+        for row in _rows(published).values()
+    ]
     return pd.DataFrame(
-        {"published_seconds": published["idle_seconds"], "modelled_seconds": np.concatenate(modelled)},
+        {
+            "published_seconds": published["idle_seconds"],
+            "modelled_seconds": np.concatenate(modelled),
+        },
         index=published.index,
     )
 

@@ -1,4 +1,6 @@
-"""How costs grow: an epoch's with batch, workers, examples and parameters, a sweep's with its runs, as exponents."""
+"""How costs grow: an epoch's with batch, workers, examples and parameters, a sweep's with its runs,
+as exponents.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _MIN_POINTS = 3  # two lie on every power law
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """With which power of one quantity a cost grows, over all series of cells that differ in nothing else."""
+    """With which power of one quantity a cost grows, over all series of cells that differ in
+    nothing else.
+    """
 
     exponent: float = np.nan  # NaN where it cannot be fitted
     exponent_ci95: float = np.nan  # half its 95 % t-interval
@@ -33,10 +37,13 @@ class Growth:
 def fit_power(x: ArrayLike, y: ArrayLike, series: ArrayLike | None = None) -> tuple[float, float]:
     """The exponent of y ~ x^k by least squares of logarithms, and half its 95 % t-interval.
 
-    Where points, of shape (n,), are of several `series`, each of these has a factor of its own and all have the
-    exponent in common: the within-group estimator. It takes two points more than there are series.
+    Where points, of shape (n,), are of several `series`, each of these has a factor of its own and
+    all have the exponent in common: the within-group estimator. It takes two points more than there
+    are series.
     """
-    logarithms = pd.DataFrame({"x": np.log(np.asarray(x, float)), "y": np.log(np.asarray(y, float))})
+    logarithms = pd.DataFrame(
+        {"x": np.log(np.asarray(x, float)), "y": np.log(np.asarray(y, float))}
+    )
     labels = np.zeros(len(logarithms)) if series is None else np.asarray(series)
     centred = logarithms - logarithms.groupby(labels).transform("mean")
     places, values = centred["x"].to_numpy(), centred["y"].to_numpy()
@@ -49,18 +56,22 @@ def fit_power(x: ArrayLike, y: ArrayLike, series: ArrayLike | None = None) -> tu
 
 @once
 def epoch_growth(study: Study, along: str) -> pd.DataFrame:
-    """Exponents of the seconds of an epoch over one of `GROWS_WITH`, indexed by the series of cells that differ in it.
+    """Exponents of the seconds of an epoch over one of `GROWS_WITH`, indexed by the series of cells
+    that differ in it.
 
-    Cells that differ in `num_parameters` differ in all that is said of the model. Runs that end with a round are left
-    out: their last epoch is a fragment. Columns: `exponent`, of the means of cells, each of which counts alike;
-    `exponent_ci95`, half its 95 % t-interval, which is as wide as the means miss a power law; `num_points`.
+    Cells that differ in `num_parameters` differ in all that is said of the model. Runs that end
+    with a round are left out: their last epoch is a fragment. Columns: `exponent`, of the means of
+    cells, each of which counts alike; `exponent_ci95`, half its 95 % t-interval, which is as wide
+    as the means miss a power law; `num_points`.
     """
     points, others = _epochs(study, along)
     rows = [
         (*key, *fit_power(series[along], series["train_seconds"]), len(series))
         for key, series in (points.groupby(level=others) if len(points) else ())
     ]
-    return pd.DataFrame(rows, columns=[*others, "exponent", "exponent_ci95", "num_points"]).set_index(others)
+    return pd.DataFrame(
+        rows, columns=[*others, "exponent", "exponent_ci95", "num_points"]
+    ).set_index(others)
 
 
 def common_growth(study: Study, along: str) -> Growth:
@@ -77,8 +88,15 @@ def common_growth(study: Study, along: str) -> Growth:
 
 
 def _epochs(study: Study, along: str) -> tuple[pd.DataFrame, list[str]]:
-    """Cells of series with three places or more along a quantity, indexed by what tells series apart: `others`."""
-    runs = study.runs[~of_rounds(study.runs)].set_index("run_id").reindex(columns=["num_parameters"]).astype(float)
+    """Cells of series with three places or more along a quantity, indexed by what tells series
+    apart: `others`.
+    """
+    runs = (
+        study.runs[~of_rounds(study.runs)]
+        .set_index("run_id")
+        .reindex(columns=["num_parameters"])
+        .astype(float)
+    )
     seconds = study.epochs.groupby("run_id")["train_seconds"].mean()
     cells = cell_means(study, runs.join(seconds)).dropna(subset="train_seconds")
     others = [name for name in levels(cells) if not _differs(name, along)]
@@ -91,10 +109,11 @@ def _epochs(study: Study, along: str) -> tuple[pd.DataFrame, list[str]]:
 
 
 def sent_growth(study: Study) -> Growth:
-    """The exponent of the bytes that a worker sends in a step over 2 (p - 1) / p n, each variant a series.
+    """The exponent of the bytes that a worker sends in a step over 2 (p - 1) / p n, each variant a
+    series.
 
-    A point is the mean of the variant's cells of as many bytes of a ring: what differs in the batch, say, sends the
-    same again and is no further evidence of the exponent.
+    A point is the mean of the variant's cells of as many bytes of a ring: what differs in the
+    batch, say, sends the same again and is no further evidence of the exponent.
     """
     steps = step_times(study)
     ring = cell_means(study, ring_bytes(study.runs).rename("ring_bytes").to_frame())["ring_bytes"]
@@ -102,24 +121,33 @@ def sent_growth(study: Study) -> Growth:
     points = steps[steps["sent_bytes"] > 0].dropna(subset="ring_bytes")
     if step_unit(study) != "step" or points.empty:
         return Growth(why_not="nothing sent" if points.empty else "workers take unequal steps")
-    rounded = points["ring_bytes"].round()  # means over different numbers of seeds differ in their last bits
-    points = points.assign(ring_bytes=rounded).groupby(["variant", "ring_bytes"])[["sent_bytes"]].mean()
+    rounded = points[
+        "ring_bytes"
+    ].round()  # means over different numbers of seeds differ in their last bits
+    points = (
+        points.assign(ring_bytes=rounded).groupby(["variant", "ring_bytes"])[["sent_bytes"]].mean()
+    )
     points = points.reset_index("ring_bytes")
     series = points.groupby(level="variant")
     enough = series["ring_bytes"].transform("size") >= _MIN_POINTS
     if not enough.any():
         return Growth(why_not=_too_few(int(series.size().max())))
-    return _fitted(points["ring_bytes"][enough], points["sent_bytes"][enough], series.ngroup()[enough])
+    return _fitted(
+        points["ring_bytes"][enough], points["sent_bytes"][enough], series.ngroup()[enough]
+    )
 
 
 def overhead_growth(study: Study) -> Growth:
-    """The exponent of all seconds that runs spent on anything but training steps, over how many runs there were.
+    """The exponent of all seconds that runs spent on anything but training steps, over how many
+    runs there were.
 
-    By the seconds of each run over its number in the order of their starts: if these go with its power k, their sum
-    goes with k + 1. Runs of as many workers are a series: more of them take longer to start, and a sweep trains points
-    of as many workers one after another.
+    By the seconds of each run over its number in the order of their starts: if these go with its
+    power k, their sum goes with k + 1. Runs of as many workers are a series: more of them take
+    longer to start, and a sweep trains points of as many workers one after another.
     """
-    launched = study.provenance.reindex(columns=["run_id", "launched_at"]).set_index("run_id")["launched_at"]
+    launched = study.provenance.reindex(columns=["run_id", "launched_at"]).set_index("run_id")[
+        "launched_at"
+    ]
     runs = study.runs.assign(launched_at=pd.to_numeric(study.runs["run_id"].map(launched)))
     runs["seconds"] = runs["wall_seconds"] - runs["train_seconds"]
     runs = runs[(runs["status"] == "completed") & (runs["seconds"] > 0)]
@@ -136,7 +164,9 @@ def overhead_growth(study: Study) -> Growth:
 
 def _fitted(x: pd.Series[float], y: pd.Series[float], series: pd.Series[int]) -> Growth:
     exponent, half = fit_power(x, y, series)
-    return Growth(exponent=exponent, exponent_ci95=half, num_points=len(x), num_series=series.nunique())
+    return Growth(
+        exponent=exponent, exponent_ci95=half, num_points=len(x), num_series=series.nunique()
+    )
 
 
 def _too_few(count: int) -> str:

@@ -1,4 +1,6 @@
-"""How long uneven workers wait for each other between synchronisations, and what loss they reach in the same time."""
+"""How long uneven workers wait for each other between synchronisations, and what loss they reach in
+the same time.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,21 @@ from bsweep.analysis.statistics import over_seeds, seed_points
 
 # In the order of a table: the baseline, the published methods A, B and C, then those that measure.
 POLICIES = (
-    "uniform", "batch_by_flops", "batch_by_memory", "steps_by_flops", "steps_by_speed", "hybrid", "network_aware",
+    "uniform", "batch_by_flops", "batch_by_memory", "steps_by_flops", "steps_by_speed", "hybrid",
+    "network_aware",
 )  # fmt: skip
-NODE = "node {}: idle_seconds"  # name of a column of `idle_table`; nodes count from 1, as the paper's
+NODE = (
+    "node {}: idle_seconds"  # name of a column of `idle_table`; nodes count from 1, as the paper's
+)
 
 
 def round_times(study: Study) -> pd.DataFrame:
     """The rounds as wholes, indexed by `run_id` and `round`.
 
-    Columns: `train_loss`, `num_examples`; `seconds` from its first worker's begin to its last one's end or, where an
-    exchange overlaps the next round, to that; `elapsed_seconds`, these up to its end, and `midpoint_seconds`, up to its
-    middle, both without evaluations between rounds; `worker_seconds`, `idle_seconds` and `exchange_seconds`, summed
-    over workers.
+    Columns: `train_loss`, `num_examples`; `seconds` from its first worker's begin to its last one's
+    end or, where an exchange overlaps the next round, to that; `elapsed_seconds`, these up to its
+    end, and `midpoint_seconds`, up to its middle, both without evaluations between rounds;
+    `worker_seconds`, `idle_seconds` and `exchange_seconds`, summed over workers.
     """
     spent = ["began_seconds", "compute_seconds", "idle_seconds", "exchange_seconds"]
     rounds = _timed(study)
@@ -48,22 +53,27 @@ def _timed(study: Study) -> pd.DataFrame:
 
 
 def compares_allocations(study: Study) -> bool:
-    """Whether runs with rounds completed under more than one policy, or under even and under given lists."""
+    """Whether runs with rounds completed under more than one policy, or under even and under given
+    lists.
+    """
     return len(_by_run(study)[["policy", "is_baseline"]].drop_duplicates()) > 1
 
 
 @once
 def idle_table(study: Study) -> pd.DataFrame:
-    """Idle seconds by node, table 3 of the paper of uneven GPUs: means over the completed runs of each cell.
+    """Idle seconds by node, table 3 of the paper of uneven GPUs: means over the completed runs of
+    each cell.
 
     Rounds that the end of an epoch cuts short do not count, if a run has whole ones.
 
-    Columns: `n`; `rounds` of a run; a column `NODE` for each worker and `idle_seconds`, their total, each with its
-    interval `<name>_ci95`, summed over `shown_rounds`: those of the baseline, to which runs with more or fewer rounds
-    are scaled; `idle_seconds_points`, the totals by seed; `change` of the total against the baseline, as a fraction,
-    from runs of equal seed where there are any, with `change_ci95`; `idle_seconds_per_round`; `idle_share` and
-    `exchange_share` of the workers' time; `examples_per_second`, and `tokens_per_second` of text. The baseline is the
-    allocation `uniform` without lists, everything else being equal; without it nothing is scaled, and `change` is NaN.
+    Columns: `n`; `rounds` of a run; a column `NODE` for each worker and `idle_seconds`, their
+    total, each with its interval `<name>_ci95`, summed over `shown_rounds`: those of the baseline,
+    to which runs with more or fewer rounds are scaled; `idle_seconds_points`, the totals by seed;
+    `change` of the total against the baseline, as a fraction, from runs of equal seed where there
+    are any, with `change_ci95`; `idle_seconds_per_round`; `idle_share` and `exchange_share` of the
+    workers' time; `examples_per_second`, and `tokens_per_second` of text. The baseline is the
+    allocation `uniform` without lists, everything else being equal; without it nothing is scaled,
+    and `change` is NaN.
     """
     runs = _by_run(study)
     keys = cell_keys(study.runs)
@@ -72,7 +82,13 @@ def idle_table(study: Study) -> pd.DataFrame:
     idle = [*nodes, "idle_seconds"]
     runs[idle] = runs[idle].mul(shown / runs["rounds"], axis="index")
     runs = runs.assign(shown_rounds=shown)
-    others = ["idle_seconds_per_round", "idle_share", "exchange_share", "examples_per_second", "tokens_per_second"]
+    others = [
+        "idle_seconds_per_round",
+        "idle_share",
+        "exchange_share",
+        "examples_per_second",
+        "tokens_per_second",
+    ]
     means = ["rounds", "shown_rounds", *nodes, "idle_seconds"]
     whole = over_seeds(runs, keys, [*means, *others])
     grouped = runs.groupby(keys)
@@ -86,15 +102,21 @@ def idle_table(study: Study) -> pd.DataFrame:
 
 def node_columns(table: pd.DataFrame) -> list[str]:
     """The columns `NODE` of an `idle_table`."""
-    return [str(name) for name in table if str(name).startswith("node ") and not str(name).endswith("_ci95")]
+    return [
+        str(name)
+        for name in table
+        if str(name).startswith("node ") and not str(name).endswith("_ci95")
+    ]
 
 
 @once
 def loss_by_time(study: Study) -> pd.DataFrame:
-    """Training loss by elapsed training time, indexed by `cell_keys` and `elapsed_seconds`; means as in `cells`.
+    """Training loss by elapsed training time, indexed by `cell_keys` and `elapsed_seconds`; means
+    as in `cells`.
 
-    A round's loss is a mean over the round, and so that of its midpoint in time. As many points as rounds, over the
-    time that all seeds have; a run's loss is interpolated between its rounds' midpoints.
+    A round's loss is a mean over the round, and so that of its midpoint in time. As many points as
+    rounds, over the time that all seeds have; a run's loss is interpolated between its rounds'
+    midpoints.
     """
     keys = cell_keys(study.runs)
     points = []
@@ -114,16 +136,21 @@ def loss_by_time(study: Study) -> pd.DataFrame:
 
 @once
 def equal_time_losses(study: Study) -> pd.DataFrame:
-    """Training loss of each cell after equal time: at the first midpoint of a last round among those compared.
+    """Training loss of each cell after equal time: at the first midpoint of a last round among
+    those compared.
 
-    Cells that differ in the variant alone are compared. That is the last time of which the loss of all runs is known,
-    half a round before the shortest run ended. Indexed by `cell_keys`. Columns: `n`; `elapsed_seconds` then;
-    `num_examples` trained on until then; `train_loss` with its interval and points, interpolated between rounds'
-    midpoints, NaN where the first round's is later.
+    Cells that differ in the variant alone are compared. That is the last time of which the loss of
+    all runs is known, half a round before the shortest run ended. Indexed by `cell_keys`. Columns:
+    `n`; `elapsed_seconds` then; `num_examples` trained on until then; `train_loss` with its
+    interval and points, interpolated between rounds' midpoints, NaN where the first round's is
+    later.
     """
     keys = cell_keys(study.runs)
     curves = dict(_loss_curves(study))
-    context = {key: tuple(part for name, part in zip(keys, key, strict=True) if name != "variant") for key in curves}
+    context = {
+        key: tuple(part for name, part in zip(keys, key, strict=True) if name != "variant")
+        for key in curves
+    }
     shortest: dict[Any, float] = {}
     for key, of_cell in curves.items():
         last = min(curve["midpoint_seconds"].iloc[-1] for curve in of_cell)
@@ -136,27 +163,36 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
             row |= {name: curve[name].iloc[0] for name in ("policy", "seed")}
             row["train_loss"] = float(_loss_at(curve, [seconds])[0])
             examples = curve["num_examples"].cumsum()
-            row["num_examples"] = float(np.interp(seconds, [0, *curve["elapsed_seconds"]], [0, *examples]))
+            row["num_examples"] = float(
+                np.interp(seconds, [0, *curve["elapsed_seconds"]], [0, *examples])
+            )
             rows.append(row)
     means = ["elapsed_seconds", "num_examples", "train_loss"]
     table = pd.DataFrame(rows, columns=[*keys, "seed", "policy", *means])
     whole = over_seeds(table, keys, means)
     points = seed_points(table, keys, ["train_loss"])
-    return _in_order(whole[["n", *means, "train_loss_ci95"]].join(points), table.groupby(keys)["policy"].first())
+    return _in_order(
+        whole[["n", *means, "train_loss_ci95"]].join(points), table.groupby(keys)["policy"].first()
+    )
 
 
 @once
 def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
-    """A few rounds of the first seed of each cell, indexed as `idle_table`: `Study.rounds`, begun from zero on.
+    """A few rounds of the first seed of each cell, indexed as `idle_table`: `Study.rounds`, begun
+    from zero on.
 
     They are the second round, for the first may warm up, and those after it.
     """
     runs = _by_run(study)
     keys = cell_keys(study.runs)
     first = runs.sort_values("seed", kind="stable").groupby(keys).head(1)
-    rounds = _timed(study).merge(first[["run_id", "policy", "rounds", *keys]].rename(columns=_APART), on="run_id")
+    rounds = _timed(study).merge(
+        first[["run_id", "policy", "rounds", *keys]].rename(columns=_APART), on="run_id"
+    )
     after_first = rounds[(rounds["round"] > 1) | (rounds["rounds"] == 1)]
-    shown = after_first[after_first["round"] < after_first.groupby("run_id")["round"].transform("min") + num_rounds]
+    shown = after_first[
+        after_first["round"] < after_first.groupby("run_id")["round"].transform("min") + num_rounds
+    ]
     began = shown["began_seconds"] - shown.groupby("run_id")["began_seconds"].transform("min")
     table = shown.assign(began_seconds=began).set_index([_APART.get(name, name) for name in keys])
     table.index.names = keys
@@ -168,9 +204,13 @@ _APART = {"local_batch": "cell_batch"}  # rounds have a batch of their own
 
 @once
 def _by_run(study: Study) -> pd.DataFrame:
-    """One row a completed run with rounds: what its cell is, what it came to, and who its baseline is."""
+    """One row a completed run with rounds: what its cell is, what it came to, and who its baseline
+    is.
+    """
     told = study.runs
-    alike = told.drop(columns=[name for name in told if str(name).partition(".")[0] == "allocation"])
+    alike = told.drop(
+        columns=[name for name in told if str(name).partition(".")[0] == "allocation"]
+    )
     asked = chosen(told)
     lists = [name for name in ALLOCATION_LISTS if name in asked]
     known = keyed(told).assign(
@@ -179,11 +219,16 @@ def _by_run(study: Study) -> pd.DataFrame:
         is_baseline=(asked["allocation"] == "uniform") & asked[lists].isna().all(axis="columns"),
     )
     times, rounds = round_times(study), _timed(study)
-    # Rounds that an epoch's end cuts short would make totals depend on where epochs end; some runs have no others.
+    # Rounds that an epoch's end cuts short would make totals depend on where epochs end; some runs
+    # have no others.
     counts = rounds["is_whole"] | ~rounds.groupby("run_id")["is_whole"].transform("any")
     rounds = rounds[counts]
     times = times.loc[pd.MultiIndex.from_frame(rounds[["run_id", "round"]].drop_duplicates())]
-    sums = times.drop(columns=["train_loss", "elapsed_seconds", "midpoint_seconds"]).groupby(level="run_id").sum()
+    sums = (
+        times.drop(columns=["train_loss", "elapsed_seconds", "midpoint_seconds"])
+        .groupby(level="run_id")
+        .sum()
+    )
     by_run = pd.DataFrame({
         "rounds": times.groupby(level="run_id").size(),
         "idle_seconds": sums["idle_seconds"],
@@ -192,9 +237,15 @@ def _by_run(study: Study) -> pd.DataFrame:
         "examples_per_second": sums["num_examples"] / sums["seconds"],
     })  # fmt: skip
     by_run["idle_seconds_per_round"] = by_run["idle_seconds"] / by_run["rounds"]
-    lengths = study.runs.set_index("run_id").reindex(by_run.index, columns=["data.sequence_length"]).astype(float)
+    lengths = (
+        study.runs.set_index("run_id")
+        .reindex(by_run.index, columns=["data.sequence_length"])
+        .astype(float)
+    )
     by_run["tokens_per_second"] = by_run["examples_per_second"] * lengths["data.sequence_length"]
-    of_nodes = rounds.pivot_table(index="run_id", columns="worker", values="idle_seconds", aggfunc="sum")
+    of_nodes = rounds.pivot_table(
+        index="run_id", columns="worker", values="idle_seconds", aggfunc="sum"
+    )
     by_run = by_run.join(of_nodes.rename(columns=lambda worker: NODE.format(worker + 1)))
     columns = ["run_id", "seed", "everything_else", "policy", "is_baseline", *cell_keys(told)]
     runs = known.loc[known["status"] == "completed", columns].merge(by_run, on="run_id")
@@ -203,7 +254,8 @@ def _by_run(study: Study) -> pd.DataFrame:
 
 
 def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
-    """A cell's idle seconds over its baseline's, less one, and half the width of its interval, by seed if any match.
+    """A cell's idle seconds over its baseline's, less one, and half the width of its interval, by
+    seed if any match.
 
     The interval is that of a ratio of means (Cochran, Sampling Techniques, 1977, section 6.3).
     """
@@ -216,8 +268,12 @@ def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
         return _over(ours.mean() - theirs.mean(), theirs.mean()), float("nan")
     base = paired["theirs"].mean()
     ratio = _over(paired["ours"].mean(), base)
-    rest = (paired["ours"] - ratio * paired["theirs"]).rename("rest").to_frame()  # what a ratio of means leaves
-    half_width = over_seeds(rest.reset_index().assign(cell=""), ["cell"], ["rest"])["rest_ci95"].iloc[0]
+    rest = (
+        (paired["ours"] - ratio * paired["theirs"]).rename("rest").to_frame()
+    )  # what a ratio of means leaves
+    half_width = over_seeds(rest.reset_index().assign(cell=""), ["cell"], ["rest"])[
+        "rest_ci95"
+    ].iloc[0]
     return ratio - 1, _over(half_width, base)
 
 
@@ -226,7 +282,9 @@ def _over(part: float, whole: float) -> float:
 
 
 def _loss_curves(study: Study) -> Iterator[tuple[Any, list[pd.DataFrame]]]:
-    """Of each cell the completed runs' rounds that have a loss, one table a run, indexed by round."""
+    """Of each cell the completed runs' rounds that have a loss, one table a run, indexed by
+    round.
+    """
     keys, times = cell_keys(study.runs), round_times(study)
     known = keyed(study.runs).assign(policy=chosen(study.runs)["allocation"])
     completed = known.loc[known["status"] == "completed", ["run_id", "seed", "policy", *keys]]
@@ -236,7 +294,9 @@ def _loss_curves(study: Study) -> Iterator[tuple[Any, list[pd.DataFrame]]]:
 
 
 def _loss_at(curve: pd.DataFrame, seconds: ArrayLike) -> Any:
-    return np.interp(np.asarray(seconds, float), curve["midpoint_seconds"], curve["train_loss"], left=np.nan)
+    return np.interp(
+        np.asarray(seconds, float), curve["midpoint_seconds"], curve["train_loss"], left=np.nan
+    )
 
 
 def _in_order(table: pd.DataFrame, policies: pd.Series[str]) -> pd.DataFrame:
@@ -244,7 +304,9 @@ def _in_order(table: pd.DataFrame, policies: pd.Series[str]) -> pd.DataFrame:
     if table.empty:
         return table
     keys = levels(table)
-    ranks = policies.map(lambda policy: POLICIES.index(policy) if policy in POLICIES else len(POLICIES))
+    ranks = policies.map(
+        lambda policy: POLICIES.index(policy) if policy in POLICIES else len(POLICIES)
+    )
     others = [name for name in keys if name != "variant"]
     places = table.index.to_frame(index=False).assign(rank=ranks.to_numpy())
     return table.iloc[places.sort_values([*others, "rank", "variant"], kind="stable").index]

@@ -1,4 +1,6 @@
-"""What tells the cells of a study apart: the settings that differ in it, those of the exchange as one short name."""
+"""What tells the cells of a study apart: the settings that differ in it, those of the exchange as
+one short name.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,15 @@ _UNSAID = ("average", "native", "network", "synchronous", "examples", "fail", "u
 
 @once
 def cell_keys(runs: pd.DataFrame) -> list[str]:
-    """The columns that tell cells apart: all settings that differ within the study, then variant, workers, batch.
+    """The columns that tell cells apart: all settings that differ within the study, then variant,
+    workers, batch.
 
-    Settings that follow from others, as `optimizer.momentum` from the optimizer, are left out, for these tell the
-    cells apart already; so is hardware that follows from the strategy, say. `entangled` settings, which would tear a
-    curve over batch sizes or workers into points, are left out too, such as threads that are fewer for more workers;
-    hardware that changes with the batch size or the workers is not, so that no curve ever mixes hardware. The variant
-    stands for all settings of the exchange, see `keyed`.
+    Settings that follow from others, as `optimizer.momentum` from the optimizer, are left out, for
+    these tell the cells apart already; so is hardware that follows from the strategy, say.
+    `entangled` settings, which would tear a curve over batch sizes or workers into points, are left
+    out too, such as threads that are fewer for more workers; hardware that changes with the batch
+    size or the workers is not, so that no curve ever mixes hardware. The variant stands for all
+    settings of the exchange, see `keyed`.
     """
     return [*(name for name in _told_apart(_filled(runs))[0] if not _of_exchange(name)), *_ALWAYS]
 
@@ -42,23 +46,33 @@ _ALWAYS = ("variant", "num_workers", "local_batch")
 
 
 def entangled(runs: pd.DataFrame) -> list[str]:
-    """Learning rate, threads and lesser settings that change along with batch or workers: curves show both effects."""
+    """Learning rate, threads and lesser settings that change along with batch or workers: curves
+    show both effects.
+    """
     return _told_apart(_filled(runs))[1]
 
 
 @once
 def keyed(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs with settings to group by, no nulls in any that is set somewhere, and their `variant`.
+    """The runs with settings to group by, no nulls in any that is set somewhere, and their
+    `variant`.
 
-    That is the strategy with those of its settings, of its codec's, the allocation's and the batching's, that differ
-    within the study, such as `parameter_server layer` or `horovod topk 0.01`; without the strategy where all runs share
-    it.
+    That is the strategy with those of its settings, of its codec's, the allocation's and the
+    batching's, that differ within the study, such as `parameter_server layer` or
+    `horovod topk 0.01`; without the strategy where all runs share it.
     """
     asked, filled = chosen(runs), _filled(runs)
     kept, mixed = _told_apart(filled)
     told_apart = sorted(
-        (name for name in settings(runs) if _of_exchange(name) and name not in mixed and filled[name].nunique() > 1),
-        key=lambda name: (_EXCHANGE.index(name.partition(".")[0]), "." in name),  # a policy before its settings
+        (
+            name
+            for name in settings(runs)
+            if _of_exchange(name) and name not in mixed and filled[name].nunique() > 1
+        ),
+        key=lambda name: (
+            _EXCHANGE.index(name.partition(".")[0]),
+            "." in name,
+        ),  # a policy before its settings
     )
     strategies = filled.groupby("strategy")
     details = [""] * len(runs)
@@ -68,32 +82,44 @@ def keyed(runs: pd.DataFrame) -> pd.DataFrame:
         details = [f"{detail} {word}".strip() for detail, word in zip(details, said, strict=True)]
     is_shared = runs["strategy"].nunique() == 1 and all(details)
     pairs = zip(runs["strategy"], details, strict=True)
-    return filled.assign(variant=[detail if is_shared else f"{name} {detail}".strip() for name, detail in pairs])
+    return filled.assign(
+        variant=[detail if is_shared else f"{name} {detail}".strip() for name, detail in pairs]
+    )
 
 
 def chosen(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs as they were asked for: an allocation's lists only where the user gave them.
 
-    What a policy fills in may differ from probe to probe, and its name says all that was chosen. Runs that name no
-    batching have a fixed batch.
+    What a policy fills in may differ from probe to probe, and its name says all that was chosen.
+    Runs that name no batching have a fixed batch.
     """
     if "batching" in runs:
         runs = runs.assign(
-            batching=runs["batching"].where(runs["batching"].notna() & (runs["batching"] != ""), "fixed")
+            batching=runs["batching"].where(
+                runs["batching"].notna() & (runs["batching"] != ""), "fixed"
+            )
         )
     if "allocation" not in runs or runs["allocation"].isna().all():
         return runs
-    allocation = runs["allocation"].where(runs["allocation"].notna() & (runs["allocation"] != ""), "uniform")
+    allocation = runs["allocation"].where(
+        runs["allocation"].notna() & (runs["allocation"] != ""), "uniform"
+    )
     lists = [name for name in ALLOCATION_LISTS if name in runs]
     given = {name: runs[name].astype(object).where(allocation == "uniform") for name in lists}
     return runs.assign(allocation=allocation, **given)
 
 
 def variant_order(study: Study) -> list[str]:
-    """The variants of a study in the order in which they were first launched, which is that of the sweep."""
-    times = study.provenance.reindex(columns=["run_id", "launched_at"]).set_index("run_id")["launched_at"]
+    """The variants of a study in the order in which they were first launched, which is that of the
+    sweep.
+    """
+    times = study.provenance.reindex(columns=["run_id", "launched_at"]).set_index("run_id")[
+        "launched_at"
+    ]
     launched = study.runs["run_id"].map(pd.to_numeric(times))
-    return list(dict.fromkeys(keyed(study.runs).loc[launched.sort_values(kind="stable").index, "variant"]))
+    return list(
+        dict.fromkeys(keyed(study.runs).loc[launched.sort_values(kind="stable").index, "variant"])
+    )
 
 
 def levels(table: pd.DataFrame) -> list[str]:
@@ -109,12 +135,18 @@ def varying(table: pd.DataFrame) -> list[str]:
 def _told_apart(filled: pd.DataFrame) -> tuple[list[str], list[str]]:
     kept: list[str] = []
     mixed: list[str] = []
-    last = columns.names(columns.RUNS, "placement")  # it follows from others, as settings of a policy do
-    for column in sorted(settings(filled), key=lambda name: (name in last, _of_exchange(name) and "." in name)):
+    last = columns.names(
+        columns.RUNS, "placement"
+    )  # it follows from others, as settings of a policy do
+    for column in sorted(
+        settings(filled), key=lambda name: (name in last, _of_exchange(name) and "." in name)
+    ):
         if filled[column].nunique() < 2 or _follows(filled, column, [*kept, "strategy"]):
             continue
         may_follow = columns.role(column) in ("minor", "placement")
-        if may_follow and _follows(filled, column, [*kept, "strategy", "num_workers", "local_batch"]):
+        if may_follow and _follows(
+            filled, column, [*kept, "strategy", "num_workers", "local_batch"]
+        ):
             mixed.append(column)
         else:
             kept.append(column)
@@ -131,9 +163,11 @@ def _of_exchange(column: str) -> bool:
 
 
 def _said(column: str, value: object, tells_apart: bool) -> str:
-    """A setting of the exchange as a variant's name has it. Words speak for themselves, numbers but for a density not.
+    """A setting of the exchange as a variant's name has it. Words speak for themselves, numbers but
+    for a density not.
 
-    What follows from the strategy is worth a word, though not a number: `allreduce ring` beside `horovod`.
+    What follows from the strategy is worth a word, though not a number: `allreduce ring` beside
+    `horovod`.
     """
     text, name = setting_text(value).replace(", ", ","), column.rpartition(".")[2]
     if _is_missing(value) or text in ("none", "False"):
@@ -158,10 +192,16 @@ def _filled(runs: pd.DataFrame) -> pd.DataFrame:
     """What a run never found out, such as its device, is taken to be what all others found."""
     runs = chosen(runs)
     if "threads" in runs:
-        is_on_gpus = runs["device"].notna() & ~runs["device"].isin(["", "cpu"])  # where no thread of a CPU computes
+        is_on_gpus = runs["device"].notna() & ~runs["device"].isin(
+            ["", "cpu"]
+        )  # where no thread of a CPU computes
         runs = runs.assign(threads=runs["threads"].mask(is_on_gpus))
-        alike = runs.groupby(["placement", "num_workers"], dropna=False)["threads"]  # they may follow from the workers
-        runs = runs.assign(threads=runs["threads"].fillna(alike.transform("first")).mask(is_on_gpus))
+        alike = runs.groupby(["placement", "num_workers"], dropna=False)[
+            "threads"
+        ]  # they may follow from the workers
+        runs = runs.assign(
+            threads=runs["threads"].fillna(alike.transform("first")).mask(is_on_gpus)
+        )
     filled = runs.copy()
     for column in settings(runs):
         values = runs[column].astype(object).where(runs[column].notna() & (runs[column] != ""))
@@ -172,5 +212,7 @@ def _filled(runs: pd.DataFrame) -> pd.DataFrame:
             filled[column] = values.where(values.notna(), known[0])
         else:
             missing = "unknown" if column in _FOUND_OUT else "none"
-            filled[column] = [missing if pd.isna(value) else setting_text(value) for value in values]
+            filled[column] = [
+                missing if pd.isna(value) else setting_text(value) for value in values
+            ]
     return filled

@@ -20,11 +20,14 @@ TARGET_SHARE = 0.9  # of the best mean final test accuracy: the target where non
 def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd.DataFrame:
     """The cells whose mean accuracy is within `margin` of the best one's, the fastest first.
 
-    Test accuracy, or training accuracy where no cell has one; where none was recorded at all, every measured cell
-    counts. Cells that are at chance are no candidates, see `cells`.
+    Test accuracy, or training accuracy where no cell has one; where none was recorded at all, every
+    measured cell counts. Cells that are at chance are no candidates, see `cells`.
     """
     known = cells[(cells["n"] > 0) & cells["has_learned"].fillna(True)]
-    accuracy = next((known[name] for name in ("test_accuracy", "train_accuracy") if known[name].notna().any()), None)
+    accuracy = next(
+        (known[name] for name in ("test_accuracy", "train_accuracy") if known[name].notna().any()),
+        None,
+    )
     if accuracy is not None:
         known = known[accuracy >= accuracy.max() - margin]
     return known.dropna(subset="train_seconds").sort_values("train_seconds", kind="stable")
@@ -32,10 +35,11 @@ def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd
 
 @once
 def accuracy_by_time(study: Study) -> pd.DataFrame:
-    """Test accuracy at the end of each epoch by the seconds trained until then, indexed by `cell_keys` and `epoch`.
+    """Test accuracy at the end of each epoch by the seconds trained until then, indexed by
+    `cell_keys` and `epoch`.
 
-    Columns: `n` seeds; `elapsed_seconds`, without evaluations, and `test_accuracy`, means over seeds with intervals as
-    in `cells`. Completed runs only.
+    Columns: `n` seeds; `elapsed_seconds`, without evaluations, and `test_accuracy`, means over
+    seeds with intervals as in `cells`. Completed runs only.
     """
     keys, curves = cell_keys(study.runs), _curves(study)
     curves = curves[curves["status"] == "completed"].dropna(subset="elapsed_seconds")
@@ -46,13 +50,14 @@ def accuracy_by_time(study: Study) -> pd.DataFrame:
 def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
     """Seconds of training until a test accuracy is reached, indexed by `cell_keys` and `seed`.
 
-    Columns: `target`; `reached`; `seconds`, by the rule of `bsweep.analysis.targets`, NaN where it is not reached. Of a
-    seed that was run again the mean, if all runs reach it. Runs that diverged count as not reaching it unless
-    they did before; others that did not complete are left out.
+    Columns: `target`; `reached`; `seconds`, by the rule of `bsweep.analysis.targets`, NaN where it
+    is not reached. Of a seed that was run again the mean, if all runs reach it. Runs that diverged
+    count as not reaching it unless they did before; others that did not complete are left out.
 
     Args:
-        target: a fraction; None: the one that all runs name and some reach, else `TARGET_SHARE` of the best cell's
-            mean final test accuracy, in whole percents. The table is empty where no cell has learned.
+        target: a fraction; None: the one that all runs name and some reach, else `TARGET_SHARE` of
+            the best cell's mean final test accuracy, in whole percents. The table is empty where no
+            cell has learned.
     """
     keys, runs = cell_keys(study.runs), keyed(study.runs)
     wanted = _default_target(study) if target is None else target
@@ -61,7 +66,12 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
     runs = runs[(is_evaluated | (runs["status"] == "diverged")) & np.isfinite(wanted)]
     seconds = runs["run_id"].map(reached["seconds_to_target"])
     grouped = runs.assign(target=wanted, seconds=seconds).groupby([*keys, "seed"])
-    table = pd.DataFrame({"target": grouped["target"].first(), "reached": grouped["seconds"].count() == grouped.size()})
+    table = pd.DataFrame(
+        {
+            "target": grouped["target"].first(),
+            "reached": grouped["seconds"].count() == grouped.size(),
+        }
+    )
     return table.assign(seconds=grouped["seconds"].mean().where(table["reached"]))
 
 
@@ -83,8 +93,12 @@ def _default_target(study: Study) -> float:
 
 
 def _curves(study: Study) -> pd.DataFrame:
-    """The ends of epochs of all runs that evaluated there, a row each: when, how accurate, and of which cell."""
-    ends = study.evaluations.drop_duplicates(["run_id", "epoch"], keep="last").dropna(subset="test_accuracy")
+    """The ends of epochs of all runs that evaluated there, a row each: when, how accurate, and of
+    which cell.
+    """
+    ends = study.evaluations.drop_duplicates(["run_id", "epoch"], keep="last").dropna(
+        subset="test_accuracy"
+    )
     known = keyed(study.runs)[["run_id", "status", "seed", *cell_keys(study.runs)]]
     shown = ends[["run_id", "epoch", "train_seconds", "test_accuracy"]]
     return shown.rename(columns={"train_seconds": "elapsed_seconds"}).merge(known, on="run_id")

@@ -1,4 +1,6 @@
-"""A study's folder as tables: `runs` with one row a run, `epochs` with one row a run and epoch, and so on."""
+"""A study's folder as tables: `runs` with one row a run, `epochs` with one row a run and epoch, and
+so on.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,12 @@ from bsweep.runlog import RunPaths, read_told
 
 
 def load(study_dir: str | Path, *, mix: bool = False, beside: bool = False) -> Study:
-    """Read a study: a folder of run folders, or one with the `runs.csv` and `epochs.csv` of a report.
+    """Read a study: a folder of run folders, or one with the `runs.csv` and `epochs.csv` of a
+    report.
 
-    Runs of different hardware, versions or precision are refused, see `bsweep.analysis.mixture`, unless `mix`. Times of
-    runs that had others beside them on their machine are left out, see `bsweep.analysis.beside_others`, unless `beside`.
+    Runs of different hardware, versions or precision are refused, see `bsweep.analysis.mixture`,
+    unless `mix`. Times of runs that had others beside them on their machine are left out, see
+    `bsweep.analysis.beside_others`, unless `beside`.
 
     A run that is damaged, or that a newer bsweep wrote, is left out: `skipped` names it.
 
@@ -43,11 +47,19 @@ def load(study_dir: str | Path, *, mix: bool = False, beside: bool = False) -> S
 def _read(study_dir: str | Path) -> Study:
     folder = Path(study_dir).expanduser()
     if not folder.is_dir():
-        near = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
-        raise FileNotFoundError(f"{folder}: no such study folder.{schema.did_you_mean(folder.name, near)}")
+        near = (
+            [path.name for path in folder.parent.iterdir() if path.is_dir()]
+            if folder.parent.is_dir()
+            else []
+        )
+        raise FileNotFoundError(
+            f"{folder}: no such study folder.{schema.did_you_mean(folder.name, near)}"
+        )
     if _is_run(folder):
         raise ValueError(f"{folder}: this is one run of a study. Give the study: {folder.parent}")
-    folders = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and _is_run(path))
+    folders = sorted(
+        path for path in folder.iterdir() if not path.name.startswith(".") and _is_run(path)
+    )
     if folders:
         return _from_runs(folder, folders)
     if all((folder / name).is_file() for name in ("runs.csv", "epochs.csv")):
@@ -75,7 +87,9 @@ def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
         for name, rows in of_run.items():
             growing[name].add(run_folder.name, rows, without=NO_COLUMNS if name == "epochs" else ())
     if not growing:
-        raise ValueError(f"{folder}: none of its {len(skipped)} runs can be read: {next(iter(skipped.values()))}")
+        raise ValueError(
+            f"{folder}: none of its {len(skipped)} runs can be read: {next(iter(skipped.values()))}"
+        )
     tables = {name: table.frame(columns.TABLES.get(name, ())) for name, table in growing.items()}
     return study_of(folder, tables.pop("provenance"), tables, skipped)
 
@@ -86,13 +100,15 @@ def tables_of(run_folder: Path) -> dict[str, Rows]:
 
 
 _NUMBERS = {"number": float, "count": None, "count_or_null": None}
-"""The columns that numpy makes arrays of, by type; of whole numbers, whatever their values ask for."""
+"""The columns that numpy makes arrays of, by type; of whole numbers, whatever their values ask for.
+"""
 
 
 class _Growing:
     """A table that takes the rows of one run after the other, kept by column.
 
-    A study has many epochs: lists of numbers cost a fraction of what a dictionary for each row does.
+    A study has many epochs: lists of numbers cost a fraction of what a dictionary for each row
+    does.
     """
 
     def __init__(self) -> None:
@@ -105,7 +121,9 @@ class _Growing:
                 continue
             column = self._columns.setdefault(name, [])
             if found[name] != nulls:  # which many are: filled in later, all at once
-                column += [None] * (len(run_ids) - len(column))  # of the runs before that do not say it
+                column += [None] * (
+                    len(run_ids) - len(column)
+                )  # of the runs before that do not say it
                 column += found[name]
         run_ids += [run_id] * len(rows)
 
@@ -113,8 +131,13 @@ class _Growing:
         num_rows = len(self._columns["run_id"])
         for column in self._columns.values():
             column += [None] * (num_rows - len(column))
-        # `columns.as_table` gives them their types; numpy takes lists of numbers in a fraction of pandas' time
-        types = {of.name: _NUMBERS[of.type] for of in table if of.type in _NUMBERS and of.name in self._columns}
+        # `columns.as_table` gives them their types; numpy takes lists of numbers in a fraction of
+        # pandas' time
+        types = {
+            of.name: _NUMBERS[of.type]
+            for of in table
+            if of.type in _NUMBERS and of.name in self._columns
+        }
         arrays = {name: np.array(self._columns[name], dtype) for name, dtype in types.items()}
         return pd.DataFrame({**self._columns, **arrays})
 
@@ -125,19 +148,30 @@ def _by_column(rows: Rows) -> dict[str, tuple[Any, ...]]:
     if len(names) > 1 and {*map(len, rows)} == {len(names)}:
         with suppress(KeyError):  # all have the same names, as is usual, and fast
             return dict(zip(names, zip(*map(itemgetter(*names), rows), strict=True), strict=True))
-    return {name: tuple(row.get(name) for row in rows) for name in dict.fromkeys(chain.from_iterable(rows))}
+    return {
+        name: tuple(row.get(name) for row in rows)
+        for name in dict.fromkeys(chain.from_iterable(rows))
+    }
 
 
 def _from_csv(folder: Path) -> Study:
     found = {name: folder / f"{name}.csv" for name in columns.TABLES}
     tables = {name: pd.read_csv(path) for name, path in found.items() if path.is_file()}
     for name in ("runs", "epochs"):
-        missing = [column for column in columns.names(columns.TABLES[name], "promised") if column not in tables[name]]
+        missing = [
+            column
+            for column in columns.names(columns.TABLES[name], "promised")
+            if column not in tables[name]
+        ]
         if missing:
-            raise ValueError(f"{found[name]}: lacks the columns {', '.join(missing)}. Write the report again.")
+            raise ValueError(
+                f"{found[name]}: lacks the columns {', '.join(missing)}. Write the report again."
+            )
     runs, path = tables["runs"], folder / "provenance.csv"
     provenance = pd.read_csv(path, dtype=str) if path.is_file() else runs[["run_id"]]
     if "placement" not in runs and "hosts" in provenance:  # of an older version
         hosts = runs["run_id"].map(provenance.set_index("run_id")["hosts"].fillna(""))
-        runs["placement"] = [placement(of_run, n, 0) for of_run, n in zip(hosts, runs["num_workers"], strict=True)]
+        runs["placement"] = [
+            placement(of_run, n, 0) for of_run, n in zip(hosts, runs["num_workers"], strict=True)
+        ]
     return study_of(folder, provenance, tables)

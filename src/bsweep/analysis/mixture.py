@@ -1,7 +1,8 @@
-"""What keeps the runs of a study from being compared: other hardware, other versions, or another precision than asked.
+"""What keeps the runs of a study from being compared: other hardware, other versions, or another
+precision than asked.
 
-Patches of torch and Horovod, Python, drivers and commits do not count: they change times less than machines do from day
-to day, and the provenance has them.
+Patches of torch and Horovod, Python, drivers and commits do not count: they change times less than
+machines do from day to day, and the provenance has them.
 """
 
 from __future__ import annotations
@@ -19,16 +20,25 @@ Mixture = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 def mixture(runs: pd.DataFrame, provenance: pd.DataFrame) -> Mixture:
-    """What completed runs differ in though nobody chose it; what is not on record differs from nothing.
+    """What completed runs differ in though nobody chose it; what is not on record differs from
+    nothing.
 
-    A precision that was asked for is a setting like any other, and so is one that comes with the kind of device.
+    A precision that was asked for is a setting like any other, and so is one that comes with the
+    kind of device.
     """
     runs = runs[runs["status"] == "completed"]
     told = provenance.set_index("run_id").reindex(runs["run_id"])
     by_run = {"hardware": runs["hardware"].tolist()}
     for name in _VERSIONS:
-        versions = [str(version) if pd.notna(version) else "" for version in told.get(f"versions.{name}", ())]
-        by_run[name] = versions if name == "bsweep" else [".".join(version.split(".")[:2]) for version in versions]
+        versions = [
+            str(version) if pd.notna(version) else ""
+            for version in told.get(f"versions.{name}", ())
+        ]
+        by_run[name] = (
+            versions
+            if name == "bsweep"
+            else [".".join(version.split(".")[:2]) for version in versions]
+        )
     found = {name: _runs_by(values, runs["run_id"]) for name, values in by_run.items()}
     if "asked_precision" in runs:
         left_open = runs[runs["asked_precision"] == "auto"]
@@ -44,15 +54,22 @@ def refuse(folder: Path, found: Mixture) -> None:
     lines = [f"  {name}: {in_words(values)}" for name, values in found.items()]
     raise ValueError(
         "\n".join([f"{folder}: its runs do not compare. They differ in", *lines])
-        + "\nRemove the folders of the fewer ones and run the same sweep again, or move them to a study of their own. "
-        "Or ask for all together by --mix, in Python by mix=True: different hardware and precision then make separate "
+        + "\nRemove the folders of the fewer ones and run the same sweep again, or move them to a "
+        "study of their own. "
+        "Or ask for all together by --mix, in Python by mix=True: different hardware and precision "
+        "then make separate "
         "curves, different versions do not."
     )
 
 
 def in_words(values: Mapping[str, Sequence[str]]) -> str:
     (common, most), *rare = values.items()
-    return "; ".join([f"{common} ({_count(most)})", *(f"{value} ({_count(ids)}: {_some(ids)})" for value, ids in rare)])
+    return "; ".join(
+        [
+            f"{common} ({_count(most)})",
+            *(f"{value} ({_count(ids)}: {_some(ids)})" for value, ids in rare),
+        ]
+    )
 
 
 def _runs_by(values: Sequence[str], run_ids: pd.Series[str]) -> dict[str, list[str]]:

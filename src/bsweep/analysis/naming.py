@@ -1,4 +1,6 @@
-"""Settings in words, as titles, legends and sentences say them: figures show no identifiers of the configuration."""
+"""Settings in words, as titles, legends and sentences say them: figures show no identifiers of the
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _NAMES = {
     "lars": "LARS",
     "lamb": "LAMB",
 }
-# What a variant is put together from. A comma comes before what goes on with a sentence that a strategy begins.
+# What a variant is put together from. A comma comes before what goes on with a sentence that a
+# strategy begins.
 _OF_VARIANTS = {
     "single": "one worker alone",
     "horovod": "Horovod",
@@ -102,7 +105,9 @@ def words(name: str, value: object) -> str:
 
 
 def length_of(study: Study) -> str:
-    """How long all runs were to train, such as `3 epochs` or `10 rounds`; empty if that differs or is not known."""
+    """How long all runs were to train, such as `3 epochs` or `10 rounds`; empty if that differs or
+    is not known.
+    """
     if ends_in_rounds(study):
         lengths = study.rounds.groupby("run_id")["round"].max().unique()
         return counted(lengths[0], "round") if len(lengths) == 1 else ""

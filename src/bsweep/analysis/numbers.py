@@ -1,11 +1,15 @@
-"""Numbers as text: four significant digits, three below 0.1, and of a mean no more than its interval leaves known."""
+"""Numbers as text: four significant digits, three below 0.1, and of a mean no more than its
+interval leaves known.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-_ROUNDING = 1e-9  # of a number: an interval that small is of the arithmetic, nothing was measured that well
+_ROUNDING = (
+    1e-9  # of a number: an interval that small is of the arithmetic, nothing was measured that well
+)
 
 
 def number(value: float) -> str:
@@ -18,7 +22,9 @@ def number(value: float) -> str:
 
 
 def spread(mean: float, half_width: float = math.nan, points: Sequence[float] = ()) -> str:
-    """A mean with half the width of its interval; where there is none, the values of two seeds rather than a mean."""
+    """A mean with half the width of its interval; where there is none, the values of two seeds
+    rather than a mean.
+    """
     if math.isnan(mean):
         return "-"
     if math.isnan(half_width):
@@ -30,13 +36,17 @@ def spread(mean: float, half_width: float = math.nan, points: Sequence[float] = 
     return f"{mean:.{decimals}f} ± {half_width:.{decimals}f}"
 
 
-def fixed(value: float, decimals: int, half_width: float = math.nan, points: Sequence[float] = ()) -> str:
+def fixed(
+    value: float, decimals: int, half_width: float = math.nan, points: Sequence[float] = ()
+) -> str:
     """As `spread`, in a column whose numbers all have as many decimals."""
     if math.isnan(value):
         return "-"
     if len(points) == 2:
         return ", ".join(f"{point:.{decimals}f}" for point in points)
-    return f"{value:.{decimals}f}" + ("" if math.isnan(half_width) else f" ± {half_width:.{decimals}f}")
+    return f"{value:.{decimals}f}" + (
+        "" if math.isnan(half_width) else f" ± {half_width:.{decimals}f}"
+    )
 
 
 def _decimals(value: float) -> int:

@@ -1,4 +1,6 @@
-"""Tables that many figures and sentences ask for, computed once where nobody changes a study meanwhile."""
+"""Tables that many figures and sentences ask for, computed once where nobody changes a study
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ Table = TypeVar("Table", bound=_Copied)
 
 @contextmanager
 def computing_once() -> Iterator[None]:
-    """Within, whoever asks for a table again gets a copy of the first: no study may change before the end.
+    """Within, whoever asks for a table again gets a copy of the first: no study may change before
+    the end.
 
     Within another, it is that one.
     """
@@ -36,7 +39,9 @@ def computing_once() -> Iterator[None]:
         _known.reset(token)
 
 
-def once(compute: Callable[Concatenate[Of, Others], Table]) -> Callable[Concatenate[Of, Others], Table]:
+def once(
+    compute: Callable[Concatenate[Of, Others], Table],
+) -> Callable[Concatenate[Of, Others], Table]:
     """A table of a study or of its runs that `computing_once` computes once."""
 
     @wraps(compute)
@@ -46,7 +51,10 @@ def once(compute: Callable[Concatenate[Of, Others], Table]) -> Callable[Concaten
             return compute(of, *args, **options)
         key = (compute, id(of), args, *options.items())
         if key not in known:
-            known[key] = (compute(of, *args, **options), of)  # while `of` is kept, no other object has its id
+            known[key] = (
+                compute(of, *args, **options),
+                of,
+            )  # while `of` is kept, no other object has its id
         table: Table = known[key][0].copy()
         return table
 

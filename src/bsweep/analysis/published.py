@@ -12,17 +12,20 @@ from bsweep.analysis.keys import levels
 from bsweep.analysis.loaded import Study, study_of
 from bsweep.analysis.numbers import setting_text
 
-# The model and data of the published study; curves of other ones have nothing to do with its curves.
+# The model and data of the published study; curves of other ones have nothing to do with its
+# curves.
 _MODEL = "resnet18"
 _NUM_TRAIN = 50_000
 _COMPARED = (
-    "planned_epochs", "num_workers", "hardware", "optimizer", "lr", "lr_rule", "optimizer.warmup_epochs", "stem",
+    "planned_epochs", "num_workers", "hardware", "optimizer", "lr", "lr_rule",
+    "optimizer.warmup_epochs", "stem",
     "precision",
 )  # fmt: skip
 
 
 def published() -> Study:
-    """The published numbers as a study without epochs; see `results/published/README.md` for their source.
+    """The published numbers as a study without epochs; see `results/published/README.md` for their
+    source.
 
     Images per second are not published: they are derived, `epochs` x 50,000 / `train_seconds`.
     """
@@ -39,10 +42,20 @@ def published() -> Study:
 
 
 def comparable(study: Study) -> bool:
-    """Whether its completed runs all train the published model on all of CIFAR-10's 50,000 training images."""
+    """Whether its completed runs all train the published model on all of CIFAR-10's 50,000 training
+    images.
+    """
     runs = study.runs[study.runs["status"] == "completed"]
-    same = (runs["model"] == _MODEL) & runs["is_cifar10"].eq(True) & runs["num_train"].eq(_NUM_TRAIN).fillna(False)
-    return not runs.empty and bool(same.all()) and study.runs["run_id"].iloc[0] not in set(published().runs["run_id"])
+    same = (
+        (runs["model"] == _MODEL)
+        & runs["is_cifar10"].eq(True)
+        & runs["num_train"].eq(_NUM_TRAIN).fillna(False)
+    )
+    return (
+        not runs.empty
+        and bool(same.all())
+        and study.runs["run_id"].iloc[0] not in set(published().runs["run_id"])
+    )
 
 
 def differences(study: Study) -> list[str]:
@@ -55,7 +68,10 @@ def differences(study: Study) -> list[str]:
             for known in (_known(runs, column) for runs in (ours, theirs))
         )
         if values != reference:
-            found.append(f"{columns.heading(column)}: {values or 'not known'} (published: {reference or 'not given'})")
+            found.append(
+                f"{columns.heading(column)}: {values or 'not known'} (published: "
+                f"{reference or 'not given'})"
+            )
     return found
 
 
@@ -64,16 +80,22 @@ def _known(runs: pd.DataFrame, column: str) -> list[Any]:
 
 
 def relative_seconds(cells: pd.DataFrame, reference_batch: int) -> pd.Series[float]:
-    """Training time over that of the same series at the reference batch, which cancels epochs and hardware.
+    """Training time over that of the same series at the reference batch, which cancels epochs and
+    hardware.
 
     Indexed as `cells`; NaN where the series was not measured at the reference batch.
     """
     series = levels(cells)[:-1]
-    at_reference = cells["train_seconds"].where(cells.index.get_level_values("local_batch") == reference_batch)
+    at_reference = cells["train_seconds"].where(
+        cells.index.get_level_values("local_batch") == reference_batch
+    )
     return cells["train_seconds"] / at_reference.groupby(level=series).transform("first")
 
 
 def published_csv(name: str) -> Path:
     here = Path(__file__).resolve()
-    candidates = (here.parents[1] / "published", here.parents[3] / "results" / "published")  # wheel, checkout
+    candidates = (
+        here.parents[1] / "published",
+        here.parents[3] / "results" / "published",
+    )  # wheel, checkout
     return next(folder for folder in candidates if folder.is_dir()) / f"{name}.csv"

@@ -22,17 +22,25 @@ from bsweep.runlog import REMEDY, Damaged, Run, RunPaths, changes_batch, numbere
 
 Rows = Sequence[Mapping[str, Any]]
 
-CIFAR10_CLASSES = frozenset(("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"))
+CIFAR10_CLASSES = frozenset(
+    ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+)
 
 # Settings that have a column of a short name, by what the configuration calls them.
-_SHORT_NAMES = {column.source: column.name for column in columns.RUNS if column.source not in ("", "start", "meta")}
+_SHORT_NAMES = {
+    column.source: column.name
+    for column in columns.RUNS
+    if column.source not in ("", "start", "meta")
+}
 _COLUMNS = columns.names(columns.RUNS)
 _PROMISED = columns.names(columns.RUNS, "promised")
 _OF_START = [column.name for column in columns.RUNS if column.source == "start"]
 # Where a run lies and how it was started; and what the `start` record says better.
 _NO_SETTINGS = (
-    "study", "results_dir", "local_batch", "global_batch", "device", "precision", "graph", "log_every_steps",
-    "checkpoint_every", "resume_from", "launch.retries", "trackers", "data.download", "allocation.probe",
+    "study", "results_dir", "local_batch", "global_batch", "device", "precision", "graph",
+    "log_every_steps",
+    "checkpoint_every", "resume_from", "launch.retries", "trackers", "data.download",
+    "allocation.probe",
     "allocation.devices", "measure.noise_scale", "measure.noise_scale_per_layer",
 )  # fmt: skip
 _PATHS = ("data.root", "data.path", "data.tokenizer")
@@ -56,7 +64,9 @@ def rows_of(run: Run) -> dict[str, Rows]:
     return {
         "runs": [_run_row(run, of_type["start"], of_type["event"], len(epochs))],
         "epochs": epochs,
-        "evaluations": _of_table(numbered(of_type["evaluation"], "evaluation", by="num_steps"), columns.EVALUATIONS),
+        "evaluations": _of_table(
+            numbered(of_type["evaluation"], "evaluation", by="num_steps"), columns.EVALUATIONS
+        ),
         "noise_scales": _of_table(noise, columns.NOISE_SCALES),
         "noise_of_layers": _layer_rows(noise),
         "batches": _of_table(steps, columns.BATCHES),
@@ -76,14 +86,21 @@ def _of_table(records: Rows, table: Sequence[columns.Column]) -> Rows:
 def _layer_rows(noise: Rows) -> Rows:
     """Of records of the gradient noise scale, a row for each layer that one tells."""
     return [
-        {"num_steps": record["num_steps"], "layer": layer, "gradient_square": square, "variance": variance}
+        {
+            "num_steps": record["num_steps"],
+            "layer": layer,
+            "gradient_square": square,
+            "variance": variance,
+        }
         for record in noise
         for layer, (square, variance) in (record.get("layers") or {}).items()
     ]
 
 
 def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str, Any]:
-    """One row of `runs`: from the summary; without one from the start record; without that from the config."""
+    """One row of `runs`: from the summary; without one from the start record; without that from the
+    config.
+    """
     start = starts[-1] if starts else {}
     config = start["config"] if start else _saved_config(run.folder)
     settings = _settings(config)
@@ -109,7 +126,11 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a run was told, by the columns of `runs`."""
     told = ((_column(key), key, value) for key, value in _flat(config).items())
-    settings = {column: value for column, key, value in told if column and not schema.is_left_out(key, value)}
+    settings = {
+        column: value
+        for column, key, value in told
+        if column and not schema.is_left_out(key, value)
+    }
     for key in _PATHS:
         if settings.get(key):
             settings[key] = Path(settings[key]).name  # which data, not where on which machine
@@ -121,7 +142,11 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
     classes = start.get("classes", ())
     return {
         **{key: start[key] for key in _OF_START if key in start},
-        **({"channels_last": start["channels_last"]} if start.get("channels_last") is not None else {}),
+        **(
+            {"channels_last": start["channels_last"]}
+            if start.get("channels_last") is not None
+            else {}
+        ),
         **({"strategy.transport": start["transport"]} if start.get("transport") else {}),
         "num_classes": len(classes) or None,
         "num_test": start["num_test"] * (start.get("tokens_per_example") or 1) if start else None,
@@ -130,7 +155,9 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _branch(events: Rows) -> dict[str, Any]:
-    """Of a run that went on from another one's checkpoint: which, and after how many steps and seconds."""
+    """Of a run that went on from another one's checkpoint: which, and after how many steps and
+    seconds.
+    """
     begun = next((one for one in reversed(events) if "branch_of" in one), None)
     if begun is None:
         return {}
@@ -140,16 +167,24 @@ def _branch(events: Rows) -> dict[str, Any]:
 
 def _place(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
     """`PLACEMENT_COLUMNS` as far as they were asked for."""
-    launch, strategy, num_workers = config.get("launch", {}), config.get("strategy", {}), config.get("num_workers", 1)
+    launch, strategy, num_workers = (
+        config.get("launch", {}),
+        config.get("strategy", {}),
+        config.get("num_workers", 1),
+    )
     has_servers = strategy.get("name") == "parameter_server" and not strategy.get("colocated")
     num_servers = (strategy.get("num_servers") or max(1, num_workers // 2)) if has_servers else 0
     hosts = launch.get("hosts")
-    nodes = placement(meta.get("hosts") if hosts in (None, SLURM) else hosts, num_workers, num_servers)
+    nodes = placement(
+        meta.get("hosts") if hosts in (None, SLURM) else hosts, num_workers, num_servers
+    )
     limits = [setting_text(limit) for limit in launch.get("memory_limit_mb") or ()]
     return {
         "placement": nodes,
         "network_interface": None if nodes == "1 node" else launch.get("network_interface"),
-        "memory_limit": f"{', '.join(limits if len(set(limits)) > 1 else limits[:1])} MB" if limits else None,
+        "memory_limit": f"{', '.join(limits if len(set(limits)) > 1 else limits[:1])} MB"
+        if limits
+        else None,
         "threads": launch.get("threads_per_worker"),
     }
 
@@ -161,7 +196,11 @@ def _saved_config(folder: Path) -> Mapping[str, Any]:
         config = schema.read(path)
     except (OSError, ValueError) as error:
         raise Damaged(f"{path}: cannot be read: {error} {REMEDY}") from None
-    return {**asdict(config), "local_batch": config.examples_per_pass, "global_batch": config.examples_per_step}
+    return {
+        **asdict(config),
+        "local_batch": config.examples_per_pass,
+        "global_batch": config.examples_per_step,
+    }
 
 
 def _server_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
@@ -202,15 +241,23 @@ def _round_rows(rounds: Sequence[Mapping[str, Any]]) -> Rows:
     """The rounds of a run by worker."""
     rows = []
     for record in rounds:
-        told = {"exposed_exchange_seconds": record["exchange_seconds"], **record}  # before a record had that name
-        of_all = {name: told[name] for name in ("epoch", "round", "train_loss", "num_examples", "is_whole")}
+        told = {
+            "exposed_exchange_seconds": record["exchange_seconds"],
+            **record,
+        }  # before a record had that name
+        of_all = {
+            name: told[name]
+            for name in ("epoch", "round", "train_loss", "num_examples", "is_whole")
+        }
         values = zip(*(told[name] for name in _BY_WORKER.values()), strict=True)
         rows += [of_all | dict(zip(_BY_WORKER, of_worker, strict=True)) for of_worker in values]
     return rows
 
 
 def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """`meta.json` by dotted names; its command, as the settings, without where the data lie on which machine."""
+    """`meta.json` by dotted names; its command, as the settings, without where the data lie on
+    which machine.
+    """
     flat = _flat(meta)
     command = flat.get("command") or ""
     with contextlib.suppress(ValueError):  # an unbalanced quote
@@ -224,7 +271,9 @@ def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def _column(key: str) -> str:
     """The column of `runs` that a key of the configuration fills; empty if it is no setting."""
-    is_setting = key in _SHORT_NAMES or not (key in (*_NO_SETTINGS, *_COLUMNS) or key.startswith("launch."))
+    is_setting = key in _SHORT_NAMES or not (
+        key in (*_NO_SETTINGS, *_COLUMNS) or key.startswith("launch.")
+    )
     return _SHORT_NAMES.get(key, key) if is_setting else ""
 
 

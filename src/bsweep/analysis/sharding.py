@@ -1,8 +1,10 @@
-"""The published parameter-sharding study (VGG-16, by layer or by memory), a model of it, and measured runs beside both.
+"""The published parameter-sharding study (VGG-16, by layer or by memory), a model of it, and
+measured runs beside both.
 
-The model: a step takes the time to compute plus the time to exchange, T = C + max(1, w s) x, for w workers whose
-fullest server holds the share s of the parameters; x seconds bring all parameters through one link there and back. The
-largest of the servers' links is the bottleneck, for all workers share it, or else a worker's own.
+The model: a step takes the time to compute plus the time to exchange, T = C + max(1, w s) x, for w
+workers whose fullest server holds the share s of the parameters; x seconds bring all parameters
+through one link there and back. The largest of the servers' links is the bottleneck, for all
+workers share it, or else a worker's own.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ Sharding = Literal["layer", "memory"]
 
 
 def published_gains() -> pd.DataFrame:
-    """Speed of memory sharding over that of layer sharding, less one, by `num_workers`; columns `num_servers`, `gain`.
+    """Speed of memory sharding over that of layer sharding, less one, by `num_workers`; columns
+    `num_servers`, `gain`.
 
     See `results/published/README.md` for their source.
     """
@@ -40,7 +43,9 @@ def published_gains() -> pd.DataFrame:
 
 
 def largest_share(sharding: Sharding, num_servers: int) -> float:
-    """Part of VGG-16 on the fullest server: layers go, the largest first, to the server that has the least."""
+    """Part of VGG-16 on the fullest server: layers go, the largest first, to the server that has
+    the least.
+    """
     if sharding == "memory":
         return 1 / num_servers
     loads = [0] * num_servers
@@ -49,60 +54,86 @@ def largest_share(sharding: Sharding, num_servers: int) -> float:
     return max(loads) / sum(loads)
 
 
-def predicted_gain(num_workers: int, ratio: float, shares: tuple[float, float] | None = None) -> float:
+def predicted_gain(
+    num_workers: int, ratio: float, shares: tuple[float, float] | None = None
+) -> float:
     """By how much memory sharding is faster than layer sharding, as a fraction.
 
     Args:
         num_workers: w; the published study has a server for two of them.
-        ratio: compute time over the exchange time of evenly loaded servers, two workers each: C / 2x.
+        ratio: compute time over the exchange time of evenly loaded servers, two workers each: C /
+            2x.
         shares: of the fullest server by layer and by memory; None: VGG-16's on w / 2 servers.
     """
     num_servers = max(1, num_workers // 2)
-    by_layer, by_memory = shares or (largest_share("layer", num_servers), largest_share("memory", num_servers))
+    by_layer, by_memory = shares or (
+        largest_share("layer", num_servers),
+        largest_share("memory", num_servers),
+    )
     compute = 2 * ratio  # in units of x
-    return (compute + max(1, num_workers * by_layer)) / (compute + max(1, num_workers * by_memory)) - 1
+    return (compute + max(1, num_workers * by_layer)) / (
+        compute + max(1, num_workers * by_memory)
+    ) - 1
 
 
 def fit_ratio(gains: pd.Series[float]) -> float:
-    """The one constant of `predicted_gain` that comes closest, by least squares, to gains indexed by `num_workers`."""
+    """The one constant of `predicted_gain` that comes closest, by least squares, to gains indexed
+    by `num_workers`.
+    """
 
     def error(ratio: float) -> float:
-        return float(sum((gains - [predicted_gain(num_workers, ratio) for num_workers in gains.index]) ** 2))
+        return float(
+            sum((gains - [predicted_gain(num_workers, ratio) for num_workers in gains.index]) ** 2)
+        )
 
     return float(minimize_scalar(error, bounds=(0, 100)).x)
 
 
 @once
 def sharding_gains(study: Study) -> pd.DataFrame:
-    """What memory sharding gains over layer sharding where VGG-16 was measured with both, everything else being equal.
+    """What memory sharding gains over layer sharding where VGG-16 was measured with both,
+    everything else being equal.
 
-    Indexed as the cells of such runs, without the sharding. Columns: `layer_share` and `memory_share` of the fullest
-    server, on record; `gain`, by images per second, means over seeds; `published_gain` and, with the shares on record
-    and the constant fitted to the published gains, `predicted_gain`.
+    Indexed as the cells of such runs, without the sharding. Columns: `layer_share` and
+    `memory_share` of the fullest server, on record; `gain`, by images per second, means over seeds;
+    `published_gain` and, with the shares on record and the constant fitted to the published gains,
+    `predicted_gain`.
     """
     runs, published = _measured(study), published_gains()["gain"]
     if not {"layer", "memory"} <= set(runs["strategy.sharding"]):
         return pd.DataFrame()
     alike = runs.drop(columns=["strategy.sharding", "largest_share"])
     keys = cell_keys(alike)
-    known = keyed(alike).assign(sharding=runs["strategy.sharding"], largest_share=runs["largest_share"])
-    by_sharding = known.groupby([*keys, "sharding"])[["images_per_second", "largest_share"]].mean().unstack("sharding")
+    known = keyed(alike).assign(
+        sharding=runs["strategy.sharding"], largest_share=runs["largest_share"]
+    )
+    by_sharding = (
+        known.groupby([*keys, "sharding"])[["images_per_second", "largest_share"]]
+        .mean()
+        .unstack("sharding")
+    )
     speed, share = by_sharding["images_per_second"], by_sharding["largest_share"]
     gain = speed["memory"] / speed["layer"] - 1
-    table = pd.DataFrame({"layer_share": share["layer"], "memory_share": share["memory"], "gain": gain}).dropna()
+    table = pd.DataFrame(
+        {"layer_share": share["layer"], "memory_share": share["memory"], "gain": gain}
+    ).dropna()
     workers, ratio = table.index.get_level_values("num_workers"), fit_ratio(published)
     shares = table[["layer_share", "memory_share"]].itertuples(index=False)
     return table.assign(
         published_gain=published.reindex(workers).to_numpy(),
-        predicted_gain=[predicted_gain(count, ratio, pair) for count, pair in zip(workers, shares, strict=True)],
+        predicted_gain=[
+            predicted_gain(count, ratio, pair) for count, pair in zip(workers, shares, strict=True)
+        ],
     )
 
 
 def sharding_fit(study: Study) -> Line | None:
-    """C and x in seconds that measured VGG-16 runs imply: `intercept` and `slope` of a step's time over max(1, w s).
+    """C and x in seconds that measured VGG-16 runs imply: `intercept` and `slope` of a step's time
+    over max(1, w s).
 
-    The intercept is all that does not grow with the load, and so no measured computing time: see `computing_seconds`.
-    None where fewer than three such loads were measured, or at several batch sizes, each with its own C.
+    The intercept is all that does not grow with the load, and so no measured computing time: see
+    `computing_seconds`. None where fewer than three such loads were measured, or at several batch
+    sizes, each with its own C.
     """
     runs = _measured(study)
     load = (runs["num_workers"] * runs["largest_share"]).clip(lower=1).round(4)
@@ -112,16 +143,22 @@ def sharding_fit(study: Study) -> Line | None:
 
 
 def computing_seconds(study: Study) -> tuple[float, float] | None:
-    """The shortest and the longest time that completed runs of VGG-16 computed in a step; None if not measured."""
+    """The shortest and the longest time that completed runs of VGG-16 computed in a step; None if
+    not measured.
+    """
     is_wanted = (study.runs["status"] == "completed") & (study.runs["model"] == "vgg16")
-    seconds = step_seconds(study)["compute_seconds"].reindex(study.runs.loc[is_wanted, "run_id"]).dropna()
+    seconds = (
+        step_seconds(study)["compute_seconds"].reindex(study.runs.loc[is_wanted, "run_id"]).dropna()
+    )
     return (float(seconds.min()), float(seconds.max())) if len(seconds) else None
 
 
 def _measured(study: Study) -> pd.DataFrame:
     """The completed runs of VGG-16 on synchronous servers, with the `largest_share` of these."""
     shares = study.servers.groupby("run_id")["share"].max()
-    no_matter = [name for name in study.runs if str(name).startswith(("lr", "optimizer."))]  # to how long a step takes
+    no_matter = [
+        name for name in study.runs if str(name).startswith(("lr", "optimizer."))
+    ]  # to how long a step takes
     runs = study.runs.drop(columns=no_matter)
     is_timed = (runs["status"] == "completed") & runs["train_seconds"].notna()
     is_wanted = is_timed & (runs["strategy"] == "parameter_server") & (runs["model"] == "vgg16")

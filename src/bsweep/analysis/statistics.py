@@ -14,11 +14,15 @@ MIN_SEEDS_FOR_INTERVAL = 3  # of two seeds an interval is wider than anything it
 CHANCE_ALPHA = 0.001  # small, for a study asks it of each of its cells
 
 
-def over_seeds(runs: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str] | pd.Index) -> pd.DataFrame:
-    """Means over the seeds of each group of runs: `n` counts distinct seeds, of which each is averaged first.
+def over_seeds(
+    runs: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str] | pd.Index
+) -> pd.DataFrame:
+    """Means over the seeds of each group of runs: `n` counts distinct seeds, of which each is
+    averaged first.
 
-    `runs` needs the column `seed`. A run repeated with its seed says how much a time scatters, nothing of other seeds.
-    Columns: `n`, the metrics and, as `<metric>_ci95`, half the width of their 95 % t-interval, NaN below three seeds.
+    `runs` needs the column `seed`. A run repeated with its seed says how much a time scatters,
+    nothing of other seeds. Columns: `n`, the metrics and, as `<metric>_ci95`, half the width of
+    their 95 % t-interval, NaN below three seeds.
     """
     seeds = runs.groupby([*keys, "seed"])[list(metrics)].mean().groupby(level=list(keys))
     count = seeds.count()
@@ -27,7 +31,9 @@ def over_seeds(runs: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str] |
 
 
 def seed_points(runs: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> pd.DataFrame:
-    """What `over_seeds` averages: of each metric a tuple by seed, without what is missing, as `<metric>_points`."""
+    """What `over_seeds` averages: of each metric a tuple by seed, without what is missing, as
+    `<metric>_points`.
+    """
     seeds = runs.groupby([*keys, "seed"])[list(metrics)].mean().groupby(level=list(keys))
     return seeds.agg(_without_missing).add_suffix("_points")
 
@@ -36,13 +42,18 @@ def _without_missing(values: pd.Series[float]) -> tuple[float, ...]:
     return tuple(values.dropna())
 
 
-def beats_chance(accuracy: ArrayLike, num_classes: ArrayLike, num_answers: ArrayLike) -> pd.Series[bool]:
-    """Whether so many correct answers have a probability below `CHANCE_ALPHA` for one who guesses; NA if not known.
+def beats_chance(
+    accuracy: ArrayLike, num_classes: ArrayLike, num_answers: ArrayLike
+) -> pd.Series[bool]:
+    """Whether so many correct answers have a probability below `CHANCE_ALPHA` for one who guesses;
+    NA if not known.
 
-    One-sided binomial test against 1 / `num_classes`. Of a mean accuracy over seeds, the answers are those of one
-    test set, for all seeds answer the same questions.
+    One-sided binomial test against 1 / `num_classes`. Of a mean accuracy over seeds, the answers
+    are those of one test set, for all seeds answer the same questions.
     """
-    shares, classes, answers = (np.asarray(values, float) for values in (accuracy, num_classes, num_answers))
+    shares, classes, answers = (
+        np.asarray(values, float) for values in (accuracy, num_classes, num_answers)
+    )
     correct = np.floor(shares * answers + 1e-6)
     probability = np.where(correct > 0, betainc(correct, answers - correct + 1, 1 / classes), 1.0)
     is_known = np.isfinite(shares) & np.isfinite(classes) & np.isfinite(answers)
@@ -50,7 +61,8 @@ def beats_chance(accuracy: ArrayLike, num_classes: ArrayLike, num_answers: Array
 
 
 def differ_by_chance(one: ArrayLike, other: ArrayLike) -> float:
-    """How likely means are at least as far apart that do not differ, by Welch's t-test of two or more values each.
+    """How likely means are at least as far apart that do not differ, by Welch's t-test of two or
+    more values each.
 
     NaN where all values are equal.
     """

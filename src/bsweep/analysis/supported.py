@@ -1,10 +1,11 @@
 """Parts of a study, and the target that one supports where its runs name none that they reach.
 
-That target is the highest test accuracy, in whole percents, that three quarters of the cells reach in all their runs,
-on three batch sizes at least where there are as many: as far along training as most cells can tell, with few runs that
-are known by a bound alone. Where so many do not get beyond chance, half of the cells are enough. Where no accuracy was
-measured it is the lowest test loss, in hundredths. A run reaches what the median of three evaluations does, so that one
-evaluation reaches nothing.
+That target is the highest test accuracy, in whole percents, that three quarters of the cells reach
+in all their runs, on three batch sizes at least where there are as many: as far along training as
+most cells can tell, with few runs that are known by a bound alone. Where so many do not get beyond
+chance, half of the cells are enough. Where no accuracy was measured it is the lowest test loss, in
+hundredths. A run reaches what the median of three evaluations does, so that one evaluation reaches
+nothing.
 """
 
 from __future__ import annotations
@@ -36,22 +37,30 @@ def part_of(study: Study, kept: pd.Series[bool]) -> Study:
     names = ("epochs", "evaluations", "noise_scales", "batches", "rounds", "provenance")
     tables = {name: getattr(study, name) for name in names}
     return replace(
-        study, runs=runs, **{name: table[table["run_id"].isin(runs["run_id"])] for name, table in tables.items()}
+        study,
+        runs=runs,
+        **{name: table[table["run_id"].isin(runs["run_id"])] for name, table in tables.items()},
     )
 
 
 def supported_target(study: Study) -> tuple[Target, str] | None:
-    """The target of the module's first lines, with a sentence that says so; None where the runs support none."""
+    """The target of the module's first lines, with a sentence that says so; None where the runs
+    support none.
+    """
     metric = "test_accuracy" if study.evaluations["test_accuracy"].notna().any() else "test_loss"
     cells = _scores(study, Target(metric, 1.0)).sort_values(ascending=False)
     levels = [_level(cells, share) for share in _SHARES]
-    score = next((level for level in levels if metric == "test_loss" or _is_learned(level, study.runs)), -math.inf)
+    score = next(
+        (level for level in levels if metric == "test_loss" or _is_learned(level, study.runs)),
+        -math.inf,
+    )
     if not math.isfinite(score):
         return None
     target = Target(metric, round(abs(score), 2))
     return target, (
         f"{target} was taken, for it is the {_IN_WORDS[metric]} that "
-        f"{int((cells >= score - 1e-9).sum())} of {counted(len(cells), 'cell')} reach in all their runs."
+        f"{int((cells >= score - 1e-9).sum())} of {counted(len(cells), 'cell')} reach in all their "
+        f"runs."
     )
 
 
@@ -64,7 +73,9 @@ def _is_learned(accuracy: float, runs: pd.DataFrame) -> bool:
 
 
 def _level(cells: pd.Series[float], share: float) -> float:
-    """The level that so many cells reach, of scores that descend, and three batch sizes among them; -inf if none."""
+    """The level that so many cells reach, of scores that descend, and three batch sizes among them;
+    -inf if none.
+    """
     batches = cells.index.get_level_values("global_batch")
     enough = min(ENOUGH_BATCHES, batches.nunique())
     places = range(max(1, math.ceil(share * len(cells))) - 1, len(cells))
@@ -75,7 +86,9 @@ def _level(cells: pd.Series[float], share: float) -> float:
 
 
 def _scores(study: Study, any_target: Target) -> pd.Series[float]:
-    """The best that all runs of a cell reach, by global batch and workers; more is better, -inf for nothing."""
+    """The best that all runs of a cell reach, by global batch and workers; more is better, -inf for
+    nothing.
+    """
     runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
     num_evaluations = study.evaluations.dropna(subset=any_target.metric).groupby("run_id").size()
     best = to_target(study, any_target)["best"].astype(float).where(num_evaluations > 1)

@@ -1,16 +1,25 @@
-"""When each run reaches a target: one rule for all figures, tables and predictions, and for runs that end at it.
+"""When each run reaches a target: one rule for all figures, tables and predictions, and for runs
+that end at it.
 
-1. A run's curve is its evaluations, each smoothed by the median of itself and its two neighbours, so that one lucky
-   evaluation reaches nothing: a target is reached at an evaluation if two of these three are as good. Where a neighbour
-   is missing, before the first and after the last, it counts as worse than any.
-2. The target is reached at the first point of the smoothed curve that is as good as it. Seconds, steps, epochs and
-   examples are interpolated between that point and the one before, in proportion to accuracy or loss.
+1. A run's curve is its evaluations, each smoothed by the median of itself and its two neighbours,
+    so that one lucky
+   evaluation reaches nothing: a target is reached at an evaluation if two of these three are as
+   good. Where a neighbour is missing, before the first and after the last, it counts as worse than
+   any.
+2. The target is reached at the first point of the smoothed curve that is as good as it. Seconds,
+    steps, epochs and
+   examples are interpolated between that point and the one before, in proportion to accuracy or
+   loss.
 3. Where that is the first evaluation, they are that evaluation's: upper bounds, `is_bound`.
-4. A run with `stop_at_target` ends at the evaluation after that point, the first one that tells: by what came until
-   then, two of the last three are as good. So it has the time to the target that it would have had if it had gone on.
-5. A run that does not reach it is censored: it needs more than what it `trained` until the last evaluation of which it
-   is certain that it does not reach it, whatever would have come after. That is no number to average. One good
-   evaluation at the end of a run reaches nothing, but it leaves open whether the target was reached just there.
+4. A run with `stop_at_target` ends at the evaluation after that point, the first one that tells: by
+    what came until
+   then, two of the last three are as good. So it has the time to the target that it would have had
+   if it had gone on.
+5. A run that does not reach it is censored: it needs more than what it `trained` until the last
+    evaluation of which it
+   is certain that it does not reach it, whatever would have come after. That is no number to
+   average. One good evaluation at the end of a run reaches nothing, but it leaves open whether the
+   target was reached just there.
 """
 
 from __future__ import annotations
@@ -45,16 +54,18 @@ def to_target(study: Study, target: Target) -> pd.DataFrame:
     """What each run needs to a target, a row a run that was evaluated, indexed by `run_id`.
 
     Columns: `reached`; `is_bound`; `seconds_to_target`, `steps_to_target`, `epochs_to_target` and
-    `examples_to_target`, NaN where it was not reached; `steps_between` the two evaluations that it was interpolated
-    between; `trained_seconds` and so on, what it trained until the last
-    evaluation, or of a censored run until the last that certainly did not reach it; `best`, of the smoothed curve. The
-    rule is this module's first lines.
+    `examples_to_target`, NaN where it was not reached; `steps_between` the two evaluations that it
+    was interpolated between; `trained_seconds` and so on, what it trained until the last
+    evaluation, or of a censored run until the last that certainly did not reach it; `best`, of the
+    smoothed curve. The rule is this module's first lines.
     """
     return crossings(study.evaluations, target)
 
 
 def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
-    """The runs with `_OF_RUNS`, of those that name a target; unless they have them, as in a CSV, or none names one."""
+    """The runs with `_OF_RUNS`, of those that name a target; unless they have them, as in a CSV, or
+    none names one.
+    """
     named = {key: pd.to_numeric(runs[key], errors="coerce") for key in _TARGETS if key in runs}
     if "reached" in runs or not any(values.notna().any() for values in named.values()):
         return runs
@@ -64,7 +75,9 @@ def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFr
             run_ids = runs.loc[values == value, "run_id"]
             of = evaluations[evaluations["run_id"].isin(run_ids)]
             found = crossings(of, Target(_TARGETS[key], float(value)))[_OF_RUNS].reindex(run_ids)
-            parts.append(found.assign(**{name: found[name].eq(True) for name in ("reached", "is_bound")}))
+            parts.append(
+                found.assign(**{name: found[name].eq(True) for name in ("reached", "is_bound")})
+            )
     return runs.join(pd.concat(parts), on="run_id")
 
 
@@ -73,7 +86,11 @@ def crossings(evaluations: pd.DataFrame, target: Target) -> pd.DataFrame:
     known = evaluations[["run_id", *AMOUNTS.values(), target.metric]].dropna(subset=target.metric)
     rows = {
         run_id: dict(
-            _of_run(curve[list(AMOUNTS.values())].to_numpy(float), curve[target.metric].to_numpy(float), target)
+            _of_run(
+                curve[list(AMOUNTS.values())].to_numpy(float),
+                curve[target.metric].to_numpy(float),
+                target,
+            )
         )
         for run_id, curve in known.groupby("run_id", sort=False)
     }
@@ -83,7 +100,9 @@ def crossings(evaluations: pd.DataFrame, target: Target) -> pd.DataFrame:
 
 
 def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The median of each value, of which more is better, and its two neighbours; one that is missing is the worst."""
+    """The median of each value, of which more is better, and its two neighbours; one that is
+    missing is the worst.
+    """
     padded = np.concatenate([[-np.inf], values, [-np.inf]])
     return np.asarray(np.sort([padded[:-2], padded[1:-1], padded[2:]], axis=0)[1])
 
@@ -99,9 +118,17 @@ def _of_run(
     yield from (("reached", reached), ("is_bound", reached and first == 0))
     yield "best", float(target.sign * curve.max() if len(curve) > 1 else values[0])
     interpolated = reached and first > 0
-    yield "steps_between", float(amounts[first, _STEPS] - amounts[first - 1, _STEPS]) if interpolated else np.nan
-    is_open = not reached and bool((target.sign * values[-2:] >= wanted).any())  # the next may be as good
+    yield (
+        "steps_between",
+        float(amounts[first, _STEPS] - amounts[first - 1, _STEPS]) if interpolated else np.nan,
+    )
+    is_open = not reached and bool(
+        (target.sign * values[-2:] >= wanted).any()
+    )  # the next may be as good
     for name, column in zip(AMOUNTS, amounts.T, strict=True):
         around = slice(max(0, first - 1), first + 1)
-        yield f"{name}_to_target", float(np.interp(wanted, curve[around], column[around])) if reached else np.nan
+        yield (
+            f"{name}_to_target",
+            float(np.interp(wanted, curve[around], column[around])) if reached else np.nan,
+        )
         yield f"trained_{name}", float(np.concatenate([[0.0], column])[-1 - is_open])

@@ -1,4 +1,6 @@
-"""The best learning rate of each cell where a study ran several, and whether a batch effect survives it."""
+"""The best learning rate of each cell where a study ran several, and whether a batch effect
+survives it.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +15,40 @@ from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds, seed_points
 from bsweep.analysis.supported import part_of
 
-RATES = ("lr", "lr_rule", "optimizer.reference_batch")  # what decides the learning rate of a batch size
+RATES = (
+    "lr",
+    "lr_rule",
+    "optimizer.reference_batch",
+)  # what decides the learning rate of a batch size
 _MISSED = -1.0  # no accuracy and no time
 TUNED = "best of each cell"  # stands for a rule where each cell has the best of its rates
 
 
 def rate_settings(runs: pd.DataFrame) -> list[str]:
-    """Those of `RATES` by which some cell was run at several learning rates; none where no cell was."""
+    """Those of `RATES` by which some cell was run at several learning rates; none where no cell
+    was.
+    """
     keys = cell_keys(runs)
     rates = [name for name in keys if name in RATES]
     others = [name for name in keys if name not in RATES]
-    if not rates or runs.groupby([keyed(runs)[name] for name in others])["learning_rate"].nunique().max() < 2:
+    if (
+        not rates
+        or runs.groupby([keyed(runs)[name] for name in others])["learning_rate"].nunique().max() < 2
+    ):
         return []
     return rates
 
 
 @once
 def rates(study: Study) -> pd.DataFrame:
-    """What each learning rate of each cell came to, indexed by `cell_keys`; empty where no cell was run at several.
+    """What each learning rate of each cell came to, indexed by `cell_keys`; empty where no cell was
+    run at several.
 
-    Columns: `learning_rate`; `score`, the mean over seeds of `metric`, with `score_ci95` and `score_points`: the
-    `seconds_to_target` where runs name a target, else the final `test_accuracy`; `n`, the seeds that have one;
-    `missed`, those that diverged or did not reach the target; `num_rates` of the cell; `is_best`: fewest seeds missed,
-    then the best mean; `at_edge`, `lowest` or `highest` where the best of several rates is the last one tried.
+    Columns: `learning_rate`; `score`, the mean over seeds of `metric`, with `score_ci95` and
+    `score_points`: the `seconds_to_target` where runs name a target, else the final
+    `test_accuracy`; `n`, the seeds that have one; `missed`, those that diverged or did not reach
+    the target; `num_rates` of the cell; `is_best`: fewest seeds missed, then the best mean;
+    `at_edge`, `lowest` or `highest` where the best of several rates is the last one tried.
     """
     runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
     settings = rate_settings(runs) if len(runs) else []
@@ -46,19 +59,29 @@ def rates(study: Study) -> pd.DataFrame:
     table = known.groupby(keys)[["learning_rate"]].first()
     table["missed"] = per_seed.isna().sum(axis="columns")
     reached = known[known["score"].notna()]
-    table = table.join(over_seeds(reached, keys, ["score"])).join(seed_points(reached, keys, ["score"]))
+    table = table.join(over_seeds(reached, keys, ["score"])).join(
+        seed_points(reached, keys, ["score"])
+    )
     table["n"] = table["n"].fillna(0).astype(int)
     return _with_best(table.assign(metric=_metric(runs)))
 
 
 def scores_by_seed(study: Study) -> pd.DataFrame:
-    """The score of each seed (columns) of each row of `rates`; NaN for a seed that missed, inf for one not run."""
-    scores = _scored(study).groupby([*cell_keys(study.runs), "seed"])["score"].agg(lambda of: of.mean(skipna=False))
+    """The score of each seed (columns) of each row of `rates`; NaN for a seed that missed, inf for
+    one not run.
+    """
+    scores = (
+        _scored(study)
+        .groupby([*cell_keys(study.runs), "seed"])["score"]
+        .agg(lambda of: of.mean(skipna=False))
+    )
     return scores.fillna(_MISSED).unstack("seed").fillna(np.inf).replace(_MISSED, np.nan)
 
 
 def _scored(study: Study) -> pd.DataFrame:
-    """The runs that ended by themselves as `keyed`, with their `score`, NaN of those that missed."""
+    """The runs that ended by themselves as `keyed`, with their `score`, NaN of those that
+    missed.
+    """
     runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
     score = runs[_metric(runs)].astype(float)
     if _metric(runs) == "test_accuracy":
@@ -78,22 +101,30 @@ def _with_best(table: pd.DataFrame) -> pd.DataFrame:
     others = [name for name in table.index.names if name not in RATES]
     sign = 1 if table["metric"].iloc[0] == "seconds_to_target" else -1
     share = table["missed"] / (table["missed"] + table["n"])
-    order = table.assign(share=share, cost=sign * table["score"]).sort_values(["share", "cost"], kind="stable")
+    order = table.assign(share=share, cost=sign * table["score"]).sort_values(
+        ["share", "cost"], kind="stable"
+    )
     best = ~order.groupby(level=others).cumcount().astype(bool)
     of_cell = table.groupby(level=others)["learning_rate"]
-    table = table.assign(num_rates=of_cell.transform("nunique"), is_best=best.reindex(table.index) & (table["n"] > 0))
+    table = table.assign(
+        num_rates=of_cell.transform("nunique"), is_best=best.reindex(table.index) & (table["n"] > 0)
+    )
     is_end = {"lowest": of_cell.transform("min"), "highest": of_cell.transform("max")}
     table["at_edge"] = ""
     for name, end in is_end.items():
-        is_last = table["is_best"] & (table["num_rates"] > 1) & np.isclose(table["learning_rate"], end)
+        is_last = (
+            table["is_best"] & (table["num_rates"] > 1) & np.isclose(table["learning_rate"], end)
+        )
         table["at_edge"] = table["at_edge"].mask(is_last, name)
     return table
 
 
 def tuned(study: Study) -> Study:
-    """The study with the runs at the best rate of each cell alone, as one rule; all where cells have one rate each.
+    """The study with the runs at the best rate of each cell alone, as one rule; all where cells
+    have one rate each.
 
-    A cell that missed at all of its rates keeps all its runs: each says that it takes more than it trained.
+    A cell that missed at all of its rates keeps all its runs: each says that it takes more than it
+    trained.
     """
     table = rates(study)
     if table.empty:
@@ -104,6 +135,8 @@ def tuned(study: Study) -> Study:
     own = pd.MultiIndex.from_frame(keyed(study.runs)[list(table.index.names)])
     part = part_of(study, pd.Series(own.isin(best), study.runs.index))
     same = {
-        name: value for name, value in (("lr_rule", TUNED), ("optimizer.reference_batch", np.nan)) if name in part.runs
+        name: value
+        for name, value in (("lr_rule", TUNED), ("optimizer.reference_batch", np.nan))
+        if name in part.runs
     }
     return replace(part, runs=part.runs.assign(**same))

@@ -1,11 +1,14 @@
-"""AdaScale's gain as a learning-rate rule, with any batching policy (Johnson et al., arXiv 2007.05105).
+"""AdaScale's gain as a learning-rate rule, with any batching policy (Johnson et al., arXiv
+2007.05105).
 
-A step on s times the examples of `reference_batch`, S0, goes as far as r of its steps, and so has r times the rate:
+A step on s times the examples of `reference_batch`, S0, goes as far as r of its steps, and so has r
+times the rate:
 
     r = (sigma2 + mu2) / (sigma2 / s + mu2),   sigma2 = tr(Sigma) / S0,   mu2 = |G|^2
 
-between 1, where the gradient is without noise, and s, where it is all noise. Below s = 1 it holds as well. The paper's
-schedule goes by the sum of r, its count of steps of the reference batch; here schedules and ends go by epochs.
+between 1, where the gradient is without noise, and s, where it is all noise. Below s = 1 it holds
+as well. The paper's schedule goes by the sum of r, its count of steps of the reference batch; here
+schedules and ends go by epochs.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from bsweep.runlog import Event
 
 
 def gain(noise: GradientNoise, batch: float, reference_batch: float) -> float:
-    """How many steps of the reference batch a step on `batch` is worth; 1 where neither part is known to be there."""
+    """How many steps of the reference batch a step on `batch` is worth; 1 where neither part is
+    known to be there.
+    """
     variance, square = max(0.0, noise.trace) / reference_batch, max(0.0, noise.squared_norm)
     if not variance + square:
         return 1.0
@@ -29,7 +34,9 @@ def gain(noise: GradientNoise, batch: float, reference_batch: float) -> float:
 
 
 class AdaScale(Policy):
-    """A policy's batches, at rates times the gain; before noise is measured, at the rate as it is given."""
+    """A policy's batches, at rates times the gain; before noise is measured, at the rate as it is
+    given.
+    """
 
     def __init__(self, config: RunConfig, policy: Policy) -> None:
         super().__init__(config)
@@ -54,7 +61,10 @@ class AdaScale(Policy):
         return self._policy.observe(seen)
 
     def state(self) -> dict[str, Any]:
-        return {"policy": self._policy.state(), "noise": None if self._noise is None else vars(self._noise)}
+        return {
+            "policy": self._policy.state(),
+            "noise": None if self._noise is None else vars(self._noise),
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._policy.load_state(state["policy"])

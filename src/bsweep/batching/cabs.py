@@ -1,7 +1,7 @@
 """CABS: the batch is coupled to the learning rate, B = lr tr(Sigma) / F, with F the training loss.
 
-Balles, Romero and Hennig (arXiv 1612.05086): the batch with the greatest gain in the loss per example, of plain SGD on
-a loss whose least value is about zero.
+Balles, Romero and Hennig (arXiv 1612.05086): the batch with the greatest gain in the loss per
+example, of plain SGD on a loss whose least value is about zero.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ class CABS(Measuring[CABSConfig]):
         if noise.trace <= 0 or not self._loss > 0:
             return None
         wanted = seen.learning_rate * noise.trace / self._loss
-        inputs = {"learning_rate": seen.learning_rate, "trace": noise.trace, "train_loss": self._loss}
+        inputs = {
+            "learning_rate": seen.learning_rate,
+            "trace": noise.trace,
+            "train_loss": self._loss,
+        }
         reason = f"lr x variance / loss is {wanted:.4g} examples"
         return self.followed(wanted, self.card.hysteresis, inputs, reason)
 

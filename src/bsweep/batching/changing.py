@@ -1,4 +1,6 @@
-"""What all policies share that give the workers one global batch, and change it while a run goes on."""
+"""What all policies share that give the workers one global batch, and change it while a run goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ MeasuringCard = TypeVar("MeasuringCard", bound=MeasuringConfig)
 
 @dataclass(frozen=True)
 class Decision:
-    """A global batch to go on with, which bounds may still cut, what it was decided by, and why in words."""
+    """A global batch to go on with, which bounds may still cut, what it was decided by, and why in
+    words.
+    """
 
     global_batch: float
     inputs: Mapping[str, float | None]
@@ -27,7 +31,9 @@ class Decision:
 
 
 class Changing(Policy, Generic[Card]):
-    """Decides on a batch where a round ends; who changes nothing trains as with the configured batch, bit for bit."""
+    """Decides on a batch where a round ends; who changes nothing trains as with the configured
+    batch, bit for bit.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
@@ -74,9 +80,13 @@ class Changing(Policy, Generic[Card]):
         """What to go on with after a round, the same on all workers; None: as before."""
 
     def in_whole_passes(self, global_batch: float, whole: Callable[[float], int] = round) -> float:
-        """A batch near this one, or as `whole` has it, of passes that are full if there are several."""
+        """A batch near this one, or as `whole` has it, of passes that are full if there are
+        several.
+        """
         one_pass = sum(self.pass_batches)
-        return whole(global_batch / one_pass) * one_pass if global_batch > one_pass else global_batch
+        return (
+            whole(global_batch / one_pass) * one_pass if global_batch > one_pass else global_batch
+        )
 
     def state(self) -> dict[str, Any]:
         return {"global_batch": self.global_batch}
@@ -106,7 +116,9 @@ class Measuring(Changing[MeasuringCard]):
     def followed(
         self, wanted: float, hysteresis: float, inputs: Mapping[str, float | None], reason: str
     ) -> Decision | None:
-        """To go on with the batch that is wanted, if it is so many times the present one or a part of it."""
+        """To go on with the batch that is wanted, if it is so many times the present one or a part
+        of it.
+        """
         if 1 / hysteresis <= wanted / self.global_batch <= hysteresis:
             return None
         return Decision(self.in_whole_passes(wanted), inputs, reason)

@@ -1,4 +1,6 @@
-"""Local steps that follow the workers' speeds while they drift, and the exchange's: `allocation.adapt_every`."""
+"""Local steps that follow the workers' speeds while they drift, and the exchange's:
+`allocation.adapt_every`.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,16 @@ from bsweep.runlog import Event, Round
 
 
 def build(config: RunConfig) -> Fixed:
-    """The configured batch, with local steps that follow the workers' drift where the allocation adapts."""
+    """The configured batch, with local steps that follow the workers' drift where the allocation
+    adapts.
+    """
     return FollowDrift(config) if config.allocation.adapts else Fixed(config)
 
 
 class FollowDrift(Fixed):
-    """Gives each worker steps by its speed of late, where speeds have drifted, or H no longer fits the exchange."""
+    """Gives each worker steps by its speed of late, where speeds have drifted, or H no longer fits
+    the exchange.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
@@ -29,7 +35,9 @@ class FollowDrift(Fixed):
         self._allocation = config.allocation
         self._least_steps = min(config.local_steps)
         self._workers: tuple[int, ...] = ()  # of the rounds that are measured
-        self._seconds: list[Tensor] = []  # of a step by worker, then of the exchange: a row each round
+        self._seconds: list[
+            Tensor
+        ] = []  # of a step by worker, then of the exchange: a row each round
 
     def observe(self, seen: Seen) -> Sequence[Event]:
         events = []
@@ -55,14 +63,19 @@ class FollowDrift(Fixed):
     def _measure(self, record: Round) -> Event | None:
         if record.workers != self._workers:
             self._workers, self._seconds = record.workers, []
-        # The exchange itself counts, not what computing fails to hide of it: with overlap that is about nothing.
+        # The exchange itself counts, not what computing fails to hide of it: with overlap that is
+        # about nothing.
         exchange = torch.tensor(record.exchange_seconds, dtype=torch.float64)
         if record.codec_seconds:
             exchange += torch.tensor(record.codec_seconds, dtype=torch.float64)
         steps = torch.tensor(record.local_steps, dtype=torch.float64)
         computed = torch.tensor(record.compute_seconds, dtype=torch.float64) / steps
         self._seconds.append(torch.cat([computed, exchange.min().view(1)]))
-        return self._adapt(record.round) if len(self._seconds) == self._allocation.adapt_every else None
+        return (
+            self._adapt(record.round)
+            if len(self._seconds) == self._allocation.adapt_every
+            else None
+        )
 
     def _adapt(self, number: int) -> Event | None:
         """New shares after round `number`, if they should differ."""
@@ -70,7 +83,9 @@ class FollowDrift(Fixed):
         *measured, exchange = torch.stack(self._seconds).mean(dim=0).tolist()
         self._seconds = []
         before = [self._shares[worker].num_steps for worker in self._workers]
-        has_drifted = allocation.drifted([1 / steps for steps in before], measured, policy.max_drift)
+        has_drifted = allocation.drifted(
+            [1 / steps for steps in before], measured, policy.max_drift
+        )
         if isinstance(policy, NetworkAwareConfig):
             least = allocation.least_steps(exchange, max(measured), policy.max_exchange_share)
             if abs(least / self._least_steps - 1) > policy.max_drift:
@@ -85,5 +100,6 @@ class FollowDrift(Fixed):
         seconds = ", ".join(f"{value:.3g}" for value in measured)
         return Event(
             event="reallocated",
-            message=f"after round {number} steps take {seconds} s: local steps {before} become {after}",
+            message=f"after round {number} steps take {seconds} s: local steps {before} become "
+            f"{after}",
         )

@@ -1,8 +1,10 @@
-"""The batch with the greatest goodput: examples per second times what each of them counts (Pollux, OSDI 2021).
+"""The batch with the greatest goodput: examples per second times what each of them counts (Pollux,
+OSDI 2021).
 
-Seconds of a step follow Pollux's form, fitted to the batches that the run has timed, with the medians of the priors of
-`bsweep.analysis.prediction.step_time` where they do not tell: so that a first decision has something to go by. It goes
-to a batch that is up to twice as large, or half as large, as those that were timed.
+Seconds of a step follow Pollux's form, fitted to the batches that the run has timed, with the
+medians of the priors of `bsweep.analysis.prediction.step_time` where they do not tell: so that a
+first decision has something to go by. It goes to a batch that is up to twice as large, or half as
+large, as those that were timed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ LEAST_GAIN = 1.05
 
 _FACTOR, _SPREAD = 10.0, 0.05  # of a prior; of what the form misses of a timing
 _HALF_DOUBLINGS = range(-8, 9)  # of the configured batch, which are compared
-_MOST_TIMED = 1000  # steps of a median: one of all steps of an epoch, at each look, would take longer and longer
+# steps of a median: one of all steps of an epoch, at each look, would take longer and longer
+_MOST_TIMED = 1000
 
 
 class StepTime:
@@ -60,7 +63,9 @@ class StepTime:
         sync = self._typical / 10 * _FACTOR ** point[2] * self._exchanges
         overlap = 10 ** ndtr(point[3])
         passes = ((fixed + each * _pass_batch(one), one.num_passes) for one in shares)
-        return max(float(pollux.step_seconds(seconds, sync, overlap, number)) for seconds, number in passes)
+        return max(
+            float(pollux.step_seconds(seconds, sync, overlap, number)) for seconds, number in passes
+        )
 
 
 def _pass_batch(share: Share) -> float:
@@ -71,7 +76,9 @@ def _pass_batch(share: Share) -> float:
 class Goodput(Measuring[GoodputConfig]):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
-        self._timings: dict[int, float] = {}  # the latest median seconds of a step by its global batch
+        self._timings: dict[
+            int, float
+        ] = {}  # the latest median seconds of a step by its global batch
         self._num_alike = 0  # steps of the present batch
 
     def decide(self, seen: Seen) -> Decision | None:
@@ -90,8 +97,15 @@ class Goodput(Measuring[GoodputConfig]):
         scale = noise.noise_scale
         if scale is None:
             return None
-        time = StepTime([(self.of_global_batch(batch), seconds) for batch, seconds in sorted(self._timings.items())])
-        goodputs = {batch: self._goodput(batch, scale, time) for batch in self._candidates(seen.num_train)}
+        time = StepTime(
+            [
+                (self.of_global_batch(batch), seconds)
+                for batch, seconds in sorted(self._timings.items())
+            ]
+        )
+        goodputs = {
+            batch: self._goodput(batch, scale, time) for batch in self._candidates(seen.num_train)
+        }
         here = goodputs[self.global_batch]
         best = max(goodputs, key=lambda batch: goodputs[batch])
         if goodputs[best] < LEAST_GAIN * here:
@@ -103,16 +117,26 @@ class Goodput(Measuring[GoodputConfig]):
         return self._decision(best, scale, time, goodputs[best] / here)
 
     def _recent(self, seen: Seen) -> Sequence[float]:
-        """Seconds of this epoch's latest steps of the present batch, without its first one and a shorter last one."""
+        """Seconds of this epoch's latest steps of the present batch, without its first one and a
+        shorter last one.
+        """
         seconds = seen.step_seconds()
         first = max(0, len(seconds) - self._num_alike + 1, len(seconds) - _MOST_TIMED)
         return seconds[first : len(seconds) - seen.ends_epoch]
 
     def _candidates(self, num_train: int) -> set[int]:
         least, most = self.card.bounds(self.config)
-        least, most = max(least, min(self._timings) // 2), min(most, num_train, 2 * max(self._timings))
-        found = (self.in_whole_passes(self.configured * 2 ** (half / 2)) for half in _HALF_DOUBLINGS)
-        return {self.global_batch, *(round(batch) for batch in found if least <= round(batch) <= most)}
+        least, most = (
+            max(least, min(self._timings) // 2),
+            min(most, num_train, 2 * max(self._timings)),
+        )
+        found = (
+            self.in_whole_passes(self.configured * 2 ** (half / 2)) for half in _HALF_DOUBLINGS
+        )
+        return {
+            self.global_batch,
+            *(round(batch) for batch in found if least <= round(batch) <= most),
+        }
 
     def _goodput(self, batch: int, noise_scale: float, time: StepTime) -> float:
         """Examples of the configured batch that count as much as those of a second."""
@@ -126,7 +150,10 @@ class Goodput(Measuring[GoodputConfig]):
             "expected_step_seconds": time.seconds(self.of_global_batch(best)),
             "gain": gain,
         }
-        reason = f"a step takes {inputs['step_seconds']:.3g} s and the noise scale is {noise_scale:.4g} examples"
+        reason = (
+            f"a step takes {inputs['step_seconds']:.3g} s and the noise scale is {noise_scale:.4g} "
+            f"examples"
+        )
         return Decision(best, inputs, reason)
 
     def state(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The batch follows the gradient noise scale B = tr(Sigma) / |G|^2, which grows as the loss falls.
 
-At that batch a run takes twice the fewest steps and twice the fewest examples (McCandlish et al., arXiv 1812.06162).
+At that batch a run takes twice the fewest steps and twice the fewest examples (McCandlish et al.,
+arXiv 1812.06162).
 """
 
 from __future__ import annotations
@@ -17,4 +18,6 @@ class NoiseScale(Measuring[NoiseScaleConfig]):
         if scale is None:
             return None
         inputs = {"noise_scale": scale, "squared_norm": noise.squared_norm, "trace": noise.trace}
-        return self.followed(scale, self.card.hysteresis, inputs, f"the noise scale is {scale:.4g} examples")
+        return self.followed(
+            scale, self.card.hysteresis, inputs, f"the noise scale is {scale:.4g} examples"
+        )

@@ -1,7 +1,9 @@
-"""Where a multistep schedule would lower the learning rate, the batch grows instead (Smith et al., arXiv 1711.00489).
+"""Where a multistep schedule would lower the learning rate, the batch grows instead (Smith et al.,
+arXiv 1711.00489).
 
-A rate times gamma and a batch divided by gamma have the same noise, about lr / B. Past a bound of the batch the rate
-falls by what is left, so that after n milestones lr / B is lr0 gamma^n / B0 in any case.
+A rate times gamma and a batch divided by gamma have the same noise, about lr / B. Past a bound of
+the batch the rate falls by what is left, so that after n milestones lr / B is lr0 gamma^n / B0 in
+any case.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ class RaiseInsteadOfDecay(Changing[RaiseInsteadOfDecayConfig]):
         self._milestones = 0  # that the batch of the coming steps accounts for
 
     def rate_factor(self, epochs_done: float) -> float:
-        # A step that began before a milestone and ends behind it has the rate and the batch of before.
+        # A step that began before a milestone and ends behind it has the rate and the batch of
+        # before.
         still_counted = self._passed(epochs_done) - self._milestones
         return self.global_batch / self.configured / self.config.optimizer.gamma**still_counted
 

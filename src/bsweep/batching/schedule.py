@@ -1,8 +1,9 @@
 """The batch times a factor every k epochs: AdaBatch (Devarakonda et al., arXiv 1712.02029).
 
-What the learning rate does is `optimizer.lr_rule`'s: linear goes with the batch, fixed stays. Seesaw (arXiv 2510.14717)
-takes the place of a schedule that divides the rate by a factor: it divides the rate by the root of it, and multiplies
-the batch by it. Where a bound keeps the batch, the rate falls by all of it.
+What the learning rate does is `optimizer.lr_rule`'s: linear goes with the batch, fixed stays.
+Seesaw (arXiv 2510.14717) takes the place of a schedule that divides the rate by a factor: it
+divides the rate by the root of it, and multiplies the batch by it. Where a bound keeps the batch,
+the rate falls by all of it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class Schedule(Changing[ScheduleConfig]):
     def rate_factor(self, epochs_done: float) -> float:
         if self.card.rate != "seesaw":
             return 1.0
-        return math.sqrt(self.global_batch / self.configured) * math.exp(-self._times * math.log(self.card.factor))
+        return math.sqrt(self.global_batch / self.configured) * math.exp(
+            -self._times * math.log(self.card.factor)
+        )
 
     def decide(self, seen: Seen) -> Decision:
         self._times = math.floor(seen.epochs_done / self.card.every_epochs + _ROUNDING)
@@ -33,7 +36,9 @@ class Schedule(Changing[ScheduleConfig]):
             wanted = self.configured * self.card.factor**self._times
         except OverflowError:
             wanted = math.inf
-        reason = f"the batch is multiplied by {self.card.factor:g} for the {_ordinal(self._times)} time"
+        reason = (
+            f"the batch is multiplied by {self.card.factor:g} for the {_ordinal(self._times)} time"
+        )
         return Decision(wanted, {"times": self._times}, reason)
 
     def state(self) -> dict[str, Any]:
@@ -45,5 +50,7 @@ class Schedule(Changing[ScheduleConfig]):
 
 
 def _ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    ending = (
+        "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    )
     return f"{number}{ending}"

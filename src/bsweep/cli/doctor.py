@@ -1,4 +1,6 @@
-"""`bsweep doctor`: what this machine and its hosts are, how fast they reach each other, and what to mend."""
+"""`bsweep doctor`: what this machine and its hosts are, how fast they reach each other, and what to
+mend.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,11 @@ def examine(config: RunConfig) -> dict[str, Any]:
     answers = preflight.ask_all(config, list(slots), is_thorough=True)
     reached = [answer for answer in answers[1:] if answer.facts]
     links = [_link(launch, sender, receiver) for sender, receiver in _pairs(reached)]
-    clocks = {answer.host: _link(launch, answers[0], answer) for answer in reached if not ssh.is_here(answer.host)}
+    clocks = {
+        answer.host: _link(launch, answers[0], answer)
+        for answer in reached
+        if not ssh.is_here(answer.host)
+    }
     ahead = {host: link.get("clock_ahead_seconds") for host, link in clocks.items()}
     machines = {
         answer.host or "this machine": {
@@ -73,16 +79,25 @@ def _link(launch: ProcessesConfig, sender: Answer, receiver: Answer) -> dict[str
     """How a host reaches another: measured by a connection of their own, as workers have."""
     names = {"from": sender.host or "this machine", "to": receiver.host}
     assert receiver.facts
-    address = receiver.facts["interfaces"].get(launch.network_interface) or ssh.as_others_say(receiver.host)
+    address = receiver.facts["interfaces"].get(launch.network_interface) or ssh.as_others_say(
+        receiver.host
+    )
     listen = preflight.command(receiver.host, launch, "bsweep.launch.network_link", "listen")
-    listening = subprocess.Popen(listen, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    listening = subprocess.Popen(
+        listen, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     with listening, ThreadPoolExecutor(1) as pool:
         assert listening.stdout
         try:
             line = pool.submit(listening.stdout.readline).result(_LINK_SECONDS)
             port = str(json.loads(line)["port"])
             reach = preflight.command(
-                sender.host or "localhost", launch, "bsweep.launch.network_link", "reach", address, port
+                sender.host or "localhost",
+                launch,
+                "bsweep.launch.network_link",
+                "reach",
+                address,
+                port,
             )
             sent = subprocess.run(
                 reach, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
@@ -106,9 +121,15 @@ def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> It
         if name == "this machine":
             yield from (f"{name}: {problem}" for problem in facts["problems"])
         if facts["versions"]["horovod"] is None and config.launch.uses_horovod:
-            yield f"{name}: Horovod is not installed: `bsweep setup-horovod`, or strategy=ddp and the like do without"
+            yield (
+                f"{name}: Horovod is not installed: `bsweep setup-horovod`, or strategy=ddp and "
+                f"the like do without"
+            )
         elif (facts["horovod_build"] or "").startswith("broken"):
-            yield f"{name}: Horovod cannot be imported ({facts['horovod_build'][8:]}): `bsweep setup-horovod`"
+            yield (
+                f"{name}: Horovod cannot be imported ({facts['horovod_build'][8:]}): `bsweep "
+                f"setup-horovod`"
+            )
         elif facts["gpus"] and "NCCL" not in (facts["horovod_build"] or "NCCL"):
             yield f"{name}: its Horovod has no NCCL, though it has GPUs: `bsweep setup-horovod`"
         for what, key in (("results", "free_bytes"), ("temporary files", "free_temporary_bytes")):
@@ -117,14 +138,18 @@ def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> It
         if (facts["slots"] or 0) > max(facts["cores"], facts["gpus"]):
             yield f"{name}: {facts['slots']} slots share {facts['cores']} cores: give it fewer"
         if abs(facts["clock_ahead_seconds"] or 0) > _MOST_CLOCK_SECONDS:
-            yield f"{name}: its clock is {facts['clock_ahead_seconds']:+.1f} s off this machine's: have both set by NTP"
+            yield (
+                f"{name}: its clock is {facts['clock_ahead_seconds']:+.1f} s off this machine's: "
+                f"have both set by NTP"
+            )
 
 
 def _of_links(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for link in links:
         if "problem" in link:
             yield (
-                f"{link['from']} to {link['to']}: {link['problem']}. Workers connect to any port of each other: let "
+                f"{link['from']} to {link['to']}: {link['problem']}. Workers connect to any port "
+                f"of each other: let "
                 "them through, or name another interface: launch.network_interface"
             )
 
@@ -136,7 +161,12 @@ def show(found: Mapping[str, Any]) -> None:
         table = Table("machine", *columns)
         for name, facts in found["machines"].items():
             table.add_row(
-                name, *(["-"] * len(columns) if "problem" in facts else (show(facts) for show in columns.values()))
+                name,
+                *(
+                    ["-"] * len(columns)
+                    if "problem" in facts
+                    else (show(facts) for show in columns.values())
+                ),
             )
         console.print(table)
     if found["links"]:
@@ -171,7 +201,9 @@ _HARDWARE = {
     "cores": lambda facts: str(facts["cores"]),
     "memory": lambda facts: f"{facts['memory_bytes'] / 2**30:.0f} GiB",
     "GPUs": lambda facts: str(facts["gpus"]),
-    "interfaces": lambda facts: ", ".join(f"{name} {address}" for name, address in facts["interfaces"].items()),
+    "interfaces": lambda facts: ", ".join(
+        f"{name} {address}" for name, address in facts["interfaces"].items()
+    ),
     "free, results": lambda facts: f"{facts['free_bytes'] / 1e9:.0f} GB",
     "free, temporary": lambda facts: f"{facts['free_temporary_bytes'] / 1e9:.0f} GB",
     "clock": _clock,

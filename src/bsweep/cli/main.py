@@ -1,4 +1,6 @@
-"""The commands: `bsweep run` and `plan` (Hydra's flags and overrides), `status` and what else `USAGE` lists."""
+"""The commands: `bsweep run` and `plan` (Hydra's flags and overrides), `status` and what else
+`USAGE` lists.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,24 @@ from bsweep import __version__
 from bsweep.core import terminal
 
 USAGE = """\
-usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m every point of a grid
-       bsweep plan [-m] [--json] [--probe] [...]    what `run` would train, how far it is, and how long it will take
+usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m each of a grid
+       bsweep plan [-m] [--json] [--probe] [...]    what `run` would train, and how long it takes
        bsweep status STUDY [--watch] [--json]       how far a study is, also while it trains
        bsweep resume STUDY                          run what is left of a study's commands
        bsweep retry STUDY [--status failed,...]     repeat points that did not complete
-       bsweep stop STUDY                            have a study's sweeps save where they are, and end
-       bsweep probe [key=value ...]                 measure each worker of a point, for allocation=...
-       bsweep profile [key=value ...]               what a point's steps consist of, a trace, and what holds them up
-       bsweep predict STUDY --target-accuracy 0.9   the best batch size and worker count, from some cells of a grid
-       bsweep recommend key=v1,v2,... --target-accuracy 0.9 [--budget 30m]   the same, running what it needs itself
-       bsweep replay STUDY --batching goodput       what a batching policy would have done in a study's runs
-       bsweep doctor [--hosts H:2,...] [--json]     what this machine and its hosts are, and what to mend on them
-       bsweep report STUDY [--out DIR] [--mix] [--beside]   figures, tables and one HTML page of a study
+       bsweep stop STUDY                            have a study's sweeps save where they are
+       bsweep probe [key=value ...]                 measure each worker, for allocation=...
+       bsweep profile [key=value ...]               what steps consist of, and what holds them up
+       bsweep predict STUDY --target-accuracy 0.9   the best batch size and worker count, from
+                                                    some cells of a grid
+       bsweep recommend key=v1,v2,... --target-accuracy 0.9 [--budget 30m]
+                                                    the same, running what it needs itself
+       bsweep replay STUDY --batching goodput       what a batching policy would have done
+       bsweep doctor [--hosts H:2,...] [--json]     what to mend on this machine and its hosts
+       bsweep report STUDY [--out DIR] [--mix] [--beside]
+                                                    figures, tables and one HTML page of a study
        bsweep export STUDY --to TRACKER [--out X]   its records to tensorboard, mlflow or wandb
-       bsweep setup-horovod                         compile Horovod for the installed torch, and install it
+       bsweep setup-horovod                         compile Horovod for the installed torch
        bsweep run --help                            all keys, groups and flags
        eval "$(bsweep -sc install=bash)"            tab completion (bash; zsh with bashcompinit)
        bsweep --version
@@ -37,11 +42,15 @@ usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m 
 
 BAD_CONFIG, INTERRUPTED = 2, 130
 _MANY_OBJECTS = 1_000_000
-"""After which Python looks for cycles, where all that is read stays until it is printed: else a fifth of the time."""
+"""After which Python looks for cycles, where all that is read stays until it is printed: else a
+fifth of the time.
+"""
 
 
 def main() -> NoReturn:
-    """The `bsweep` command; exits with 0, 1 (points failed), 2 (nothing was started) or 130 (interrupted)."""
+    """The `bsweep` command; exits with 0, 1 (points failed), 2 (nothing was started) or 130
+    (interrupted).
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A shell has its background jobs ignore SIGINT, and nohup has them ignore SIGHUP.
         if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
@@ -50,7 +59,10 @@ def main() -> NoReturn:
     try:
         sys.exit(_run(sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]))
     except KeyboardInterrupt:
-        print("bsweep: interrupted; completed points are kept, and skipped when started again", file=sys.stderr)
+        print(
+            "bsweep: interrupted; completed points are kept, and skipped when started again",
+            file=sys.stderr,
+        )
         sys.exit(INTERRUPTED)
 
 
@@ -60,7 +72,8 @@ def end_with_reader() -> None:
 
 
 def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Have an interrupt arrive anew that came in a destructor or a callback, where Python drops what is raised.
+    """Have an interrupt arrive anew that came in a destructor or a callback, where Python drops
+    what is raised.
 
     It does so as SIGTERM, which is never ignored.
     """
@@ -72,7 +85,9 @@ def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:
-    """The exit code of a command, each of which imports what it needs: nobody waits a second for --help."""
+    """The exit code of a command, each of which imports what it needs: nobody waits a second for
+    --help.
+    """
     if command in _READERS:
         end_with_reader()
         return _READERS[command](arguments)
@@ -94,7 +109,9 @@ def _run(command: str, arguments: Sequence[str]) -> int:
         from bsweep.cli import completion
         from bsweep.study import sweep
 
-        return completion.complete(arguments, sorted(set(re.findall(r"bsweep ([a-z][\w-]*)", USAGE))), sweep.shell)
+        return completion.complete(
+            arguments, sorted(set(re.findall(r"bsweep ([a-z][\w-]*)", USAGE))), sweep.shell
+        )
     if command in ("probe", "profile") and not {"-h", "--help"} & set(arguments):
         from bsweep.study import sweep
 
@@ -124,20 +141,34 @@ def report(arguments: Sequence[str]) -> int:
     import argparse
     from pathlib import Path
 
-    parser = argparse.ArgumentParser(prog="bsweep report", description="Write a study's figures, tables and page.")
+    parser = argparse.ArgumentParser(
+        prog="bsweep report", description="Write a study's figures, tables and page."
+    )
     parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
     parser.add_argument("--out", type=Path, help="where to write it (default: STUDY/report)")
-    parser.add_argument("--mix", action="store_true", help="also runs of different hardware, versions or precision")
-    parser.add_argument("--beside", action="store_true", help="also times of runs beside others (launch.parallel)")
+    parser.add_argument(
+        "--mix", action="store_true", help="also runs of different hardware, versions or precision"
+    )
+    parser.add_argument(
+        "--beside", action="store_true", help="also times of runs beside others (launch.parallel)"
+    )
     options = parser.parse_args(arguments)
     from bsweep import report as writer
     from bsweep.config.whole import is_full, no_space
 
     try:
-        print(writer.write(options.study, options.out, mix=options.mix, beside=options.beside, say=_say))
+        print(
+            writer.write(
+                options.study, options.out, mix=options.mix, beside=options.beside, say=_say
+            )
+        )
     except (ValueError, OSError) as error:
         is_no_space = isinstance(error, OSError) and is_full(error)
-        _say(no_space(options.out or options.study / "report", "give --out DIR") if is_no_space else str(error))
+        _say(
+            no_space(options.out or options.study / "report", "give --out DIR")
+            if is_no_space
+            else str(error)
+        )
         return BAD_CONFIG
     return 0
 
@@ -162,10 +193,24 @@ def predict(arguments: Sequence[str]) -> int:
         default="fastest",
         help="fastest | cheapest | joules | deadline=2h | 'workers<=4', joined by commas",
     )
-    add("--batches", type=counts, help="global batch sizes of the grid, such as 32,64,128 (default: those of the runs)")
-    add("--workers", type=counts, help="worker counts of the grid, such as 1,2,4 (default: those of the runs)")
+    add(
+        "--batches",
+        type=counts,
+        help="global batch sizes of the grid, such as 32,64,128 (default: those of the runs)",
+    )
+    add(
+        "--workers",
+        type=counts,
+        help="worker counts of the grid, such as 1,2,4 (default: those of the runs)",
+    )
     add("--price-per-worker-hour", type=float, help="for the cost in money")
-    add("--where", action="append", default=[], metavar="COLUMN=VALUE", help="choose among runs; may be repeated")
+    add(
+        "--where",
+        action="append",
+        default=[],
+        metavar="COLUMN=VALUE",
+        help="choose among runs; may be repeated",
+    )
     add("--probe", help="a probe.json whose steps and exchange count too")
     add("--json", action="store_true", help="all of it for programs")
     options = vars(parser.parse_args(arguments))
@@ -175,7 +220,9 @@ def predict(arguments: Sequence[str]) -> int:
     try:
         where = dict(_column_and_value(text) for text in options.pop("where"))
         prediction = predicted(study, **options, where=where)
-        print(json.dumps(prediction.as_json(), indent=2, allow_nan=False) if as_json else prediction)
+        print(
+            json.dumps(prediction.as_json(), indent=2, allow_nan=False) if as_json else prediction
+        )
     except (ValueError, OSError) as error:
         _say(str(error))
         return BAD_CONFIG
@@ -185,7 +232,9 @@ def predict(arguments: Sequence[str]) -> int:
 def _column_and_value(text: str) -> tuple[str, str]:
     column, found, value = text.partition("=")
     if not found:
-        raise ValueError(f"--where {text}: give a column and its value, as in --where strategy=horovod.")
+        raise ValueError(
+            f"--where {text}: give a column and its value, as in --where strategy=horovod."
+        )
     return column, value
 
 
@@ -212,10 +261,16 @@ def doctor(arguments: Sequence[str]) -> int:
     """Print what this machine and its hosts are, and what to mend; the exit code."""
     import argparse
 
-    parser = argparse.ArgumentParser(prog="bsweep doctor", description="What machines are, and what to mend on them.")
-    parser.add_argument("--hosts", metavar="HOSTS", help="as launch.hosts: h1:4,h2:4, h[1-2]:4 or @FILE")
+    parser = argparse.ArgumentParser(
+        prog="bsweep doctor", description="What machines are, and what to mend on them."
+    )
+    parser.add_argument(
+        "--hosts", metavar="HOSTS", help="as launch.hosts: h1:4,h2:4, h[1-2]:4 or @FILE"
+    )
     parser.add_argument("--json", action="store_true", help="all that was found, for programs")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for bsweep run, of a point to look at")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="as for bsweep run, of a point to look at"
+    )
     options = parser.parse_intermixed_args(arguments)
     from bsweep.cli import doctor
     from bsweep.study import sweep

@@ -1,4 +1,6 @@
-"""`bsweep plan`: what `bsweep run` would train, how far it is, and how long the rest will take. It writes nothing."""
+"""`bsweep plan`: what `bsweep run` would train, how far it is, and how long the rest will take. It
+writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,21 @@ _OWN_FLAGS = ("--json", "--probe", "--report")
 def run(arguments: Sequence[str]) -> int:
     """Print the plan of what `arguments` give; the exit code."""
     if inside_horovodrun():
-        print("bsweep: bsweep plan starts no workers: leave horovodrun out, and give num_workers=...", file=sys.stderr)
+        print(
+            "bsweep: bsweep plan starts no workers: leave horovodrun out, and give num_workers=...",
+            file=sys.stderr,
+        )
         return BAD_CONFIG
-    configs, code = sweep.composed([argument for argument in arguments if argument not in _OWN_FLAGS])
+    configs, code = sweep.composed(
+        [argument for argument in arguments if argument not in _OWN_FLAGS]
+    )
     by_study: dict[Path, dict[str, RunConfig]] = {}
     for config in configs:
         by_study.setdefault(config.study_dir, {}).setdefault(config.run_id, config)
-    plans = {study_dir: _planned(study_dir, points, "--probe" in arguments) for study_dir, points in by_study.items()}
+    plans = {
+        study_dir: _planned(study_dir, points, "--probe" in arguments)
+        for study_dir, points in by_study.items()
+    }
     end_with_reader()
     if "--json" not in arguments:
         for study_dir, (rows, source) in plans.items():
@@ -38,7 +48,9 @@ def run(arguments: Sequence[str]) -> int:
     return code
 
 
-def _planned(study_dir: Path, points: dict[str, RunConfig], wants_probe: bool) -> tuple[list[Row], str]:
+def _planned(
+    study_dir: Path, points: dict[str, RunConfig], wants_probe: bool
+) -> tuple[list[Row], str]:
     facts = {run_id: commands.planned(config) for run_id, config in points.items()}
     rows, source = overview.of_grid(study_dir, list(facts.values()))
     unknown = [row.run_id for row in rows if row.is_left and row.seconds is None]
@@ -52,7 +64,10 @@ def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
     """A few steps of the smallest and of the largest batch of all points that are alike else."""
     alike: dict[tuple[str, int], dict[int, tuple[Planned, RunConfig]]] = {}
     for point, config in points:
-        alike.setdefault((point.kind, point.num_workers), {})[point.examples_per_step] = (point, config)
+        alike.setdefault((point.kind, point.num_workers), {})[point.examples_per_step] = (
+            point,
+            config,
+        )
     found = []
     for by_batch in alike.values():
         for batch in sorted({min(by_batch), max(by_batch)}):

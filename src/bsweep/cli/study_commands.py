@@ -1,4 +1,6 @@
-"""`bsweep status`, `stop`, `resume` and `retry`: what is done with a study as a whole, from whichever terminal."""
+"""`bsweep status`, `stop`, `resume` and `retry`: what is done with a study as a whole, from
+whichever terminal.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def _run(command: str, arguments: Sequence[str]) -> int:
 def status(arguments: Sequence[str]) -> int:
     parser = _parser("status", "How far the points of a study are, also while it trains.")
     parser.add_argument("--watch", action="store_true", help="go on as long as a sweep is at work")
-    parser.add_argument("--json", action="store_true", help="all of it, for programs; with --watch a line each time")
+    parser.add_argument(
+        "--json", action="store_true", help="all of it, for programs; with --watch a line each time"
+    )
     options = parser.parse_args(arguments)
     end_with_reader()
     said = ""
@@ -68,14 +72,22 @@ def status(arguments: Sequence[str]) -> int:
 
 def stop(arguments: Sequence[str]) -> int:
     """Ask all sweeps of a study to stop, and wait until they have."""
-    study_dir = _parser("stop", "Have the sweeps of a study save where they are, and end.").parse_args(arguments).study
+    study_dir = (
+        _parser("stop", "Have the sweeps of a study save where they are, and end.")
+        .parse_args(arguments)
+        .study
+    )
     overview.of_study(study_dir)  # for its ValueError
     asked = attendance.sweeps(study_dir)
     if not asked:
         raise ValueError(f"{study_dir}: no sweep is at work: nothing to stop.")
     for sweep in asked:
         attendance.ask_to_stop(study_dir, sweep)
-    print(f"asked {len(asked)} sweep{'s' * (len(asked) > 1)} to stop; waiting for the end of their steps", flush=True)
+    print(
+        f"asked {len(asked)} sweep{'s' * (len(asked) > 1)} to stop; waiting for the end of their "
+        f"steps",
+        flush=True,
+    )
     while set(asked) & set(attendance.sweeps(study_dir)):
         time.sleep(_STOP_POLL_SECONDS)
     rows, source = overview.of_study(study_dir)
@@ -85,11 +97,16 @@ def stop(arguments: Sequence[str]) -> int:
 
 def resume(arguments: Sequence[str]) -> int | Sweep:
     """Run the study's commands again, for the points that are left."""
-    study_dir = _parser("resume", "Run what is left of a study's commands.").parse_args(arguments).study
+    study_dir = (
+        _parser("resume", "Run what is left of a study's commands.").parse_args(arguments).study
+    )
     rows, _ = overview.of_study(study_dir)
     left = {row.run_id for row in rows if row.is_left}
     if not left:
-        print(f"{study_dir}: nothing is left to do: {states.counted(row.state.status for row in rows)}")
+        print(
+            f"{study_dir}: nothing is left to do: "
+            f"{states.counted(row.state.status for row in rows)}"
+        )
         return 0
     return _again(study_dir, left, repeats=False)
 
@@ -104,23 +121,31 @@ def retry(arguments: Sequence[str]) -> int | Sweep:
     known = (*states.FAILURES, "interrupted", "damaged", "completed")
     for status in wanted:
         if status not in known:
-            raise ValueError(f"--status {status}: unknown.{did_you_mean(status, known)} Known: {', '.join(known)}.")
+            raise ValueError(
+                f"--status {status}: unknown.{did_you_mean(status, known)} Known: "
+                f"{', '.join(known)}."
+            )
     rows, _ = overview.of_study(options.study)
     chosen = {row.run_id for row in rows if row.state.status in wanted}
     if not chosen:
         here = states.counted(row.state.status for row in rows)
-        raise ValueError(f"{options.study}: nothing to repeat: no point is {' or '.join(wanted)} ({here}).")
+        raise ValueError(
+            f"{options.study}: nothing to repeat: no point is {' or '.join(wanted)} ({here})."
+        )
     return _again(options.study, chosen, repeats=True)
 
 
 def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Sweep:
     """What runs the points of the study's commands that are among these."""
-    leading = [one for one in commands.read(study_dir) if run_ids & {point.run_id for point in one.points}]
+    leading = [
+        one for one in commands.read(study_dir) if run_ids & {point.run_id for point in one.points}
+    ]
     unknown = run_ids - {point.run_id for command in leading for point in command.points}
     if unknown:
         some = ", ".join(sorted(unknown)[:3])
         print(
-            f"bsweep: the study has no command for {len(unknown)} of its runs ({some}): type theirs again",
+            f"bsweep: the study has no command for {len(unknown)} of its runs ({some}): type "
+            f"theirs again",
             file=sys.stderr,
         )
     if not leading:
@@ -133,15 +158,22 @@ def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Sweep:
 
 
 def _refuse_elsewhere(study_dir: Path, command: Command) -> None:
-    """ValueError if a command cannot be typed again here: where it was typed, or in no horovodrun like that one."""
+    """ValueError if a command cannot be typed again here: where it was typed, or in no horovodrun
+    like that one.
+    """
     typed = f"bsweep run {shlex.join(command.arguments)}"
     size = Place.from_environment().num_workers if inside_horovodrun() else None
     if size != command.num_processes:
-        where = f"inside horovodrun -np {command.num_processes}" if command.num_processes else "outside horovodrun"
+        where = (
+            f"inside horovodrun -np {command.num_processes}"
+            if command.num_processes
+            else "outside horovodrun"
+        )
         raise ValueError(f"{study_dir}: `{typed}` was started {where}: start this there, too.")
     if not command.folder.is_dir():
         raise ValueError(
-            f"{study_dir}: `{typed}` was typed in {command.folder}, which is not there any more. Type it again "
+            f"{study_dir}: `{typed}` was typed in {command.folder}, which is not there any more. "
+            f"Type it again "
             "where the files of the study are now."
         )
 

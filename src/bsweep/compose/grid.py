@@ -1,7 +1,8 @@
 """The points of a grid, as Hydra composes them, in a small part of its time.
 
-Hydra takes tens of milliseconds to compose a point. So it composes one of each family: of points that differ by plain
-values of keys alone. The others are that one with their values, each of which is checked once.
+Hydra takes tens of milliseconds to compose a point. So it composes one of each family: of points
+that differ by plain values of keys alone. The others are that one with their values, each of which
+is checked once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Compose = Callable[[list[str]], DictConfig]
 
 # A value that is another key's, or that a resolver makes of one; the environment's stays the same.
 _REFERENCE = re.compile(r"\$\{(?!oc\.(env|decode):)")
-# What most axes give. Hydra's grammar would take longer to read it than the point takes in all else.
+# What most axes give. Hydra's grammar would take longer to read it than the point takes in all
+# else.
 _WHOLE_NUMBER = re.compile(r"([a-z_]+(?:\.[a-z_]+)?)=(0|[1-9][0-9]{0,17})")
 _TOP_KEYS = frozenset(one.name for one in fields(RunConfig)) - set(GROUPS)
 
@@ -49,7 +51,9 @@ def configs(compose: Compose, points: Sequence[Sequence[str]]) -> list[RunConfig
             if keys not in families:
                 families[keys] = _Family(compose(list(point)), keys)
             family = families[keys]
-            found.append(family.config(keys, point) if family.is_uniform else to_config(compose(list(point))))
+            found.append(
+                family.config(keys, point) if family.is_uniform else to_config(compose(list(point)))
+            )
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
     if problems:
@@ -69,7 +73,9 @@ def values_of(composed: DictConfig) -> dict[str, Any]:
         ConfigError: one has no value.
     """
     try:
-        container: Any = OmegaConf.to_container(_without_hydra(composed), resolve=True, throw_on_missing=True)
+        container: Any = OmegaConf.to_container(
+            _without_hydra(composed), resolve=True, throw_on_missing=True
+        )
     except MissingMandatoryValue as error:
         key = str(error.full_key)
         raise ConfigError(f"{key}: no value given. Give {key}=...") from None
@@ -99,14 +105,18 @@ class _Family:
         self._card = functools.cache(self._changed_card)
 
     def config(self, keys: Sequence[str], point: Sequence[str]) -> RunConfig:
-        """That of a point: the first one's with its own values. ConfigError for one that cannot be."""
+        """That of a point: the first one's with its own values. ConfigError for one that cannot
+        be.
+        """
         changes: dict[str, dict[str, str]] = {}
         for key, text in zip(keys, point, strict=True):
             if key is not text:
                 group, _, name = key.rpartition(".")
                 changes.setdefault(group, {})[name] = text
         top = {name: self._checked(name, text) for name, text in changes.pop("", {}).items()}
-        cards = {group: self._card(group, tuple(changed.items())) for group, changed in changes.items()}
+        cards = {
+            group: self._card(group, tuple(changed.items())) for group, changed in changes.items()
+        }
         return _filled_in(replace(self._base(), **top, **cards))
 
     def _changed_card(self, group: str, changed: tuple[tuple[str, str], ...]) -> Any:
@@ -120,7 +130,9 @@ class _Family:
         assert given is not None  # else the text would be the key
         group, _, name = key.rpartition(".")
         changed = {name: given[1]}
-        config = validate({**self._values, **({group: {**self._values[group], **changed}} if group else changed)})
+        config = validate(
+            {**self._values, **({group: {**self._values[group], **changed}} if group else changed)}
+        )
         return getattr(getattr(config, group) if group else config, name)
 
 
@@ -140,19 +152,29 @@ def _given(text: str) -> tuple[str, Any] | None:
         return (whole[1], int(whole[2])) if _is_plain_key(whole[1]) else None
     override = _parser().parse_override(text)
     key, value = override.key_or_group, override.value()
-    is_given = override.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD) and override.package is None
+    is_given = (
+        override.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD) and override.package is None
+    )
     is_plain = is_given and "${" not in text and _is_plain_key(key) and _is_plain(value)
     return (key, value) if is_plain else None
 
 
 def _concerns(override: str, key: str) -> bool:
-    """Whether an override of another kind gives or takes a plain key's value, too, for its order would matter then."""
+    """Whether an override of another kind gives or takes a plain key's value, too, for its order
+    would matter then.
+    """
     other, _, value = override.lstrip("+~").partition("=")
     other = other.split("@")[0]
-    return other == key or other.startswith(f"{key}.") or (value.startswith("{") and other == key.rpartition(".")[0])
+    return (
+        other == key
+        or other.startswith(f"{key}.")
+        or (value.startswith("{") and other == key.rpartition(".")[0])
+    )
 
 
-_parser = functools.cache(OverridesParser.create)  # it looks at the signatures of all functions of the grammar
+_parser = functools.cache(
+    OverridesParser.create
+)  # it looks at the signatures of all functions of the grammar
 
 
 def _is_plain_key(key: str) -> bool:

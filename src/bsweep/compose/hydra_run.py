@@ -33,7 +33,9 @@ def start(name: str, arguments: Sequence[str], job: Callable[[DictConfig], objec
 
 
 def _sweep(typed: Sequence[str], job: Callable[[DictConfig], object]) -> None:
-    """As `hydra.main`, which composes all once more first, for whether the configuration says that it is a sweep."""
+    """As `hydra.main`, which composes all once more first, for whether the configuration says that
+    it is a sweep.
+    """
     from hydra import version
     from hydra._internal.hydra import Hydra
     from hydra._internal.utils import create_automatic_config_search_path
@@ -49,7 +51,8 @@ def _sweep(typed: Sequence[str], job: Callable[[DictConfig], object]) -> None:
 
 
 def first_point(arguments: Sequence[str]) -> DictConfig:
-    """What Hydra composes, with the first value of each axis that an experiment or the command line sweeps.
+    """What Hydra composes, with the first value of each axis that an experiment or the command line
+    sweeps.
 
     Raises:
         HydraException: an override is none, or names what there is not.
@@ -58,6 +61,13 @@ def first_point(arguments: Sequence[str]) -> DictConfig:
 
     given = overrides.first_values(arguments)
     with initialize_config_dir(str(conf_dir()), version_base=_VERSION):
-        axes = compose(_CONFIG, list(given.values()), return_hydra_config=True).hydra.sweeper.params or {}
-        swept = [f"{axis}={values}" for axis, values in axes.items() if values is not None and axis not in given]
+        axes = (
+            compose(_CONFIG, list(given.values()), return_hydra_config=True).hydra.sweeper.params
+            or {}
+        )
+        swept = [
+            f"{axis}={values}"
+            for axis, values in axes.items()
+            if values is not None and axis not in given
+        ]
         return compose(_CONFIG, [*overrides.first_values(swept).values(), *given.values()])

@@ -1,4 +1,6 @@
-"""What is typed: made ready for Hydra, refused where Hydra would stumble, and Hydra's refusals in plain words."""
+"""What is typed: made ready for Hydra, refused where Hydra would stumble, and Hydra's refusals in
+plain words.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     parsed = parser.parse_intermixed_args(list(arguments))
     if parsed.experimental_rerun is not None:
         raise ConfigError(
-            "--experimental-rerun: no configuration is pickled here. Type the command again: what is completed is "
+            "--experimental-rerun: no configuration is pickled here. Type the command again: what "
+            "is completed is "
             "skipped. Each run's meta.json has it."
         )
     flags = list(arguments)
@@ -62,7 +65,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def as_hydra_takes(argument: str) -> str:
-    """An argument with what neither a shell nor Hydra takes: the ~ of key=~/path, and letters beyond ASCII unquoted.
+    """An argument with what neither a shell nor Hydra takes: the ~ of key=~/path, and letters
+    beyond ASCII unquoted.
 
     Options become new keys.
     """
@@ -88,7 +92,9 @@ def refuse(overrides: Sequence[str]) -> None:
         except (HydraException, ValueError, RecursionError) as error:
             problems.append(_unreadable(text, error))
     if num_points > _MOST_POINTS:
-        problems.append(f"{num_points:,} points or more: a sweep has {_MOST_POINTS:,} at most. Sweep over less.")
+        problems.append(
+            f"{num_points:,} points or more: a sweep has {_MOST_POINTS:,} at most. Sweep over less."
+        )
     if problems:
         raise ConfigError(*problems)
 
@@ -109,7 +115,8 @@ def _unreadable(text: str, error: Exception) -> str:
     if re.search(r"[()'\"]", value) or len(value) > 120 or not key.isascii():
         return said
     return (
-        f"{said} A value with other characters than letters, digits and . _ - + / : % @ is quoted for it and for the "
+        f"{said} A value with other characters than letters, digits and . _ - + / : % @ is quoted "
+        f"for it and for the "
         f"shell: {key}=\"'{value}'\"."
     )
 
@@ -127,11 +134,18 @@ def _problems(text: str, override: Override) -> Iterator[str]:
 
 
 def _problems_of_group(text: str, key: str, override: Override) -> Iterator[str]:
-    known = sorted(path.stem for path in (conf_dir() / key).glob("*.yaml")) if key in (*GROUPS, _EXPERIMENT) else []
+    known = (
+        sorted(path.stem for path in (conf_dir() / key).glob("*.yaml"))
+        if key in (*GROUPS, _EXPERIMENT)
+        else []
+    )
     remedy = f" Known: {', '.join(known)}." if known else ""
     if override.is_delete():
         if key != _EXPERIMENT:
-            yield f"{text}: a run cannot do without. Leave it out, or choose another one, as {key}=NAME.{remedy}"
+            yield (
+                f"{text}: a run cannot do without. Leave it out, or choose another one, as "
+                f"{key}=NAME.{remedy}"
+            )
         return
     values = list(_values(override, 100))
     if values and isinstance(values[0], dict):
@@ -144,19 +158,29 @@ def _problems_of_group(text: str, key: str, override: Override) -> Iterator[str]
         if name is None and key == _EXPERIMENT:
             continue
         if not isinstance(name, str) or not name or len(name) > _MOST_LETTERS:
-            yield f"{text}: {shortened(show(name)) or 'nothing'} is no name: give {key}=NAME.{remedy}"
+            yield (
+                f"{text}: {shortened(show(name)) or 'nothing'} is no name: give {key}=NAME.{remedy}"
+            )
 
 
 def _values(override: Override, most: int) -> Iterator[object]:
-    """What is given for a key, each value of a sweep; nothing of a glob, which gives what there is."""
-    if override.value_type in (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP):
+    """What is given for a key, each value of a sweep; nothing of a glob, which gives what there
+    is.
+    """
+    if override.value_type in (
+        ValueType.CHOICE_SWEEP,
+        ValueType.SIMPLE_CHOICE_SWEEP,
+        ValueType.RANGE_SWEEP,
+    ):
         yield from itertools.islice(override.sweep_iterator(), most)
     elif not override.is_sweep_override() and not override.is_delete():
         yield override.value()
 
 
 def refuse_settings(point: DictConfig) -> None:
-    """ConfigError where Hydra was told what it does not do here, as to write or start runs outside the study."""
+    """ConfigError where Hydra was told what it does not do here, as to write or start runs outside
+    the study.
+    """
     study = f"{point.results_dir}/{point.study}"
     expected = {
         "hydra.run.dir": study,
@@ -167,7 +191,8 @@ def refuse_settings(point: DictConfig) -> None:
     }
     given = {key: OmegaConf.select(point, key) for key in expected}
     problems = [
-        f"{key}={show(value)}: runs lie in results_dir/study/, and paths are seen from the folder that bsweep was "
+        f"{key}={show(value)}: runs lie in results_dir/study/, and paths are seen from the folder "
+        f"that bsweep was "
         "started in. Leave it out, and give results_dir=... or study=... instead."
         for key, value in given.items()
         if value != expected[key] and not (key == "hydra.job.chdir" and value is False)
@@ -182,18 +207,27 @@ def refuse_settings(point: DictConfig) -> None:
 
 
 def around_point(point: DictConfig) -> dict[str, str]:
-    """What Hydra is to do before and after a point, in its own process; why it cannot where several run at once."""
-    variables, callbacks = (OmegaConf.select(point, key) or {} for key in ("hydra.job.env_set", "hydra.callbacks"))
+    """What Hydra is to do before and after a point, in its own process; why it cannot where several
+    run at once.
+    """
+    variables, callbacks = (
+        OmegaConf.select(point, key) or {} for key in ("hydra.job.env_set", "hydra.callbacks")
+    )
     logging = point.hydra.runtime.choices.get("hydra/job_logging")
     found = {}
     if variables:
         what = f"hydra.job.env_set ({', '.join(map(str, variables))})"
-        found[what] = "points that run at once share one environment. Export the variables where bsweep is started"
+        found[what] = (
+            "points that run at once share one environment. Export the variables where bsweep is "
+            "started"
+        )
     if callbacks:
         what = f"hydra.callbacks ({', '.join(map(str, callbacks))})"
         found[what] = "Hydra calls them around points that run one after another. Leave them out"
     if logging != "none":
-        found[f"hydra/job_logging={logging}"] = "points that run at once share one log. Leave it out"
+        found[f"hydra/job_logging={logging}"] = (
+            "points that run at once share one log. Leave it out"
+        )
     return found
 
 
@@ -202,18 +236,29 @@ def explain(error: Exception) -> str:
     text = str(error)
     if isinstance(error, OSError) and not isinstance(error, HydraException):
         return f"{error.strerror if is_full(error) else error}."
-    if not isinstance(error, ValueError | HydraException) and not type(error).__module__.startswith("omegaconf"):
-        text = f"Hydra cannot compose this: {type(error).__name__}: {text}. HYDRA_FULL_ERROR=1 shows where."
+    if not isinstance(error, ValueError | HydraException) and not type(error).__module__.startswith(
+        "omegaconf"
+    ):
+        text = (
+            f"Hydra cannot compose this: {type(error).__name__}: {text}. HYDRA_FULL_ERROR=1 shows "
+            f"where."
+        )
     unknown = re.search(r"Could not override '([^'@]+)'", text)
     if unknown:
         return f"{unknown_key(unknown[1])} `bsweep run --help` lists all."
-    group = re.search(r"Could not find '([\w/]+)/([^/']+)'\s+Available options in '[\w/]+':\s+((?:\s*\S+\n)+)", text)
+    group = re.search(
+        r"Could not find '([\w/]+)/([^/']+)'\s+Available options in '[\w/]+':\s+((?:\s*\S+\n)+)",
+        text,
+    )
     if group:
         options = group[3].split("Config search path")[0].split()
         package = _PLUGINS.get(group[2]) if group[1] == "hydra/launcher" else None
         install = f" Install it: pip install {package}." if package else ""
         near = "" if package else did_you_mean(group[2], options)
-        return f"{group[1]}={group[2]}: unknown {group[1]}.{near}{install} Known: {', '.join(options)}."
+        return (
+            f"{group[1]}={group[2]}: unknown {group[1]}.{near}{install} Known: "
+            f"{', '.join(options)}."
+        )
     if text.startswith("Error merging") and error.__cause__:
         text = f"{text}: {error.__cause__}"
     text = text.split("\nConfig search path")[0].split("\nSee https://hydra.cc")[0]
@@ -221,7 +266,9 @@ def explain(error: Exception) -> str:
 
 
 def first_values(given: Sequence[str]) -> dict[str, str]:
-    """Overrides by their keys, each with one value; of those that give several the first is named on the console."""
+    """Overrides by their keys, each with one value; of those that give several the first is named
+    on the console.
+    """
     first = {}
     for override in OverridesParser.create().parse_overrides(list(given)):
         text = override.input_line or ""

@@ -12,7 +12,13 @@ __all__ = ["Codec", "Setting", "build"]
 
 
 def build(
-    config: CodecConfig, vector: Flat, optimizer: Optimizer, *, seed: int, rank: int, num_workers: int
+    config: CodecConfig,
+    vector: Flat,
+    optimizer: Optimizer,
+    *,
+    seed: int,
+    rank: int,
+    num_workers: int,
 ) -> Codec | None:
     """The codec of one worker's gradients; None where they travel as they are, or not at all.
 
@@ -20,7 +26,9 @@ def build(
     """
     if num_workers == 1 or not config.builds:
         return None
-    setting = Setting(vector=vector, optimizer=optimizer, seed=seed, rank=rank, num_workers=num_workers)
+    setting = Setting(
+        vector=vector, optimizer=optimizer, seed=seed, rank=rank, num_workers=num_workers
+    )
     codec: Codec = resolve(config.builds)(config, setting)
     return codec
 

@@ -17,7 +17,9 @@ from bsweep.numerics.vector import Flat
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a codec is for: a worker's gradients, the optimizer that takes their sum, and its place among the others."""
+    """What a codec is for: a worker's gradients, the optimizer that takes their sum, and its place
+    among the others.
+    """
 
     vector: Flat
     optimizer: Optimizer
@@ -47,20 +49,27 @@ class Codec(ABC):
     """Replaces a sum over workers by a smaller one."""
 
     memory: Tensor | None = None
-    """What of this worker's gradients has not travelled yet, (n,), and joins the next ones (error feedback): what
-    travelled and what waits always sum to all gradients there were. None: what did not travel is lost."""
+    """What of this worker's gradients has not travelled yet, (n,), and joins the next ones (error
+    feedback): what travelled and what waits always sum to all gradients there were. None: what did
+    not travel is lost.
+    """
 
     generator: torch.Generator | None = None
     """What it draws from, if it does; a run that is taken up again draws on."""
 
     @property
     def state(self) -> list[Tensor]:
-        """What an exchange changes in place, to be put back where gradients overflowed, and where a run goes on."""
+        """What an exchange changes in place, to be put back where gradients overflowed, and where a
+        run goes on.
+        """
         return [] if self.memory is None else [self.memory]
 
     def saved(self) -> dict[str, Any]:
         """What to go on from."""
-        return {"state": self.state, "random": self.generator.get_state() if self.generator else None}
+        return {
+            "state": self.state,
+            "random": self.generator.get_state() if self.generator else None,
+        }
 
     def load(self, saved: dict[str, Any]) -> None:
         """Take up what `saved` gave."""
@@ -77,15 +86,21 @@ class Codec(ABC):
 
     @abstractmethod
     def exchange(self, gradients: Tensor, group: Group) -> None:
-        """Replace `gradients`, the flat vector of this worker, by the sum of what all workers' codecs let through."""
+        """Replace `gradients`, the flat vector of this worker, by the sum of what all workers'
+        codecs let through.
+        """
 
 
 class GatherCodec(Codec):
-    """A codec whose payloads cannot be summed on the way: every worker gets all of them and sums what they say."""
+    """A codec whose payloads cannot be summed on the way: every worker gets all of them and sums
+    what they say.
+    """
 
     @abstractmethod
     def encode(self, values: Tensor) -> Tensor:
-        """`values` (n,) as uint8 (bytes,), of a length that is the same on all workers whatever the values are."""
+        """`values` (n,) as uint8 (bytes,), of a length that is the same on all workers whatever the
+        values are.
+        """
 
     @abstractmethod
     def add_decoded(self, payload: Tensor, into: Tensor, scale: float = 1.0) -> None:

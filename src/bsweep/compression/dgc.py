@@ -1,9 +1,11 @@
-"""Deep Gradient Compression (Lin et al., arXiv 1712.01887): top-k with momentum applied before the choice.
+"""Deep Gradient Compression (Lin et al., arXiv 1712.01887): top-k with momentum applied before the
+choice.
 
-With gradient g of a worker and momentum m: u = m u + g; v = v + u; send the top-k of v, and set u and v to 0 where it
-was sent. So an element that waits arrives with the momentum it would have had (momentum correction), and one just
-sent starts without (momentum factor masking: at density 1 this is SGD without momentum). Nesterov's form adds g + m u
-to v. Weight decay, which the optimizer adds after the exchange, goes without momentum.
+With gradient g of a worker and momentum m: u = m u + g; v = v + u; send the top-k of v, and set u
+and v to 0 where it was sent. So an element that waits arrives with the momentum it would have had
+(momentum correction), and one just sent starts without (momentum factor masking: at density 1 this
+is SGD without momentum). Nesterov's form adds g + m u to v. Weight decay, which the optimizer adds
+after the exchange, goes without momentum.
 """
 
 from __future__ import annotations
@@ -24,8 +26,11 @@ class DGC(TopK):
     def __init__(self, config: DGCConfig, setting: Setting) -> None:
         super().__init__(config, setting)
         self.velocity = torch.zeros_like(setting.vector.gradients)
-        # The gradients of independent workers add up to a norm of sqrt(num_workers) times their own.
-        self._local_clip_norm = config.clip_norm and config.clip_norm / math.sqrt(setting.num_workers)
+        # The gradients of independent workers add up to a norm of sqrt(num_workers) times their
+        # own.
+        self._local_clip_norm = config.clip_norm and config.clip_norm / math.sqrt(
+            setting.num_workers
+        )
         self._momentum: float = setting.optimizer.param_groups[0].get("momentum", 0.0)
         self._nesterov: bool = setting.optimizer.param_groups[0].get("nesterov", False)
         for group in setting.optimizer.param_groups:
@@ -37,7 +42,9 @@ class DGC(TopK):
 
     def exchange(self, gradients: Tensor, group: Group) -> None:
         if self._local_clip_norm:
-            gradients.mul_((self._local_clip_norm / torch.linalg.vector_norm(gradients)).clamp(max=1))
+            gradients.mul_(
+                (self._local_clip_norm / torch.linalg.vector_norm(gradients)).clamp(max=1)
+            )
         self.velocity.mul_(self._momentum).add_(gradients)
         if self._nesterov:
             gradients.add_(self.velocity, alpha=self._momentum)

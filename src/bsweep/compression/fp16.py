@@ -1,6 +1,7 @@
 """Half precision on the wire: gradients travel and are summed as fp16.
 
-Values and sums beyond 65504 become infinite, those below 3e-8 vanish (Micikevicius et al., arXiv 1710.03740).
+Values and sums beyond 65504 become infinite, those below 3e-8 vanish (Micikevicius et al., arXiv
+1710.03740).
 """
 
 from __future__ import annotations

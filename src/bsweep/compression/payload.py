@@ -1,4 +1,6 @@
-"""What payloads are made of: numbers, bits, and a scale for each layer. Nothing here waits for a GPU."""
+"""What payloads are made of: numbers, bits, and a scale for each layer. Nothing here waits for a
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def split(payload: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tens
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """`codes` (n,) uint8 below 2**bits, with `bits` of 1, 2, 4 or 8, as uint8 (ceil(n * bits / 8),).
+    """`codes` (n,) uint8 below 2**bits, with `bits` of 1, 2, 4 or 8, as uint8 (ceil(n * bits /
+    8),).
 
     A byte takes its codes from far apart, so that each operation runs over contiguous memory.
     """
@@ -41,7 +44,9 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def round_randomly(values: Tensor, limit: int, generator: torch.Generator) -> Tensor:
-    """Whole numbers from -limit to limit whose expectation is `values` clipped to that range, as uint8 from 0 up."""
+    """Whole numbers from -limit to limit whose expectation is `values` clipped to that range, as
+    uint8 from 0 up.
+    """
     dice = torch.rand(values.shape, generator=generator, dtype=values.dtype, device=values.device)
     return dice.add_(values).floor_().clamp_(-limit, limit).add_(limit).to(torch.uint8)
 

@@ -1,10 +1,13 @@
-"""PowerSGD (Vogels et al., arXiv 1905.13727): each weight matrix's gradient as a product of two thin ones.
+"""PowerSGD (Vogels et al., arXiv 1905.13727): each weight matrix's gradient as a product of two
+thin ones.
 
-With M_i (n x m) the memory and gradient of worker i, and Q (m x r) from the step before, the same on all workers:
-P = orthonormal basis of sum_i M_i Q; Q_i = M_i^T P; Q = sum_i Q_i; all workers get P Q^T = P P^T sum_i M_i. Worker i
-keeps M_i - P Q_i^T, its own part of what the sum lost. Payloads are summed on their way: r (n + m) elements, not n m.
+With M_i (n x m) the memory and gradient of worker i, and Q (m x r) from the step before, the same
+on all workers: P = orthonormal basis of sum_i M_i Q; Q_i = M_i^T P; Q = sum_i Q_i; all workers get
+P Q^T = P P^T sum_i M_i. Worker i keeps M_i - P Q_i^T, its own part of what the sum lost. Payloads
+are summed on their way: r (n + m) elements, not n m.
 
-All take P from the first worker, r n elements more: unlike processors round a basis differently, and would drift apart.
+All take P from the first worker, r n elements more: unlike processors round a basis differently,
+and would drift apart.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ class PowerSGD(Codec):
 
     def __init__(self, config: PowerSGDConfig, setting: Setting) -> None:
         vector = setting.vector
-        # The CPU draws the same numbers on all workers, where a GPU's depend on how many multiprocessors it has.
+        # The CPU draws the same numbers on all workers, where a GPU's depend on how many
+        # multiprocessors it has.
         generator = torch.Generator().manual_seed(seed_of(setting.seed, "powersgd"))
         self.memory = torch.zeros_like(vector.gradients)
         self._matrices = [part for part in vector.slices if _pays(part, config.rank)]
@@ -48,8 +52,14 @@ class PowerSGD(Codec):
         self.memory.add_(gradients)
         own = [_as_matrix(self.memory, part) for part in self._matrices]
         others = [self.memory[part.start : part.stop] for part in self._others]
-        products = _sums([matrix @ right for matrix, right in zip(own, self._rights, strict=True)], group)
-        bases = _bases(products) if group.rank == 0 else [torch.zeros_like(product) for product in products]
+        products = _sums(
+            [matrix @ right for matrix, right in zip(own, self._rights, strict=True)], group
+        )
+        bases = (
+            _bases(products)
+            if group.rank == 0
+            else [torch.zeros_like(product) for product in products]
+        )
         lefts = _sums(bases, group)
         own_rights = [matrix.T @ left for matrix, left in zip(own, lefts, strict=True)]
         sums = _sums([*own_rights, *others], group)
@@ -66,7 +76,9 @@ class PowerSGD(Codec):
 
 
 def _bases(products: list[Tensor]) -> list[Tensor]:
-    """Orthonormal columns that span those of each product (n, r); those of one shape are computed at once."""
+    """Orthonormal columns that span those of each product (n, r); those of one shape are computed
+    at once.
+    """
     shapes = dict.fromkeys(product.shape for product in products)
     alike = {shape: [product for product in products if product.shape == shape] for shape in shapes}
     found = {shape: iter(orthonormal(torch.stack(some))) for shape, some in alike.items()}
@@ -74,15 +86,19 @@ def _bases(products: list[Tensor]) -> list[Tensor]:
 
 
 def orthonormal(matrices: Tensor) -> Tensor:
-    """Orthonormal columns (..., n, r) that span those of `matrices`, n >= r, by Gram-Schmidt; nothing waits for a GPU.
+    """Orthonormal columns (..., n, r) that span those of `matrices`, n >= r, by Gram-Schmidt;
+    nothing waits for a GPU.
 
     Each column is projected twice, which is as exact as a QR decomposition (Giraud et al., doi
-    10.1007/s00211-005-0615-4). Of one that is zero, or depends on others, a spare direction is left, which is lost in
-    rounding elsewhere: from a zero column the right factors could never recover.
+    10.1007/s00211-005-0615-4). Of one that is zero, or depends on others, a spare direction is
+    left, which is lost in rounding elsewhere: from a zero column the right factors could never
+    recover.
     """
     rows, rank = matrices.shape[-2:]
     numbers = torch.arange(1, rows + 1, dtype=matrices.dtype, device=matrices.device)
-    spare = 1e-15 * torch.outer(numbers, numbers[:rank]).cos()  # in fp32, too, its norm is above zero
+    spare = (
+        1e-15 * torch.outer(numbers, numbers[:rank]).cos()
+    )  # in fp32, too, its norm is above zero
     basis = matrices.clone()
     for number in range(rank):
         before, column = basis[..., :number], basis[..., number : number + 1]
@@ -100,7 +116,9 @@ def _pays(part: Slice, rank: int) -> bool:
 
 
 def _as_matrix(vector: Tensor, part: Slice) -> Tensor:
-    """A slice as (first dimension, rest). Its order may not be the tensor's; any will do that all workers share."""
+    """A slice as (first dimension, rest). Its order may not be the tensor's; any will do that all
+    workers share.
+    """
     return vector[part.start : part.stop].view(part.shape[0], -1)
 
 

@@ -1,8 +1,9 @@
-"""QSGD (Alistarh et al., arXiv 1610.02132): stochastic rounding to a few levels of each bucket's norm.
+"""QSGD (Alistarh et al., arXiv 1610.02132): stochastic rounding to a few levels of each bucket's
+norm.
 
-With s = 2**(bits - 1) - 1 levels on each side of 0: Q(v_i) = |v| sign(v_i) xi_i / s, where xi_i is one of the two
-whole numbers around s |v_i| / |v|, chosen so that E[Q(v)] = v. An element costs `bits` bits (no entropy code: its
-length would depend on the values), a bucket its norm.
+With s = 2**(bits - 1) - 1 levels on each side of 0: Q(v_i) = |v| sign(v_i) xi_i / s, where xi_i is
+one of the two whole numbers around s |v_i| / |v|, chosen so that E[Q(v)] = v. An element costs
+`bits` bits (no entropy code: its length would depend on the values), a bucket its norm.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ class QSGD(GatherCodec):
         self.generator: torch.Generator = setting.generator(setting.rank, "qsgd")
 
     def encode(self, values: Tensor) -> Tensor:
-        buckets = F.pad(values, (0, -len(values) % self._bucket_elements)).view(-1, self._bucket_elements)
+        buckets = F.pad(values, (0, -len(values) % self._bucket_elements)).view(
+            -1, self._bucket_elements
+        )
         norms = torch.linalg.vector_norm(buckets, dim=1, keepdim=True)
-        shares = buckets / norms.clamp(min=torch.finfo(values.dtype).tiny)  # an empty bucket has norm 0
+        shares = buckets / norms.clamp(
+            min=torch.finfo(values.dtype).tiny
+        )  # an empty bucket has norm 0
         codes = round_randomly(shares * self._levels, self._levels, self.generator)
         return join(norms, pack(codes.view(-1)[: len(values)], self._bits))
 

@@ -1,9 +1,10 @@
 """TernGrad (Wen et al., arXiv 1705.07878): each element becomes -1, 0 or 1 times its layer's scale.
 
-With s = max |g| of a layer's gradient after clipping at c sigma: T(g_i) = s sign(g_i) b_i with P(b_i = 1) = |g_i| / s,
-so that E[T(g)] is the clipped g. sigma is taken about 0, not about the mean, or a layer of one element, or of equal
-ones, would be clipped to nothing. An element costs 2 bits, a layer its scale; each worker has its own (to share them,
-as in the paper, needs one more exchange).
+With s = max |g| of a layer's gradient after clipping at c sigma: T(g_i) = s sign(g_i) b_i with
+P(b_i = 1) = |g_i| / s, so that E[T(g)] is the clipped g. sigma is taken about 0, not about the
+mean, or a layer of one element, or of equal ones, would be clipped to nothing. An element costs 2
+bits, a layer its scale; each worker has its own (to share them, as in the paper, needs one more
+exchange).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class TernGrad(GatherCodec):
 
     def encode(self, values: Tensor) -> Tensor:
         scales = self._layers.each(self._scale, values)
-        divisors = scales.clamp(min=torch.finfo(values.dtype).tiny)  # a layer without gradient has scale 0
+        divisors = scales.clamp(
+            min=torch.finfo(values.dtype).tiny
+        )  # a layer without gradient has scale 0
         codes = round_randomly(values / self._layers.spread(divisors), 1, self.generator)
         return join(scales, pack(codes, 2))
 

@@ -121,7 +121,16 @@ from bsweep.config.strategies import (
     Transport,
 )
 from bsweep.config.target import Target, refuse_vain_evaluations, target_of
-from bsweep.config.values import ConfigError, LrRule, TrackerName, did_you_mean, flatten, plain_file, shortened, show
+from bsweep.config.values import (
+    ConfigError,
+    LrRule,
+    TrackerName,
+    did_you_mean,
+    flatten,
+    plain_file,
+    shortened,
+    show,
+)
 
 __all__ = [
     "FIXED",

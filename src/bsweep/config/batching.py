@@ -21,10 +21,14 @@ class BatchingConfig(Card):
     """`builds` a callable `(config)` of the run that gives a `bsweep.batching.Policy`."""
 
     goes_on_elsewhere: ClassVar[bool] = True
-    """Whether a run of it may go on with another batch, or on other workers, than it has come from (`resume_from`)."""
+    """Whether a run of it may go on with another batch, or on other workers, than it has come from
+    (`resume_from`).
+    """
 
     measures_noise: ClassVar[bool] = False
-    """Whether it goes by the gradient noise scale, which is then measured without `measure.noise_scale=true`."""
+    """Whether it goes by the gradient noise scale, which is then measured without
+    `measure.noise_scale=true`.
+    """
 
     def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
         """What contradicts so many training examples, each with the remedy."""
@@ -41,14 +45,17 @@ class FixedConfig(BatchingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DecidingConfig(BatchingConfig):
-    """What decides by itself how much a round takes; what it has decided is for the batch and the workers it knew."""
+    """What decides by itself how much a round takes; what it has decided is for the batch and the
+    workers it knew.
+    """
 
     goes_on_elsewhere: ClassVar[bool] = False
 
     def problems(self, point: Point) -> Iterator[str]:
         if point.allocation.adapts:
             yield (
-                f"allocation.adapt_every with batching={self.name}: two would decide how many local steps a worker "
+                f"allocation.adapt_every with batching={self.name}: two would decide how many "
+                f"local steps a worker "
                 "takes. Use batching=fixed, or allocation.adapt_every=null."
             )
 
@@ -76,36 +83,44 @@ class ChangingConfig(DecidingConfig):
         if not least <= configured <= most:
             key, bound = ("min", least) if configured < least else ("max", most)
             yield (
-                f"batching.{key}_global_batch={bound} excludes the configured global batch of {configured}, with which "
+                f"batching.{key}_global_batch={bound} excludes the configured global batch of "
+                f"{configured}, with which "
                 f"a run begins: use batching.{key}_global_batch={configured}, or another batch."
             )
         if self.min_global_batch is not None and self.min_global_batch < self._least_batch(point):
             yield (
-                f"batching.min_global_batch={self.min_global_batch} is too small for num_workers={point.num_workers}: "
-                f"each needs an example, or two for the statistics of BatchNorm, and a lone one two for the noise. Use "
+                f"batching.min_global_batch={self.min_global_batch} is too small for "
+                f"num_workers={point.num_workers}: "
+                f"each needs an example, or two for the statistics of BatchNorm, and a lone one "
+                f"two for the noise. Use "
                 f"{self._least_batch(point)} or more."
             )
         if self._needs_halves(point) and configured < 2:
             yield (
-                f"batching={self.name} with one example a step: a lone worker measures the noise by the halves of its "
+                f"batching={self.name} with one example a step: a lone worker measures the noise "
+                f"by the halves of its "
                 "batch. Use local_batch=2 or more."
             )
         largest = max(point.local_batches)
         if self.max_local_batch is not None and self.max_local_batch < largest:
             yield (
-                f"batching.max_local_batch={self.max_local_batch} is smaller than the configured local batch of "
+                f"batching.max_local_batch={self.max_local_batch} is smaller than the configured "
+                f"local batch of "
                 f"{largest}, which fits: use {largest} or more, or leave it out."
             )
         if self.fits_batch_to_rate and point.optimizer.rate_follows_batch:
             yield (
-                f"optimizer.lr_rule={point.optimizer.lr_rule} with batching={self.name}: {self.fits_batch_to_rate}. "
+                f"optimizer.lr_rule={point.optimizer.lr_rule} with batching={self.name}: "
+                f"{self.fits_batch_to_rate}. "
                 "Use optimizer.lr_rule=fixed."
             )
 
     def _least_batch(self, point: Point) -> int:
-        """Of all workers, in proportion to their batches: an example for each, or two where BatchNorm wants statistics.
+        """Of all workers, in proportion to their batches: an example for each, or two where
+        BatchNorm wants statistics.
 
-        Two also where a lone worker measures the noise: at one a policy would see no more of it, and stay there.
+        Two also where a lone worker measures the noise: at one a policy would see no more of it,
+        and stay there.
         """
         needs_two = self._needs_halves(point) or point.model.has_batchnorm is not False
         return -(-(2 if needs_two else 1) * sum(point.local_batches) // min(point.local_batches))
@@ -117,7 +132,8 @@ class ChangingConfig(DecidingConfig):
     def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
         if self.max_global_batch is not None and self.max_global_batch > num_train:
             yield (
-                f"batching.max_global_batch={self.max_global_batch} is larger than the training set of {num_train} "
+                f"batching.max_global_batch={self.max_global_batch} is larger than the training "
+                f"set of {num_train} "
                 f"examples: use {num_train} or less."
             )
 
@@ -135,7 +151,11 @@ class ScheduleConfig(ChangingConfig):
 
     @property
     def fits_batch_to_rate(self) -> str:  # type: ignore[override]
-        return "batching.rate=seesaw says what the rate does with the batch" if self.rate == "seesaw" else ""
+        return (
+            "batching.rate=seesaw says what the rate does with the batch"
+            if self.rate == "seesaw"
+            else ""
+        )
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
@@ -143,7 +163,8 @@ class ScheduleConfig(ChangingConfig):
             yield "batching.factor=1 changes nothing: use batching.factor=2, or batching=fixed."
         if self.factor < 1 and self.rate == "seesaw":
             yield (
-                f"batching.rate=seesaw with batching.factor={self.factor:g}: Seesaw grows the batch where a schedule "
+                f"batching.rate=seesaw with batching.factor={self.factor:g}: Seesaw grows the "
+                f"batch where a schedule "
                 "would lower the rate. Use batching.factor=2, or batching.rate=by_rule."
             )
 
@@ -155,13 +176,16 @@ class RaiseInsteadOfDecayConfig(ChangingConfig):
     name: Literal["raise_instead_of_decay"]
 
     builds: ClassVar[str] = "bsweep.batching.raise_instead_of_decay:RaiseInsteadOfDecay"
-    fits_batch_to_rate: ClassVar[str] = "the batch grows so that the rate need not fall, and would raise it"
+    fits_batch_to_rate: ClassVar[str] = (
+        "the batch grows so that the rate need not fall, and would raise it"
+    )
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         if point.optimizer.schedule != "multistep":
             yield (
-                f"batching={self.name} with optimizer.schedule={point.optimizer.schedule}: the batch grows where a "
+                f"batching={self.name} with optimizer.schedule={point.optimizer.schedule}: the "
+                f"batch grows where a "
                 "multistep schedule would lower the rate. Use optimizer.schedule=multistep "
                 "'optimizer.milestones=[30,40]', in epochs."
             )
@@ -204,7 +228,9 @@ class CABSConfig(MeasuringConfig):
     hysteresis: AtLeastOne
 
     builds: ClassVar[str] = "bsweep.batching.cabs:CABS"
-    fits_batch_to_rate: ClassVar[str] = "it fits the batch to the rate, which may not follow the batch in turn"
+    fits_batch_to_rate: ClassVar[str] = (
+        "it fits the batch to the rate, which may not follow the batch in turn"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

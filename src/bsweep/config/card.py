@@ -36,7 +36,9 @@ class Card(Schema):
     """Keys that leave the run id as it is."""
 
     added_later: ClassVar[Mapping[str, object]] = {}
-    """Keys that runs of earlier versions do not have, with the value that changes nothing for them: their ids stay."""
+    """Keys that runs of earlier versions do not have, with the value that changes nothing for them:
+    their ids stay.
+    """
 
     def problems(self, point: Point) -> Iterator[str]:
         """What contradicts this card in a point, each with the remedy."""

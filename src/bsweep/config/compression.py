@@ -45,7 +45,8 @@ class SparseConfig(CodecConfig):
     def warnings(self, point: Point) -> Iterator[str]:
         if len(self.warmup_densities) >= point.epochs:
             yield (
-                f"compression.density={self.density:g} is never reached: the warm-up has {len(self.warmup_densities)} "
+                f"compression.density={self.density:g} is never reached: the warm-up has "
+                f"{len(self.warmup_densities)} "
                 f"densities, and epochs={point.epochs}"
             )
         else:

@@ -72,8 +72,10 @@ class SyntheticConfig(ImageConfig):
         yield from super().problems(point)
         if (num_bytes := (self.num_train + self.num_test) * math.prod(self.shape)) > _MOST_BYTES:
             yield (
-                f"data.num_train={self.num_train} and data.num_test={self.num_test} of data.shape={show(self.shape)}: "
-                f"{num_bytes / 2**40:,.0f} TiB, and each machine holds them all. Use fewer or smaller ones."
+                f"data.num_train={self.num_train} and data.num_test={self.num_test} of "
+                f"data.shape={show(self.shape)}: "
+                f"{num_bytes / 2**40:,.0f} TiB, and each machine holds them all. Use fewer or "
+                f"smaller ones."
             )
 
 
@@ -136,6 +138,12 @@ class OwnDataConfig(Own, ImageConfig):
 
 
 AnyData = Annotated[
-    Cifar10Config | ImageFolderConfig | DigitsConfig | SyntheticConfig | TextConfig | TorchvisionConfig | OwnDataConfig,
+    Cifar10Config
+    | ImageFolderConfig
+    | DigitsConfig
+    | SyntheticConfig
+    | TextConfig
+    | TorchvisionConfig
+    | OwnDataConfig,
     Field(discriminator="name"),
 ]

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bsweep.config.card import Card
 from bsweep.config.point import Point
-from bsweep.config.values import Count, LrRule, Megabytes, NonNegative, PathName, Positive, Processes, Slowdown, show
+from bsweep.config.values import (
+    Count,
+    LrRule,
+    Megabytes,
+    NonNegative,
+    PathName,
+    Positive,
+    Processes,
+    Slowdown,
+    show,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,9 +33,9 @@ Kind = Literal["images", "text", "anything"]
 class DataConfig(Card):
     """What all data sets share; see `conf/data/`.
 
-    `builds` a module with `info(config)`, which downloads, decodes and caches, and needs no torch once that is done,
-    and `load(config)`, the complete data set on the CPU; both raise a ValueError that says how to mend the
-    configuration.
+    `builds` a module with `info(config)`, which downloads, decodes and caches, and needs no torch
+    once that is done, and `load(config)`, the complete data set on the CPU; both raise a ValueError
+    that says how to mend the configuration.
     """
 
     subset: Count | None
@@ -36,7 +46,9 @@ class DataConfig(Card):
     consists_of: ClassVar[Kind]
 
     files: ClassVar[tuple[str, ...]] = ()
-    """Keys that name files or folders which are read as they are: all hosts need the same. Others' are known by md5."""
+    """Keys that name files or folders which are read as they are: all hosts need the same. Others'
+    are known by md5.
+    """
 
     of_no_example: ClassVar[tuple[str, ...]] = ("subset",)
     """Keys that change what an example costs not at all."""
@@ -44,7 +56,9 @@ class DataConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Card):
-    """`builds` a callable `(config, *, num_classes, shape)` that gives the freshly initialised module."""
+    """`builds` a callable `(config, *, num_classes, shape)` that gives the freshly initialised
+    module.
+    """
 
     learns_from: ClassVar[Kind | None] = "images"
     """None: whatever there is."""
@@ -57,12 +71,14 @@ class ModelConfig(Card):
             yield from self.lone_examples(point)
         if self.learns_from == "images" and point.data.consists_of == "text":
             yield (
-                f"model={self.name} learns from images, data={point.data.name} has none: use model=llama_tiny or "
+                f"model={self.name} learns from images, data={point.data.name} has none: use "
+                f"model=llama_tiny or "
                 "llama_150m, or data=digits."
             )
         if self.learns_from == "text" and point.data.consists_of == "images":
             yield (
-                f"model={self.name} learns from text, data={point.data.name} are images: use data=text data.path=FILE, "
+                f"model={self.name} learns from text, data={point.data.name} are images: use "
+                f"data=text data.path=FILE, "
                 "or model=resnet18."
             )
 
@@ -70,14 +86,21 @@ class ModelConfig(Card):
         """What is wrong with a point if the model has BatchNorm."""
         batches = point.local_batches
         if 1 in batches:
-            batch = "local_batch" if set(batches) == {1} else f"local batches {show(batches)}: local_batch"
+            batch = (
+                "local_batch"
+                if set(batches) == {1}
+                else f"local batches {show(batches)}: local_batch"
+            )
             yield (
-                f"{batch}=1 with model={self.name}: BatchNorm needs more than one example for its statistics. "
+                f"{batch}=1 with model={self.name}: BatchNorm needs more than one example for its "
+                f"statistics. "
                 "Use local_batch=2 or more."
             )
 
     def check(self, num_classes: int) -> None:
-        """Raises ValueError if the model was configured for other classes, or another vocabulary, than the data's."""
+        """Raises ValueError if the model was configured for other classes, or another vocabulary,
+        than the data's.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,24 +139,32 @@ class OptimizerConfig(Card):
 
     def problems(self, point: Point) -> Iterator[str]:
         if self.schedule == "multistep" and not self.milestones:
-            yield "optimizer.schedule=multistep needs optimizer.milestones, in epochs, such as [30,40]."
+            yield (
+                "optimizer.schedule=multistep needs optimizer.milestones, in epochs, such as "
+                "[30,40]."
+            )
         if self.warmup_epochs > point.epochs:
             yield (
-                f"optimizer.warmup_epochs={self.warmup_epochs:g} is longer than epochs={point.epochs}: "
+                f"optimizer.warmup_epochs={self.warmup_epochs:g} is longer than "
+                f"epochs={point.epochs}: "
                 "the learning rate would never reach its base value."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyConfig(Card):
-    """`builds` a callable `(config, strategy, place, paths)` that gives a `bsweep.strategies.Strategy`."""
+    """`builds` a callable `(config, strategy, place, paths)` that gives a
+    `bsweep.strategies.Strategy`.
+    """
 
     launchers: ClassVar[tuple[str, ...]] = ()
     """Those that can start its processes; a strategy without exchange takes any."""
 
     takes_codecs: ClassVar[bool] = False
     replicates: ClassVar[bool] = False
-    """Whether after each step all workers have the same parameters and optimizer: any number can go on from one's."""
+    """Whether after each step all workers have the same parameters and optimizer: any number can go
+    on from one's.
+    """
 
     own_compression: ClassVar[str] = ""
     """The key of a compression of its own, if it has one."""
@@ -148,7 +179,9 @@ class StrategyConfig(Card):
 
     @property
     def why_apart(self) -> str:
-        """Why workers have no model in common before an epoch ends, with the remedy; empty where they have."""
+        """Why workers have no model in common before an epoch ends, with the remedy; empty where
+        they have.
+        """
         return ""
 
     @property
@@ -157,7 +190,8 @@ class StrategyConfig(Card):
         if self.in_step:
             return ""
         return (
-            "its workers do not step together, so that there is no gradient of all of them at one model. Use "
+            "its workers do not step together, so that there is no gradient of all of them at one "
+            "model. Use "
             "strategy=horovod, allreduce or ddp, or leave the noise scale out."
         )
 
@@ -178,12 +212,16 @@ class StrategyConfig(Card):
 
     @property
     def refuses_fp16(self) -> str:
-        """Why workers cannot leave out a step whose gradients overflowed, with the remedy; empty where they can."""
+        """Why workers cannot leave out a step whose gradients overflowed, with the remedy; empty
+        where they can.
+        """
         return ""
 
     @property
     def exchanges_in_passes(self) -> bool | None:
-        """Whether gradients travel from within the backward pass; None: the strategy itself tells."""
+        """Whether gradients travel from within the backward pass; None: the strategy itself
+        tells.
+        """
         return False
 
     @property
@@ -221,12 +259,16 @@ class StrategyConfig(Card):
 
     @property
     def in_probe(self) -> StrategyConfig:
-        """What a probe runs in its place: a strategy that exchanges the whole vector at each step, unhidden."""
+        """What a probe runs in its place: a strategy that exchanges the whole vector at each step,
+        unhidden.
+        """
         return self
 
     @property
     def vectors_held(self) -> int:
-        """Vectors of the model's size that it holds beside the model and its optimizer, and `in_probe` does not."""
+        """Vectors of the model's size that it holds beside the model and its optimizer, and
+        `in_probe` does not.
+        """
         return 0
 
     @property
@@ -252,14 +294,17 @@ class StrategyConfig(Card):
         return {}
 
     def refuse_started(self, variables: Mapping[str, str]) -> None:
-        """ValueError if processes that were started with these variables cannot do what the card says any more."""
+        """ValueError if processes that were started with these variables cannot do what the card
+        says any more.
+        """
 
     def problems(self, point: Point) -> Iterator[str]:
         if why_not := point.launch.why_not(self):
             yield why_not
         if point.evaluate_every_examples and self.why_apart:
             yield (
-                f"evaluate_every_examples={point.evaluate_every_examples} with strategy={self.name}: {self.why_apart}, "
+                f"evaluate_every_examples={point.evaluate_every_examples} with "
+                f"strategy={self.name}: {self.why_apart}, "
                 "or evaluate_every_examples=null to evaluate at the ends of epochs."
             )
         if point.precision == "fp16" and self.refuses_fp16:
@@ -268,25 +313,33 @@ class StrategyConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class CodecConfig(Card):
-    """`builds` a callable `(config, setting)` that gives a `bsweep.compression.Codec`; empty: nothing is compressed."""
+    """`builds` a callable `(config, setting)` that gives a `bsweep.compression.Codec`; empty:
+    nothing is compressed.
+    """
 
     def payload_share(self, epochs: int) -> float | None:
-        """Bytes of a payload over those of the fp32 gradient; None where payloads are summed on their way."""
+        """Bytes of a payload over those of the fp32 gradient; None where payloads are summed on
+        their way.
+        """
         return None
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """Whether it can win at all: every worker gets every payload, while a ring sends twice the vector."""
+        """Whether it can win at all: every worker gets every payload, while a ring sends twice the
+        vector.
+        """
         share, workers = self.payload_share(point.epochs), point.num_workers
         if share is not None and workers > 1 and share >= 2 / workers:
             yield (
-                f"compression={self.name} cannot win on {workers} workers: each sends {workers - 1} payloads of "
+                f"compression={self.name} cannot win on {workers} workers: each sends "
+                f"{workers - 1} payloads of "
                 f"{share:.3g} of the gradient, a ring {2 * (workers - 1) / workers:.3g} of it"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationConfig(Card):
-    """What all allocations share; see `conf/allocation/`. The policy fills in the lists that are null.
+    """What all allocations share; see `conf/allocation/`. The policy fills in the lists that are
+    null.
 
     `builds` a callable `(config, allocation)` that gives the run with its lists filled in.
     """
@@ -316,18 +369,26 @@ class AllocationConfig(Card):
         return False
 
     def problems(self, point: Point) -> Iterator[str]:
-        for key, values in (("local_batches", self.local_batches), ("local_steps", self.local_steps)):
+        for key, values in (
+            ("local_batches", self.local_batches),
+            ("local_steps", self.local_steps),
+        ):
             if values is not None and len(values) != point.num_workers:
                 yield (
-                    f"allocation.{key}={show(values)} has {len(values)} numbers for num_workers={point.num_workers}: "
+                    f"allocation.{key}={show(values)} has {len(values)} numbers for "
+                    f"num_workers={point.num_workers}: "
                     "give one for each worker."
                 )
-        if not point.strategy.takes_local_steps and (self.shares_steps or self.local_steps is not None):
+        if not point.strategy.takes_local_steps and (
+            self.shares_steps or self.local_steps is not None
+        ):
             steps = f"allocation.local_steps={show(self.local_steps)}"
             what = f"allocation={self.name}" if self.shares_steps else steps
             yield (
-                f"{what} with strategy={point.strategy.name}: every step is a synchronisation, so that there are no "
-                "local steps to share. Use strategy=diloco, or allocation=batch_by_flops or batch_by_memory."
+                f"{what} with strategy={point.strategy.name}: every step is a synchronisation, so "
+                f"that there are no "
+                "local steps to share. Use strategy=diloco, or allocation=batch_by_flops or "
+                "batch_by_memory."
             )
         if point.global_batch is not None:
             yield from self._batch_problems(point, point.global_batch)
@@ -338,18 +399,21 @@ class AllocationConfig(Card):
         parts = passes * (1 if uneven else workers)
         if global_batch % parts:
             yield (
-                f"global_batch={global_batch} cannot be divided by {'' if uneven else f'num_workers={workers} x '}"
+                f"global_batch={global_batch} cannot be divided by "
+                f"{'' if uneven else f'num_workers={workers} x '}"
                 f"accumulation_steps={passes}: choose a multiple of {parts}, such as "
                 f"{max(1, round(global_batch / parts)) * parts}."
             )
         elif global_batch < workers * passes:
             yield (
-                f"global_batch={global_batch} is too small for num_workers={workers} x accumulation_steps={passes}: "
+                f"global_batch={global_batch} is too small for num_workers={workers} x "
+                f"accumulation_steps={passes}: "
                 "every worker needs an example for each forward pass."
             )
         elif point.examples_per_step != global_batch:
             yield (
-                f"allocation.local_batches={show(self.local_batches)} x accumulation_steps={passes} sum to "
+                f"allocation.local_batches={show(self.local_batches)} x "
+                f"accumulation_steps={passes} sum to "
                 f"{point.examples_per_step}, but global_batch={global_batch}: give "
                 f"global_batch={point.examples_per_step}, or other batches."
             )
@@ -378,23 +442,30 @@ class LaunchConfig(Card):
 
     @property
     def named_hosts(self) -> str | None:
-        """Hosts and slots, `h1:4,h2:4`, where it was given any, or has an allocation's; none outside one."""
+        """Hosts and slots, `h1:4,h2:4`, where it was given any, or has an allocation's; none
+        outside one.
+        """
         return None
 
     def why_not(self, strategy: StrategyConfig) -> str:
         """Why it cannot start the processes of a strategy, with the remedy; empty where it can."""
         if not strategy.launchers or self.name in strategy.launchers:
             return ""
-        return f"strategy={strategy.name} is started by {' or '.join(strategy.launchers)}, not by launch={self.name}."
+        return (
+            f"strategy={strategy.name} is started by {' or '.join(strategy.launchers)}, not by "
+            f"launch={self.name}."
+        )
 
     def problems(self, point: Point) -> Iterator[str]:
         if self.slowdown is not None and len(self.slowdown) != point.num_workers:
             yield (
                 f"launch.slowdown={show(self.slowdown)} has {len(self.slowdown)} factors for "
-                f"num_workers={point.num_workers}: give one for each worker, 1 for an undisturbed one."
+                f"num_workers={point.num_workers}: give one for each worker, 1 for an undisturbed "
+                f"one."
             )
         if self.memory_limit_mb is not None and len(self.memory_limit_mb) != point.num_workers:
             yield (
-                f"launch.memory_limit_mb={show(self.memory_limit_mb)} has {len(self.memory_limit_mb)} limits for "
+                f"launch.memory_limit_mb={show(self.memory_limit_mb)} has "
+                f"{len(self.memory_limit_mb)} limits for "
                 f"num_workers={point.num_workers}: give one for each worker."
             )

@@ -1,4 +1,6 @@
-"""Hosts as they are named: in lists with SLURM's brackets, or in a file; kept spelled out, as `h1:4,h2:4`."""
+"""Hosts as they are named: in lists with SLURM's brackets, or in a file; kept spelled out, as
+`h1:4,h2:4`.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _SLOTS = re.compile(r"[1-9]\d{0,3}")
 _HOST = f"{_NAME.pattern}:{_SLOTS.pattern}"
 _FORM = (
-    "not of the form h1:4,h2:4 (host:slots; names of letters, digits, '.', '_' or '-', the first a letter or digit; "
-    "h[1-4,7]:2 for h1:2,h2:2,h3:2,h4:2,h7:2; @FILE for a file of such lines; slurm for the hosts of an allocation)"
+    "not of the form h1:4,h2:4 (host:slots; names of letters, digits, '.', '_' or '-', the first a "
+    "letter or digit; "
+    "h[1-4,7]:2 for h1:2,h2:2,h3:2,h4:2,h7:2; @FILE for a file of such lines; slurm for the hosts "
+    "of an allocation)"
 )
 
 
@@ -67,10 +71,14 @@ def _of_list(text: str) -> Iterator[tuple[list[str], str]]:
 
 
 def _of_file(path: Path) -> Iterator[tuple[list[str], str]]:
-    """The hosts of a file with lines `h1:4` or, as Horovod and MPI have them, `h1 slots=4`; `#` begins a comment."""
+    """The hosts of a file with lines `h1:4` or, as Horovod and MPI have them, `h1 slots=4`; `#`
+    begins a comment.
+    """
     try:
         if plain_file(path.expanduser()).stat().st_size > _MOST_FILE_BYTES:
-            raise ValueError(f"a file of more than {_MOST_FILE_BYTES:,} bytes names no hosts: give another one")
+            raise ValueError(
+                f"a file of more than {_MOST_FILE_BYTES:,} bytes names no hosts: give another one"
+            )
         lines = path.expanduser().read_text(errors="replace").splitlines()
     except (OSError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -85,7 +93,9 @@ def _of_file(path: Path) -> Iterator[tuple[list[str], str]]:
                 yield from _of_list(f"{found[1]}:{found[2]}" if found else entry)
             except ValueError:
                 what = f"line {number}, {shortened(entry)!r}"
-                raise ValueError(f"{what}, is neither h1 slots=4 nor h1:4 (a host and its slots)") from None
+                raise ValueError(
+                    f"{what}, is neither h1 slots=4 nor h1:4 (a host and its slots)"
+                ) from None
 
 
 _LINE = re.compile(r"([^\s:]+)\s+slots\s*=\s*(\d+)(?:\s+max[-_]slots\s*=\s*\d+)?")

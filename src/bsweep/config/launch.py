@@ -28,7 +28,8 @@ class InlineConfig(LaunchConfig):
     def problems(self, point: Point) -> Iterator[str]:
         if point.num_workers > 1:
             yield (
-                f"launch=inline runs one worker in this process, but num_workers={point.num_workers}: "
+                f"launch=inline runs one worker in this process, but "
+                f"num_workers={point.num_workers}: "
                 "leave launch out or use num_workers=1."
             )
         yield from super().problems(point)
@@ -93,14 +94,18 @@ class SshConfig(ProcessesConfig):
     def problems(self, point: Point) -> Iterator[str]:
         if self.hosts and self.parallel != 1:
             yield (
-                f"launch.parallel={show(self.parallel)} with launch.hosts={self.hosts}: points run at once on one "
+                f"launch.parallel={show(self.parallel)} with launch.hosts={self.hosts}: points run "
+                f"at once on one "
                 "machine alone. Leave one of them out."
             )
-        if self.hosts and not self.uses_allocation:  # of an allocation is known only where the point is to run
+        if (
+            self.hosts and not self.uses_allocation
+        ):  # of an allocation is known only where the point is to run
             slots, named = slots_of(self.hosts), [host for host, _ in _entries(self.hosts)]
             if len(slots) < point.num_workers:
                 yield (
-                    f"num_workers={point.num_workers}, but launch.hosts={self.hosts} offers {len(slots)} slots: name "
+                    f"num_workers={point.num_workers}, but launch.hosts={self.hosts} offers "
+                    f"{len(slots)} slots: name "
                     "more hosts or slots, or use fewer workers."
                 )
             if len(set(named)) < len(named):
@@ -142,12 +147,14 @@ class SrunConfig(ProcessesConfig):
         named = f"launch=srun with strategy={strategy.name}"
         if strategy.uses_horovod or (strategy.launchers and "torchrun" not in strategy.launchers):
             return (
-                f"{named}: Horovod's workers find each other through horovodrun. Use launch=horovodrun "
+                f"{named}: Horovod's workers find each other through horovodrun. Use "
+                f"launch=horovodrun "
                 "launch.hosts=slurm, or another strategy such as strategy=allreduce."
             )
         if strategy.outlives_workers:
             return (
-                f"{named}, which is to go on without lost workers: SLURM ends all with the first that is lost. Use "
+                f"{named}, which is to go on without lost workers: SLURM ends all with the first "
+                f"that is lost. Use "
                 "launch=torchrun launch.hosts=slurm."
             )
         return ""
@@ -163,16 +170,21 @@ def most_at_once(launch: LaunchConfig) -> float:
 def hosts_of_ranks(hosts: str, num_workers: int, num_servers: int = 0) -> list[str]:
     """The host of each rank: workers, then servers fill the slots of `h1:4,h2:4` in their order.
 
-    Where there are GPUs, a slot is one, and servers need none: those for which no slot is left run beside workers, on
-    one host after the other.
+    Where there are GPUs, a slot is one, and servers need none: those for which no slot is left run
+    beside workers, on one host after the other.
     """
     slots = slots_of(hosts)
     return list(islice(chain(slots, cycle(dict.fromkeys(slots))), num_workers + num_servers))
 
 
 def nodes_of(hosts: str, num_workers: int, num_servers: int = 0) -> list[tuple[str, int]]:
-    """Hosts in the order of the ranks, and how many of those run there in a row; a host may come twice."""
-    return [(host, len(list(row))) for host, row in groupby(hosts_of_ranks(hosts, num_workers, num_servers))]
+    """Hosts in the order of the ranks, and how many of those run there in a row; a host may come
+    twice.
+    """
+    return [
+        (host, len(list(row)))
+        for host, row in groupby(hosts_of_ranks(hosts, num_workers, num_servers))
+    ]
 
 
 def slots_of(hosts: str) -> list[str]:
@@ -187,7 +199,12 @@ def slots_by_host(hosts: str | None) -> dict[str, int]:
 
 def _entries(hosts: str) -> list[tuple[str, int]]:
     """Hosts and their slots in their order."""
-    return [(host, int(number)) for host, _, number in (entry.partition(":") for entry in hosts.split(","))]
+    return [
+        (host, int(number))
+        for host, _, number in (entry.partition(":") for entry in hosts.split(","))
+    ]
 
 
-AnyLaunch = Annotated[InlineConfig | HorovodrunConfig | TorchrunConfig | SrunConfig, Field(discriminator="name")]
+AnyLaunch = Annotated[
+    InlineConfig | HorovodrunConfig | TorchrunConfig | SrunConfig, Field(discriminator="name")
+]

@@ -38,12 +38,14 @@ def measure_problems(config: RunConfig) -> Iterator[str]:
         yield f"{what}: {reason}"
     if c.compression.builds:
         yield (
-            f"{key} with compression={c.compression.name}: what a codec lets through is not the gradient. "
+            f"{key} with compression={c.compression.name}: what a codec lets through is not the "
+            f"gradient. "
             "Use compression=none to measure the noise scale."
         )
     if measured.noise_scale_per_layer and c.strategy.exchanges_in_passes:
         yield (
-            f"{what} and measure.noise_scale_per_layer=true: what travels within the backward pass is cut into "
+            f"{what} and measure.noise_scale_per_layer=true: what travels within the backward pass "
+            f"is cut into "
             "buckets, not layers. Use strategy=horovod strategy.buckets=1, or strategy=allreduce."
         )
     if c.examples_per_step == 1:

@@ -55,15 +55,19 @@ class LlamaConfig(ModelConfig):
         yield from super().problems(point)
         if self.hidden_size % (2 * self.num_heads):
             yield (
-                f"model.hidden_size={self.hidden_size} with model.num_heads={self.num_heads}: rotary embeddings "
-                "need heads of equal, even size. Use a hidden size that twice the number of heads divides."
+                f"model.hidden_size={self.hidden_size} with model.num_heads={self.num_heads}: "
+                f"rotary embeddings "
+                "need heads of equal, even size. Use a hidden size that twice the number of heads "
+                "divides."
             )
 
     def check(self, num_classes: int) -> None:
         if self.vocabulary_size not in (None, num_classes):
             raise ValueError(
-                f"model.vocabulary_size={self.vocabulary_size}, but the vocabulary of the data has {num_classes} "
-                "tokens: use model.vocabulary_size=null, which takes the data's, or another data.tokenizer."
+                f"model.vocabulary_size={self.vocabulary_size}, but the vocabulary of the data has "
+                f"{num_classes} "
+                "tokens: use model.vocabulary_size=null, which takes the data's, or another "
+                "data.tokenizer."
             )
 
 
@@ -84,7 +88,8 @@ class LibraryConfig(ModelConfig):
         for key in self.given:
             if key in self.options:
                 yield (
-                    f"model.options.{key}={show(self.options[key])}: classes and channels are the data's, and no "
+                    f"model.options.{key}={show(self.options[key])}: classes and channels are the "
+                    f"data's, and no "
                     "weights are loaded. Leave it out."
                 )
 
@@ -116,6 +121,12 @@ class OwnModelConfig(Own, ModelConfig):
 
 
 AnyModel = Annotated[
-    ResNet18Config | VGG16Config | TinyCNNConfig | LlamaConfig | TimmConfig | TorchvisionModelConfig | OwnModelConfig,
+    ResNet18Config
+    | VGG16Config
+    | TinyCNNConfig
+    | LlamaConfig
+    | TimmConfig
+    | TorchvisionModelConfig
+    | OwnModelConfig,
     Field(discriminator="name"),
 ]

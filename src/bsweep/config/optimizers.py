@@ -76,7 +76,10 @@ class OwnOptimizerConfig(Own, OptimizerConfig):
         yield from super().problems(point)
         for key in ("lr", "weight_decay"):
             if key in self.options:
-                yield f"optimizer.options.{key}={show(self.options[key])}: give it as optimizer.{key}, which sets it."
+                yield (
+                    f"optimizer.options.{key}={show(self.options[key])}: give it as "
+                    f"optimizer.{key}, which sets it."
+                )
 
     @property
     def needs_layer_norms(self) -> bool:
@@ -84,25 +87,32 @@ class OwnOptimizerConfig(Own, OptimizerConfig):
 
 
 AnyOptimizer = Annotated[
-    SGDConfig | AdamWConfig | LARSConfig | LAMBConfig | OwnOptimizerConfig, Field(discriminator="name")
+    SGDConfig | AdamWConfig | LARSConfig | LAMBConfig | OwnOptimizerConfig,
+    Field(discriminator="name"),
 ]
 
 
 def _nesterov_problems(nesterov: bool, momentum: float) -> Iterator[str]:
     if nesterov and not momentum:
-        yield "optimizer.nesterov=true needs momentum: set optimizer.momentum=0.9 or optimizer.nesterov=false."
+        yield (
+            "optimizer.nesterov=true needs momentum: set optimizer.momentum=0.9 or "
+            "optimizer.nesterov=false."
+        )
 
 
-def scaled_rate(lr: float, rule: LrRule, *, reference_batch: float, rate_batch: float, num_workers: int) -> float:
+def scaled_rate(
+    lr: float, rule: LrRule, *, reference_batch: float, rate_batch: float, num_workers: int
+) -> float:
     """The learning rate in effect after warm-up, before its schedule.
 
     `adascale` begins with lr, and takes the gain as it is measured, see `bsweep.batching.adascale`.
-    `per_worker` is the first paper's rule: lr x workers whatever the batch. `linear` is Goyal et al.'s
-    (arXiv 1706.02677), `sqrt` Krizhevsky's (arXiv 1404.5997), both of the examples behind a step (`rate_batch`) in
-    units of `reference_batch`.
+    `per_worker` is the first paper's rule: lr x workers whatever the batch. `linear` is Goyal et
+    al.'s (arXiv 1706.02677), `sqrt` Krizhevsky's (arXiv 1404.5997), both of the examples behind a
+    step (`rate_batch`) in units of `reference_batch`.
     """
     scale = rate_batch / reference_batch
     factors: dict[LrRule, float] = {
-        "fixed": 1.0, "adascale": 1.0, "per_worker": num_workers, "linear": scale, "sqrt": math.sqrt(scale)
+        "fixed": 1.0, "adascale": 1.0, "per_worker": num_workers, "linear": scale,
+        "sqrt": math.sqrt(scale)
     }  # fmt: skip
     return lr * factors[rule]

@@ -1,9 +1,10 @@
 """Code of the user's own: where a target lies, what it is of, and how a worker finds it again.
 
-A target is `path/file.py:name` or `package.module:name`. The parent process `resolve`s it: it imports the code, refuses
-what cannot be called so, and notes a fingerprint, by which a changed model is another run. It `keep`s the code in the
-run folder, where every worker `search`es for it: other hosts see that folder, and later edits do not matter. A file
-stands alone; what imports modules beside it belongs into a package. Of an installed distribution, its version says all.
+A target is `path/file.py:name` or `package.module:name`. The parent process `resolve`s it: it
+imports the code, refuses what cannot be called so, and notes a fingerprint, by which a changed
+model is another run. It `keep`s the code in the run folder, where every worker `search`es for it:
+other hosts see that folder, and later edits do not matter. A file stands alone; what imports
+modules beside it belongs into a package. Of an installed distribution, its version says all.
 """
 
 from __future__ import annotations
@@ -46,12 +47,16 @@ class _Keywords(dict[str, Any]):
 
 
 # In YAML they are null where there are none: Hydra adds no key to a mapping that is there.
-Options = Annotated[dict[str, Any], BeforeValidator(lambda given: given or {}), AfterValidator(_Keywords)]
+Options = Annotated[
+    dict[str, Any], BeforeValidator(lambda given: given or {}), AfterValidator(_Keywords)
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Card):
-    """What all variants of the user's own share: `target` is called with what `takes` names, and with the options."""
+    """What all variants of the user's own share: `target` is called with what `takes` names, and
+    with the options.
+    """
 
     target: PathName
     options: Options
@@ -75,15 +80,23 @@ def cards(config: object) -> dict[str, Own]:
 @functools.cache
 def _groups(schema: type) -> tuple[str, ...]:
     """The keys of a schema that may have such a card."""
-    hints = {key: typing.get_args(hint) or (hint,) for key, hint in typing.get_type_hints(schema).items()}
-    return tuple(key for key, kinds in hints.items() if any(isinstance(k, type) and issubclass(k, Own) for k in kinds))
+    hints = {
+        key: typing.get_args(hint) or (hint,) for key, hint in typing.get_type_hints(schema).items()
+    }
+    return tuple(
+        key
+        for key, kinds in hints.items()
+        if any(isinstance(k, type) and issubclass(k, Own) for k in kinds)
+    )
 
 
 def resolve(config: _Config) -> _Config:
-    """The configuration with the fingerprints of its own code, and targets that no longer say where files lay.
+    """The configuration with the fingerprints of its own code, and targets that no longer say where
+    files lay.
 
     Raises:
-        ConfigError: a target does not exist, cannot be imported or called, or does not take its options.
+        ConfigError: a target does not exist, cannot be imported or called, or does not take its
+            options.
     """
     found: dict[str, Any] = {}
     problems: list[str] = []
@@ -109,23 +122,31 @@ def load(card: Own) -> Callable[..., Any]:
 
 
 def call(card: Own, *arguments: object) -> Any:
-    """What the callable returns for what the card `takes`, and the options. Raises whatever it raises."""
+    """What the callable returns for what the card `takes`, and the options. Raises whatever it
+    raises.
+    """
     return load(card)(*arguments, **card.options)
 
 
 def made(group: str, card: Own, kind: type[Any], *arguments: object) -> Any:
-    """What the callable returns, which must be of a kind. ConfigError if it is not, or if the callable raises."""
+    """What the callable returns, which must be of a kind. ConfigError if it is not, or if the
+    callable raises.
+    """
     with blamed(group, card, "it raised an error"):
         found = call(card, *arguments)
     if not isinstance(found, kind):
         what = f"{kind.__module__}.{kind.__name__}"
-        raise ConfigError(f"{group}.target={card.target}: it returned {type(found).__name__}, not a {what}.")
+        raise ConfigError(
+            f"{group}.target={card.target}: it returned {type(found).__name__}, not a {what}."
+        )
     return found
 
 
 @contextmanager
 def blamed(group: str, card: Own, what: str) -> Iterator[None]:
-    """What the user's code raises in here as a ConfigError, with the traceback from the first line of theirs on."""
+    """What the user's code raises in here as a ConfigError, with the traceback from the first line
+    of theirs on.
+    """
     try:
         yield
     except ConfigError:
@@ -136,15 +157,23 @@ def blamed(group: str, card: Own, what: str) -> Iterator[None]:
 
 
 def traced(error: BaseException) -> str | None:
-    """The traceback of an error from the first line on that is the user's own; None if it passed none of theirs."""
+    """The traceback of an error from the first line on that is the user's own; None if it passed
+    none of theirs.
+    """
     frame = error.__traceback__
     while frame and not _is_theirs(Path(frame.tb_frame.f_code.co_filename)):
         frame = frame.tb_next
-    return "".join(traceback.format_exception(type(error), error, frame, chain=False)) if frame else None
+    return (
+        "".join(traceback.format_exception(type(error), error, frame, chain=False))
+        if frame
+        else None
+    )
 
 
 def keep(config: object, folder: Path) -> None:
-    """Write the code of a resolved configuration, as it was when it was resolved, into a folder to `search`."""
+    """Write the code of a resolved configuration, as it was when it was resolved, into a folder to
+    `search`.
+    """
     for card in cards(config).values():
         assert card.fingerprint, "own.resolve(config) comes first"
         for path, content in _SOURCES[card.fingerprint].files.items():
@@ -161,7 +190,9 @@ def search(folder: Path) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Have this process import anew what it found in a folder that it searched: no run sees another's variables."""
+    """Have this process import anew what it found in a folder that it searched: no run sees
+    another's variables.
+    """
     folder = folder.resolve()
     if str(folder) not in sys.path:
         return
@@ -178,7 +209,9 @@ class _Source:
 
     path: Path  # a file, or a package's folder
     fingerprint: str
-    files: Mapping[str, bytes]  # what is kept, by their places in a folder to search; none of an installed distribution
+    files: Mapping[
+        str, bytes
+    ]  # what is kept, by their places in a folder to search; none of an installed distribution
 
 
 _SOURCES: dict[str, _Source] = {}  # by their fingerprints: what this process has resolved
@@ -198,7 +231,10 @@ def _resolved(group: str, card: Own) -> Own:
     where = card.target.rpartition(":")[0]
     names = card.title if _is_file(where) else f"{where}.{card.title}"
     if not all(name.isidentifier() for name in names.split(".")):
-        raise ConfigError(f"{group}.target={card.target}: not of the form path/file.py:name or package.module:name.")
+        raise ConfigError(
+            f"{group}.target={card.target}: not of the form path/file.py:name or "
+            f"package.module:name."
+        )
     path = Path(where).expanduser().absolute()
     try:
         source = _of_file(path) if _is_file(where) else _of_module(where, Path.cwd())
@@ -243,10 +279,13 @@ def _of_module(name: str, folder: Path) -> _Source:
     if spec and here not in sys.path:
         sys.path.insert(0, here)
     spec = spec or importlib.util.find_spec(top)
-    path = Path(next(iter(spec.submodule_search_locations or ()), spec.origin or "") if spec else "")
+    path = Path(
+        next(iter(spec.submodule_search_locations or ()), spec.origin or "") if spec else ""
+    )
     if not path.is_absolute():
         raise ValueError(
-            f"there is no module {top}, neither in {here} nor installed. A file is given as path/file.py:name."
+            f"there is no module {top}, neither in {here} nor installed. A file is given as "
+            f"path/file.py:name."
         )
     if version := _installed_version(top, path):
         return _Source(path, version, {})
@@ -256,22 +295,33 @@ def _of_module(name: str, folder: Path) -> _Source:
 
 
 def _installed_version(top: str, path: Path) -> str | None:
-    """The distribution that a package was installed by, unless that only points to a folder where it is worked on."""
-    if path.parent not in (Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("platlib"))):
+    """The distribution that a package was installed by, unless that only points to a folder where
+    it is worked on.
+    """
+    if path.parent not in (
+        Path(sysconfig.get_path("purelib")),
+        Path(sysconfig.get_path("platlib")),
+    ):
         return None
     import importlib.metadata  # here, for it takes a while
 
     names = importlib.metadata.packages_distributions().get(top, [])
-    return ", ".join(f"{name}=={importlib.metadata.version(name)}" for name in sorted(set(names))) or None
+    return (
+        ", ".join(f"{name}=={importlib.metadata.version(name)}" for name in sorted(set(names)))
+        or None
+    )
 
 
 def _files(path: Path) -> dict[str, bytes]:
-    """The contents of a module's file or of all files of a package, by their places on a search path."""
+    """The contents of a module's file or of all files of a package, by their places on a search
+    path.
+    """
     below = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     kept = [file for file in below if not _HIDDEN.search(str(file.relative_to(path.parent)))]
     if (size := sum(file.stat().st_size for file in kept)) > _MOST_BYTES:
         raise ValueError(
-            f"{path} holds {size / 2**20:.0f} MiB, and every run folder gets a copy: keep data elsewhere, or "
+            f"{path} holds {size / 2**20:.0f} MiB, and every run folder gets a copy: keep data "
+            f"elsewhere, or "
             "install the package."
         )
     return {str(file.relative_to(path.parent)): file.read_bytes() for file in kept}
@@ -300,12 +350,20 @@ def _named(group: str, card: Own, module: ModuleType) -> Callable[..., Any]:
     found: Any = module
     for name in card.title.split("."):
         if not hasattr(found, name):
-            known = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
-            near = did_you_mean(name, known) or (f" It has {', '.join(sorted(known)[:10])}." if known else "")
+            known = [
+                key
+                for key, value in vars(found).items()
+                if callable(value) and not key.startswith("_")
+            ]
+            near = did_you_mean(name, known) or (
+                f" It has {', '.join(sorted(known)[:10])}." if known else ""
+            )
             raise ConfigError(f"{asked}: there is no '{name}' in it.{near}")
         found = getattr(found, name)
     if not callable(found):
-        raise ConfigError(f"{asked}: {card.title} is no function or class, but {type(found).__name__}.")
+        raise ConfigError(
+            f"{asked}: {card.title} is no function or class, but {type(found).__name__}."
+        )
     return found  # type: ignore[no-any-return]
 
 
@@ -318,19 +376,32 @@ def _check_call(group: str, card: Own, function: Callable[..., Any]) -> None:
     kinds = [p.kind for p in parameters]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) < len(card.takes) and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        raise ConfigError(f"{group}.target={card.target}: it must take {', '.join(card.takes)}, by position and first.")
+        raise ConfigError(
+            f"{group}.target={card.target}: it must take {', '.join(card.takes)}, by position and "
+            f"first."
+        )
     given = [p.name for p in positional[: len(card.takes)]]
     known = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     options = {name: parameter for name, parameter in known.items() if name not in given}
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds
-    unknown = [key for key in card.options if key not in options and (key in given or not takes_any)]
-    missing = [name for name, p in options.items() if p.default is p.empty and name not in card.options]
+    unknown = [
+        key for key in card.options if key not in options and (key in given or not takes_any)
+    ]
+    missing = [
+        name for name, p in options.items() if p.default is p.empty and name not in card.options
+    ]
     problems = [_unknown_option(group, card, key, list(options)) for key in unknown]
-    problems += [f"{group}.options: {card.title} needs {name}: give {group}.options.{name}=..." for name in missing]
+    problems += [
+        f"{group}.options: {card.title} needs {name}: give {group}.options.{name}=..."
+        for name in missing
+    ]
     if problems:
         raise ConfigError(*problems)
 
 
 def _unknown_option(group: str, card: Own, key: str, known: Sequence[str]) -> str:
     takes = did_you_mean(key, known) or f" It takes {', '.join(known) or 'none'}."
-    return f"{group}.options.{key}={show(card.options[key])}: {card.title} takes no such option.{takes}"
+    return (
+        f"{group}.options.{key}={show(card.options[key])}: {card.title} takes no such "
+        f"option.{takes}"
+    )

@@ -33,7 +33,8 @@ class ParameterServerConfig(StrategyConfig):
         if self.in_step:
             return ""
         return (
-            f"with strategy.consistency={self.consistency} workers have models of their own until an epoch ends. Use "
+            f"with strategy.consistency={self.consistency} workers have models of their own until "
+            f"an epoch ends. Use "
             "strategy.consistency=synchronous"
         )
 
@@ -42,14 +43,16 @@ class ParameterServerConfig(StrategyConfig):
         if not self.in_step:
             return super().why_no_noise
         return (
-            "its servers alone have the sum of all gradients, each a part of it. Use strategy=horovod, allreduce or "
+            "its servers alone have the sum of all gradients, each a part of it. Use "
+            "strategy=horovod, allreduce or "
             "ddp, or leave the noise scale out."
         )
 
     @property
     def refuses_fp16(self) -> str:
         return (
-            "servers step where they hold a part of the gradient alone, and one that overflowed would be left out by "
+            "servers step where they hold a part of the gradient alone, and one that overflowed "
+            "would be left out by "
             "some of them. Use precision=fp32 or bf16, or strategy=allreduce."
         )
 
@@ -62,25 +65,32 @@ class ParameterServerConfig(StrategyConfig):
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         if self.consistency == "stale_synchronous" and self.staleness is None:
-            yield "strategy.consistency=stale_synchronous needs strategy.staleness: the clocks of a lead, such as 3."
+            yield (
+                "strategy.consistency=stale_synchronous needs strategy.staleness: the clocks of a "
+                "lead, such as 3."
+            )
         if self.consistency != "stale_synchronous" and self.staleness is not None:
             yield (
-                f"strategy.staleness={self.staleness} with strategy.consistency={self.consistency}: only "
+                f"strategy.staleness={self.staleness} with "
+                f"strategy.consistency={self.consistency}: only "
                 "strategy.consistency=stale_synchronous has a bound. Leave strategy.staleness out."
             )
         num_shards, optimizer = self.num_shards(point.num_workers), point.optimizer
         if self.colocated and num_shards > point.num_workers:
             yield (
-                f"strategy.num_servers={num_shards} with strategy.colocated=true and num_workers={point.num_workers}: "
+                f"strategy.num_servers={num_shards} with strategy.colocated=true and "
+                f"num_workers={point.num_workers}: "
                 "a colocated server lives with a worker. Use at most one for each worker."
             )
         if optimizer.needs_global_norm and num_shards > 1:
             yield (
-                f"optimizer={optimizer.name} clips by the norm of the whole gradient, which no one of {num_shards} "
+                f"optimizer={optimizer.name} clips by the norm of the whole gradient, which no one "
+                f"of {num_shards} "
                 "servers has: use strategy.num_servers=1, or another optimizer."
             )
         if optimizer.needs_layer_norms and self.sharding in ("memory", "hashed_chunks"):
             yield (
-                f"optimizer={optimizer.name} needs the norms of whole layers, which strategy.sharding={self.sharding} "
+                f"optimizer={optimizer.name} needs the norms of whole layers, which "
+                f"strategy.sharding={self.sharding} "
                 "cuts: use strategy.sharding=layer, or optimizer=sgd."
             )

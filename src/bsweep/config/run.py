@@ -1,8 +1,8 @@
 """One point of a sweep: all its keys, what follows from them, and what contradicts what.
 
-`conf/*.yaml` holds the defaults and says what each key means; the cards here give its type and range.
-`parse` turns one composed configuration into a `RunConfig`, or raises a `ConfigError` that lists everything wrong
-with it at once.
+`conf/*.yaml` holds the defaults and says what each key means; the cards here give its type and
+range. `parse` turns one composed configuration into a `RunConfig`, or raises a `ConfigError` that
+lists everything wrong with it at once.
 """
 
 from __future__ import annotations
@@ -49,12 +49,23 @@ from bsweep.config.values import (
     show,
 )
 
-GROUPS = ("data", "model", "optimizer", "strategy", "compression", "allocation", "batching", "launch")
+GROUPS = (
+    "data",
+    "model",
+    "optimizer",
+    "strategy",
+    "compression",
+    "allocation",
+    "batching",
+    "launch",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Schema):
-    """One point of a sweep. Exactly one of `local_batch` and `global_batch` is set; the other follows from it."""
+    """One point of a sweep. Exactly one of `local_batch` and `global_batch` is set; the other
+    follows from it.
+    """
 
     study: Name
     results_dir: PathName
@@ -94,7 +105,9 @@ class RunConfig(Schema):
 
     @property
     def worker_batches(self) -> tuple[int, ...]:
-        """Examples of one optimizer step, by worker: its local batch over all accumulation steps."""
+        """Examples of one optimizer step, by worker: its local batch over all accumulation
+        steps.
+        """
         return tuple(batch * self.accumulation_steps for batch in self.local_batches)
 
     @property
@@ -114,10 +127,14 @@ class RunConfig(Schema):
 
     @property
     def examples_per_step(self) -> int:
-        """Examples of one optimizer step over all workers and accumulation steps: the global batch."""
+        """Examples of one optimizer step over all workers and accumulation steps: the global
+        batch.
+        """
         if self.allocation.local_batches:
             return sum(self.worker_batches)
-        return self.global_batch or self.examples_per_pass * self.num_workers * self.accumulation_steps
+        return (
+            self.global_batch or self.examples_per_pass * self.num_workers * self.accumulation_steps
+        )
 
     @property
     def target(self) -> Target | None:
@@ -128,8 +145,14 @@ class RunConfig(Schema):
 
     @property
     def measures_noise(self) -> bool:
-        """Whether the gradient noise scale is measured: asked for, or what a policy or a rate goes by."""
-        return self.measure.noise_scale or self.batching.measures_noise or self.optimizer.measures_noise
+        """Whether the gradient noise scale is measured: asked for, or what a policy or a rate goes
+        by.
+        """
+        return (
+            self.measure.noise_scale
+            or self.batching.measures_noise
+            or self.optimizer.measures_noise
+        )
 
     def rate_batch(self, rank: int) -> float:
         """Examples behind an optimizer step of a worker, by which its learning rate goes."""
@@ -137,8 +160,12 @@ class RunConfig(Schema):
 
     @property
     def examples_per_pass(self) -> int:
-        """Examples of one forward pass on one worker, before an allocation makes them uneven: the local batch."""
-        return self.local_batch or (self.global_batch or 0) // (self.num_workers * self.accumulation_steps)
+        """Examples of one forward pass on one worker, before an allocation makes them uneven: the
+        local batch.
+        """
+        return self.local_batch or (self.global_batch or 0) // (
+            self.num_workers * self.accumulation_steps
+        )
 
     @property
     def study_dir(self) -> Path:
@@ -146,23 +173,41 @@ class RunConfig(Schema):
 
     @functools.cached_property
     def run_id(self) -> str:
-        """A readable name and a hash of all that changes the numbers, e.g. `b64_w4_horovod_s0-1a2b3c4d`."""
-        numbers: dict[str, Any] = {key: getattr(self, key) for key in _TOP_KEYS if key not in _CHANGES_NO_NUMBER}
+        """A readable name and a hash of all that changes the numbers, e.g.
+        `b64_w4_horovod_s0-1a2b3c4d`.
+        """
+        numbers: dict[str, Any] = {
+            key: getattr(self, key) for key in _TOP_KEYS if key not in _CHANGES_NO_NUMBER
+        }
         if self.channels_last == "auto":
             numbers["channels_last"] = True  # as it was before it could be left to a measurement
         numbers |= {"examples_per_step": self.examples_per_step, **self.strategy.hashed(self)}
-        texts = [pair for part in (*GROUPS, "measure") for pair in _texts_of_part(part, getattr(self, part))]
-        texts += [(key, _text_of_top(key, value)) for key, value in numbers.items() if not is_left_out(key, value)]
-        digest = hashlib.sha256(f"{{{', '.join([text for _, text in sorted(texts)])}}}".encode()).hexdigest()[:8]
+        texts = [
+            pair
+            for part in (*GROUPS, "measure")
+            for pair in _texts_of_part(part, getattr(self, part))
+        ]
+        texts += [
+            (key, _text_of_top(key, value))
+            for key, value in numbers.items()
+            if not is_left_out(key, value)
+        ]
+        digest = hashlib.sha256(
+            f"{{{', '.join([text for _, text in sorted(texts)])}}}".encode()
+        ).hexdigest()[:8]
         batch, workers = self.examples_per_pass, self.num_workers
         return f"b{batch}_w{workers}_{self.strategy.name}_s{self.seed}-{digest}"
 
     def process_name(self, rank: int) -> str:
-        """A worker or server as messages name it: by its rank, and its host where hosts were named."""
+        """A worker or server as messages name it: by its rank, and its host where hosts were
+        named.
+        """
         server, hosts = rank - self.num_workers, self.launch.named_hosts
         name = f"rank {rank}" + (f" (server {server})" if server >= 0 else "")
         return (
-            f"{name} on {hosts_of_ranks(hosts, self.num_workers, self.num_server_processes)[rank]}" if hosts else name
+            f"{name} on {hosts_of_ranks(hosts, self.num_workers, self.num_server_processes)[rank]}"
+            if hosts
+            else name
         )
 
 
@@ -183,7 +228,8 @@ _ADDED_LATER: Mapping[str, object] = {
 }
 # Where a run writes. The batch sizes are hashed as the global batch they lead to.
 _CHANGES_NO_NUMBER = {
-    "study", "results_dir", "local_batch", "global_batch", "log_every_steps", "checkpoint_every", "trackers"
+    "study", "results_dir", "local_batch", "global_batch", "log_every_steps", "checkpoint_every",
+    "trackers"
 }  # fmt: skip
 _TOP_KEYS = tuple(one.name for one in fields(RunConfig) if one.name not in (*GROUPS, "measure"))
 
@@ -192,7 +238,11 @@ _TOP_KEYS = tuple(one.name for one in fields(RunConfig) if one.name not in (*GRO
 def _texts_of_part(part: str, card: Card | MeasureConfig) -> tuple[tuple[str, str], ...]:
     """What a run id hashes of a card: dotted keys, and each with its value as in a JSON object."""
     changes_none = card.changes_no_number if isinstance(card, Card) else ()
-    numbers = [(f"{part}.{key}", value) for key, value in flatten(asdict(card)).items() if key not in changes_none]
+    numbers = [
+        (f"{part}.{key}", value)
+        for key, value in flatten(asdict(card)).items()
+        if key not in changes_none
+    ]
     return tuple((key, _text(key, value)) for key, value in numbers if not is_left_out(key, value))
 
 
@@ -205,7 +255,9 @@ _text_of_top = functools.cache(_text)  # of numbers and words; a key has values 
 
 
 def is_left_out(key: str, value: object) -> bool:
-    """Whether a value says nothing that runs do not say which were saved before there was such a key."""
+    """Whether a value says nothing that runs do not say which were saved before there was such a
+    key.
+    """
     return value in _added_later(key)
 
 
@@ -225,7 +277,8 @@ def parse(composed: Mapping[str, Any]) -> RunConfig:
     """The run that a composed, resolved configuration describes.
 
     Raises:
-        ConfigError: a key is unknown, a value has the wrong type or range, or values contradict each other.
+        ConfigError: a key is unknown, a value has the wrong type or range, or values contradict
+            each other.
     """
     config = validate(composed)
     refuse_contradictions(config)
@@ -272,9 +325,13 @@ def names(card: type[Card]) -> tuple[str, ...]:
 
 
 def variants_with(key: str) -> list[str]:
-    """The options of a group that have a dotted key: `strategy.num_servers` is parameter_server's alone."""
+    """The options of a group that have a dotted key: `strategy.num_servers` is parameter_server's
+    alone.
+    """
     group, _, key_of_group = key.partition(".")
-    owners = (card for card in variants(group) if key_of_group in {field.name for field in fields(card)})
+    owners = (
+        card for card in variants(group) if key_of_group in {field.name for field in fields(card)}
+    )
     return [name for card in owners for name in names(card)]
 
 
@@ -284,17 +341,24 @@ def unknown_key(key: str) -> str:
     if owners:
         group = key.partition(".")[0]
         return (
-            f"{key}: only {group}={' or '.join(owners)} has this key. Choose it, or leave the key out; in a sweep over "
+            f"{key}: only {group}={' or '.join(owners)} has this key. Choose it, or leave the key "
+            f"out; in a sweep over "
             f"{group}, ++{key}=... gives it to each."
         )
     return f"{shortened(key)}: unknown key.{_meant(key)}"
 
 
 def _meant(key: str) -> str:
-    """` Did you mean 'x'?`: first of the keys in the same group, then of those that end alike, then of all."""
+    """` Did you mean 'x'?`: first of the keys in the same group, then of those that end alike, then
+    of all.
+    """
     group, _, name = key.rpartition(".")
     others = [known for known in known_keys() if known != key]
-    within = [known.removeprefix(f"{group}.") for known in others if group and known.startswith(f"{group}.")]
+    within = [
+        known.removeprefix(f"{group}.")
+        for known in others
+        if group and known.startswith(f"{group}.")
+    ]
     if near := did_you_mean(name, within):
         return near.replace("'", f"'{group}.", 1)
     alike = [known for known in others if known.endswith(f".{name}")]
@@ -313,11 +377,16 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     c = config
     if (c.local_batch is None) == (c.global_batch is None):
         yield (
-            f"local_batch={show(c.local_batch)} and global_batch={show(c.global_batch)}: give exactly one, for "
-            "example local_batch=64, and set the other to null where an experiment or data=text gives it."
+            f"local_batch={show(c.local_batch)} and global_batch={show(c.global_batch)}: give "
+            f"exactly one, for "
+            "example local_batch=64, and set the other to null where an experiment or data=text "
+            "gives it."
         )
     if c.precision == "tf32" and c.device == "cpu":
-        yield "precision=tf32 with device=cpu: only GPUs have TF32. Use precision=fp32, or device=cuda."
+        yield (
+            "precision=tf32 with device=cpu: only GPUs have TF32. Use precision=fp32, or "
+            "device=cuda."
+        )
     if c.graph is True:
         yield from _graph_contradictions(c)
     yield from target_problems(c)
@@ -335,19 +404,30 @@ def _graph_contradictions(c: RunConfig) -> Iterator[str]:
     if c.device == "cpu":
         yield f"graph=true with device=cpu: there are CUDA graphs on GPUs alone. {remedy}"
     if c.strategy.exchanges_in_passes:
-        yield f"graph=true with strategy={c.strategy.name}: it exchanges within the backward pass. {remedy}"
+        yield (
+            f"graph=true with strategy={c.strategy.name}: it exchanges within the backward pass. "
+            f"{remedy}"
+        )
     if c.launch.slowdown:
         yield f"graph=true with launch.slowdown, which stretches the passes. {remedy}"
     if c.data.device == "cpu":
-        yield f"graph=true with data.device=cpu: a graph cannot wait for examples on their way. {remedy}"
+        yield (
+            f"graph=true with data.device=cpu: a graph cannot wait for examples on their way. "
+            f"{remedy}"
+        )
 
 
 def _codec_contradictions(c: RunConfig) -> Iterator[str]:
     if c.compression.builds and not c.strategy.takes_codecs:
-        cards = (card for card in variants("strategy") if issubclass(card, StrategyConfig) and card.takes_codecs)
+        cards = (
+            card
+            for card in variants("strategy")
+            if issubclass(card, StrategyConfig) and card.takes_codecs
+        )
         *others, last = (name for card in cards for name in names(card))
         yield (
-            f"compression={c.compression.name} with strategy={c.strategy.name}: only {', '.join(others)} and {last} "
+            f"compression={c.compression.name} with strategy={c.strategy.name}: only "
+            f"{', '.join(others)} and {last} "
             f"take a codec.{c.strategy.own_compression} Use compression=none or another strategy."
         )
 
@@ -359,7 +439,9 @@ _FORMS = {
 
 
 def _explain(problem: Any) -> str:
-    """One pydantic problem as `key=value: what is wrong`, without the names of variants in its path."""
+    """One pydantic problem as `key=value: what is wrong`, without the names of variants in its
+    path.
+    """
     kind, value = problem["type"], problem["input"]
     path = [str(part) for part in problem["loc"]]
     if len(path) > 1 and len(variants(path[0])) > 1:
@@ -374,7 +456,8 @@ def _explain(problem: Any) -> str:
         return f"{key}={shortened(show(value.get('name')))}: unknown. Known: {known}."
     if kind == "union_tag_not_found":
         return (
-            f"{key}: it has no name. Choose one: {', '.join(name for card in variants(key) for name in names(card))}."
+            f"{key}: it has no name. Choose one: "
+            f"{', '.join(name for card in variants(key) for name in names(card))}."
         )
     if kind == "json_invalid":
         return "a value holds bytes that are no text in UTF-8: give other names."
@@ -382,7 +465,10 @@ def _explain(problem: Any) -> str:
         return f"{key}={shortened(show(value))}: {problem['ctx']['error']}."
     if kind == "literal_error" and isinstance(value, str):
         known = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
-        return f"{key}={shortened(value)}: unknown.{did_you_mean(value, known)} Known: {problem['ctx']['expected']}."
+        return (
+            f"{key}={shortened(value)}: unknown.{did_you_mean(value, known)} Known: "
+            f"{problem['ctx']['expected']}."
+        )
     if kind == "string_pattern_mismatch":
         return f"{key}={shortened(value)}: not of the form {_FORMS.get(key, _NAME_FORM)}."
     return f"{key}={shortened(show(value))}: {problem['msg'][0].lower()}{problem['msg'][1:]}."

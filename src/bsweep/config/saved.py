@@ -15,7 +15,9 @@ from bsweep.config.whole import write_whole
 
 def save(config: RunConfig, path: Path) -> None:
     """Write a resolved configuration; `read` gives it back."""
-    write_whole(path, yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False).encode())
+    write_whole(
+        path, yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False).encode()
+    )
 
 
 def read(path: Path) -> RunConfig:
@@ -36,11 +38,15 @@ _DEEPEST = 20  # levels
 
 
 def _refuse_unlike_saved(content: bytes) -> None:
-    """ValueError for what `save` never writes: a few aliases may stand for gigabytes, and deep levels end Python."""
+    """ValueError for what `save` never writes: a few aliases may stand for gigabytes, and deep
+    levels end Python.
+    """
     depth = 0
     for event in yaml.parse(content, _LOADER):
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("aliases (*name) have no place in a saved configuration")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if depth > _DEEPEST:
             raise ValueError(f"nested more than {_DEEPEST} levels deep")

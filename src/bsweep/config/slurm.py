@@ -59,6 +59,7 @@ def started_often(env: Mapping[str, str]) -> str:
     if tasks == 1:
         return ""
     return (
-        f"srun has started it {tasks} times, and one leads all workers: leave srun out, in a batch script or in "
+        f"srun has started it {tasks} times, and one leads all workers: leave srun out, in a batch "
+        f"script or in "
         "salloc's shell. launch=srun starts the workers on all nodes, launch.hosts=slurm by ssh"
     )

@@ -12,7 +12,16 @@ from bsweep.config.groups import StrategyConfig
 from bsweep.config.own import Own
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.point import Point
-from bsweep.config.values import Count, Fraction, Megabytes, Natural, NonNegative, Positive, Seconds, show
+from bsweep.config.values import (
+    Count,
+    Fraction,
+    Megabytes,
+    Natural,
+    NonNegative,
+    Positive,
+    Seconds,
+    show,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -56,7 +65,9 @@ class HorovodConfig(StrategyConfig):
         "cycle_time_ms": ("HOROVOD_CYCLE_TIME", 1),
         "cache_capacity": ("HOROVOD_CACHE_CAPACITY", 1),
     }
-    """Keys that Horovod's core reads from a variable when it starts, and the variable's unit in that of the key."""
+    """Keys that Horovod's core reads from a variable when it starts, and the variable's unit in
+    that of the key.
+    """
 
     @property
     def uses_horovod(self) -> bool:
@@ -72,12 +83,20 @@ class HorovodConfig(StrategyConfig):
 
     @property
     def why_no_noise(self) -> str:
-        no_sum = "strategy.op=adasum is no sum of gradients. Use strategy.op=average, or leave the noise scale out."
+        no_sum = (
+            "strategy.op=adasum is no sum of gradients. Use strategy.op=average, or leave the "
+            "noise scale out."
+        )
         return no_sum if self.op == "adasum" else ""
 
     def variables(self) -> dict[str, str]:
-        """Those of the knobs that are not at their default; Horovod 0.28.1 cannot restart where any is set."""
-        values = ((getattr(self, key), getattr(PLAIN_HOROVOD, key), *knob) for key, knob in self.knobs.items())
+        """Those of the knobs that are not at their default; Horovod 0.28.1 cannot restart where any
+        is set.
+        """
+        values = (
+            (getattr(self, key), getattr(PLAIN_HOROVOD, key), *knob)
+            for key, knob in self.knobs.items()
+        )
         return {
             variable: str(value if unit == 1 else int(value * unit))
             for value, default, variable, unit in values
@@ -90,8 +109,10 @@ class HorovodConfig(StrategyConfig):
             started_with = float(variables.get(variable, default * unit)) / unit
             if wanted != started_with:
                 raise ValueError(
-                    f"strategy.{key}={wanted:g}, but horovodrun started its processes with {started_with:g}, and "
-                    f"Horovod reads it only then: start {variable}={wanted * unit:g} horovodrun ..., or leave "
+                    f"strategy.{key}={wanted:g}, but horovodrun started its processes with "
+                    f"{started_with:g}, and "
+                    f"Horovod reads it only then: start {variable}={wanted * unit:g} horovodrun "
+                    f"..., or leave "
                     f"strategy.{key} out."
                 )
 
@@ -101,17 +122,26 @@ class HorovodConfig(StrategyConfig):
             return
         codec = point.compression.name
         if self.op == "adasum":
-            yield f"strategy.op=adasum is no sum, compression={codec} needs one: use strategy.op=average."
+            yield (
+                f"strategy.op=adasum is no sum, compression={codec} needs one: use "
+                f"strategy.op=average."
+            )
         if self.buckets > 1:
             yield (
-                f"strategy.buckets={self.buckets} with compression={codec}: a codec takes the whole gradient at once. "
+                f"strategy.buckets={self.buckets} with compression={codec}: a codec takes the "
+                f"whole gradient at once. "
                 "Use strategy.buckets=1."
             )
 
 
 # One call for the whole vector, and Horovod's core as it comes.
 PLAIN_HOROVOD = HorovodConfig(
-    name="horovod", op="average", buckets=1, fusion_threshold_mb=128, cycle_time_ms=1.0, cache_capacity=1024
+    name="horovod",
+    op="average",
+    buckets=1,
+    fusion_threshold_mb=128,
+    cycle_time_ms=1.0,
+    cache_capacity=1024,
 )
 
 
@@ -132,7 +162,9 @@ class DDPConfig(StrategyConfig):
 
     @property
     def leaves_processes_clean(self) -> bool:
-        return False  # each run's group has to stay, see `bsweep.strategies.ddp`, with its connections and threads
+        # each run's group has to stay, see `bsweep.strategies.ddp`, with its connections and
+        # threads
+        return False
 
     @property
     def exchanges_in_passes(self) -> bool:
@@ -143,7 +175,8 @@ class DDPConfig(StrategyConfig):
         if self.hook == "none":
             return ""
         return (
-            f"what strategy.hook={self.hook} lets through is not the gradient. Use strategy.hook=none, or leave the "
+            f"what strategy.hook={self.hook} lets through is not the gradient. Use "
+            f"strategy.hook=none, or leave the "
             "noise scale out."
         )
 
@@ -157,8 +190,10 @@ class DDPConfig(StrategyConfig):
         if self.hook != "powersgd":
             return ""
         return (
-            "what strategy.hook=powersgd keeps for later steps would keep a gradient that overflowed. Use "
-            "strategy.hook=fp16, precision=fp32 or bf16, or strategy=allreduce compression=powersgd."
+            "what strategy.hook=powersgd keeps for later steps would keep a gradient that "
+            "overflowed. Use "
+            "strategy.hook=fp16, precision=fp32 or bf16, or strategy=allreduce "
+            "compression=powersgd."
         )
 
     @property
@@ -171,7 +206,8 @@ class DDPConfig(StrategyConfig):
             yield f"precision=fp64 is exact, strategy.hook={self.hook} is not: use one of them."
         if point.launch.slowdown:
             yield (
-                "launch.slowdown with strategy=ddp: its exchange hides in the backward pass, so that computing cannot "
+                "launch.slowdown with strategy=ddp: its exchange hides in the backward pass, so "
+                "that computing cannot "
                 "be stretched alone. Use strategy=allreduce."
             )
 
@@ -191,7 +227,9 @@ class AllReduceConfig(StrategyConfig):
     def why_not_shared(self, point: Point) -> str:
         """What of a point rules shared memory out, with the remedy; empty where nothing does."""
         if self.algorithm != "native":
-            return f"strategy.algorithm={self.algorithm} sends messages: use strategy.algorithm=native"
+            return (
+                f"strategy.algorithm={self.algorithm} sends messages: use strategy.algorithm=native"
+            )
         if point.compression.builds:
             return f"compression={point.compression.name} is for what is sent: use compression=none"
         return ""
@@ -199,7 +237,9 @@ class AllReduceConfig(StrategyConfig):
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         if self.transport == "shared_memory" and (reason := self.why_not_shared(point)):
-            yield f"strategy.transport=shared_memory, but {reason}, or leave strategy.transport out."
+            yield (
+                f"strategy.transport=shared_memory, but {reason}, or leave strategy.transport out."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +261,9 @@ class LocalSGDConfig(StrategyConfig):
         return AllReduceConfig(name="allreduce", algorithm=self.algorithm, transport="network")
 
     def rate_batch(self, point: Point, rank: int) -> float:
-        """An even part of the global batch: a larger one counts for more by its loss, not by its rate."""
+        """An even part of the global batch: a larger one counts for more by its loss, not by its
+        rate.
+        """
         return point.examples_per_step / point.num_workers
 
     def hashed(self, point: Point) -> dict[str, Any]:
@@ -254,7 +296,8 @@ class EitherConfig(StrategyConfig):
         wanted = "horovodrun" if self.uses_horovod else "torchrun"
         if point.launch.name != wanted and point.launch.name in ("torchrun", "horovodrun"):
             yield (
-                f"strategy.algorithm={self.algorithm} with launch={point.launch.name}: {wanted} starts its processes. "
+                f"strategy.algorithm={self.algorithm} with launch={point.launch.name}: {wanted} "
+                f"starts its processes. "
                 f"Type launch={wanted} strategy.algorithm={self.algorithm}."
             )
 
@@ -287,7 +330,8 @@ class DiLoCoConfig(EitherConfig):
         if not self.overlap:
             return ""
         return (
-            "with strategy.overlap=true workers are ahead of what travels, each with a model of its own, until an "
+            "with strategy.overlap=true workers are ahead of what travels, each with a model of "
+            "its own, until an "
             "epoch ends. Use strategy.overlap=false"
         )
 
@@ -324,10 +368,17 @@ class DiLoCoConfig(EitherConfig):
         return point.worker_batches[rank]
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """Whether FedNova's weights are those of its paper, which has none for optimizers that adapt their steps."""
-        if self.weighting == "fednova" and not self.weights and not point.optimizer.known_for_fednova:
+        """Whether FedNova's weights are those of its paper, which has none for optimizers that
+        adapt their steps.
+        """
+        if (
+            self.weighting == "fednova"
+            and not self.weights
+            and not point.optimizer.known_for_fednova
+        ):
             yield (
-                f"strategy.weighting=fednova counts steps of optimizer={point.optimizer.name} as plain ones: it is "
+                f"strategy.weighting=fednova counts steps of optimizer={point.optimizer.name} as "
+                f"plain ones: it is "
                 "known for sgd alone"
             )
 
@@ -335,12 +386,15 @@ class DiLoCoConfig(EitherConfig):
         yield from super().problems(point)
         if self.uses_horovod and self.on_loss != "fail":
             yield (
-                f"strategy.on_loss={self.on_loss} with strategy.algorithm=horovod: horovodrun ends all workers with "
-                "the first. Use strategy.on_loss=fail, or strategy.algorithm=native launch=torchrun."
+                f"strategy.on_loss={self.on_loss} with strategy.algorithm=horovod: horovodrun ends "
+                f"all workers with "
+                "the first. Use strategy.on_loss=fail, or strategy.algorithm=native "
+                "launch=torchrun."
             )
         if self.overlap and self.on_loss != "fail":
             yield (
-                f"strategy.overlap=true with strategy.on_loss={self.on_loss}: what travels while a worker is lost "
+                f"strategy.overlap=true with strategy.on_loss={self.on_loss}: what travels while a "
+                f"worker is lost "
                 "cannot be repeated. Use strategy.on_loss=fail, or strategy.overlap=false."
             )
         if self.weights is not None:
@@ -349,12 +403,16 @@ class DiLoCoConfig(EitherConfig):
     def _weight_problems(self, weights: tuple[float, ...], num_workers: int) -> Iterator[str]:
         given = f"strategy.weights={show(weights)}"
         if len(weights) != num_workers:
-            yield f"{given} has {len(weights)} weights for num_workers={num_workers}: give one for each worker."
+            yield (
+                f"{given} has {len(weights)} weights for num_workers={num_workers}: give one for "
+                f"each worker."
+            )
         if abs(sum(weights) - 1) > 1e-6:
             yield f"{given} sum to {sum(weights):.9g}: give weights that sum to 1."
         if min(weights, default=1) == 0 and self.on_loss != "fail":
             yield (
-                f"{given} with strategy.on_loss={self.on_loss}: nothing would count when the others are lost. Give "
+                f"{given} with strategy.on_loss={self.on_loss}: nothing would count when the "
+                f"others are lost. Give "
                 "each worker a weight greater than 0, or use strategy.on_loss=fail."
             )
 

@@ -62,13 +62,20 @@ Trackers = Annotated[tuple[TrackerName, ...], AfterValidator(_each_once), Before
 def _fit_for_files(text: str) -> str:
     path = Path(text)
     if "\0" in text or any(len(os.fsencode(part)) > _MOST_PART_BYTES for part in path.parts):
-        raise ValueError(f"no file system takes a name of more than {_MOST_PART_BYTES} bytes, or with a zero byte")
+        raise ValueError(
+            f"no file system takes a name of more than {_MOST_PART_BYTES} bytes, or with a zero "
+            f"byte"
+        )
     try:
         whole = os.fsencode(path.expanduser().absolute())
     except RuntimeError:
-        raise ValueError(f"there is no user {path.parts[0].lstrip('~')}, whose folder it begins with") from None
+        raise ValueError(
+            f"there is no user {path.parts[0].lstrip('~')}, whose folder it begins with"
+        ) from None
     if len(whole) > _MOST_PATH_BYTES:
-        raise ValueError(f"it is longer than {_MOST_PATH_BYTES} bytes, and no file system takes what lies below")
+        raise ValueError(
+            f"it is longer than {_MOST_PATH_BYTES} bytes, and no file system takes what lies below"
+        )
     return text
 
 
@@ -78,7 +85,9 @@ PathName = Annotated[str, AfterValidator(_fit_for_files)]
 
 
 def plain_file(path: Path) -> Path:
-    """The path of a file or folder. OSError where neither lies there: a pipe or a device may never end."""
+    """The path of a file or folder. OSError where neither lies there: a pipe or a device may never
+    end.
+    """
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise OSError(errno.EINVAL, "it is no plain file", str(path))
@@ -89,7 +98,9 @@ def _every(value: object) -> object:
     is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _INT32
     if value in (None, "auto") or is_count or seconds_of(value):
         return value
-    raise PydanticCustomError("every", "Neither auto nor seconds such as 60s, epochs such as 1, or null")
+    raise PydanticCustomError(
+        "every", "Neither auto nor seconds such as 60s, epochs such as 1, or null"
+    )
 
 
 def seconds_of(value: object) -> float | None:
@@ -103,7 +114,9 @@ Every = Annotated[int | str | None, PlainValidator(_every)]
 
 
 def _parallel(value: object) -> object:
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_PROCESSES):
+    if value == "auto" or (
+        isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_PROCESSES
+    ):
         return value
     raise PydanticCustomError("parallel", "Neither auto nor a number of points, from 1 on")
 
@@ -113,7 +126,9 @@ Parallel = Annotated[int | Literal["auto"], PlainValidator(_parallel)]
 
 
 class ConfigError(ValueError):
-    """What the user can mend in a configuration: one message per line, each with the value and the remedy."""
+    """What the user can mend in a configuration: one message per line, each with the value and the
+    remedy.
+    """
 
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
@@ -137,7 +152,9 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
 
 def abbreviated(word: str, known: Sequence[str]) -> str | None:
-    """Which of those that are known is an abbreviation of a word, as lr of learning_rate, or the other way round."""
+    """Which of those that are known is an abbreviation of a word, as lr of learning_rate, or the
+    other way round.
+    """
     found = [one for one in known if _abbreviates(one, word) or _abbreviates(word, one)]
     return min(found, key=len, default=None)
 
@@ -151,5 +168,9 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The leaves of nested dictionaries by their dotted keys."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        leaves |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        leaves |= (
+            flatten(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": value}
+        )
     return leaves

@@ -14,12 +14,16 @@ _FEW_LINES = 1 << 14  # bytes
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, also after a power cut. OSError as `space_for`."""
+    """Write a file that is there whole or not at all, also after a power cut. OSError as
+    `space_for`.
+    """
     unfinished = None
     try:
         with (
             space_for(path),
-            tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file,
+            tempfile.NamedTemporaryFile(
+                dir=path.parent, prefix=f".{path.name}.", delete=False
+            ) as file,
         ):
             unfinished = Path(file.name)
             file.write(content)
@@ -41,7 +45,9 @@ def space_for(path: Path) -> Iterator[None]:
     except OSError as error:
         if not is_full(error):
             raise
-        otherwise = "give another results_dir=..., and start the same sweep again, which repeats this run"
+        otherwise = (
+            "give another results_dir=..., and start the same sweep again, which repeats this run"
+        )
         raise OSError(error.errno, no_space(path, otherwise)) from None
 
 

@@ -1,7 +1,8 @@
 """Work in a process that has done nothing before, and does nothing after.
 
-A failure for want of memory outlives itself: where oneDNN finds no room for a kernel, its code generator keeps the
-error for the rest of the thread, also when memory is there again (oneDNN pull request 5907), or the process crashes.
+A failure for want of memory outlives itself: where oneDNN finds no room for a kernel, its code
+generator keeps the error for the rest of the thread, also when memory is there again (oneDNN pull
+request 5907), or the process crashes.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ _T = TypeVar("_T")
 _POLL_SECONDS = 0.2
 
 
-def call(function: Callable[..., _T], *arguments: object, on_poll: Callable[[], None] = lambda: None) -> _T:
-    """What a module's function returns for arguments that can be pickled, from a process forked for this alone.
+def call(
+    function: Callable[..., _T], *arguments: object, on_poll: Callable[[], None] = lambda: None
+) -> _T:
+    """What a module's function returns for arguments that can be pickled, from a process forked for
+    this alone.
 
-    It is forked from a server that has imported torch and run nothing: a fork of this process, whose libraries have
-    threads, might hang.
+    It is forked from a server that has imported torch and run nothing: a fork of this process,
+    whose libraries have threads, might hang.
 
     Raises:
         MemoryError: it crashed, as kernels do that find no room.
@@ -57,7 +61,9 @@ def call(function: Callable[..., _T], *arguments: object, on_poll: Callable[[], 
     raise answer
 
 
-def _answer(sender: Connection, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:
+def _answer(
+    sender: Connection, function: Callable[..., Any], arguments: tuple[object, ...]
+) -> None:
     end_with_parent(signal.SIGKILL)
     try:
         answer: tuple[bool, Any] = (True, function(*arguments))
@@ -80,7 +86,9 @@ def _death(exit_code: int) -> Exception:
 
 
 def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Have the kernel send this process a signal when its parent ends: no orphan uses up a machine."""
+    """Have the kernel send this process a signal when its parent ends: no orphan uses up a
+    machine.
+    """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         _LIBC.prctl(pr_set_pdeathsig, number)

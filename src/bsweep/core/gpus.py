@@ -1,4 +1,5 @@
-"""GPUs of this machine: how many a process may use, and what to do where torch can use none of them.
+"""GPUs of this machine: how many a process may use, and what to do where torch can use none of
+them.
 
 `python -m bsweep.core.gpus` says so and fails, before a set-up takes its minutes.
 """
@@ -17,7 +18,8 @@ from pathlib import Path
 
 @functools.cache
 def num_gpus(device: str) -> int:
-    """GPUs that this process may use where `device=` says so; torch is imported only where there is a driver.
+    """GPUs that this process may use where `device=` says so; torch is imported only where there is
+    a driver.
 
     Raises:
         ValueError: there are some, and the installed torch can use none of them, or not all.
@@ -26,14 +28,18 @@ def num_gpus(device: str) -> int:
         return 0
     import torch
 
-    count = torch.cuda.device_count()  # the driver's library counts them, also for a torch that they are too old for
+    count = (
+        torch.cuda.device_count()
+    )  # the driver's library counts them, also for a torch that they are too old for
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return 0
     listed = _listed("name,driver_version")
     if torch.cuda.is_available():
         _refuse_too_old(_listed("name,compute_cap"))
     elif count or listed or _DEVICE.exists():
-        raise ValueError(f"{_counted(max(1, count, len(listed)), listed)}, but {_reason(listed)} {_ON_THE_CPU}")
+        raise ValueError(
+            f"{_counted(max(1, count, len(listed)), listed)}, but {_reason(listed)} {_ON_THE_CPU}"
+        )
     return count
 
 
@@ -48,9 +54,16 @@ def driver_version() -> str | None:
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _DEVICE = Path("/dev/nvidia0")
-_OLDER_BUILD = "torch's build for CUDA 12.6 (for drivers from 525 and GPUs from compute capability 5.0 on)"
-_ON_THE_CPU = "To train on the CPU all the same, set device=cpu, or hide them: CUDA_VISIBLE_DEVICES=''."
-_OLDEST_DRIVERS = {12: 525, 13: 580}  # by CUDA's major version; NVIDIA: CUDA Compatibility, minor version compatibility
+_OLDER_BUILD = (
+    "torch's build for CUDA 12.6 (for drivers from 525 and GPUs from compute capability 5.0 on)"
+)
+_ON_THE_CPU = (
+    "To train on the CPU all the same, set device=cpu, or hide them: CUDA_VISIBLE_DEVICES=''."
+)
+_OLDEST_DRIVERS = {
+    12: 525,
+    13: 580,
+}  # by CUDA's major version; NVIDIA: CUDA Compatibility, minor version compatibility
 
 
 def _listed(fields: str) -> list[list[str]]:
@@ -59,7 +72,11 @@ def _listed(fields: str) -> list[list[str]]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         found = subprocess.run(
-            [*command, "-i", visible] if visible else command, capture_output=True, text=True, timeout=30, check=True
+            [*command, "-i", visible] if visible else command,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return []
@@ -82,7 +99,8 @@ def _reason(listed: list[list[str]]) -> str:
     oldest = _OLDEST_DRIVERS.get(int(cuda.split(".")[0]))
     if oldest and re.match(r"\d", driver) and int(driver.split(".")[0]) < oldest:
         return (
-            f"their driver {driver} is too old for {build}, which is built for CUDA {cuda} and needs {oldest} or "
+            f"their driver {driver} is too old for {build}, which is built for CUDA {cuda} and "
+            f"needs {oldest} or "
             f"newer: update the driver, or install {_OLDER_BUILD}."
         )
     try:
@@ -90,20 +108,33 @@ def _reason(listed: list[list[str]]) -> str:
         said = "it names no reason"
     except (RuntimeError, AssertionError) as error:
         said = str(error).partition("\n")[0].rstrip(".")
-    return f"{build} for CUDA {cuda} cannot use them with driver {driver} ({said}): repair or update the driver."
+    return (
+        f"{build} for CUDA {cuda} cannot use them with driver {driver} ({said}): repair or update "
+        f"the driver."
+    )
 
 
 def _refuse_too_old(listed: list[list[str]]) -> None:
     import torch
 
-    built_for = [int(found[1]) for sm in torch.cuda.get_arch_list() if (found := re.fullmatch(r"sm_(\d+)[a-z]?", sm))]
+    built_for = [
+        int(found[1])
+        for sm in torch.cuda.get_arch_list()
+        if (found := re.fullmatch(r"sm_(\d+)[a-z]?", sm))
+    ]
     known = [(name, re.fullmatch(r"(\d+)\.(\d)", capability)) for name, capability in listed]
-    too_old = {f"{name} ({found[0]})" for name, found in known if found and int(found[1] + found[2]) < min(built_for)}
+    too_old = {
+        f"{name} ({found[0]})"
+        for name, found in known
+        if found and int(found[1] + found[2]) < min(built_for)
+    }
     if too_old:
         oldest = min(built_for)
         raise ValueError(
-            f"{platform.node()} has GPUs of compute capability below {oldest // 10}.{oldest % 10}, with which torch "
-            f"{torch.__version__} begins: {', '.join(sorted(too_old))}. Install {_OLDER_BUILD}. {_ON_THE_CPU}"
+            f"{platform.node()} has GPUs of compute capability below {oldest // 10}.{oldest % 10}, "
+            f"with which torch "
+            f"{torch.__version__} begins: {', '.join(sorted(too_old))}. Install {_OLDER_BUILD}. "
+            f"{_ON_THE_CPU}"
         )
 
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-if TYPE_CHECKING:  # processes that only launch others do without torch, which takes seconds to import
+if (
+    TYPE_CHECKING
+):  # processes that only launch others do without torch, which takes seconds to import
     import torch
 
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
@@ -22,7 +24,9 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 
 # The last is oneDNN's, which finds no room for its kernels.
 _OUT_OF_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|alloc_failed|bad_alloc|could not create a primitive(?! desc)", re.IGNORECASE
+    r"out of memory|can't allocate memory|alloc_failed|bad_alloc|could not create a primitive(?! "
+    r"desc)",
+    re.IGNORECASE,
 )
 
 
@@ -30,24 +34,30 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return True for an error that says that memory has run out, of a GPU or of this process."""
     import torch
 
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or bool(
+        _OUT_OF_MEMORY.search(str(error))
+    )
 
 
 @contextmanager
 def limited(mebibytes: float | None) -> Iterator[None]:
-    """Let this process take so many MiB beside what it holds now, and no more; None leaves it as it is.
+    """Let this process take so many MiB beside what it holds now, and no more; None leaves it as it
+    is.
 
-    Beyond that, allocations fail: torch's and Python's raise what `is_out_of_memory` knows. A compiled kernel
-    that finds no room leaves oneDNN broken in its thread, or crashes (`CRASHES`): a process that has failed under a
-    limit must not train or measure anything else, see `bsweep.core.fresh_process`. The kernel of Linux counts what is private and
-    writable (RLIMIT_DATA), so neither libraries nor a data set that is mapped from a file.
+    Beyond that, allocations fail: torch's and Python's raise what `is_out_of_memory` knows. A
+    compiled kernel that finds no room leaves oneDNN broken in its thread, or crashes (`CRASHES`): a
+    process that has failed under a limit must not train or measure anything else, see
+    `bsweep.core.fresh_process`. The kernel of Linux counts what is private and writable
+    (RLIMIT_DATA), so neither libraries nor a data set that is mapped from a file.
     """
     if mebibytes is None:
         yield
         return
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = _held_bytes() + int(mebibytes * 2**20)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
+    )
     try:
         yield
     finally:
@@ -68,8 +78,9 @@ def unlimited() -> Iterator[None]:
 def give_back_at_once() -> None:
     """Let every larger block return to the system when it is freed, for the rest of this process.
 
-    glibc by default keeps such blocks and cuts them up, so that what fits at one step may not at a later one: under a
-    limit that stands in for a GPU's memory, steps had better be slower than ended by leftovers.
+    glibc by default keeps such blocks and cuts them up, so that what fits at one step may not at a
+    later one: under a limit that stands in for a GPU's memory, steps had better be slower than
+    ended by leftovers.
     """
     if hasattr(_LIBC, "mallopt"):
         _LIBC.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
@@ -78,8 +89,8 @@ def give_back_at_once() -> None:
 def keep_for_next_step() -> None:
     """Keep every block that is freed, for the rest of this process.
 
-    glibc by default returns larger ones to the system, which fills them with zeros when the next step asks for them
-    again: a third of a small step's time.
+    glibc by default returns larger ones to the system, which fills them with zeros when the next
+    step asks for them again: a third of a small step's time.
     """
     if hasattr(_LIBC, "mallopt"):
         _LIBC.mallopt(_M_MMAP_MAX, 0)
@@ -105,7 +116,9 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Allocated on a GPU; resident on a CPU, the pages of a data set that it shares with others included."""
+    """Allocated on a GPU; resident on a CPU, the pages of a data set that it shares with others
+    included.
+    """
     if device.type == "cuda":
         import torch
 

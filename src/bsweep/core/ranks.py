@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """A process's number among all workers and among those of its host; parameter servers follow the workers."""
+    """A process's number among all workers and among those of its host; parameter servers follow
+    the workers.
+    """
 
     rank: int = 0
     num_workers: int = 1
@@ -20,12 +22,16 @@ class Place:
         return self.rank >= self.num_workers
 
     def threads(self, wanted: int | None) -> int:
-        """Threads that this process computes with: as many as wanted, by default its part of the machine's cores."""
+        """Threads that this process computes with: as many as wanted, by default its part of the
+        machine's cores.
+        """
         return wanted or max(1, num_cores() // self.local_workers)
 
     @classmethod
     def from_environment(cls, num_servers: int = 0) -> Place:
-        """The place that horovodrun or torchrun gave to this process; a lone worker's where there is none."""
+        """The place that horovodrun or torchrun gave to this process; a lone worker's where there
+        is none.
+        """
         env = os.environ
         names = _HOROVODRUN if inside_horovodrun() else _TORCHRUN
         rank, size, local_rank, local_size = (
@@ -45,7 +51,9 @@ def inside_horovodrun() -> bool:
 
 
 def num_cores() -> int:
-    """Cores that this process may use; a thread that is pinned to some, and what it starts, those alone."""
+    """Cores that this process may use; a thread that is pinned to some, and what it starts, those
+    alone.
+    """
     return len(usable_cores())
 
 

@@ -25,7 +25,9 @@ def write(state: dict[str, Any], path: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """What was written, on the CPU; None, and why on stderr, where it cannot be read. Runs no code of the file."""
+    """What was written, on the CPU; None, and why on stderr, where it cannot be read. Runs no code
+    of the file.
+    """
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception:  # a damaged file makes torch raise what it likes

@@ -11,7 +11,9 @@ from typing import NoReturn
 
 
 def leave() -> None:
-    """Have what is said from now on go nowhere, unless it goes to a file: a closed terminal refuses it."""
+    """Have what is said from now on go nowhere, unless it goes to a file: a closed terminal refuses
+    it.
+    """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         with suppress(OSError):
@@ -21,7 +23,9 @@ def leave() -> None:
 
 
 is_interrupted = False
-"""A signal came that ends the command. What was called may have dropped the exception: torch's import does at times."""
+"""A signal came that ends the command. What was called may have dropped the exception: torch's
+import does at times.
+"""
 
 
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:

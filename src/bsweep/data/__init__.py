@@ -1,4 +1,6 @@
-"""Data sets as tensors in memory. One file for each, whose functions a card in `config/data.py` names."""
+"""Data sets as tensors in memory. One file for each, whose functions a card in `config/data.py`
+names.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ __all__ = ["DataInfo", "load", "prepare"]
 
 
 def prepare(config: DataConfig) -> DataInfo:
-    """Check, download, decode and cache whatever the workers will load; to be called before they are launched.
+    """Check, download, decode and cache whatever the workers will load; to be called before they
+    are launched.
 
     Raises:
         ValueError: the data are missing, or fewer than `subset`.
@@ -31,7 +34,9 @@ def prepare(config: DataConfig) -> DataInfo:
 
 @functools.cache
 def _prepared(config: DataConfig) -> DataInfo | ValueError:
-    """Once per process, failures too: a sweep asks for every point, and an answer may take a while."""
+    """Once per process, failures too: a sweep asks for every point, and an answer may take a
+    while.
+    """
     try:
         info: DataInfo = resolve(config.builds).info(config)
         _refuse_larger(config.subset, info.num_train)
@@ -58,6 +63,7 @@ def load(config: DataConfig, device: torch.device) -> Dataset:
 def _refuse_larger(subset: int | None, num_train: int) -> None:
     if subset is not None and subset > num_train:
         raise ValueError(
-            f"data.subset={subset} is larger than the training set of {num_train} examples: choose a smaller one, or "
+            f"data.subset={subset} is larger than the training set of {num_train} examples: choose "
+            f"a smaller one, or "
             "data.subset=null for all."
         )

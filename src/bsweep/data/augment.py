@@ -1,4 +1,6 @@
-"""From uint8 images in memory to model inputs: crop, flip and normalise a whole batch at once, on any device."""
+"""From uint8 images in memory to model inputs: crop, flip and normalise a whole batch at once, on
+any device.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,22 @@ def crop_stream(seed: int, epoch: int) -> int:
     return stream_of("crop", seed, epoch)
 
 
-def crop_and_flip(images: Tensor, indices: Tensor, *, stream: int | Tensor, padding: int, flip: bool) -> Tensor:
-    """Images, each cropped at random from its black-padded self and, if `flip`, mirrored half the time.
+def crop_and_flip(
+    images: Tensor, indices: Tensor, *, stream: int | Tensor, padding: int, flip: bool
+) -> Tensor:
+    """Images, each cropped at random from its black-padded self and, if `flip`, mirrored half the
+    time.
 
-    What happens to an example depends on (seed, epoch, example) alone: not on its batch, worker or device. One gather
-    does it all; nothing here waits for a GPU, so it can be captured in a CUDA graph.
+    What happens to an example depends on (seed, epoch, example) alone: not on its batch, worker or
+    device. One gather does it all; nothing here waits for a GPU, so it can be captured in a CUDA
+    graph.
 
     Args:
         images: uint8 (B, C, H, W).
         indices: their numbers in the training set, int64 (B,), on the device of the images.
         stream: `crop_stream` of the run's seed and the epoch, or a tensor () of it on that device.
-        padding: pixels on each side; a crop's offset is one of `2 * padding + 1` in either direction.
+        padding: pixels on each side; a crop's offset is one of `2 * padding + 1` in either
+            direction.
         flip: whether to mirror at all.
 
     Returns:
@@ -48,19 +55,30 @@ def crop_and_flip(images: Tensor, indices: Tensor, *, stream: int | Tensor, padd
 
 
 @functools.lru_cache
-def _constants(height: int, width: int, padding: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of all crops alike, int64: the offsets' first bits, top's and left's (2, 1, 1, 1); what rows (H, 1) and columns
-    (W,) add to a pixel's place in a padded image; and how much further right a column is taken from in a mirrored one.
+def _constants(
+    height: int, width: int, padding: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of all crops alike, int64: the offsets' first bits, top's and left's (2, 1, 1, 1); what rows
+    (H, 1) and columns (W,) add to a pixel's place in a padded image; and how much further right a
+    column is taken from in a mirrored one.
     """
     x, y = torch.arange(width, device=device), torch.arange(height, device=device)
-    first_bits = torch.arange(1, 33, 31, device=device).view(2, 1, 1, 1)  # 1 and 32, without a copy from the host
+    first_bits = torch.arange(1, 33, 31, device=device).view(
+        2, 1, 1, 1
+    )  # 1 and 32, without a copy from the host
     return first_bits, y[:, None] * (width + 2 * padding), x, width - 1 - 2 * x
 
 
 def normalize(
-    images: Tensor, mean: Tensor, std: Tensor, *, dtype: torch.dtype, memory_format: torch.memory_format
+    images: Tensor,
+    mean: Tensor,
+    std: Tensor,
+    *,
+    dtype: torch.dtype,
+    memory_format: torch.memory_format,
 ) -> Tensor:
-    """uint8 images (B, C, H, W) as `(images / 255 - mean) / std`; mean and std (C,) are those of images in [0, 1].
+    """uint8 images (B, C, H, W) as `(images / 255 - mean) / std`; mean and std (C,) are those of
+    images in [0, 1].
 
     What follows from a mean and a std, the same tensors at each step, is computed once.
     """

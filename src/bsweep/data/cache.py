@@ -1,4 +1,6 @@
-"""Decoded data sets in the user's cache: one tensor file each, checked, and mapped into memory rather than read."""
+"""Decoded data sets in the user's cache: one tensor file each, checked, and mapped into memory
+rather than read.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 
 Read = TypeVar("Read")
 
-# A data set's tensors by their names in the file, which has those that the first caches were written with.
+# A data set's tensors by their names in the file, which has those that the first caches were
+# written with.
 _NAMES = {
     "train_images": "train_inputs",
     "train_labels": "train_labels",
@@ -38,7 +41,9 @@ _NAMES = {
 
 
 def cached(name: str, build: Callable[[], Dataset]) -> Dataset:
-    """The data set in the cache under `name`, built first where it is not there; see `cached_tensors`."""
+    """The data set in the cache under `name`, built first where it is not there; see
+    `cached_tensors`.
+    """
     from bsweep.data.dataset import Dataset
 
     tensors, text = cached_tensors(name, tuple(_NAMES), _tensors_of(build))
@@ -50,7 +55,10 @@ def cached(name: str, build: Callable[[], Dataset]) -> Dataset:
 def cached_info(name: str, build: Callable[[], Dataset]) -> DataInfo:
     """What the data set in the cache under `name` is, built first where it is not there."""
     slices, text = cached_slices(name, tuple(_NAMES), _tensors_of(build))
-    (num_train, *shape), (num_test, *_) = slices["train_images"].get_shape(), slices["test_labels"].get_shape()
+    (num_train, *shape), (num_test, *_) = (
+        slices["train_images"].get_shape(),
+        slices["test_labels"].get_shape(),
+    )
     return DataInfo(num_train, num_test, tuple(shape), *_classes(text))
 
 
@@ -73,7 +81,8 @@ def _tensors_of(build: Callable[[], Dataset]) -> Build:
 
 
 def cached_slices(name: str, keys: Sequence[str], build: Build) -> tuple[dict[str, Any], str]:
-    """As `cached_tensors`, but safetensors' slices, whose shapes are known without reading them and without torch.
+    """As `cached_tensors`, but safetensors' slices, whose shapes are known without reading them and
+    without torch.
 
     Their content is not checked: who loads the tensors does that.
     """
@@ -81,10 +90,11 @@ def cached_slices(name: str, keys: Sequence[str], build: Build) -> tuple[dict[st
 
 
 def cached_tensors(name: str, keys: Sequence[str], build: Build) -> tuple[dict[str, Tensor], str]:
-    """The tensors `keys`, and a text, in the cache under `name`, built first where they are not there or damaged.
+    """The tensors `keys`, and a text, in the cache under `name`, built first where they are not
+    there or damaged.
 
-    Many processes may call this at once: one builds, the others wait. On the CPU, all of a host's processes share the
-    pages of the file, so the tensors are in memory once.
+    Many processes may call this at once: one builds, the others wait. On the CPU, all of a host's
+    processes share the pages of the file, so the tensors are in memory once.
 
     Raises:
         ValueError: the cache folder cannot be written; or `build` raised it.
@@ -92,7 +102,9 @@ def cached_tensors(name: str, keys: Sequence[str], build: Build) -> tuple[dict[s
     return _cached(name, keys, build, _read)
 
 
-def _cached(name: str, keys: Sequence[str], build: Build, read: Callable[[Path, Sequence[str]], Read]) -> Read:
+def _cached(
+    name: str, keys: Sequence[str], build: Build, read: Callable[[Path, Sequence[str]], Read]
+) -> Read:
     path = cache_folder() / f"{name}.safetensors"
     try:
         return read(path, keys)
@@ -111,7 +123,8 @@ def _cached(name: str, keys: Sequence[str], build: Build, read: Callable[[Path, 
             return read(path, keys)
     except (OSError, SafetensorError) as error:
         raise ValueError(
-            f"{path} cannot be written ({error}): set XDG_CACHE_HOME to a folder with space for decoded data sets"
+            f"{path} cannot be written ({error}): set XDG_CACHE_HOME to a folder with space for "
+            f"decoded data sets"
         ) from error
 
 
@@ -120,7 +133,9 @@ def cache_folder() -> Path:
 
 
 def _read(path: Path, keys: Sequence[str]) -> tuple[dict[str, Tensor], str]:
-    """Raises FileNotFoundError where it is not there, and one of OSError, SafetensorError, ValueError if damaged."""
+    """Raises FileNotFoundError where it is not there, and one of OSError, SafetensorError,
+    ValueError if damaged.
+    """
     found = path.stat()
     version = (path, found.st_ino, found.st_size, found.st_mtime_ns)
     with safe_open(path, framework="pt") as file:
@@ -134,7 +149,9 @@ def _read(path: Path, keys: Sequence[str]) -> tuple[dict[str, Tensor], str]:
     return tensors, text
 
 
-_CHECKED: set[tuple[Path, int, int, int]] = set()  # a process that trains point after point reads large files once
+_CHECKED: set[tuple[Path, int, int, int]] = (
+    set()
+)  # a process that trains point after point reads large files once
 _CLOCK_SECONDS = 1  # within which two versions of a file may have the same time
 
 
@@ -143,7 +160,9 @@ def _slices(path: Path, keys: Sequence[str]) -> tuple[dict[str, Any], str]:
     if not path.exists():
         raise FileNotFoundError(path)
     with safe_open(path, framework="numpy") as file:
-        return {key: file.get_slice(key) for key in keys}, (file.metadata() or {}).get("classes", "")
+        return {key: file.get_slice(key) for key in keys}, (file.metadata() or {}).get(
+            "classes", ""
+        )
 
 
 def _write(tensors: Mapping[str, Tensor], text: str, path: Path) -> None:
@@ -151,7 +170,9 @@ def _write(tensors: Mapping[str, Tensor], text: str, path: Path) -> None:
     from safetensors.torch import save_file
 
     unfinished = path.with_suffix(".tmp")
-    save_file(dict(tensors), unfinished, metadata={"classes": text, "sha256": _digest(tensors, text)})
+    save_file(
+        dict(tensors), unfinished, metadata={"classes": text, "sha256": _digest(tensors, text)}
+    )
     unfinished.replace(path)
 
 

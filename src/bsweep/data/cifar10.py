@@ -1,4 +1,6 @@
-"""CIFAR-10 (Krizhevsky 2009) by torchvision: 50,000 training and 10,000 test images of 3x32x32 in 10 classes."""
+"""CIFAR-10 (Krizhevsky 2009) by torchvision: 50,000 training and 10,000 test images of 3x32x32 in
+10 classes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def info(config: Cifar10Config) -> DataInfo:
 
 
 def load(config: Cifar10Config) -> Dataset:
-    """CIFAR-10 from the cache or, the first time, from `root`, downloaded to it where `download` allows.
+    """CIFAR-10 from the cache or, the first time, from `root`, downloaded to it where `download`
+    allows.
 
     torchvision checks each file's md5, so what is cached is the same whatever the root.
 
@@ -41,7 +44,9 @@ def load(config: Cifar10Config) -> Dataset:
 
 
 def _from_torchvision(config: Cifar10Config) -> Dataset:
-    from bsweep.core.torchvision_shim import import_torchvision  # here, for a launched worker should not wait for it
+    from bsweep.core.torchvision_shim import (
+        import_torchvision,
+    )  # here, for a launched worker should not wait for it
 
     import_torchvision()
     from torchvision.datasets import CIFAR10
@@ -56,9 +61,11 @@ def _from_torchvision(config: Cifar10Config) -> Dataset:
     except DOWNLOAD_ERRORS as error:
         found = "it could not be downloaded" if config.download else "data.download=false"
         raise ValueError(
-            f"data.root={config.root}: no intact CIFAR-10 (cifar-10-batches-py) is there, and {found} "
+            f"data.root={config.root}: no intact CIFAR-10 (cifar-10-batches-py) is there, and "
+            f"{found} "
             f"({type(error).__name__}: {error}). Unpack {CIFAR10.url} there, or run on "
-            "data=digits, which needs no download, or on your own images with data=imagefolder data.root=DIR."
+            "data=digits, which needs no download, or on your own images with data=imagefolder "
+            "data.root=DIR."
         ) from error
     return from_images(_tensors(train), _tensors(test), train.classes)
 
@@ -72,7 +79,9 @@ def _tensors(split: Any) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """Bound how long a connection may be silent; torchvision would wait for ever behind some firewalls."""
+    """Bound how long a connection may be silent; torchvision would wait for ever behind some
+    firewalls.
+    """
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

@@ -23,19 +23,26 @@ _MOST_OF_FREE = 0.5  # the model and its activations need the rest
 class Dataset:
     """Training and test examples as contiguous tensors.
 
-    They lie on the device that trains, or on the CPU, from which they are streamed to it; see `train` and `test`.
+    They lie on the device that trains, or on the CPU, from which they are streamed to it; see
+    `train` and `test`.
 
-    An example is an image and its class, or T tokens of a text and, for each, the one that follows it; or, of the
-    user's own data, any tensor. Images alone have `mean` and `std`, and are normalised by them.
+    An example is an image and its class, or T tokens of a text and, for each, the one that follows
+    it; or, of the user's own data, any tensor. Images alone have `mean` and `std`, and are
+    normalised by them.
     """
 
-    train_inputs: Tensor  # images uint8 (N, C, H, W), or tokens uint8 or int32 (N, T), or others (N, ...)
-    train_labels: Tensor  # classes int64 (N,), or tokens uint8 or int32 (N, T), or targets in floating point (N, ...)
+    train_inputs: (
+        Tensor  # images uint8 (N, C, H, W), or tokens uint8 or int32 (N, T), or others (N, ...)
+    )
+    # classes int64 (N,), or tokens uint8 or int32 (N, T), or targets in floating point (N, ...)
+    train_labels: Tensor
     test_inputs: Tensor  # (M, ...)
     test_labels: Tensor  # (M, ...)
     classes: tuple[str, ...]  # their names; none of a text
     num_classes: int  # what a label is one of: the classes, or a text's vocabulary
-    mean: Tensor | None = None  # float32 (C,): of all training images in [0, 1], also where a subset is trained on
+    mean: Tensor | None = (
+        None  # float32 (C,): of all training images in [0, 1], also where a subset is trained on
+    )
     std: Tensor | None = None  # float32 (C,)
     device: torch.device | None = None  # that trains; None: where the tensors are
 
@@ -54,12 +61,22 @@ class Dataset:
         return Part(self.test_inputs, self.test_labels, self.device or self.test_inputs.device)
 
 
-def placed(dataset: Dataset, device: torch.device, wanted: Literal["auto", "cpu", "cuda"]) -> Dataset:
-    """The data set for a device that trains: what does not fit there (`auto`), or is not wanted there, stays."""
+def placed(
+    dataset: Dataset, device: torch.device, wanted: Literal["auto", "cpu", "cuda"]
+) -> Dataset:
+    """The data set for a device that trains: what does not fit there (`auto`), or is not wanted
+    there, stays.
+    """
     moved: dict[str, Any] = {
         name: v.to(device) for name in ("mean", "std") if (v := getattr(dataset, name)) is not None
     }
-    room = free_bytes(device) * _MOST_OF_FREE if wanted == "auto" else math.inf if wanted == "cuda" else 0
+    room = (
+        free_bytes(device) * _MOST_OF_FREE
+        if wanted == "auto"
+        else math.inf
+        if wanted == "cuda"
+        else 0
+    )
     for split in ("train", "test"):
         tensors: list[tuple[str, Tensor]] = [
             (name, getattr(dataset, name)) for name in (f"{split}_inputs", f"{split}_labels")
@@ -76,21 +93,26 @@ def free_bytes(device: torch.device) -> float:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else math.inf
 
 
-def from_images(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: Sequence[str]) -> Dataset:
+def from_images(
+    train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: Sequence[str]
+) -> Dataset:
     """A data set of (images, labels) pairs, with the statistics of its training images."""
     mean, std = channel_statistics(train[0])
     return Dataset(*train, *test, tuple(classes), len(classes), mean, std)
 
 
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel of uint8 images (N, C, H, W) in [0, 1], float32 (C,).
+    """Mean and standard deviation of each channel of uint8 images (N, C, H, W) in [0, 1], float32
+    (C,).
 
-    From histograms, so exact, and without a wider copy of the data set. A channel without any contrast gets the
-    deviation of one grey level, for one has to divide by it.
+    From histograms, so exact, and without a wider copy of the data set. A channel without any
+    contrast gets the deviation of one grey level, for one has to divide by it.
     """
     channels = range(images.shape[1])
     histogram = np.zeros((len(channels), 256))
-    for chunk in torch.split(images, _CHUNK):  # by NumPy: torch's threads only get into each other's way here
+    for chunk in torch.split(
+        images, _CHUNK
+    ):  # by NumPy: torch's threads only get into each other's way here
         histogram += [np.bincount(chunk[:, c].numpy().ravel(), minlength=256) for c in channels]
     share, grey = histogram / histogram[0].sum(), np.arange(256)
     mean = share @ grey
@@ -99,15 +121,19 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def balanced_subset(dataset: Dataset, size: int) -> Dataset:
-    """The data set with `size` of its training examples, the same at each call, and as many of each class as of the
-    others, give or take one; a class that has too few gives all it has. Texts and targets have no classes to balance.
-    Smaller subsets are parts of larger ones.
+    """The data set with `size` of its training examples, the same at each call, and as many of each
+    class as of the others, give or take one; a class that has too few gives all it has. Texts and
+    targets have no classes to balance. Smaller subsets are parts of larger ones.
     """
     order = random_bits(torch.arange(len(dataset.train_labels)), stream_of("subset")).argsort()
     if dataset.train_labels.dim() == 1 and not dataset.train_labels.is_floating_point():
         order = order[_round_robin(dataset.train_labels[order])]
     chosen = order[:size].sort().values
-    return replace(dataset, train_inputs=dataset.train_inputs[chosen], train_labels=dataset.train_labels[chosen])
+    return replace(
+        dataset,
+        train_inputs=dataset.train_inputs[chosen],
+        train_labels=dataset.train_labels[chosen],
+    )
 
 
 def _round_robin(labels: Tensor) -> Tensor:

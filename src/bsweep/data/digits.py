@@ -1,4 +1,6 @@
-"""scikit-learn's handwritten digits (a part of UCI's optdigits): 1,797 real images of 8x8 pixels."""
+"""scikit-learn's handwritten digits (a part of UCI's optdigits): 1,797 real images of 8x8
+pixels.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def info(config: DigitsConfig) -> DataInfo:
 
 
 def load(config: DigitsConfig) -> Dataset:
-    """The digits as 3 x side x side (bilinear, grey in all channels): 1,437 to train on, 360 to test.
+    """The digits as 3 x side x side (bilinear, grey in all channels): 1,437 to train on, 360 to
+    test.
 
     scikit-learn brings no split. Here, of all examples sorted by class, every fifth is for testing.
     """
@@ -36,7 +39,9 @@ def load(config: DigitsConfig) -> Dataset:
     from bsweep.data.dataset import from_images
 
     greys, labels = read_digits()
-    pixels = F.interpolate(greys[:, None] * (255 / 16), size=(config.side, config.side), mode="bilinear")
+    pixels = F.interpolate(
+        greys[:, None] * (255 / 16), size=(config.side, config.side), mode="bilinear"
+    )
     images = pixels.round().to(torch.uint8).repeat(1, 3, 1, 1)
     tests = torch.zeros(len(labels), dtype=torch.bool)
     tests[labels.argsort(stable=True)[::5]] = True
@@ -44,7 +49,8 @@ def load(config: DigitsConfig) -> Dataset:
 
 
 def read_digits() -> tuple[Tensor, Tensor]:
-    """Grey levels 0 to 16, float32 (1797, 8, 8), and labels, int64 (1797,): what `sklearn.datasets.load_digits` gives.
+    """Grey levels 0 to 16, float32 (1797, 8, 8), and labels, int64 (1797,): what
+    `sklearn.datasets.load_digits` gives.
 
     Read from the file inside the package, for importing scikit-learn takes longer than a second.
     """
@@ -58,5 +64,7 @@ def _path() -> Path:
     """Raises ValueError where scikit-learn is not installed."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError("data=digits is read from scikit-learn, which is not installed: run scripts/setup.sh")
+        raise ValueError(
+            "data=digits is read from scikit-learn, which is not installed: run scripts/setup.sh"
+        )
     return Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"

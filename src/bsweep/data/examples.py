@@ -12,16 +12,19 @@ from bsweep.data.pictures import Unfit, pixels, with_progress
 
 
 def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
-    """The data set of two splits, each a map-style data set of (image, label) or a pair of tensors (inputs, labels).
+    """The data set of two splits, each a map-style data set of (image, label) or a pair of tensors
+    (inputs, labels).
 
-    Pillow's images and uint8 tensors (C, H, W) are images, which are normalised and may be augmented; whole numbers of
-    other shapes or types are tokens; other tensors stay as they are. Labels are classes, or a class for each token; or
-    numbers with a fraction, for a model that brings its own loss.
+    Pillow's images and uint8 tensors (C, H, W) are images, which are normalised and may be
+    augmented; whole numbers of other shapes or types are tokens; other tensors stay as they are.
+    Labels are classes, or a class for each token; or numbers with a fraction, for a model that
+    brings its own loss.
 
     Args:
         train: To train on; its `classes` name them, if it has such.
         test: To test on.
-        side: Images of Pillow's are scaled to side x side, and what is beside the centre is cut off; None leaves them.
+        side: Images of Pillow's are scaled to side x side, and what is beside the centre is cut
+            off; None leaves them.
 
     Raises:
         Unfit: they are no data sets, they are empty, or their examples cannot be stacked.
@@ -30,7 +33,10 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
     test_inputs, test_labels = _split("test", test, side)
     for what, ours, theirs in (("inputs", inputs, test_inputs), ("labels", labels, test_labels)):
         if (ours.dtype, ours.shape[1:]) != (theirs.dtype, theirs.shape[1:]):
-            raise Unfit(f"{what} for training are {_kind(ours)}, those for testing {_kind(theirs)}: make them alike.")
+            raise Unfit(
+                f"{what} for training are {_kind(ours)}, those for testing {_kind(theirs)}: make "
+                f"them alike."
+            )
     names = tuple(map(str, getattr(train, "classes", None) or ()))
     num_classes = _num_classes(inputs, (labels, test_labels), names)
     is_images = inputs.dtype == torch.uint8 and inputs.dim() == 4
@@ -46,36 +52,52 @@ def _num_classes(inputs: Tensor, labels: tuple[Tensor, Tensor], names: tuple[str
     if min(classes) < 0:
         raise Unfit(f"a label is {min(classes)}: classes are counted from 0.")
     if names and max(classes) >= len(names):
-        raise Unfit(f"a label is {max(classes)}, but `classes` has {len(names)} names, which are counted from 0.")
+        raise Unfit(
+            f"a label is {max(classes)}, but `classes` has {len(names)} names, which are counted "
+            f"from 0."
+        )
     return len(names) or 1 + max(classes)
 
 
 def _split(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
     """Inputs (N, ...) and labels (N,) or (N, T) of a split; `what` it is for."""
-    if isinstance(split, tuple | list) and len(split) == 2 and all(isinstance(part, Tensor) for part in split):
+    if (
+        isinstance(split, tuple | list)
+        and len(split) == 2
+        and all(isinstance(part, Tensor) for part in split)
+    ):
         inputs, labels = split
     elif hasattr(split, "__len__") and hasattr(split, "__getitem__"):
         inputs, labels = _stacked(what, split, side)
     else:
         raise Unfit(
-            f"the {what} data are {_type(split)}, which has no len() or no [index]: return a map-style data set, or a "
+            f"the {what} data are {_type(split)}, which has no len() or no [index]: return a "
+            f"map-style data set, or a "
             "pair of tensors."
         )
     if not len(labels) or len(inputs) != len(labels):
-        raise Unfit(f"the {what} data have {len(inputs)} inputs and {len(labels)} labels: give equally many, and some.")
+        raise Unfit(
+            f"the {what} data have {len(inputs)} inputs and {len(labels)} labels: give equally "
+            f"many, and some."
+        )
     if not labels.is_floating_point():
         labels = labels.long()
     if labels.dim() > 1 and not labels.is_floating_point() and labels.shape != inputs.shape:
         raise Unfit(
-            f"the {what} data have labels of shape {tuple(labels.shape)}: give a class for each, or each token."
+            f"the {what} data have labels of shape {tuple(labels.shape)}: give a class for each, "
+            f"or each token."
         )
     return _apart(inputs), _apart(labels)
 
 
 def _apart(tensor: Tensor) -> Tensor:
-    """A copy, for inputs and labels, or both splits, may share memory, which no file keeps; of a type that it has."""
+    """A copy, for inputs and labels, or both splits, may share memory, which no file keeps; of a
+    type that it has.
+    """
     tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).clone(memory_format=torch.contiguous_format)
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).clone(
+        memory_format=torch.contiguous_format
+    )
 
 
 def _stacked(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
@@ -83,21 +105,30 @@ def _stacked(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
     for number in with_progress(range(len(split)), f"reading {what} examples", len(split)):
         example = split[number]
         if not isinstance(example, tuple | list) or len(example) != 2:
-            raise Unfit(f"{what} example {number} is {_type(example)}, no pair of an image or tensor and its label.")
+            raise Unfit(
+                f"{what} example {number} is {_type(example)}, no pair of an image or tensor and "
+                f"its label."
+            )
         one, label = _tensor(example[0], side), torch.as_tensor(example[1])
         if not number:
-            inputs, labels = one.new_empty(len(split), *one.shape), label.new_empty(len(split), *label.shape)
+            inputs, labels = (
+                one.new_empty(len(split), *one.shape),
+                label.new_empty(len(split), *label.shape),
+            )
         for name, part, whole in (("input", one, inputs), ("label", label, labels)):
             if (part.dtype, part.shape) != (whole.dtype, whole.shape[1:]):
                 raise Unfit(
-                    f"{what} {name} {number} is {_kind(part[None])}, the first {_kind(whole)}: make them alike."
+                    f"{what} {name} {number} is {_kind(part[None])}, the first {_kind(whole)}: "
+                    f"make them alike."
                 )
         inputs[number], labels[number] = one, label
     return inputs, labels
 
 
 def _tensor(value: Any, side: int | None) -> Tensor:
-    """An input as a tensor: an image of Pillow's as uint8 (C, H, W), grey or in colours; others as they are."""
+    """An input as a tensor: an image of Pillow's as uint8 (C, H, W), grey or in colours; others as
+    they are.
+    """
     if hasattr(value, "getbands"):
         return torch.from_numpy(pixels(value, side, keeps_grey=True))
     return torch.as_tensor(value)

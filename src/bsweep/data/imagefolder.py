@@ -1,4 +1,6 @@
-"""Images in `root/train/<class>/` and `root/test/<class>/`, decoded once and kept as one tensor file in the cache."""
+"""Images in `root/train/<class>/` and `root/test/<class>/`, decoded once and kept as one tensor
+file in the cache.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,16 @@ def info(config: ImageFolderConfig) -> DataInfo:
 
 
 def load(config: ImageFolderConfig) -> Dataset:
-    """The images as 3 x side x side, decoded only if the folder's listing is another than any before.
+    """The images as 3 x side x side, decoded only if the folder's listing is another than any
+    before.
 
-    An image of another size is resized so that its shorter side fits, and its centre taken. Any format that Pillow
-    reads will do, in any subfolder of a class; files whose name begins with a dot are no images.
+    An image of another size is resized so that its shorter side fits, and its centre taken. Any
+    format that Pillow reads will do, in any subfolder of a class; files whose name begins with a
+    dot are no images.
 
     Raises:
-        ValueError: a folder is missing or empty, train and test differ in their classes, or an image is corrupt.
+        ValueError: a folder is missing or empty, train and test differ in their classes, or an
+            image is corrupt.
     """
     return cached(*_listed(config))
 
@@ -62,23 +67,32 @@ def _listed(config: ImageFolderConfig) -> tuple[str, Callable[[], Dataset]]:
     except OSError as error:
         raise ValueError(f"data.root={config.root} cannot be read ({error}): {_LAYOUT}.") from error
     _check_classes(root, train, test)
-    key = hashlib.sha256(f"1 {config.side} {train.fingerprint} {test.fingerprint}".encode()).hexdigest()[:32]
+    key = hashlib.sha256(
+        f"1 {config.side} {train.fingerprint} {test.fingerprint}".encode()
+    ).hexdigest()[:32]
     return f"imagefolder-{key}", lambda: _decode_splits(train, test, config.side)
 
 
 def _list(root: Path, split: str) -> _Split:
     folder = root / split
     if not folder.is_dir():
-        raise ValueError(f"data.root={root}: there is no folder {folder}; {_LAYOUT}. data=digits needs no folder.")
+        raise ValueError(
+            f"data.root={root}: there is no folder {folder}; {_LAYOUT}. data=digits needs no "
+            f"folder."
+        )
     with os.scandir(folder) as entries:
-        classes = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        classes = sorted(
+            entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
+        )
     if not classes:
         raise ValueError(f"data.root={root}: {folder} has no folder of a class; {_LAYOUT}.")
     paths, labels, digest = [], [], hashlib.sha256()
     for label, name in enumerate(classes):
         files = sorted(_files(str(folder / name)))
         if not files:
-            raise ValueError(f"data.root={root}: {folder / name} holds no image: add some, or remove it.")
+            raise ValueError(
+                f"data.root={root}: {folder / name} holds no image: add some, or remove it."
+            )
         for path, size, mtime_ns in files:
             paths.append(path)
             labels.append(label)
@@ -105,7 +119,8 @@ def _check_classes(root: Path, train: _Split, test: _Split) -> None:
         if len(train.classes) > 1:
             return
         raise ValueError(
-            f"data.root={root}: there is one class alone, {train.classes[0]}, which any model always gets right: give "
+            f"data.root={root}: there is one class alone, {train.classes[0]}, which any model "
+            f"always gets right: give "
             "a folder of another one."
         )
     differences = [
@@ -130,12 +145,16 @@ def _decode_splits(train: _Split, test: _Split, side: int) -> Dataset:
     images = torch.from_numpy(_decode(train.paths + test.paths, side))
     train_images, test_images = torch.split(images, [len(train.paths), len(test.paths)])
     return from_images(
-        (train_images, torch.tensor(train.labels)), (test_images, torch.tensor(test.labels)), train.classes
+        (train_images, torch.tensor(train.labels)),
+        (test_images, torch.tensor(test.labels)),
+        train.classes,
     )
 
 
 def _decode(paths: Sequence[str], side: int) -> NDArray[np.uint8]:
-    """All images, uint8 (len(paths), 3, side, side). Threads suffice: Pillow decodes without Python's lock."""
+    """All images, uint8 (len(paths), 3, side, side). Threads suffice: Pillow decodes without
+    Python's lock.
+    """
     try:
         images = np.empty((len(paths), 3, side, side), dtype=np.uint8)
     except MemoryError as error:
@@ -153,13 +172,21 @@ def _decode(paths: Sequence[str], side: int) -> NDArray[np.uint8]:
     if problems:
         more = [f"and {len(problems) - _NAMED} more"] if len(problems) > _NAMED else []
         raise ValueError(
-            "\n  ".join(["data=imagefolder: not readable as images; repair or remove:", *problems[:_NAMED], *more])
+            "\n  ".join(
+                [
+                    "data=imagefolder: not readable as images; repair or remove:",
+                    *problems[:_NAMED],
+                    *more,
+                ]
+            )
         )
     return images
 
 
 def _decode_into(out: NDArray[np.uint8], path: str) -> str | None:
-    """Decode an image to `out` (3, side, side): its centre square, scaled; or say what is wrong with it."""
+    """Decode an image to `out` (3, side, side): its centre square, scaled; or say what is wrong
+    with it.
+    """
     from PIL import Image  # here, for a worker that finds the cache should not have to wait for it
 
     try:

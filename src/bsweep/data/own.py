@@ -21,10 +21,11 @@ def info(config: OwnDataConfig) -> DataInfo:
 
 
 def load(config: OwnDataConfig) -> Dataset:
-    """What the function returned when it was called first with these options; see `bsweep.data.examples`.
+    """What the function returned when it was called first with these options; see
+    `bsweep.data.examples`.
 
-    It is called again when its code or an option has changed, not when files that it reads have: give these another
-    name, or an option that counts their versions.
+    It is called again when its code or an option has changed, not when files that it reads have:
+    give these another name, or an option that counts their versions.
 
     Raises:
         ValueError: it raised something, or returned something else than two data sets.
@@ -47,7 +48,8 @@ def _build(config: OwnDataConfig) -> Dataset:
         train, test = pair
     except (TypeError, ValueError):
         raise ConfigError(
-            f"data.target={config.target}: it returned {type(pair).__name__}, not a pair (train, test) of data sets."
+            f"data.target={config.target}: it returned {type(pair).__name__}, not a pair (train, "
+            f"test) of data sets."
         ) from None
     with own.blamed("data", config, "reading its examples failed"):
         try:

@@ -21,12 +21,15 @@ class Unfit(ValueError):
 
 
 def pixels(image: Image, side: int | None, *, keeps_grey: bool = False) -> NDArray[np.uint8]:
-    """An image as uint8 (C, H, W), in colours unless it is to keep its grey; its centre square, scaled to `side`.
+    """An image as uint8 (C, H, W), in colours unless it is to keep its grey; its centre square,
+    scaled to `side`.
 
     Raises:
         Unfit: nobody knows which of its grey levels is white.
     """
-    from PIL import Image as pillow  # here, for a worker that finds the cache should not have to wait for it
+    from PIL import (
+        Image as pillow,
+    )  # here, for a worker that finds the cache should not have to wait for it
 
     if image.mode in ("I", "F"):
         raise Unfit("its 32-bit grey levels have no known white: save it with 8 or 16 bits")
@@ -37,13 +40,17 @@ def pixels(image: Image, side: int | None, *, keeps_grey: bool = False) -> NDArr
         width, height = image.size
         square = min(width, height)
         left, top = (width - square) / 2, (height - square) / 2
-        image = image.resize((side, side), pillow.Resampling.BILINEAR, box=(left, top, left + square, top + square))
+        image = image.resize(
+            (side, side), pillow.Resampling.BILINEAR, box=(left, top, left + square, top + square)
+        )
     array = np.asarray(image)
     return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
 
 
 def with_progress(parts: Iterable[_T], what: str, total: int, per_part: int = 1) -> Iterator[_T]:
-    """The same parts, with a line on stderr that says how many examples are done: it may take minutes."""
+    """The same parts, with a line on stderr that says how many examples are done: it may take
+    minutes.
+    """
     live = sys.stderr.isatty()
     interval_seconds, said_at = 0.2 if live else 10.0, time.monotonic()
     for number, part in enumerate(parts, 1):

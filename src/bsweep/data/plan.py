@@ -1,8 +1,9 @@
-"""The batch plan: which examples form a step, or a round of local steps, and which of them a worker takes.
+"""The batch plan: which examples form a step, or a round of local steps, and which of them a worker
+takes.
 
-Pure: an epoch's order depends on the seed and the epoch alone, and a step is the next slice of it. So the number of
-workers cannot change what a step trains on, every example comes once an epoch, the last one included, and the batch
-size may change at any step.
+Pure: an epoch's order depends on the seed and the epoch alone, and a step is the next slice of it.
+So the number of workers cannot change what a step trains on, every example comes once an epoch, the
+last one included, and the batch size may change at any step.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def epoch_order(num_examples: int, *, seed: int, epoch: int) -> Tensor:
 
 
 def step_indices(order: Tensor, start: int, num_examples: int) -> Tensor:
-    """The examples of the step, or round, that begins at position `start` of the order: so many, or what is left."""
+    """The examples of the step, or round, that begins at position `start` of the order: so many, or
+    what is left.
+    """
     return order[start : start + num_examples]
 
 
@@ -31,8 +34,11 @@ class Share:
     """What one worker takes of a round."""
 
     worker_batch: int  # examples of one optimizer step
-    num_steps: int  # optimizer steps between two synchronisations: 1 where each step is one; 0 of a lost worker
-    num_passes: int = 1  # forward and backward passes of a step, over which its gradient accumulates
+    # optimizer steps between two synchronisations: 1 where each step is one; 0 of a lost worker
+    num_steps: int
+    num_passes: int = (
+        1  # forward and backward passes of a step, over which its gradient accumulates
+    )
 
     @property
     def num_examples(self) -> int:
@@ -46,18 +52,25 @@ def global_batch(shares: Sequence[Share]) -> int:
 
 def of_members(shares: Sequence[Share], members: Sequence[int]) -> tuple[Share, ...]:
     """The shares, of which workers that were lost take nothing."""
-    return tuple(share if rank in members else replace(share, num_steps=0) for rank, share in enumerate(shares))
+    return tuple(
+        share if rank in members else replace(share, num_steps=0)
+        for rank, share in enumerate(shares)
+    )
 
 
 def round_size(shares: Sequence[Share]) -> int:
-    """Examples that all workers take together before they synchronise: a global batch, where each step does."""
+    """Examples that all workers take together before they synchronise: a global batch, where each
+    step does.
+    """
     return sum(share.num_examples for share in shares)
 
 
 def local_steps(batch: Tensor, rank: int, shares: Sequence[Share]) -> list[Tensor]:
-    """A worker's part of a round's examples, by optimizer steps; one step at least, which may be empty.
+    """A worker's part of a round's examples, by optimizer steps; one step at least, which may be
+    empty.
 
-    Of fewer examples than the round's, every worker takes a part in proportion, in as few steps as its batch allows.
+    Of fewer examples than the round's, every worker takes a part in proportion, in as few steps as
+    its batch allows.
     """
     part = _part(batch, rank, [share.num_examples for share in shares])
     num_steps = max(1, -(-len(part) // shares[rank].worker_batch))
@@ -65,7 +78,8 @@ def local_steps(batch: Tensor, rank: int, shares: Sequence[Share]) -> list[Tenso
 
 
 def worker_part(indices: Tensor, rank: int, num_workers: int) -> Tensor:
-    """Part `rank` of `num_workers` contiguous parts whose sizes differ by at most one; empty where there are too few.
+    """Part `rank` of `num_workers` contiguous parts whose sizes differ by at most one; empty where
+    there are too few.
 
     It shares examples among equals: workers, steps, accumulation steps.
     """

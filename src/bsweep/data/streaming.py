@@ -1,4 +1,6 @@
-"""Examples by their numbers: where they lie on the device that computes, or streamed to it ahead of their step."""
+"""Examples by their numbers: where they lie on the device that computes, or streamed to it ahead of
+their step.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from torch import Tensor
 class Part:
     """Training or test examples, to be taken by their numbers.
 
-    Where they do not lie on the device, a thread gathers those of the coming steps into pinned memory and copies them
-    on a stream of its own, while the device computes the step before.
+    Where they do not lie on the device, a thread gathers those of the coming steps into pinned
+    memory and copies them on a stream of its own, while the device computes the step before.
     """
 
     def __init__(self, inputs: Tensor, labels: Tensor, device: torch.device) -> None:
@@ -28,16 +30,22 @@ class Part:
         if self.streams:
             self._thread = ThreadPoolExecutor(1, "examples")
             self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-            self._buffers = itertools.cycle((_Buffer(self._stream is not None), _Buffer(self._stream is not None)))
+            self._buffers = itertools.cycle(
+                (_Buffer(self._stream is not None), _Buffer(self._stream is not None))
+            )
 
     def expect(self, steps: Sequence[Tensor]) -> None:
-        """Begin to fetch the examples of the coming steps, numbers on the CPU, if they have to travel."""
+        """Begin to fetch the examples of the coming steps, numbers on the CPU, if they have to
+        travel.
+        """
         for indices in steps if self.streams else ():
             if len(indices) and not any(torch.equal(indices, coming) for coming, _ in self._coming):
                 self._coming.append((indices, self._thread.submit(self._fetch, indices)))
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs, labels and numbers of examples on the device; of a step in several passes, one pass after another."""
+        """Inputs, labels and numbers of examples on the device; of a step in several passes, one
+        pass after another.
+        """
         if not self.streams:
             return self._inputs[indices], self._labels[indices], indices
         indices = indices.cpu()
@@ -57,7 +65,9 @@ class Part:
             yield inputs, labels
 
     def _arrived(self, indices: Tensor) -> _Fetched:
-        """The step that begins with these examples, expected or not; what is computed next waits for it."""
+        """The step that begins with these examples, expected or not; what is computed next waits
+        for it.
+        """
         fetched = None
         while self._coming and fetched is None:
             coming, future = self._coming.popleft()
@@ -75,7 +85,10 @@ class Part:
         if buffer.left is not None:
             buffer.left.synchronize()
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
-            staged = (buffer.gather(0, self._inputs, indices), buffer.gather(1, self._labels, indices))
+            staged = (
+                buffer.gather(0, self._inputs, indices),
+                buffer.gather(1, self._labels, indices),
+            )
             sent = tuple(
                 torch.empty_like(tensor, device=self._device).copy_(tensor, non_blocking=True)
                 for tensor in (*staged, buffer.gather(2, indices, torch.arange(len(indices))))
@@ -95,7 +108,9 @@ class _Fetched:
 
 
 class _Buffer:
-    """Host memory that examples are gathered in before they are copied; it grows to the largest step."""
+    """Host memory that examples are gathered in before they are copied; it grows to the largest
+    step.
+    """
 
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned
@@ -104,6 +119,8 @@ class _Buffer:
 
     def gather(self, number: int, source: Tensor, indices: Tensor) -> Tensor:
         if number not in self._tensors or len(self._tensors[number]) < len(indices):
-            room = torch.empty(len(indices), *source.shape[1:], dtype=source.dtype, pin_memory=self._pinned)
+            room = torch.empty(
+                len(indices), *source.shape[1:], dtype=source.dtype, pin_memory=self._pinned
+            )
             self._tensors[number] = room
         return torch.index_select(source, 0, indices, out=self._tensors[number][: len(indices)])

@@ -17,7 +17,9 @@ _NOISE = 64  # grey levels; images of one class differ by up to this much in eac
 
 def info(config: SyntheticConfig) -> DataInfo:
     """See `load`."""
-    return DataInfo(config.num_train, config.num_test, tuple(config.shape), _classes(config), config.num_classes)
+    return DataInfo(
+        config.num_train, config.num_test, tuple(config.shape), _classes(config), config.num_classes
+    )
 
 
 def _classes(config: SyntheticConfig) -> tuple[str, ...]:
@@ -25,7 +27,9 @@ def _classes(config: SyntheticConfig) -> tuple[str, ...]:
 
 
 def load(config: SyntheticConfig) -> Dataset:
-    """One smooth random image per class, plus noise; the classes equally frequent; the same at each call."""
+    """One smooth random image per class, plus noise; the classes equally frequent; the same at each
+    call.
+    """
     import torch
     from torch.nn import functional as F
 
@@ -33,13 +37,19 @@ def load(config: SyntheticConfig) -> Dataset:
 
     generator = torch.Generator().manual_seed(0)
     _, height, width = config.shape
-    coarse = torch.rand(config.num_classes, config.shape[0], min(4, height), min(4, width), generator=generator)
-    smooth = F.interpolate(coarse, size=(height, width), mode="bilinear")  # survives cropping and padding
+    coarse = torch.rand(
+        config.num_classes, config.shape[0], min(4, height), min(4, width), generator=generator
+    )
+    smooth = F.interpolate(
+        coarse, size=(height, width), mode="bilinear"
+    )  # survives cropping and padding
     prototypes = (smooth * (255 - _NOISE)).to(torch.uint8)
 
     def examples(count: int) -> tuple[Tensor, Tensor]:
         labels = torch.arange(count) % config.num_classes
-        images = torch.randint(0, _NOISE, (count, *config.shape), dtype=torch.uint8, generator=generator)
+        images = torch.randint(
+            0, _NOISE, (count, *config.shape), dtype=torch.uint8, generator=generator
+        )
         for chunk, of in zip(torch.split(images, 256), torch.split(labels, 256), strict=True):
             chunk += prototypes[of]
         return images, labels

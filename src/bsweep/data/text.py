@@ -1,4 +1,6 @@
-"""A text file as sequences of tokens, for language models: bytes, or what a Hugging Face tokenizer makes of it."""
+"""A text file as sequences of tokens, for language models: bytes, or what a Hugging Face tokenizer
+makes of it.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,19 @@ def info(config: TextConfig) -> DataInfo:
     num_tokens, vocabulary_size = len(text), 256
     if config.tokenizer is not None:
         slices, _ = cached_slices(*_tokenized(text, config.tokenizer))
-        num_tokens, vocabulary_size = slices["tokens"].get_shape()[0], int(slices["vocabulary_size"][:][0])
-    num_train, num_test = (_num_sequences(tokens, config.sequence_length) for tokens in _split(config, num_tokens))
+        num_tokens, vocabulary_size = (
+            slices["tokens"].get_shape()[0],
+            int(slices["vocabulary_size"][:][0]),
+        )
+    num_train, num_test = (
+        _num_sequences(tokens, config.sequence_length) for tokens in _split(config, num_tokens)
+    )
     return DataInfo(num_train, num_test, (config.sequence_length,), (), vocabulary_size)
 
 
 def load(config: TextConfig) -> Dataset:
-    """Sequences of `sequence_length` tokens that do not overlap; the last `test_share` of the text is for testing.
+    """Sequences of `sequence_length` tokens that do not overlap; the last `test_share` of the text
+    is for testing.
 
     Raises:
         ValueError: the file or the tokenizer cannot be read, or the text is too short.
@@ -48,7 +56,10 @@ def load(config: TextConfig) -> Dataset:
 
     text = _read(config.path, "data.path", "a text file")
     if config.tokenizer is None:
-        tokens, vocabulary_size = torch.from_numpy(np.frombuffer(bytearray(text), dtype=np.uint8)), 256
+        tokens, vocabulary_size = (
+            torch.from_numpy(np.frombuffer(bytearray(text), dtype=np.uint8)),
+            256,
+        )
     else:
         tensors, _ = cached_tensors(*_tokenized(text, config.tokenizer))
         tokens, vocabulary_size = tensors["tokens"], int(tensors["vocabulary_size"])
@@ -67,9 +78,12 @@ def _split(config: TextConfig, num_tokens: int) -> tuple[int, int]:
     num_train = num_tokens - num_test
     if min(num_train, num_test) <= config.sequence_length:
         raise ValueError(
-            f"data.path={config.path} has {num_tokens} tokens, {num_train} to train on and {num_test} to test on by "
-            f"data.test_share={config.test_share:g}. A sequence of data.sequence_length={config.sequence_length} and "
-            f"the token after it need {config.sequence_length + 1} of either: use a longer text, a smaller "
+            f"data.path={config.path} has {num_tokens} tokens, {num_train} to train on and "
+            f"{num_test} to test on by "
+            f"data.test_share={config.test_share:g}. A sequence of "
+            f"data.sequence_length={config.sequence_length} and "
+            f"the token after it need {config.sequence_length + 1} of either: use a longer text, a "
+            f"smaller "
             "data.sequence_length, or another data.test_share."
         )
     return num_train, num_test
@@ -80,7 +94,9 @@ def _num_sequences(num_tokens: int, length: int) -> int:
 
 
 def _sequences(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Inputs and labels (N, length), both views of `tokens`: each label is the token after its input."""
+    """Inputs and labels (N, length), both views of `tokens`: each label is the token after its
+    input.
+    """
     stop = _num_sequences(len(tokens), length) * length
     return tokens[:stop].view(-1, length), tokens[1 : stop + 1].view(-1, length)
 
@@ -91,31 +107,45 @@ def _read(path: str, key: str, what: str) -> bytes:
     except OSError as error:
         raise ValueError(f"{key}={path} cannot be read ({error}): give {what}.") from error
     except MemoryError:
-        raise ValueError(f"{key}={path} is larger than this machine's memory: give a shorter one.") from None
+        raise ValueError(
+            f"{key}={path} is larger than this machine's memory: give a shorter one."
+        ) from None
 
 
 def _tokenized(text: bytes, tokenizer: str) -> tuple[str, Sequence[str], Build]:
-    """Where tokens, int32 (n,), and the size of the vocabulary are cached: once for each content of the two files."""
-    definition = _read(tokenizer, "data.tokenizer", "a Hugging Face tokenizer.json, or null for bytes")
-    key = hashlib.sha256(b"1" + hashlib.sha256(definition).digest() + hashlib.sha256(text).digest()).hexdigest()[:32]
+    """Where tokens, int32 (n,), and the size of the vocabulary are cached: once for each content of
+    the two files.
+    """
+    definition = _read(
+        tokenizer, "data.tokenizer", "a Hugging Face tokenizer.json, or null for bytes"
+    )
+    key = hashlib.sha256(
+        b"1" + hashlib.sha256(definition).digest() + hashlib.sha256(text).digest()
+    ).hexdigest()[:32]
 
     def build() -> tuple[Mapping[str, Tensor], str]:
         import torch
 
         tokens, vocabulary_size = _tokenize(text, definition, tokenizer)
-        return {"tokens": torch.from_numpy(tokens), "vocabulary_size": torch.tensor([vocabulary_size])}, ""
+        return {
+            "tokens": torch.from_numpy(tokens),
+            "vocabulary_size": torch.tensor([vocabulary_size]),
+        }, ""
 
     return f"text-{key}", ("tokens", "vocabulary_size"), build
 
 
 def _tokenize(text: bytes, definition: bytes, path: str) -> tuple[NDArray[np.int32], int]:
-    from tokenizers import Tokenizer  # here, for a worker that finds the cache should not have to wait for it
+    from tokenizers import (
+        Tokenizer,
+    )  # here, for a worker that finds the cache should not have to wait for it
 
     try:
         tokenizer = Tokenizer.from_buffer(definition)
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(
-            f"data.tokenizer={path} is no Hugging Face tokenizer.json ({error}): give one, or null for bytes."
+            f"data.tokenizer={path} is no Hugging Face tokenizer.json ({error}): give one, or null "
+            f"for bytes."
         ) from error
     tokenizer.no_truncation()  # both are kept in the file, as they were set for some model
     tokenizer.no_padding()

@@ -20,7 +20,9 @@ _BY_FLAG: tuple[dict[str, Any], dict[str, Any]] = ({"train": True}, {"train": Fa
 # What a data set is called with for its training and for its test part; most take these.
 _BY_NAME: tuple[dict[str, Any], dict[str, Any]] = ({"split": "train"}, {"split": "test"})
 _SPLITS = {
-    **dict.fromkeys(("CIFAR10", "CIFAR100", "FashionMNIST", "KMNIST", "MNIST", "QMNIST", "USPS"), _BY_FLAG),
+    **dict.fromkeys(
+        ("CIFAR10", "CIFAR100", "FashionMNIST", "KMNIST", "MNIST", "QMNIST", "USPS"), _BY_FLAG
+    ),
     **dict.fromkeys(("FGVCAircraft", "OxfordIIITPet"), ({"split": "trainval"}, {"split": "test"})),
     "Imagenette": ({"split": "train"}, {"split": "val"}),
 }
@@ -32,7 +34,8 @@ def info(config: TorchvisionConfig) -> DataInfo:
 
 
 def load(config: TorchvisionConfig) -> Dataset:
-    """The data set from the cache or, the first time, from `root`, downloaded to it where `download` allows.
+    """The data set from the cache or, the first time, from `root`, downloaded to it where
+    `download` allows.
 
     torchvision does not check all files that it finds, so that what is cached is of one root.
 
@@ -55,7 +58,9 @@ def _name(config: TorchvisionConfig) -> str:
 
 
 def _from_torchvision(config: TorchvisionConfig) -> Dataset:
-    from bsweep.core.torchvision_shim import import_torchvision  # here, for a launched worker should not wait for it
+    from bsweep.core.torchvision_shim import (
+        import_torchvision,
+    )  # here, for a launched worker should not wait for it
 
     kind = getattr(import_torchvision().datasets, config.dataset)
     from bsweep.data import examples  # imports torch
@@ -63,12 +68,15 @@ def _from_torchvision(config: TorchvisionConfig) -> Dataset:
     root = Path(config.root).expanduser()
     try:
         with patience(PATIENCE_SECONDS):
-            train, test = (kind(root, download=config.download, **split) for split in splits(config.dataset))
+            train, test = (
+                kind(root, download=config.download, **split) for split in splits(config.dataset)
+            )
     except DOWNLOAD_ERRORS as error:
         found = "it could not be downloaded" if config.download else "data.download=false"
         raise ValueError(
             f"data.root={config.root}: no intact {config.dataset} is there, and {found} "
-            f"({type(error).__name__}: {error}). Put the files there that torchvision.datasets.{config.dataset} "
+            f"({type(error).__name__}: {error}). Put the files there that "
+            f"torchvision.datasets.{config.dataset} "
             "expects, or run on data=digits, which needs no download."
         ) from error
     try:

@@ -1,4 +1,6 @@
-"""What made a point fail: which process, on which host, and why, in a sentence and where to read more."""
+"""What made a point fail: which process, on which host, and why, in a sentence and where to read
+more.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ def of(
     console: Path,
     codes: Sequence[int | None] = (),
 ) -> Outcome:
-    """Which process failed first and why: one that was killed, else by its own word, else by its host, its command.
+    """Which process failed first and why: one that was killed, else by its own word, else by its
+    host, its command.
 
-    Other signals than SIGKILL may be consequences: NCCL's watchdog aborts those who wait for a worker that failed.
+    Other signals than SIGKILL may be consequences: NCCL's watchdog aborts those who wait for a
+    worker that failed.
 
     Args:
         config: The point.
@@ -44,7 +48,10 @@ def of(
     error = first_error(paths, num_processes)
     if error and not killed:
         rank, outcome, trace = error
-        message = f"{config.process_name(rank)} failed: {outcome.message}\n{trace or _last_lines(paths, rank)}"
+        message = (
+            f"{config.process_name(rank)} failed: "
+            f"{outcome.message}\n{trace or _last_lines(paths, rank)}"
+        )
         return Outcome(outcome.status, message.strip())
     lost = _lost_hosts(config, silent, console, codes)
     if lost and not killed:
@@ -56,17 +63,26 @@ def of(
     rank, code = (killed or crashed or silent or failures)[0]
     limits = config.launch.memory_limit_mb
     if limits and rank < config.num_workers and _signal(code) in CRASHES:
-        cause = f"{_cause(code)} under its memory limit of {limits[rank]:g} MiB, as by kernels that find no room"
+        cause = (
+            f"{_cause(code)} under its memory limit of {limits[rank]:g} MiB, as by kernels that "
+            f"find no room"
+        )
         return Outcome("out_of_memory", f"{config.process_name(rank)} {cause}")
     who = f"{config.process_name(rank)} {_cause(code)}"
-    if not silent and (others := _without_a_word(config, paths)):  # a launcher may see first who waited for them
+    if not silent and (
+        others := _without_a_word(config, paths)
+    ):  # a launcher may see first who waited for them
         who = f"{' or '.join(others)} ended without a word, perhaps killed from outside; then {who}"
     return Outcome("failed", f"{who}\n{_last_lines(paths, rank)}".strip(), may_pass=True)
 
 
 def _without_a_word(config: RunConfig, paths: RunPaths) -> list[str]:
     ranks = range(config.num_workers + config.num_server_processes)
-    return [config.process_name(rank) for rank in ranks if not (paths.rank_logs(rank) / "error.json").exists()]
+    return [
+        config.process_name(rank)
+        for rank in ranks
+        if not (paths.rank_logs(rank) / "error.json").exists()
+    ]
 
 
 def last_lines_of_all(config: RunConfig, paths: RunPaths) -> str:
@@ -91,7 +107,9 @@ def _lost_hosts(
     else:
         of_rank = hosts_of_ranks(hosts, config.num_workers, config.num_server_processes)
         ended = [of_rank[rank] for rank, code in silent if code == ssh.EXIT_CODE]
-        said = re.findall(r"^ssh not successful for host (\S+):$", _read(console), re.MULTILINE)  # horovodrun's words
+        said = re.findall(
+            r"^ssh not successful for host (\S+):$", _read(console), re.MULTILINE
+        )  # horovodrun's words
         ended += [host for host in said if host in nodes]
     return list(dict.fromkeys(host for host in ended if not ssh.is_here(host)))
 
@@ -116,11 +134,20 @@ def loss(hosts: Mapping[str, str], more: str) -> str:
 def _of_command(paths: RunPaths, console: Path, codes: Sequence[int | None]) -> str:
     """Why what starts the workers ended, where no worker is to blame by name."""
     began = any(paths.logs.glob("rank.*/alive"))
-    what = "the workers' launcher ended while they trained" if began else "the workers could not be started"
+    what = (
+        "the workers' launcher ended while they trained"
+        if began
+        else "the workers could not be started"
+    )
     signals = [_signal(code) for code in codes if code]
-    ended = [one.name if one else f"exit code {code}" for one, code in zip(signals, filter(None, codes), strict=True)]
+    ended = [
+        one.name if one else f"exit code {code}"
+        for one, code in zip(signals, filter(None, codes), strict=True)
+    ]
     lines = _plain(_read(console).splitlines())
-    why = ssh.reason("\n".join(lines)) or next((line for line in reversed(lines) if _ERROR.match(line)), "")
+    why = ssh.reason("\n".join(lines)) or next(
+        (line for line in reversed(lines) if _ERROR.match(line)), ""
+    )
     why = why or (_KILLED if signal.SIGKILL in signals else "")
     why = why or (lines[-1] if lines else why_full(paths.logs) or "it printed nothing")
     return f"{what} ({', '.join(ended) or 'exit code 0'}): {why.rstrip('.')}; see {console}"
@@ -149,10 +176,14 @@ def _last_lines(paths: RunPaths, rank: int) -> str:
     if not stderr.exists():
         return ""
     lines = stderr.read_text(errors="replace").strip().splitlines()
-    if any("/horovod/" in line for line in lines[-_QUOTED_LINES:]):  # its frames say nothing of the cause
+    if any(
+        "/horovod/" in line for line in lines[-_QUOTED_LINES:]
+    ):  # its frames say nothing of the cause
         lines = [*_plain(lines), f"see {stderr}"]
     quoted = lines[-_QUOTED_LINES:]
-    while len(quoted) > 1 and re.match(r"\s+(?!File )\S", quoted[0]):  # the rest of a frame that is cut off
+    while len(quoted) > 1 and re.match(
+        r"\s+(?!File )\S", quoted[0]
+    ):  # the rest of a frame that is cut off
         del quoted[0]
     return "\n".join(quoted)
 

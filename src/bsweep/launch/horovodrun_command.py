@@ -1,6 +1,8 @@
-"""`python -m bsweep.launch.horovodrun_command OPTIONS ARGUMENTS...`: the horovodrun command, whose ssh gives up a host that is silent.
+"""`python -m bsweep.launch.horovodrun_command OPTIONS ARGUMENTS...`: the horovodrun command, whose
+ssh gives up a host that is silent.
 
-Horovod 0.28.1 has no option for what its ssh is started with, and would wait for hours behind a cut link.
+Horovod 0.28.1 has no option for what its ssh is started with, and would wait for hours behind a cut
+link.
 """
 
 from __future__ import annotations

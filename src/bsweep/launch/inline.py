@@ -1,7 +1,8 @@
-"""One worker in the parent process, for debuggers: breakpoints and tracebacks are where one expects them.
+"""One worker in the parent process, for debuggers: breakpoints and tracebacks are where one expects
+them.
 
-With a memory limit, or after a point that was out of memory on a CPU, it is a fresh process that trains: such a failure
-would spoil the points after it.
+With a memory limit, or after a point that was out of memory on a CPU, it is a fresh process that
+trains: such a failure would spoil the points after it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,19 @@ _is_spoilt = False  # this process, for training
 
 
 def launch(
-    config: RunConfig, launch: InlineConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry
+    config: RunConfig,
+    launch: InlineConfig,
+    paths: RunPaths,
+    on_poll: Callable[[], None],
+    entry: Entry,
 ) -> Outcome:
     """See `bsweep.launch.launch`."""
     from bsweep.core.ranks import Place
-    from bsweep.runlog.errors import described, spoils_process, status_of  # torch is imported only where a worker runs
+    from bsweep.runlog.errors import (
+        described,
+        spoils_process,
+        status_of,
+    )  # torch is imported only where a worker runs
 
     global _is_spoilt
     is_apart = _is_spoilt or bool(launch.memory_limit_mb)
@@ -39,9 +48,12 @@ def launch(
         else:
             _train(config, paths, time.time(), on_poll)
     except Exception as error:
-        on_poll()  # raises an interrupt that it may have failed by, as imports of torch and numpy do at times
+        # raises an interrupt that it may have failed by, as imports of torch and numpy do at times
+        on_poll()
         _is_spoilt = _is_spoilt or (not is_apart and spoils_process(error))
-        if not (isinstance(error, OSError) and is_full(error)):  # which says what to do, and is nobody's mistake
+        if not (
+            isinstance(error, OSError) and is_full(error)
+        ):  # which says what to do, and is nobody's mistake
             traceback.print_exc()
         return Outcome(status_of(error), described(error))
     ended = recorded(paths)
@@ -49,7 +61,12 @@ def launch(
     return ended
 
 
-def _train(config: RunConfig, paths: RunPaths, launched_at: float, on_step: Callable[[], None] = lambda: None) -> None:
+def _train(
+    config: RunConfig,
+    paths: RunPaths,
+    launched_at: float,
+    on_step: Callable[[], None] = lambda: None,
+) -> None:
     from bsweep.core.ranks import Place
     from bsweep.runlog.errors import Diverged, Stopped
     from bsweep.train import worker

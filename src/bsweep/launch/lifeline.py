@@ -1,9 +1,11 @@
-"""A command on a host that ends with the launcher on another: what a cut link leaves there would use the host for ever.
+"""A command on a host that ends with the launcher on another: what a cut link leaves there would
+use the host for ever.
 
-`python -m bsweep.launch.lifeline FILE START SECONDS COMMAND...` runs the command and ends with its exit code. It ends all that
-the command started when the launcher has not touched FILE for SECONDS, when the file names another start than its own,
-when the run that it trains belongs to another one since, or when nobody reads this process's output any more, as where
-ssh has gone. The first and the last are told by the other's absence alone: a network that is cut sends no word of it.
+`python -m bsweep.launch.lifeline FILE START SECONDS COMMAND...` runs the command and ends with its
+exit code. It ends all that the command started when the launcher has not touched FILE for SECONDS,
+when the file names another start than its own, when the run that it trains belongs to another one
+since, or when nobody reads this process's output any more, as where ssh has gone. The first and the
+last are told by the other's absence alone: a network that is cut sends no word of it.
 """
 
 from __future__ import annotations
@@ -29,12 +31,16 @@ _GRACE_SECONDS = 5.0
 
 
 def begin(path: Path) -> None:
-    """Have the file name a new start: what an earlier one has left elsewhere ends before it is in the way."""
+    """Have the file name a new start: what an earlier one has left elsewhere ends before it is in
+    the way.
+    """
     path.write_text(f"{os.urandom(8).hex()}\n")
 
 
 def go_on(path: Path, run: Path) -> None:
-    """Have the start of a file train a run: it leaves when another start begins with the file of that one."""
+    """Have the start of a file train a run: it leaves when another start begins with the file of
+    that one.
+    """
     run.write_text(f"{_name(path.read_text())}\n")
     with path.open("a") as file:
         file.write(f"{run}\n")
@@ -94,7 +100,9 @@ def _name(said: str) -> str:
 
 
 def _is_of(said: str | None, start: str) -> bool:
-    """Whether a file names a start, and that of the run which it trains does, by all that can be seen."""
+    """Whether a file names a start, and that of the run which it trains does, by all that can be
+    seen.
+    """
     if said is None:
         return True
     runs = said.split("\n")[1:-1]  # one after another; half a line is none

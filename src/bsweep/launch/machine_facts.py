@@ -1,6 +1,7 @@
 """What a machine says of itself: asked before training, of hosts by ssh.
 
-`python -m bsweep.launch.machine_facts` reads a request as JSON from its standard input, and answers with a line of JSON.
+`python -m bsweep.launch.machine_facts` reads a request as JSON from its standard input, and answers
+with a line of JSON.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Request:
 
 
 def facts(request: Request) -> dict[str, Any]:
-    """What there is on this machine; what could not be found out is None, with a reason under `problems`."""
+    """What there is on this machine; what could not be found out is None, with a reason under
+    `problems`.
+    """
     problems: list[str] = []
     found: dict[str, Any] = {
         "name": platform.node(),
@@ -91,7 +94,9 @@ def interfaces() -> dict[str, str]:
 
 
 def fingerprint(card: DataConfig) -> str | None:
-    """By which other files under the same name are told, without reading all; None of data that come without."""
+    """By which other files under the same name are told, without reading all; None of data that
+    come without.
+    """
     paths = [Path(str(getattr(card, key))).expanduser() for key in card.files]
     if not paths:
         return None
@@ -161,7 +166,12 @@ def _horovod_build() -> str | None:
         import horovod.torch as hvd
     except Exception as error:  # whatever a build for another torch fails with
         return None if isinstance(error, ModuleNotFoundError) else f"broken: {error}"
-    parts = {"Gloo": hvd.gloo_built(), "MPI": hvd.mpi_built(), "NCCL": hvd.nccl_built(), "CUDA": hvd.cuda_built()}
+    parts = {
+        "Gloo": hvd.gloo_built(),
+        "MPI": hvd.mpi_built(),
+        "NCCL": hvd.nccl_built(),
+        "CUDA": hvd.cuda_built(),
+    }
     return ", ".join(name for name, is_built in parts.items() if is_built)
 
 

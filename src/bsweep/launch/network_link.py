@@ -1,7 +1,9 @@
-"""How fast one machine reaches another, by a connection as workers have: measured by a process on each.
+"""How fast one machine reaches another, by a connection as workers have: measured by a process on
+each.
 
-`python -m bsweep.launch.network_link listen` prints the port at which it waits; `python -m bsweep.launch.network_link reach ADDRESS PORT` goes there,
-and prints what it found as JSON.
+`python -m bsweep.launch.network_link listen` prints the port at which it waits;
+`python -m bsweep.launch.network_link reach ADDRESS PORT` goes there, and prints what it found as
+JSON.
 """
 
 from __future__ import annotations

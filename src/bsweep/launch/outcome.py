@@ -12,7 +12,9 @@ class Outcome:
     status: Status
     message: str = ""
     may_pass: bool = False
-    """It says nothing of the point: a process crashed, a host was lost, something stalled. Another try may succeed."""
+    """It says nothing of the point: a process crashed, a host was lost, something stalled. Another
+    try may succeed.
+    """
 
 
 def recorded(paths: RunPaths) -> Outcome | None:
@@ -31,7 +33,8 @@ def first_error(paths: RunPaths, num_processes: int) -> tuple[int, Outcome, str 
     errors = [
         (error["time"], rank, Outcome(error["status"], error["message"]), error["traceback"])
         for rank in range(num_processes)
-        if (error := read_json(paths.rank_logs(rank) / "error.json")) and not error["is_consequence"]
+        if (error := read_json(paths.rank_logs(rank) / "error.json"))
+        and not error["is_consequence"]
     ]
     if not errors:
         return None

@@ -1,4 +1,6 @@
-"""Before the first point over hosts: are they there, and alike? All that is wrong at once, with host and remedy."""
+"""Before the first point over hosts: are they there, and alike? All that is wrong at once, with
+host and remedy.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,15 @@ class Answer:
     problem: str = ""
 
 
-_ready: dict[tuple[Any, ...], dict[str, int]] = {}  # workers that hosts were found ready for, by what points need
+_ready: dict[
+    tuple[Any, ...], dict[str, int]
+] = {}  # workers that hosts were found ready for, by what points need
 
 
 def problems(configs: Iterable[RunConfig]) -> list[str]:
-    """What keeps the hosts of points from running them; not asked again where nothing was, and nothing failed since."""
+    """What keeps the hosts of points from running them; not asked again where nothing was, and
+    nothing failed since.
+    """
     wanted: dict[tuple[Any, ...], dict[str, int]] = defaultdict(dict)
     points: dict[tuple[Any, ...], RunConfig] = {}
     for config in configs:
@@ -63,7 +69,13 @@ def forget(config: RunConfig) -> None:
 def _key(config: RunConfig) -> tuple[Any, ...]:
     launch = config.launch
     assert isinstance(launch, ProcessesConfig) or not launch.named_hosts
-    return launch, config.study_dir.absolute(), config.data, config.device, config.strategy.uses_horovod
+    return (
+        launch,
+        config.study_dir.absolute(),
+        config.data,
+        config.device,
+        config.strategy.uses_horovod,
+    )
 
 
 def _workers(config: RunConfig) -> dict[str, int]:
@@ -79,7 +91,9 @@ def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = Fals
     """What this machine says, and what each host does, of a point that is to run there."""
     launch = config.launch
     assert isinstance(launch, ProcessesConfig), launch
-    new = [folder for folder in (config.study_dir, *config.study_dir.parents) if not folder.exists()]
+    new = [
+        folder for folder in (config.study_dir, *config.study_dir.parents) if not folder.exists()
+    ]
     config.study_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".preflight.", dir=config.study_dir) as seen:
         point = Path(seen).resolve() / "config.yaml"
@@ -89,7 +103,9 @@ def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = Fals
             point=str(point), device=config.device, hosts=tuple(hosts), is_thorough=is_thorough
         )
         with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-            asked = [pool.submit(ask, host, launch, request) for host in hosts if not ssh.is_here(host)]
+            asked = [
+                pool.submit(ask, host, launch, request) for host in hosts if not ssh.is_here(host)
+            ]
             here = json.loads(json.dumps(machine_facts.facts(request)))  # as the others say it
             answers = {answer.host: answer for answer in (future.result() for future in asked)}
     with suppress(OSError):  # somebody else writes there by now
@@ -111,9 +127,17 @@ def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> A
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Answer(host, None, f"it did not answer within {launch.start_timeout_seconds} s: see what keeps it busy")
+        return Answer(
+            host,
+            None,
+            f"it did not answer within {launch.start_timeout_seconds} s: see what keeps it busy",
+        )
     except FileNotFoundError:
-        return Answer(host, None, "there is no ssh (or srun) on this machine to reach it: install an OpenSSH client")
+        return Answer(
+            host,
+            None,
+            "there is no ssh (or srun) on this machine to reach it: install an OpenSSH client",
+        )
     if asked.returncode == 0:
         line = next(line for line in reversed(asked.stdout.splitlines()) if line.startswith("{"))
         return Answer(host, json.loads(line))
@@ -142,23 +166,40 @@ def _explain(code: int, said: str) -> str:
     if unreachable := re.search(
         r"^srun: error: (Unable .*|.* failed on node .*|Node failure on .*)", said, re.MULTILINE
     ):
-        return f"no way in by srun: {unreachable[1]}: see what SLURM says of it (scontrol show node)"
+        return (
+            f"no way in by srun: {unreachable[1]}: see what SLURM says of it (scontrol show node)"
+        )
     if "cd:" in last:
-        return f"{Path.cwd()} is not there: every host needs this folder, as on a file system that all share"
+        return (
+            f"{Path.cwd()} is not there: every host needs this folder, as on a file system that "
+            f"all share"
+        )
     if code in (126, 127) or "No such file" in last:
-        return f"{sys.executable} does not run there ({last}): every host needs this environment at the same path"
-    return f"bsweep does not run there ({last}): every host needs the same environment at the same path"
+        return (
+            f"{sys.executable} does not run there ({last}): every host needs this environment at "
+            f"the same path"
+        )
+    return (
+        f"bsweep does not run there ({last}): every host needs the same environment at the same "
+        f"path"
+    )
 
 
 def of(config: RunConfig, workers: Mapping[str, int], answers: Sequence[Answer]) -> list[str]:
-    """What is wrong with hosts that are to run so many workers, of which the first answer is this machine's."""
+    """What is wrong with hosts that are to run so many workers, of which the first answer is this
+    machine's.
+    """
     launch, here = config.launch, answers[0].facts
     assert isinstance(launch, ProcessesConfig), launch
     assert here is not None
     found = [] if all(ssh.is_here(host) for host in workers) else _of_key(launch)
-    if launch.uses_horovod and not any(ssh.is_here(answer.host) for answer in answers[1:]):  # horovodrun needs it
+    if launch.uses_horovod and not any(
+        ssh.is_here(answer.host) for answer in answers[1:]
+    ):  # horovodrun needs it
         found += [f"this machine: {problem}" for problem in _of_interface(launch, here)]
-    has_gpus = config.device == "cuda" or any(answer.facts and answer.facts["gpus"] for answer in answers)
+    has_gpus = config.device == "cuda" or any(
+        answer.facts and answer.facts["gpus"] for answer in answers
+    )
     for answer in answers[1:]:
         if answer.facts is None:
             found.append(f"{answer.host}: {answer.problem}")
@@ -170,7 +211,8 @@ def of(config: RunConfig, workers: Mapping[str, int], answers: Sequence[Answer])
             there.append(f"it cannot resolve {names}: hosts must know each other's names")
         if has_gpus and workers[answer.host] > (gpus := answer.facts["gpus"]):
             there.append(
-                f"it has {gpus or 'no'} GPU{'s' * (gpus != 1)} for {workers[answer.host]} workers: give it no more "
+                f"it has {gpus or 'no'} GPU{'s' * (gpus != 1)} for {workers[answer.host]} workers: "
+                f"give it no more "
                 "slots than GPUs, or set device=cpu"
             )
         found += [f"{answer.host}: {problem}" for problem in there]
@@ -201,9 +243,14 @@ def _of_versions(config: RunConfig, there: Mapping[str, Any], here: Mapping[str,
             pairs[package] = tuple(_public(facts["versions"][package]) for facts in (there, here))
     for name, (its, ours) in pairs.items():
         if its != ours:
-            found.append(f"{name} {its or 'is not'} there, {ours or 'none'} here: give all hosts the same environment")
+            found.append(
+                f"{name} {its or 'is not'} there, {ours or 'none'} here: give all hosts the same "
+                f"environment"
+            )
     if not found and there["code"] != here["code"]:
-        found.append("its bsweep has other code than this one: give all hosts the same checkout or wheel")
+        found.append(
+            "its bsweep has other code than this one: give all hosts the same checkout or wheel"
+        )
     return found
 
 
@@ -223,9 +270,17 @@ def _of_interface(launch: ProcessesConfig, facts: Mapping[str, Any]) -> list[str
 def _of_files(config: RunConfig, there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     if there["point"] != here["point"]:
         folder = config.study_dir.absolute()
-        return [f"{folder} is another folder there: have results_dir on a file system that all hosts share"]
+        return [
+            (
+                f"{folder} is another folder there: have results_dir on a file system that all "
+                f"hosts "
+                f"share"
+            )
+        ]
     if there["data"] and there["data"] != here["data"]:
-        return [f"data={config.data.name} are others there than here: give all hosts the same files"]
+        return [
+            f"data={config.data.name} are others there than here: give all hosts the same files"
+        ]
     return []
 
 

@@ -1,4 +1,6 @@
-"""Where points compute that run at once on this machine: on GPUs and cores of which no two of them share any."""
+"""Where points compute that run at once on this machine: on GPUs and cores of which no two of them
+share any.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Size:
 
 @dataclass(frozen=True)
 class Seats:
-    """Logical CPUs, here called cores, by their numbers, and GPUs as CUDA_VISIBLE_DEVICES names them."""
+    """Logical CPUs, here called cores, by their numbers, and GPUs as CUDA_VISIBLE_DEVICES names
+    them.
+    """
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...]
@@ -39,14 +43,19 @@ class Seats:
 
     def first(self, size: Size) -> Seats | None:
         """So many of these; None where there are fewer."""
-        return Seats(self.cores[: size.num_cores], self.gpus[: size.num_gpus]) if size.fits(self.size) else None
+        return (
+            Seats(self.cores[: size.num_cores], self.gpus[: size.num_gpus])
+            if size.fits(self.size)
+            else None
+        )
 
     def without(self, taken: Iterable[Seats]) -> Seats:
         """Those that nobody of others has taken."""
         cores = {core for seats in taken for core in seats.cores}
         gpus = {gpu for seats in taken for gpu in seats.gpus}
         return Seats(
-            tuple(core for core in self.cores if core not in cores), tuple(gpu for gpu in self.gpus if gpu not in gpus)
+            tuple(core for core in self.cores if core not in cores),
+            tuple(gpu for gpu in self.gpus if gpu not in gpus),
         )
 
     def take(self) -> None:
@@ -67,9 +76,10 @@ def of_machine(configs: Iterable[RunConfig]) -> Seats:
 def size_of(config: RunConfig) -> Size:
     """What a point takes of this machine: all of it where it would take more.
 
-    A worker has as many cores as it would have threads were the point alone: a point must not train in other numbers
-    for what runs beside it. A worker on a GPU has the part of the cores that comes to its GPU. A parameter server
-    computes with one thread, on a core of its own where workers train on cores.
+    A worker has as many cores as it would have threads were the point alone: a point must not train
+    in other numbers for what runs beside it. A worker on a GPU has the part of the cores that comes
+    to its GPU. A parameter server computes with one thread, on a core of its own where workers
+    train on cores.
     """
     gpus, cores, workers = num_gpus(config.device), num_cores(), config.num_workers
     threads = config.launch.threads_per_worker or max(1, cores // (gpus or workers))

@@ -18,32 +18,54 @@ from bsweep.launch.outcome import Outcome
 from bsweep.launch.team import Entry
 from bsweep.runlog import RunPaths
 
-# The step shares the job with the sweep itself, and its tasks share memory and cores of their nodes by themselves.
+# The step shares the job with the sweep itself, and its tasks share memory and cores of their nodes
+# by themselves.
 _SRUN = ("srun", "--overlap", "--overcommit", "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=1")
 
 
 def launch(
-    config: RunConfig, launch: SrunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry
+    config: RunConfig,
+    launch: SrunConfig,
+    paths: RunPaths,
+    on_poll: Callable[[], None],
+    entry: Entry,
 ) -> Outcome:
     """See `bsweep.launch.launch`."""
     start = partial(command, config, launch, paths)
     return processes.launch(config, paths, on_poll, entry, lambda *of: [start(*of)], failures)
 
 
-def command(config: RunConfig, launch: SrunConfig, paths: RunPaths, words: Sequence[str], lifeline: Path) -> list[str]:
+def command(
+    config: RunConfig, launch: SrunConfig, paths: RunPaths, words: Sequence[str], lifeline: Path
+) -> list[str]:
     """The step of a point: a task for each rank in their order, on the host of its slot."""
     assert launch.named_hosts, "a point outside an allocation is refused"
     shape = config.num_workers, config.num_server_processes
     ranks = hosts_of_ranks(launch.named_hosts, *shape)
     # As with torchrun, servers that run beside workers count their local ranks by themselves.
-    seats = [f"{seat}/{number}" for _, number in nodes_of(launch.named_hosts, *shape) for seat in range(number)]
-    port = random.SystemRandom().randrange(20_000, 30_000)  # below the range that systems give to clients
-    # SLURM sends SIGTERM to all processes of a job: workers leave it to the sweep, which has them save where they are.
-    worker = ["sh", "-c", "trap '' TERM; exec \"$@\"", "sh", *processes.worker_command(config, paths, "RANK", words)]
+    seats = [
+        f"{seat}/{number}"
+        for _, number in nodes_of(launch.named_hosts, *shape)
+        for seat in range(number)
+    ]
+    port = random.SystemRandom().randrange(
+        20_000, 30_000
+    )  # below the range that systems give to clients
+    # SLURM sends SIGTERM to all processes of a job: workers leave it to the sweep, which has them
+    # save where they are.
+    worker = [
+        "sh",
+        "-c",
+        "trap '' TERM; exec \"$@\"",
+        "sh",
+        *processes.worker_command(config, paths, "RANK", words),
+    ]
     script = (
         f'set -- {" ".join(seats)}; shift "$SLURM_PROCID"; '
-        f'export RANK="$SLURM_PROCID" WORLD_SIZE={len(ranks)} LOCAL_RANK="${{1%/*}}" LOCAL_WORLD_SIZE="${{1#*/}}" '
-        f"MASTER_ADDR={ranks[0]} MASTER_PORT={port}; exec {shlex.join(processes.watched(launch, lifeline, worker))}"
+        f'export RANK="$SLURM_PROCID" WORLD_SIZE={len(ranks)} LOCAL_RANK="${{1%/*}}" '
+        f'LOCAL_WORLD_SIZE="${{1#*/}}" '
+        f"MASTER_ADDR={ranks[0]} MASTER_PORT={port}; exec "
+        f"{shlex.join(processes.watched(launch, lifeline, worker))}"
     )
     return [*_step(ranks), "sh", "-c", script]
 
@@ -52,13 +74,25 @@ def on_host(host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[st
     """What runs words on a host, in the folder where this process is."""
     shown = environment.in_the_open(os.environ, launch)
     # Without the variables of the step or script around it, by which srun would go, too.
-    return ["env", "-i", *(f"{name}={value}" for name, value in shown.items()), *_step([host]), *words]
+    return [
+        "env",
+        "-i",
+        *(f"{name}={value}" for name, value in shown.items()),
+        *_step([host]),
+        *words,
+    ]
 
 
 def _step(ranks: Sequence[str]) -> list[str]:
     """What runs a task for each rank on its host, which may come several times."""
     nodes = f"--nodes={len(set(ranks))}"
-    return [*_SRUN, nodes, f"--ntasks={len(ranks)}", "--distribution=arbitrary", f"--nodelist={','.join(ranks)}"]
+    return [
+        *_SRUN,
+        nodes,
+        f"--ntasks={len(ranks)}",
+        "--distribution=arbitrary",
+        f"--nodelist={','.join(ranks)}",
+    ]
 
 
 def failures(console: str) -> list[tuple[int, int]]:

@@ -21,7 +21,12 @@ EXIT_CODE = 255
 
 
 def is_here(host: str) -> bool:
-    return host in ("localhost", "127.0.0.1", socket.gethostname(), os.environ.get("SLURMD_NODENAME"))
+    return host in (
+        "localhost",
+        "127.0.0.1",
+        socket.gethostname(),
+        os.environ.get("SLURMD_NODENAME"),
+    )
 
 
 def as_others_say(host: str) -> str:
@@ -30,7 +35,9 @@ def as_others_say(host: str) -> str:
 
 
 def options(launch: ProcessesConfig) -> list[str]:
-    """Ask nobody for a password, and give up a host that is silent, well within the stall time-out."""
+    """Ask nobody for a password, and give up a host that is silent, well within the stall
+    time-out.
+    """
     return [
         *("-o", "BatchMode=yes"),
         *("-o", "StrictHostKeyChecking=no"),
@@ -41,7 +48,9 @@ def options(launch: ProcessesConfig) -> list[str]:
 
 
 def interval_seconds(launch: ProcessesConfig) -> int:
-    """How often a silent host is asked for a sign; so much later than another is it given up, cut off with it."""
+    """How often a silent host is asked for a sign; so much later than another is it given up, cut
+    off with it.
+    """
     return max(1, min(_LONGEST_SECONDS, launch.stall_timeout_seconds // (2 * _SIGNS)))
 
 
@@ -59,7 +68,9 @@ def on_host(host: str, launch: SshConfig, words: Sequence[str]) -> list[str]:
 
 
 def script(env: Mapping[str, str], words: Sequence[str]) -> str:
-    """A line of sh that runs words in the folder where this process is, with variables that anybody may read."""
+    """A line of sh that runs words in the folder where this process is, with variables that anybody
+    may read.
+    """
     variables = [f"{name}={value}" for name, value in env.items()]
     return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(['env', *variables, *words])}"
 
@@ -69,16 +80,21 @@ def identity(path: str) -> Path:
 
 
 def reason(said: str) -> str | None:
-    """The line in which ssh says what is wrong, of all that it and others said; None where there is none."""
+    """The line in which ssh says what is wrong, of all that it and others said; None where there is
+    none.
+    """
     lines = [re.sub(r"^\[\d+\]<\w+>:", "", line).strip() for line in said.splitlines()]
     found = [line for line in lines if _ERROR.search(line)]
     return found[-1].removeprefix("ssh: ").rstrip(".") if found else None
 
 
 _ERROR = re.compile(
-    r"^ssh: |^Timeout, server |client_loop: |kex_exchange_identification|^Connection (closed|reset) by"
-    r"|^Connection to .* closed by remote|Permission denied \(|Host key verification failed|HOST IDENTIFICATION HAS"
-    r"|^Bad |^Could not resolve|UNPROTECTED PRIVATE KEY|Broken pipe$|^Too many auth|^Read from remote host"
+    r"^ssh: |^Timeout, server |client_loop: |kex_exchange_identification|^Connection "
+    r"(closed|reset) by"
+    r"|^Connection to .* closed by remote|Permission denied \(|Host key verification failed|HOST "
+    r"IDENTIFICATION HAS"
+    r"|^Bad |^Could not resolve|UNPROTECTED PRIVATE KEY|Broken pipe$|^Too many auth|^Read from "
+    r"remote host"
 )
 
 
@@ -98,5 +114,7 @@ _REMEDIES = {
     "timed out|No route|unreachable|not responding|Broken pipe|closed by|reset by": (
         "see that the host runs, and that the network lets ssh through"
     ),
-    "Host key|IDENTIFICATION": "if the host was set up anew, forget its old key: ssh-keygen -R HOST",
+    "Host key|IDENTIFICATION": (
+        "if the host was set up anew, forget its old key: ssh-keygen -R HOST"
+    ),
 }

@@ -1,4 +1,6 @@
-"""Signals while a point trains: its workers save where they are and leave, and are ended if they do not."""
+"""Signals while a point trains: its workers save where they are and leave, and are ended if they do
+not.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,22 @@ from bsweep.runlog import RunPaths, is_saving, is_stop_requested, request_stop
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = signal.SIGUSR2
-"""With which SLURM tells submitit, which queues the job again, that its time is over: but first the workers save."""
+"""With which SLURM tells submitit, which queues the job again, that its time is over: but first the
+workers save.
+"""
 _GRACE_SECONDS = 30.0  # for a step to end, and a checkpoint to begin
 _LONG_AGO = float("-inf")
 
 
 class Stopping:
-    """While it is entered, the first of these signals asks the run to stop, and the second ends it at once.
+    """While it is entered, the first of these signals asks the run to stop, and the second ends it
+    at once.
 
-    The first one does so too where nothing could be saved: no worker has begun to train, or `checkpoint_every=null`.
-    What is called may drop the KeyboardInterrupt, as imports of torch and numpy do at times, or fail by it: it is
-    raised anew by the next poll, or where the block ends.
-    Signals come to the main thread alone: those for a point that another thread runs are passed on by `Signals`.
+    The first one does so too where nothing could be saved: no worker has begun to train, or
+    `checkpoint_every=null`. What is called may drop the KeyboardInterrupt, as imports of torch and
+    numpy do at times, or fail by it: it is raised anew by the next poll, or where the block ends.
+    Signals come to the main thread alone: those for a point that another thread runs are passed on
+    by `Signals`.
     """
 
     def __init__(self, config: RunConfig, paths: RunPaths, say: Callable[[str], None]) -> None:
@@ -46,7 +52,9 @@ class Stopping:
         if terminal.is_interrupted:
             raise KeyboardInterrupt
         if threading.current_thread() is threading.main_thread():  # signals come to no other
-            self._handlers = {number: signal.getsignal(number) for number in (*_SIGNALS, _PASSED_ON)}
+            self._handlers = {
+                number: signal.getsignal(number) for number in (*_SIGNALS, _PASSED_ON)
+            }
             for number, handler in self._handlers.items():
                 if callable(handler):  # not where it is ignored
                     signal.signal(number, self._on_signal)
@@ -55,7 +63,10 @@ class Stopping:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self in _elsewhere:
             _elsewhere.remove(self)
@@ -69,8 +80,8 @@ class Stopping:
     def polled_with(self, poll: Callable[[], None]) -> Callable[[], None]:
         """What is to be called a few times a second.
 
-        It raises KeyboardInterrupt once the run was asked to stop long ago, by a signal or by its file, and saves
-        nothing. A checkpoint that is never finished is for the launcher to give up.
+        It raises KeyboardInterrupt once the run was asked to stop long ago, by a signal or by its
+        file, and saves nothing. A checkpoint that is never finished is for the launcher to give up.
         """
 
         def both() -> None:
@@ -102,7 +113,9 @@ class Stopping:
             shown_at, now = self._paths.alive(0).stat().st_mtime, time.monotonic()
             if shown_at != self._shown_at:  # times of files are of a clock that may be set
                 if self._shown_at is not None:
-                    self._grace_seconds = max(self._grace_seconds, _GRACE_SECONDS + now - self._seen_at)
+                    self._grace_seconds = max(
+                        self._grace_seconds, _GRACE_SECONDS + now - self._seen_at
+                    )
                 self._shown_at, self._seen_at = shown_at, now
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -133,25 +146,33 @@ _all_are_to_stop = threading.Event()
 
 
 def seconds_before_retry(number: int) -> int:
-    """How long to wait before the first try again, the second, ...: ten outlast a host that reboots."""
+    """How long to wait before the first try again, the second, ...: ten outlast a host that
+    reboots.
+    """
     return 60 if number > 6 else 1 << (number - 1)
 
 
 def pause(seconds: float) -> None:
-    """Wait while nothing of a point runs; KeyboardInterrupt where it is to stop, in whichever thread."""
+    """Wait while nothing of a point runs; KeyboardInterrupt where it is to stop, in whichever
+    thread.
+    """
     if _all_are_to_stop.wait(seconds):
         raise KeyboardInterrupt
 
 
 class Signals:
-    """While it is entered, signals are for all points that other threads run; none comes unless in the main thread."""
+    """While it is entered, signals are for all points that other threads run; none comes unless in
+    the main thread.
+    """
 
     def __init__(self) -> None:
         self.have_come = False
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():  # not in that of a notebook's executor, say
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # not in that of a notebook's executor, say
             self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
         for number, handler in self._handlers.items():
             if callable(handler):
@@ -159,14 +180,19 @@ class Signals:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         _all_are_to_stop.clear()
 
     def look_after(self) -> None:
-        """To be called a few times a second: a point may have been about to begin when the others were asked."""
+        """To be called a few times a second: a point may have been about to begin when the others
+        were asked.
+        """
         if self.have_come:
             for stopping in _elsewhere.copy():
                 if not stopping.is_asked:
@@ -186,7 +212,9 @@ class Signals:
 
 
 def leave_it_to_first_worker() -> None:
-    """Have this process take the first signal as one that another has got too, which decides what is to be done."""
+    """Have this process take the first signal as one that another has got too, which decides what
+    is to be done.
+    """
 
     def ignore_once(number: int, frame: FrameType | None) -> None:
         for each in _SIGNALS:

@@ -1,6 +1,8 @@
-"""Processes that launchers started: for one point, or, while a sweep has more like it, for one point after another.
+"""Processes that launchers started: for one point, or, while a sweep has more like it, for one
+point after another.
 
-Those for several are a team (`bsweep.train.team_worker`). Whatever goes wrong ends them, and the next point gets fresh ones.
+Those for several are a team (`bsweep.train.team_worker`). Whatever goes wrong ends them, and the
+next point gets fresh ones.
 """
 
 from __future__ import annotations
@@ -29,11 +31,14 @@ from bsweep.train.team_worker import PATIENCE_SECONDS, SPOILT, TeamPaths
 
 _EXIT_SECONDS = 10
 
-Entry = Literal["bsweep.train.worker", "bsweep.measure.probe_worker", "bsweep.measure.profile_worker"]
+Entry = Literal[
+    "bsweep.train.worker", "bsweep.measure.probe_worker", "bsweep.measure.profile_worker"
+]
 """The module that a process runs: it trains, or measures for `bsweep probe` or `bsweep profile`."""
 
 Commands = Callable[[Sequence[str], Path], Sequence[Sequence[str]]]
-"""What starts processes that run `python -m` with such words: one command for each host where there are several.
+"""What starts processes that run `python -m` with such words: one command for each host where there
+are several.
 
 Processes on other hosts go by the file, see `bsweep.launch.lifeline`.
 """
@@ -54,7 +59,12 @@ class Started:
     """One of them has said that it had better train no other."""
 
     def __init__(
-        self, words: Sequence[str], file: Path, env: Mapping[str, str], run: RunPaths, commands: Commands
+        self,
+        words: Sequence[str],
+        file: Path,
+        env: Mapping[str, str],
+        run: RunPaths,
+        commands: Commands,
     ) -> None:
         to_start = commands(words, file)
         self.console = run.launcher_log
@@ -70,14 +80,18 @@ class Started:
                 raise
 
     def look_after(self) -> None:
-        """To be called a few times a second while they train; other hosts see that somebody waits for them."""
+        """To be called a few times a second while they train; other hosts see that somebody waits
+        for them.
+        """
         if time.monotonic() - self._touched_at > 1:
             self._touched_at = time.monotonic()
             with suppress(OSError):
                 os.utime(self._lifeline.fileno())
 
     def end(self) -> None:
-        """End commands and all that they started; all at once, for each needs a moment to end what runs elsewhere."""
+        """End commands and all that they started; all at once, for each needs a moment to end what
+        runs elsewhere.
+        """
         with suppress(OSError), self._lifeline:
             self._lifeline.truncate(0)  # what a killed srun has left on other hosts leaves, too
         trees: list[psutil.Process] = []
@@ -101,19 +115,30 @@ class Started:
 class Team(Started):
     """Processes that train several points."""
 
-    def __init__(self, config: RunConfig, run: RunPaths, env: Mapping[str, str], commands: Commands) -> None:
+    def __init__(
+        self, config: RunConfig, run: RunPaths, env: Mapping[str, str], commands: Commands
+    ) -> None:
         self.key = key_of(config)
         assert isinstance(config.launch, ProcessesConfig), config.launch
         self._idle_seconds = lifeline_seconds(config.launch) / 2  # that it may be left alone
-        self._paths = TeamPaths(Path(tempfile.mkdtemp(prefix=".team.", dir=config.study_dir)).resolve())
-        self._through = [self._paths.through(rank) for rank in range(config.num_workers + config.num_server_processes)]
+        self._paths = TeamPaths(
+            Path(tempfile.mkdtemp(prefix=".team.", dir=config.study_dir)).resolve()
+        )
+        self._through = [
+            self._paths.through(rank)
+            for rank in range(config.num_workers + config.num_server_processes)
+        ]
         for path in self._through:
             path.touch()
         lifeline.begin(self._paths.lifeline)
         self._num_points = 0
         self.train(run)
         super().__init__(
-            ["bsweep.train.team_worker", str(self._paths.folder)], self._paths.lifeline, env, run, commands
+            ["bsweep.train.team_worker", str(self._paths.folder)],
+            self._paths.lifeline,
+            env,
+            run,
+            commands,
         )
 
     def train(self, run: RunPaths) -> None:
@@ -125,7 +150,11 @@ class Team(Started):
 
     def can_train(self, config: RunConfig) -> bool:
         is_waiting = time.monotonic() - self._said_at < self._idle_seconds
-        return is_waiting and key_of(config) == self.key and all(command.poll() is None for command in self.commands)
+        return (
+            is_waiting
+            and key_of(config) == self.key
+            and all(command.poll() is None for command in self.commands)
+        )
 
     def look_after(self) -> None:
         super().look_after()
@@ -158,7 +187,9 @@ _idle: Team | None = None
 
 
 def key_of(config: RunConfig) -> Hashable:
-    """What points have alike that the same processes can train; None of one that needs processes of its own."""
+    """What points have alike that the same processes can train; None of one that needs processes of
+    its own.
+    """
     launch, strategy = config.launch, config.strategy
     if not isinstance(launch, ProcessesConfig) or not launch.reuse or launch.memory_limit_mb:
         return None
@@ -178,7 +209,9 @@ def by_processes(configs: Mapping[int, RunConfig]) -> list[int]:
 
 
 def expect(configs: Iterable[RunConfig]) -> None:
-    """Say what a sweep is about to launch: processes are kept while others of their points are to come."""
+    """Say what a sweep is about to launch: processes are kept while others of their points are to
+    come.
+    """
     _coming.clear()
     _coming.update(key for config in configs if (key := key_of(config)))
 
@@ -190,8 +223,12 @@ def expect_again(config: RunConfig) -> None:
 
 
 @contextmanager
-def of(config: RunConfig, run: RunPaths, entry: Entry, env: Mapping[str, str], commands: Commands) -> Iterator[Started]:
-    """The processes that train a point: those that trained the one before, or others started for it."""
+def of(
+    config: RunConfig, run: RunPaths, entry: Entry, env: Mapping[str, str], commands: Commands
+) -> Iterator[Started]:
+    """The processes that train a point: those that trained the one before, or others started for
+    it.
+    """
     global _idle
     key = key_of(config)
     _coming[key] -= 1
@@ -232,14 +269,20 @@ atexit.register(end)
 def _interrupts_held() -> Iterator[None]:
     """Put interrupts off until the block ends, while processes are started.
 
-    Python drops what is raised within a fork's callbacks, and nobody would end a process whose start was broken off.
+    Python drops what is raised within a fork's callbacks, and nobody would end a process whose
+    start was broken off.
     """
     if threading.current_thread() is not threading.main_thread():  # interrupts come to no other
         yield
         return
     held: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}  # not where it is ignored
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    handlers = {
+        number: handler for number, handler in handlers.items() if callable(handler)
+    }  # not where it is ignored
     for number in handlers:
         signal.signal(number, lambda got, _: held.append(got))
     try:
@@ -251,7 +294,9 @@ def _interrupts_held() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _start(command: Sequence[str], env: Mapping[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], env: Mapping[str, str], output: BinaryIO
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -265,4 +310,6 @@ def _start(command: Sequence[str], env: Mapping[str, str], output: BinaryIO) -> 
 
 def _before_exec() -> None:
     end_with_parent()
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # SLURM sends it to all processes of a step, see `bsweep.launch.stop`
+    signal.signal(
+        signal.SIGUSR2, signal.SIG_IGN
+    )  # SLURM sends it to all processes of a step, see `bsweep.launch.stop`

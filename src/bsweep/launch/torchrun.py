@@ -1,4 +1,6 @@
-"""Workers and parameter servers started by torchrun, on this machine or on several hosts over ssh."""
+"""Workers and parameter servers started by torchrun, on this machine or on several hosts over
+ssh.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ __all__ = ["commands", "failures", "launch", "on_host"]
 
 
 def launch(
-    config: RunConfig, launch: TorchrunConfig, paths: RunPaths, on_poll: Callable[[], None], entry: Entry
+    config: RunConfig,
+    launch: TorchrunConfig,
+    paths: RunPaths,
+    on_poll: Callable[[], None],
+    entry: Entry,
 ) -> Outcome:
     """See `bsweep.launch.launch`."""
     return processes.launch(
@@ -36,15 +42,24 @@ def launch(
 def commands(
     config: RunConfig, launch: TorchrunConfig, paths: RunPaths, words: Sequence[str], lifeline: Path
 ) -> list[list[str]]:
-    """A torchrun for each host, and one more where servers run beside its workers: a torchrun's ranks are in a row."""
+    """A torchrun for each host, and one more where servers run beside its workers: a torchrun's
+    ranks are in a row.
+    """
     torchrun = str(Path(sys.executable).with_name("torchrun"))
-    # Workers' output goes to the run's folder; torchrun would leave an empty one of its own behind each time.
-    worker = ["--log-dir=/dev/null", "--no-python", *processes.worker_command(config, paths, "RANK", words)]
+    # Workers' output goes to the run's folder; torchrun would leave an empty one of its own behind
+    # each time.
+    worker = [
+        "--log-dir=/dev/null",
+        "--no-python",
+        *processes.worker_command(config, paths, "RANK", words),
+    ]
     if not launch.named_hosts:
         num_processes = config.num_workers + config.num_server_processes
         return [[torchrun, "--standalone", f"--nproc-per-node={num_processes}", *worker]]
     nodes = nodes_of(launch.named_hosts, config.num_workers, config.num_server_processes)
-    port = random.SystemRandom().randrange(20_000, 30_000)  # below the range that systems give to clients
+    port = random.SystemRandom().randrange(
+        20_000, 30_000
+    )  # below the range that systems give to clients
     return [
         _on_host(
             host,
@@ -76,6 +91,10 @@ def failures(console: str) -> list[tuple[int, int]]:
 
     torchrun's clock has whole seconds, and several hosts each name a first one of their own.
     """
-    found = re.findall(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)", console, re.DOTALL)
-    causes = re.findall(r"Root Cause.*?rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)", console, re.DOTALL)
+    found = re.findall(
+        r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)", console, re.DOTALL
+    )
+    causes = re.findall(
+        r"Root Cause.*?rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)", console, re.DOTALL
+    )
     return list(dict.fromkeys((int(rank), int(code)) for rank, code in [*causes, *found]))

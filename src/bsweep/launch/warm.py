@@ -1,7 +1,7 @@
 """The sweep inside horovodrun: the same warm processes train point after point.
 
-Rank 0 composes, checks and writes as the parent of a sweep always does; its launcher sends the point to the other
-ranks and trains it here with them. They follow until rank 0 has no more.
+Rank 0 composes, checks and writes as the parent of a sweep always does; its launcher sends the
+point to the other ranks and trains it here with them. They follow until rank 0 has no more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _TOLD_SECONDS = 1.0
 
 def run(lead: Callable[[], int]) -> int:
     """Run `lead` on rank 0 and follow it on the others; the exit code, the same on all ranks."""
-    os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "300")  # a restart waits for the slowest rank's step
+    os.environ.setdefault(
+        "HOROVOD_GLOO_TIMEOUT_SECONDS", "300"
+    )  # a restart waits for the slowest rank's step
     hvd.init()
     _agree_where_to_meet()
     if hvd.rank():
@@ -66,7 +68,8 @@ def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> O
     if _spoilt_by:
         return Outcome(
             "interrupted",
-            f"not trained, for oneDNN may fail in these processes since an earlier point ({_spoilt_by}): start again, "
+            f"not trained, for oneDNN may fail in these processes since an earlier point "
+            f"({_spoilt_by}): start again, "
             "without that point or without horovodrun",
         )
     global _is_training
@@ -74,13 +77,18 @@ def launch(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> O
     _is_training = True
     outcome = _train(config, paths, on_poll)
     if outcome is None:  # `_is_training` stays: nobody is left who would hear of anything
-        return Outcome("interrupted", "another worker ended, and horovodrun has all others end: see what it printed")
+        return Outcome(
+            "interrupted",
+            "another worker ended, and horovodrun has all others end: see what it printed",
+        )
     _is_training = False
     return outcome
 
 
 def _send(message: object) -> Any:
-    """What rank 0 says; the others give None. Horovod would name the exchange by the type, which differs."""
+    """What rank 0 says; the others give None. Horovod would name the exchange by the type, which
+    differs.
+    """
     return hvd.broadcast_object(message, root_rank=0, name="message")
 
 
@@ -94,9 +102,11 @@ def _follow() -> int:
 
 
 def _train(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> Outcome | None:
-    """Train together, and agree on how it ended: a rank that failed by itself speaks for those that lost it.
+    """Train together, and agree on how it ended: a rank that failed by itself speaks for those that
+    lost it.
 
-    None where horovodrun ends all processes, for one of them ended: they would not find each other again.
+    None where horovodrun ends all processes, for one of them ended: they would not find each other
+    again.
     """
     global _spoilt_by
     report = _attempt(config, paths, on_step)
@@ -111,7 +121,9 @@ def _train(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> O
     except HorovodInternalError:  # another rank failed after this one had finished
         _restart()
         reports = hvd.allgather_object(report, name="report")
-    failures: list[_Failure] = sorted((r for r in reports if r), key=lambda report: report.is_consequence)
+    failures: list[_Failure] = sorted(
+        (r for r in reports if r), key=lambda report: report.is_consequence
+    )
     if failures:
         first: _Failure = failures[0]
         if any(failure.spoils_process for failure in failures):
@@ -143,7 +155,9 @@ _spoilt_by: str | None = None  # the failure after which nothing more is trained
 
 def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> _Failure | None:
     try:
-        worker.train(config, paths, Place.from_environment(), launched_at=time.time(), on_step=on_step)
+        worker.train(
+            config, paths, Place.from_environment(), launched_at=time.time(), on_step=on_step
+        )
     except (Diverged, Stopped):
         return None  # on all ranks alike, and on record
     except Exception as error:
@@ -152,17 +166,26 @@ def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) ->
         else:
             traceback.print_exc()
         message = f"rank {hvd.rank()} failed: {described(error)}"
-        return _Failure(Outcome(status_of(error), message), isinstance(error, WorkerLost), spoils_process(error))
+        return _Failure(
+            Outcome(status_of(error), message), isinstance(error, WorkerLost), spoils_process(error)
+        )
     return None
 
 
 def _restart() -> None:
-    """All ranks meet here after a failure. With a knob in the environment, Horovod 0.28.1 crashes when it restarts."""
+    """All ranks meet here after a failure. With a knob in the environment, Horovod 0.28.1 crashes
+    when it restarts.
+    """
     knobs = [variable for variable, *_ in HorovodConfig.knobs.values() if variable in os.environ]
     if knobs:
-        raise SystemExit(f"bsweep: {', '.join(knobs)} set: cannot go on past a failed point; start again for the rest")
+        raise SystemExit(
+            f"bsweep: {', '.join(knobs)} set: cannot go on past a failed point; start again for "
+            f"the rest"
+        )
     assert _meeting_point, "run() has not begun"
-    os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = _meeting_point
+    os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = (
+        _meeting_point
+    )
     hvd.shutdown()
     hvd.init()
     _agree_where_to_meet()
@@ -175,15 +198,19 @@ class _Registry(RendezvousHandler):  # type: ignore[misc]
         self.send_status_code(200)
 
 
-_meeting_point: tuple[str, str] | None = None  # address and port of the registry for the next restart
+_meeting_point: tuple[str, str] | None = (
+    None  # address and port of the registry for the next restart
+)
 _registry: RendezvousServer | None = None  # this process's, on rank 0
 
 
 def _agree_where_to_meet() -> None:
-    """Rank 0 keeps the registry in which ranks find each other when they restart, and says where, while all can hear.
+    """Rank 0 keeps the registry in which ranks find each other when they restart, and says where,
+    while all can hear.
 
-    horovodrun's own cannot be used twice: a part whose ranks are through makes it forget who else was (its
-    `finished_list.clear()`), so that addresses stay of which nobody listens any more, and Horovod aborts.
+    horovodrun's own cannot be used twice: a part whose ranks are through makes it forget who else
+    was (its `finished_list.clear()`), so that addresses stay of which nobody listens any more, and
+    Horovod aborts.
     """
     global _meeting_point, _registry
     mine = None

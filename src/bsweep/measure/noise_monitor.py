@@ -1,4 +1,6 @@
-"""The gradient noise scale of anybody's own training loop: plain, over Horovod, or in DistributedDataParallel."""
+"""The gradient noise scale of anybody's own training loop: plain, over Horovod, or in
+DistributedDataParallel.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 
 class NoiseScale:
-    """Measures it from the halves of each process's own batch, once in `every` steps, which costs 1 / `every` of them.
+    """Measures it from the halves of each process's own batch, once in `every` steps, which costs 1
+    / `every` of them.
 
         monitor = bsweep.NoiseScale(model)
         for batch in loader:
@@ -28,10 +31,11 @@ class NoiseScale:
             ...                     # as ever
         monitor.noise_scale         # examples; None where it is not identifiable
 
-    It computes gradients beside the loop's own, which it does not look at: how those are accumulated, summed over
-    workers, compressed, scaled or clipped is all the same to it. Nothing of the model changes: no gradient, no
-    statistic of BatchNorm, no random number. Processes of one initialised torch.distributed or Horovod are averaged, so
-    that each of them has the same estimate.
+    It computes gradients beside the loop's own, which it does not look at: how those are
+    accumulated, summed over workers, compressed, scaled or clipped is all the same to it. Nothing
+    of the model changes: no gradient, no statistic of BatchNorm, no random number. Processes of one
+    initialised torch.distributed or Horovod are averaged, so that each of them has the same
+    estimate.
     """
 
     def __init__(self, model: nn.Module, loss: Loss = F.cross_entropy, every: int = 50) -> None:
@@ -43,7 +47,9 @@ class NoiseScale:
         if every < 1:
             raise ValueError(f"every={every}: measure once in 50 steps, say, or in 1 for each.")
         # Whoever wraps a model for an exchange wants to be told of each pass.
-        self._model: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+        self._model: nn.Module = (
+            model.module if isinstance(model, DistributedDataParallel) else model
+        )
         self._loss, self._every = loss, every
         self._num_steps = 0
         self._average = Average()
@@ -65,7 +71,8 @@ class NoiseScale:
         return f"noise scale {self.noise_scale:.3g} examples ({steps})"
 
     def step(self, batch: Sequence[Tensor]) -> None:
-        """A step on this process's `batch` of inputs and targets is about to be made; a lone example tells nothing.
+        """A step on this process's `batch` of inputs and targets is about to be made; a lone
+        example tells nothing.
 
         Raises:
             ValueError: it is no such batch.
@@ -92,7 +99,9 @@ class NoiseScale:
             loss = self._loss(self._model(some), wanted)
             # No hook of Horovod's or DDP's hears of gradients that are not accumulated.
             found = torch.autograd.grad(loss, parameters, allow_unused=True)
-            gradients.append(torch.cat([_flat(one, of) for one, of in zip(found, parameters, strict=True)]))
+            gradients.append(
+                torch.cat([_flat(one, of) for one, of in zip(found, parameters, strict=True)])
+            )
             shares.append(len(some) / num_examples)
         (first, second), (a, b) = gradients, shares
         parts = a * squared_norm(first) + b * squared_norm(second)
@@ -105,11 +114,21 @@ def _flat(gradient: Tensor | None, parameter: Tensor) -> Tensor:
 
 
 def _checked(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(one, Tensor) for one in batch):
-        raise ValueError("step(batch) takes a batch as (inputs, targets), two tensors: give monitor.step((x, y)).")
+    if (
+        not isinstance(batch, tuple | list)
+        or len(batch) != 2
+        or not all(isinstance(one, Tensor) for one in batch)
+    ):
+        raise ValueError(
+            "step(batch) takes a batch as (inputs, targets), two tensors: give monitor.step((x, "
+            "y))."
+        )
     inputs, targets = batch
     if len(inputs) != len(targets):
-        raise ValueError(f"a batch of {len(inputs)} inputs and {len(targets)} targets: give each input its target.")
+        raise ValueError(
+            f"a batch of {len(inputs)} inputs and {len(targets)} targets: give each input its "
+            f"target."
+        )
     return inputs, targets
 
 

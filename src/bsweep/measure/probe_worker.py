@@ -1,6 +1,8 @@
-"""A worker's side of `bsweep probe`: how fast it steps at which batch, what fits it, and what an exchange takes.
+"""A worker's side of `bsweep probe`: how fast it steps at which batch, what fits it, and what an
+exchange takes.
 
-Workers measure at the same time, but exchange nothing until the end: one that is out of memory keeps nobody waiting.
+Workers measure at the same time, but exchange nothing until the end: one that is out of memory
+keeps nobody waiting.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from bsweep import allocation, runlog
 from bsweep.allocation import ProbedBatch, ProbedWorker
 from bsweep.config import AnyStrategy, RunConfig
 from bsweep.core import fresh_process, memory
+from bsweep.core.memory import is_out_of_memory
 from bsweep.core.ranks import Place
 from bsweep.measure import timed_steps
 from bsweep.numerics import optim, precision
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog import RunPaths
-from bsweep.core.memory import is_out_of_memory
 from bsweep.train import worker
 from bsweep.train.job import Job
 from bsweep.train.worker import do_nothing
@@ -35,15 +37,20 @@ _NUM_EXCHANGES = 5
 _MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 
 
-def measure(config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing) -> None:
-    """Measure this worker; all of them call this together. Rank 0 leaves `probe.json` in the folder.
+def measure(
+    config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing
+) -> None:
+    """Measure this worker; all of them call this together. Rank 0 leaves `probe.json` in the
+    folder.
 
     Raises:
         MemoryError: not even one example fits this worker.
         WorkerLost: another worker ended.
     """
     with worker.prepared(_with_exchange(config), paths, place, on_step) as job:
-        optim.set_learning_rate(job.optimizer, 0.0)  # steps cost the same, and the model stays finite
+        optim.set_learning_rate(
+            job.optimizer, 0.0
+        )  # steps cost the same, and the model stays finite
         beside = _held_beside(config, job)
         answers = job.strategy.gather_json(asdict(_measure_worker(config, job)))
         del beside
@@ -61,22 +68,29 @@ def measure(config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callab
 def _with_exchange(config: RunConfig) -> RunConfig:
     """The run with a strategy that exchanges the whole vector at each step.
 
-    Those that hide their exchange in the backward pass, or make it now and then, stand aside for the same all-reduce.
+    Those that hide their exchange in the backward pass, or make it now and then, stand aside for
+    the same all-reduce.
     """
     return replace(config, strategy=cast("AnyStrategy", config.strategy.in_probe))
 
 
 def _held_beside(config: RunConfig, job: Job) -> Tensor | None:
-    """As much as the strategy holds beside the model and its optimizer, and what stands in for it does not."""
+    """As much as the strategy holds beside the model and its optimizer, and what stands in for it
+    does not.
+    """
     number = config.strategy.vectors_held
-    return job.vector.parameters.new_zeros(number, job.vector.parameters.numel()) if number else None
+    return (
+        job.vector.parameters.new_zeros(number, job.vector.parameters.numel()) if number else None
+    )
 
 
 def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
     limit = _limit_mebibytes(job)
     # A limit begins before the first steps, which make the optimizers' state.
     later = config.strategy.vectors_of_first_step * job.vector.parameters.nbytes / 2**20
-    batches, stopped_by = _measure_batches(job, config.local_batches[job.place.rank], limit and limit - later)
+    batches, stopped_by = _measure_batches(
+        job, config.local_batches[job.place.rank], limit and limit - later
+    )
     on_gpu = job.device.type == "cuda"
     if on_gpu:
         memory_bytes: int | None = torch.cuda.get_device_properties(job.device).total_memory
@@ -95,7 +109,8 @@ def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
 
 
 def _limit_mebibytes(job: Job) -> float | None:
-    """On a CPU this worker's own limit, else its part of what is there: to use it up would end more than a probe.
+    """On a CPU this worker's own limit, else its part of what is there: to use it up would end more
+    than a probe.
 
     A process that tries a batch has a model and gradients of its own.
     """
@@ -107,15 +122,21 @@ def _limit_mebibytes(job: Job) -> float | None:
     return (memory.available_bytes() / job.place.local_workers - own) / 2**20
 
 
-def _measure_batches(job: Job, own_batch: int, limit: float | None) -> tuple[list[ProbedBatch], str]:
-    """Seconds per step at batches that double from 1 until one does not fit, and why they end there.
+def _measure_batches(
+    job: Job, own_batch: int, limit: float | None
+) -> tuple[list[ProbedBatch], str]:
+    """Seconds per step at batches that double from 1 until one does not fit, and why they end
+    there.
 
-    The run's own batch is one of them; so is the middle between the largest that fitted and the first that did not.
+    The run's own batch is one of them; so is the middle between the largest that fitted and the
+    first that did not.
     """
     most = len(job.dataset.train_labels) // job.config.accumulation_steps
     found: list[ProbedBatch] = []
     batch, spent = 1, 0.0
-    while (seconds := _step_seconds(job, batch, limit, _OWN_BATCH_TIMES if batch == own_batch else 1)) is not None:
+    while (
+        seconds := _step_seconds(job, batch, limit, _OWN_BATCH_TIMES if batch == own_batch else 1)
+    ) is not None:
         found.append(ProbedBatch(batch, seconds))
         spent += seconds + min(
             timed_steps.NUM_STEPS * seconds, timed_steps.MOST_SECONDS
@@ -126,9 +147,15 @@ def _measure_batches(job: Job, own_batch: int, limit: float | None) -> tuple[lis
             return found, "seconds"
         batch = min(_next(batch, own_batch), most)
     if not found:
-        raise MemoryError("out of memory with a local batch of 1: give this worker more, or choose a smaller model")
+        raise MemoryError(
+            "out of memory with a local batch of 1: give this worker more, or choose a smaller "
+            "model"
+        )
     middle = (found[-1].local_batch + batch) // 2
-    if found[-1].local_batch < middle and (seconds := _step_seconds(job, middle, limit)) is not None:
+    if (
+        found[-1].local_batch < middle
+        and (seconds := _step_seconds(job, middle, limit)) is not None
+    ):
         found.append(ProbedBatch(middle, seconds))
     return found, "out_of_memory"
 
@@ -142,14 +169,24 @@ def _next(batch: int, own_batch: int) -> int:
 def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 1) -> float | None:
     """The median of a few steps after a first one; None if they do not fit into memory.
 
-    Under a limit, each batch has a process of its own, as in training: a failure there cannot spoil the next.
+    Under a limit, each batch has a process of its own, as in training: a failure there cannot spoil
+    the next.
     """
     try:
         if limit is None:
             seconds = timed_steps.step_seconds(timed_steps.alone(job), local_batch, times)
         else:
-            arguments = job.config, job.paths, job.place.rank, torch.get_num_threads(), local_batch, times
-            seconds = fresh_process.call(timed_steps.step_seconds_within, limit, *arguments, on_poll=job.on_step)
+            arguments = (
+                job.config,
+                job.paths,
+                job.place.rank,
+                torch.get_num_threads(),
+                local_batch,
+                times,
+            )
+            seconds = fresh_process.call(
+                timed_steps.step_seconds_within, limit, *arguments, on_poll=job.on_step
+            )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -164,9 +201,12 @@ def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 
 
 
 def _peak_flops(job: Job) -> float:
-    """FLOP/s of a large matrix product in the run's precision, the best of a few; a slowed worker is as slow in it."""
+    """FLOP/s of a large matrix product in the run's precision, the best of a few; a slowed worker
+    is as slow in it.
+    """
     side = _MATRIX_SIDE[job.device.type]
-    # Of equal numbers fewer transistors switch: a GPU would draw less power than in training, and keep a higher clock.
+    # Of equal numbers fewer transistors switch: a GPU would draw less power than in training, and
+    # keep a higher clock.
     dtype = precision.AUTOCAST.get(job.precision, precision.stored(job.precision))
     matrix = torch.randn(side, side, dtype=dtype, device=job.device)
     clock = StepClock(job.device, [])
@@ -178,7 +218,9 @@ def _peak_flops(job: Job) -> float:
 
 
 def _exchange_seconds(job: Job) -> float:
-    """One exchange of the whole vector and a codec's computing for it, nobody waiting; the median of a few."""
+    """One exchange of the whole vector and a codec's computing for it, nobody waiting; the median
+    of a few.
+    """
     if job.place.num_workers == 1:
         return 0.0
     seconds = []

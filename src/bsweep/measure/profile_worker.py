@@ -1,4 +1,6 @@
-"""A worker's side of `bsweep profile`: what the parts of its training steps take, and a trace of some of them."""
+"""A worker's side of `bsweep profile`: what the parts of its training steps take, and a trace of
+some of them.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,11 @@ _MOST_SECONDS = 30.0
 _TRACED_ROUNDS = 5
 
 
-def measure(config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing) -> None:
-    """Profile this worker; all of them call this together. Each leaves its trace, rank 0 also `profile.json`.
+def measure(
+    config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing
+) -> None:
+    """Profile this worker; all of them call this together. Each leaves its trace, rank 0 also
+    `profile.json`.
 
     Raises:
         WorkerLost: another worker ended.
@@ -54,17 +59,22 @@ def measure(config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callab
 
 
 def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:
-    """The parts of this worker's steps, in rounds of full batches that train nothing; all workers call it together.
+    """The parts of this worker's steps, in rounds of full batches that train nothing; all workers
+    call it together.
 
-    One of each two rounds, by lot, is not timed in parts, and shows what timing costs. An exchange that comes with
-    every tenth step only would meet always the same half if they took turns.
+    One of each two rounds, by lot, is not timed in parts, and shows what timing costs. An exchange
+    that comes with every tenth step only would meet always the same half if they took turns.
     """
     rounds = _Rounds(job)
     seconds = [rounds.seconds_of_one() for _ in range(3)][-1]
     slowest = float(job.strategy.gather(torch.tensor([seconds], dtype=torch.float64)).max())
     pairs = max(1, min(most_rounds, int(_MOST_SECONDS / slowest)) // 2)
     lot = random.Random(0)
-    phases, whole, others = PhaseClock(job.device), StepClock(job.device, []), StepClock(job.device, [])
+    phases, whole, others = (
+        PhaseClock(job.device),
+        StepClock(job.device, []),
+        StepClock(job.device, []),
+    )
     job.strategy.traffic()  # what was counted so far
     steps_before = rounds.cursor.num_steps
     for is_timed in (each for _ in range(pairs) for each in lot.sample([True, False], 2)):
@@ -84,7 +94,9 @@ def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:
 
 
 def trace(job: Job, path: Path) -> float | None:
-    """Write a Chrome trace of a few rounds with their parts' names; seconds of a step in which a GPU computed."""
+    """Write a Chrome trace of a few rounds with their parts' names; seconds of a step in which a
+    GPU computed.
+    """
     rounds = _Rounds(job)
     activities = [profiler.ProfilerActivity.CPU]
     if job.device.type == "cuda":
@@ -104,7 +116,8 @@ def _busy_seconds(events: list[dict[str, Any]]) -> float:
     kernels = [
         (event["ts"], event["ts"] + event["dur"])
         for event in events
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and not event["name"].startswith("nccl")
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+        and not event["name"].startswith("nccl")
     ]
     busy, until = 0.0, float("-inf")
     for begin, end in sorted(kernels):
@@ -114,7 +127,9 @@ def _busy_seconds(events: list[dict[str, Any]]) -> float:
 
 
 class _Rounds:
-    """The loop's rounds of full batches, at a learning rate of 0: they cost the same, and the model stays finite."""
+    """The loop's rounds of full batches, at a learning rate of 0: they cost the same, and the model
+    stays finite.
+    """
 
     def __init__(self, job: Job) -> None:
         num_train = len(job.dataset.train_labels)
@@ -156,7 +171,10 @@ def _optimizer_in(phase: Phase, job: Job) -> Iterator[None]:
     def leave(*_: object) -> None:
         entered.pop().__exit__(None, None, None)
 
-    hooks = job.optimizer.register_step_pre_hook(enter), job.optimizer.register_step_post_hook(leave)
+    hooks = (
+        job.optimizer.register_step_pre_hook(enter),
+        job.optimizer.register_step_post_hook(leave),
+    )
     yield
     for hook in hooks:
         hook.remove()

@@ -28,7 +28,9 @@ def lone_config(config: RunConfig, rank: int) -> RunConfig:
         config,
         num_workers=1,
         strategy=SingleConfig(name="single"),
-        allocation=UniformConfig(name="uniform", devices=None, probe=None, local_batches=None, local_steps=None),
+        allocation=UniformConfig(
+            name="uniform", devices=None, probe=None, local_batches=None, local_steps=None
+        ),
         launch=replace(
             config.launch,
             slowdown=slowdown and (slowdown[rank],),
@@ -64,11 +66,19 @@ def step_seconds(job: Job, local_batch: int, times: int) -> float:
 
 
 def step_seconds_within(
-    mebibytes: float, config: RunConfig, paths: RunPaths, rank: int, num_threads: int, local_batch: int, times: int
+    mebibytes: float,
+    config: RunConfig,
+    paths: RunPaths,
+    rank: int,
+    num_threads: int,
+    local_batch: int,
+    times: int,
 ) -> float:
-    """As `step_seconds`, of a worker that is prepared for it on the CPU, as for a run, and may take so much beside.
+    """As `step_seconds`, of a worker that is prepared for it on the CPU, as for a run, and may take
+    so much beside.
 
-    To be called in a process of its own (`bsweep.core.fresh_process`), for one that has failed under a limit is of no further use.
+    To be called in a process of its own (`bsweep.core.fresh_process`), for one that has failed
+    under a limit is of no further use.
     """
     torch.set_num_threads(num_threads)
     job = worker.prepare(lone_config(config, rank), paths, Place())
@@ -76,5 +86,7 @@ def step_seconds_within(
     job = replace(job, alive=SignOfLife(paths.alive(rank)))
     tail = torch.arange((local_batch + 1) // 2 * config.accumulation_steps)
     with memory.limited(mebibytes):
-        steps.train_step(job, tail, tail, 1, config.accumulation_steps)  # its kernels stay beside those of full batches
+        steps.train_step(
+            job, tail, tail, 1, config.accumulation_steps
+        )  # its kernels stay beside those of full batches
         return step_seconds(job, local_batch, times)

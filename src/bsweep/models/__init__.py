@@ -17,15 +17,20 @@ if TYPE_CHECKING:
 def build(config: ModelConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
     """A freshly initialised model.
 
-    For examples of `shape` (C, H, W) it maps images (B, C, H, W) to logits (B, num_classes); a language model maps
-    tokens (B, T) to logits (B, T, num_classes). One with an objective of its own may return what that takes.
+    For examples of `shape` (C, H, W) it maps images (B, C, H, W) to logits (B, num_classes); a
+    language model maps tokens (B, T) to logits (B, T, num_classes). One with an objective of its
+    own may return what that takes.
     """
     model: nn.Module = resolve(config.builds)(config, num_classes=num_classes, shape=shape)
     return model
 
 
 def initial(
-    config: RunConfig, dataset: Dataset, device: torch.device, dtype: torch.dtype, layout: torch.memory_format
+    config: RunConfig,
+    dataset: Dataset,
+    device: torch.device,
+    dtype: torch.dtype,
+    layout: torch.memory_format,
 ) -> nn.Module:
     """A run's model for its data, the same at each call."""
     import torch
@@ -39,7 +44,9 @@ def initial(
             tensor.data = tensor.data.to(memory_format=layout)
     for module in model.modules():
         if isinstance(module, _BatchNorm) and module.momentum is not None:
-            module.num_batches_tracked = None  # counts for nobody, and would be an operation for each layer and step
+            module.num_batches_tracked = (
+                None  # counts for nobody, and would be an operation for each layer and step
+            )
     return model
 
 
@@ -69,6 +76,8 @@ def outlined(config: ModelConfig, num_classes: int, shape: tuple[int, ...]) -> n
     try:
         with torch.device("meta"):
             model = build(config, num_classes=num_classes, shape=shape)
-    except NotImplementedError:  # it looks at numbers while it is built, as torchvision's RegNets do
+    except (
+        NotImplementedError
+    ):  # it looks at numbers while it is built, as torchvision's RegNets do
         model = build(config, num_classes=num_classes, shape=shape)
     return model.to("meta")

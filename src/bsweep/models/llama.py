@@ -1,9 +1,10 @@
 """A language model in the manner of Llama (Touvron et al., arXiv 2302.13971).
 
-Pre-norm blocks of causal self-attention with rotary position embeddings (Su et al., arXiv 2104.09864) and a SwiGLU MLP
-(Shazeer, arXiv 2002.05202), with RMSNorm (Zhang and Sennrich, arXiv 1910.07467), without biases, the output head not
-tied to the embedding. `llama_150m` has the sizes of OpenDiLoCo's 150M model (arXiv 2407.07852): 149.4 M parameters
-without the embedding and the head, which add 2 x 1024 for each word of the vocabulary.
+Pre-norm blocks of causal self-attention with rotary position embeddings (Su et al., arXiv
+2104.09864) and a SwiGLU MLP (Shazeer, arXiv 2002.05202), with RMSNorm (Zhang and Sennrich, arXiv
+1910.07467), without biases, the output head not tied to the embedding. `llama_150m` has the sizes
+of OpenDiLoCo's 150M model (arXiv 2407.07852): 149.4 M parameters without the embedding and the
+head, which add 2 x 1024 for each word of the vocabulary.
 
 Shapes: B sequences, T tokens, D hidden, H heads of K = D / H elements, V words.
 """
@@ -72,7 +73,9 @@ class Attention(nn.Module):
         """(B, T, D) to the same; a token attends to itself and to those before it."""
         heads = self.query_key_value(x).unflatten(-1, (3, self._num_heads, -1))  # (B, T, 3, H, K)
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # (B, H, T, K) each
-        mixed = F.scaled_dot_product_attention(rotate(query, rotation), rotate(key, rotation), value, is_causal=True)
+        mixed = F.scaled_dot_product_attention(
+            rotate(query, rotation), rotate(key, rotation), value, is_causal=True
+        )
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -101,10 +104,11 @@ class RMSNorm(nn.Module):
 
 
 def rotary_table(num_tokens: int, head_size: int, *, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (T, K / 2) of the angle by which each pair of a head's elements turns at each position.
+    """Cosine and sine (T, K / 2) of the angle by which each pair of a head's elements turns at each
+    position.
 
-    Made anew for each pass, of the type and on the device of `like`: a buffer would be averaged between workers. The
-    angles are float64 whatever the type, for they are as large as T.
+    Made anew for each pass, of the type and on the device of `like`: a buffer would be averaged
+    between workers. The angles are float64 whatever the type, for they are as large as T.
     """
     pair = torch.arange(0, head_size, 2, dtype=torch.float64, device=like.device)
     position = torch.arange(num_tokens, dtype=torch.float64, device=like.device)
@@ -113,10 +117,13 @@ def rotary_table(num_tokens: int, head_size: int, *, like: Tensor) -> tuple[Tens
 
 
 def rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn queries or keys (B, H, T, K) by their positions: their products then depend on distances alone.
+    """Turn queries or keys (B, H, T, K) by their positions: their products then depend on distances
+    alone.
 
     Element i makes a pair with element i + K / 2, as in Hugging Face's Llama.
     """
     cos, sin = rotation
     first, second = heads.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).type_as(heads)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).type_as(
+        heads
+    )

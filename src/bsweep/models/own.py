@@ -1,8 +1,8 @@
 """A model of the user's own: whatever module a callable of theirs returns.
 
-It is called as `target(num_classes, shape, **options)` and returns a freshly initialised `torch.nn.Module`; what it
-draws at random by torch is the same on all workers. The module may bring an objective of its own, see
-`bsweep.numerics.objective`.
+It is called as `target(num_classes, shape, **options)` and returns a freshly initialised
+`torch.nn.Module`; what it draws at random by torch is the same on all workers. The module may bring
+an objective of its own, see `bsweep.numerics.objective`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,19 @@ def build(config: OwnModelConfig, *, num_classes: int, shape: tuple[int, ...]) -
 
 def _problem(model: nn.Module) -> str | None:
     """Why bsweep cannot train what was returned."""
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
     if not trained:
         return "what it returned has no trainable parameters: nothing would be learned."
     for name, parameter in trained.items():
         if is_lazy(parameter):
-            return f"parameter {name} has no shape before the first batch: give its layer the shape of its inputs."
+            return (
+                f"parameter {name} has no shape before the first batch: give its layer the shape "
+                f"of its inputs."
+            )
         if not parameter.is_floating_point():
-            return f"parameter {name} is {parameter.dtype}: bsweep trains real floating-point numbers."
+            return (
+                f"parameter {name} is {parameter.dtype}: bsweep trains real floating-point numbers."
+            )
     return None

@@ -17,7 +17,9 @@ def build(config: ResNet18Config, *, num_classes: int, shape: tuple[int, ...]) -
 
 
 def plain(stem: Literal["imagenet", "cifar"], *, num_classes: int, in_channels: int) -> nn.Module:
-    """`imagenet` is the published stem (7x7 stride 2, max-pool); `cifar` keeps 32x32 images large (3x3, no pool)."""
+    """`imagenet` is the published stem (7x7 stride 2, max-pool); `cifar` keeps 32x32 images large
+    (3x3, no pool).
+    """
     import_torchvision()
     from torchvision.models import resnet18
 

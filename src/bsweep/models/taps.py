@@ -1,7 +1,8 @@
 """Convolutions that leave out the taps of their kernels that only ever meet padding.
 
-A kernel may be larger than its map: in the last stage of a ResNet-18 on 32x32 images the maps are 1x1, so that of a 3x3
-kernel only the middle meets data. What the others would add is zero, and so is their gradient.
+A kernel may be larger than its map: in the last stage of a ResNet-18 on 32x32 images the maps are
+1x1, so that of a 3x3 kernel only the middle meets data. What the others would add is zero, and so
+is their gradient.
 """
 
 from __future__ import annotations
@@ -17,9 +18,15 @@ from bsweep.numerics.vector import GRADIENT_PLACE
 
 
 def trim(model: nn.Module) -> nn.Module:
-    """Let the plain convolutions of `model`, zero-padded by numbers, compute with what meets data alone."""
+    """Let the plain convolutions of `model`, zero-padded by numbers, compute with what meets data
+    alone.
+    """
     for module in model.modules():
-        if type(module) is nn.Conv2d and module.padding_mode == "zeros" and not isinstance(module.padding, str):
+        if (
+            type(module) is nn.Conv2d
+            and module.padding_mode == "zeros"
+            and not isinstance(module.padding, str)
+        ):
             module.__class__ = TrimmedConv2d  # the same parameters, names and initial values
     return model
 
@@ -27,37 +34,54 @@ def trim(model: nn.Module) -> nn.Module:
 class TrimmedConv2d(nn.Conv2d):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002 (its name there)
         padding: tuple[int, ...] = self.padding  # type: ignore[assignment] # numbers, where `trim` took it
-        sides = zip(input.shape[2:], self.kernel_size, self.stride, padding, self.dilation, strict=True)
+        sides = zip(
+            input.shape[2:], self.kernel_size, self.stride, padding, self.dilation, strict=True
+        )
         (top, bottom, vertical), (left, right, horizontal) = (useful_taps(*side) for side in sides)
         if (bottom - top, right - left) != self.kernel_size:
             weight = _Taps.apply(weight, top, bottom, left, right)  # type: ignore[no-untyped-call]
-        return F.conv2d(input, weight, bias, self.stride, (vertical, horizontal), self.dilation, self.groups)
+        return F.conv2d(
+            input, weight, bias, self.stride, (vertical, horizontal), self.dilation, self.groups
+        )
 
 
 class _Taps(torch.autograd.Function):
-    """weight[:, :, top:bottom, left:right]; autograd's own would fill a gradient with zeros for each dimension."""
+    """weight[:, :, top:bottom, left:right]; autograd's own would fill a gradient with zeros for
+    each dimension.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, top: int, bottom: int, left: int, right: int) -> Tensor:
-        ctx.weight, ctx.where = weight, (slice(None), slice(None), slice(top, bottom), slice(left, right))
+        ctx.weight, ctx.where = (
+            weight,
+            (slice(None), slice(None), slice(top, bottom), slice(left, right)),
+        )
         return weight[:, :, top:bottom, left:right].contiguous()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        place = vars(ctx.weight).pop(GRADIENT_PLACE, None)  # taken once: what comes after adds to it
+        place = vars(ctx.weight).pop(
+            GRADIENT_PLACE, None
+        )  # taken once: what comes after adds to it
         whole = torch.zeros_like(ctx.weight) if place is None else place.detach().zero_()
         whole[ctx.where] = gradient
         return whole, None, None, None, None
 
 
 @functools.cache
-def useful_taps(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[int, int, int]:
-    """The taps [first, stop) of a kernel that meet data along a side of `size`, and the padding that they need."""
+def useful_taps(
+    size: int, kernel: int, stride: int, padding: int, dilation: int
+) -> tuple[int, int, int]:
+    """The taps [first, stop) of a kernel that meet data along a side of `size`, and the padding
+    that they need.
+    """
     num_outputs = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
     useful = [
         tap
         for tap in range(kernel)
-        if any(0 <= output * stride - padding + tap * dilation < size for output in range(num_outputs))
+        if any(
+            0 <= output * stride - padding + tap * dilation < size for output in range(num_outputs)
+        )
     ]
     whole = 0, kernel, padding
     if not useful:

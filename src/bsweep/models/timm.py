@@ -17,7 +17,11 @@ def build(config: TimmConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn
     with libraries.refused(config, shape):
         return libraries.tried(
             timm.create_model(
-                config.architecture, pretrained=False, num_classes=num_classes, in_chans=shape[0], **config.options
+                config.architecture,
+                pretrained=False,
+                num_classes=num_classes,
+                in_chans=shape[0],
+                **config.options,
             ),
             num_classes,
             shape,

@@ -1,4 +1,6 @@
-"""A small network without BatchNorm: its gradient is a plain mean over examples, whoever computes which of them."""
+"""A small network without BatchNorm: its gradient is a plain mean over examples, whoever computes
+which of them.
+"""
 
 from __future__ import annotations
 

@@ -16,12 +16,15 @@ def build(config: TorchvisionModelConfig, *, num_classes: int, shape: tuple[int,
     libraries.refuse_unknown(config, models.list_models(module=models))
     if shape[0] != 3:
         raise ConfigError(
-            f"model=torchvision takes images of 3 channels, these have {shape[0]}: use model=timm, whose models take "
+            f"model=torchvision takes images of 3 channels, these have {shape[0]}: use model=timm, "
+            f"whose models take "
             "any, or other data."
         )
     with libraries.refused(config, shape):
         return libraries.tried(
-            models.get_model(config.architecture, weights=None, num_classes=num_classes, **config.options),
+            models.get_model(
+                config.architecture, weights=None, num_classes=num_classes, **config.options
+            ),
             num_classes,
             shape,
         )

@@ -1,4 +1,6 @@
-"""Clocks of training steps: one that times them, one that divides them, one that makes a worker slow on purpose."""
+"""Clocks of training steps: one that times them, one that divides them, one that makes a worker
+slow on purpose.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ import torch
 class StepClock:
     """Times steps: on a GPU by events, so that reading it never makes the host wait in the loop.
 
-    Goes on from the `seconds` of earlier steps, a list that it extends; the last `unrated` count for the coming rate.
+    Goes on from the `seconds` of earlier steps, a list that it extends; the last `unrated` count
+    for the coming rate.
     """
 
     def __init__(self, device: torch.device, seconds: list[float], unrated: int = 0) -> None:
@@ -88,9 +91,11 @@ def untimed(_: str) -> AbstractContextManager[None]:
 
 
 class PhaseClock:
-    """Divides time among phases: one within another counts for itself alone. Time that is in none is not counted.
+    """Divides time among phases: one within another counts for itself alone. Time that is in none
+    is not counted.
 
-    On a GPU by events in its stream, so that the host waits for none: a phase lasts until the next one's work begins.
+    On a GPU by events in its stream, so that the host waits for none: a phase lasts until the next
+    one's work begins.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -110,7 +115,9 @@ class PhaseClock:
         self._turns.append((self._open[-1], mark(self._device)))
 
     def seconds(self) -> dict[str, float]:
-        """Of each phase so far, in the order in which they came first; waits for the GPU to finish them."""
+        """Of each phase so far, in the order in which they came first; waits for the GPU to finish
+        them.
+        """
         found: dict[str, float] = {}
         for (name, begin), (_, end) in pairwise(self._turns):
             if name is not None:
@@ -119,9 +126,11 @@ class PhaseClock:
 
 
 class Slowdown:
-    """Stretches a worker's forward and backward passes by a factor. Asleep, it leaves its core to the others.
+    """Stretches a worker's forward and backward passes by a factor. Asleep, it leaves its core to
+    the others.
 
-    They last the factor times the median of what such steps computed: a busy machine's noise is not multiplied too.
+    They last the factor times the median of what such steps computed: a busy machine's noise is not
+    multiplied too.
     """
 
     _MAX_STEPS = 1000
@@ -141,10 +150,14 @@ class Slowdown:
         yield
         recent = self._recent[num_examples]
         recent.append(self._busy_seconds() - busy_before)
-        time.sleep(max(0.0, self.factor * statistics.median(recent) - (time.perf_counter() - started)))
+        time.sleep(
+            max(0.0, self.factor * statistics.median(recent) - (time.perf_counter() - started))
+        )
 
     def _busy_seconds(self) -> float:
-        """A clock of this thread's computing: on a CPU it stands while other processes have the core."""
+        """A clock of this thread's computing: on a CPU it stands while other processes have the
+        core.
+        """
         if not self._on_gpu:
             return time.thread_time()
         torch.cuda.synchronize()

@@ -1,13 +1,13 @@
 """The gradient noise scale, tr(Sigma) / |G|^2, from gradients of parts of a step's examples.
 
-Of a step's B examples, each of n gradients g_i is the mean over b_i of them, and G_B is the mean over all. With Sigma
-the covariance of one example's gradient and G the true gradient, E|g_i|^2 = |G|^2 + tr(Sigma) / b_i, so that with
-S = sum_i (b_i / B) |g_i|^2
+Of a step's B examples, each of n gradients g_i is the mean over b_i of them, and G_B is the mean
+over all. With Sigma the covariance of one example's gradient and G the true gradient, E|g_i|^2 =
+|G|^2 + tr(Sigma) / b_i, so that with S = sum_i (b_i / B) |g_i|^2
 
     |G|^2 = (n |G_B|^2 - S) / (n - 1)        tr(Sigma) = B (S - |G_B|^2) / (n - 1)
 
-are unbiased, for uneven b_i too (McCandlish et al., arXiv 1812.06162, appendix A, is the case of even ones). Their
-ratio is not: each is averaged over steps before they are divided.
+are unbiased, for uneven b_i too (McCandlish et al., arXiv 1812.06162, appendix A, is the case of
+even ones). Their ratio is not: each is averaged over steps before they are divided.
 """
 
 from __future__ import annotations
@@ -20,11 +20,17 @@ import torch
 from torch import Tensor
 
 DECAY = 0.9
-"""By what the weights of all records so far are multiplied where another one joins a running estimate."""
+"""By what the weights of all records so far are multiplied where another one joins a running
+estimate.
+"""
 
-_FEWEST_RECORDS = 8  # of three, whose scatter is little known, one in nine seems to tell a gradient that is not there
-_LIKELY = 1.645  # standard deviations: 95 % of a normal distribution are above the mean less so many
-_BLOCK = 4096  # elements that are summed in their own precision: torch 2.13 loses 1e-3 of fp32 over ten million
+# of three, whose scatter is little known, one in nine seems to tell a gradient that is not there
+_FEWEST_RECORDS = 8
+_LIKELY = (
+    1.645  # standard deviations: 95 % of a normal distribution are above the mean less so many
+)
+# elements that are summed in their own precision: torch 2.13 loses 1e-3 of fp32 over ten million
+_BLOCK = 4096
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -39,7 +45,9 @@ class GradientNoise:
     squared_norm: float  # |G|^2, of the gradient over all examples there could be
     trace: float  # tr(Sigma), of one example
     num_samples: int  # steps that were measured since the run began
-    squared_norm_error: float = 0.0  # its standard deviation, by the scatter of records; infinite of too few
+    squared_norm_error: float = (
+        0.0  # its standard deviation, by the scatter of records; infinite of too few
+    )
 
     @property
     def noise_scale(self) -> float | None:
@@ -51,7 +59,9 @@ class GradientNoise:
 
 @dataclass(frozen=True)
 class Average:
-    """What is known after some records: means whose weights fall by `DECAY` with each that came later."""
+    """What is known after some records: means whose weights fall by `DECAY` with each that came
+    later.
+    """
 
     weight: float = 0.0
     squared_weight: float = 0.0  # the sum of their squares
@@ -89,7 +99,9 @@ class Average:
         return math.sqrt(max(0.0, self.scatter / self.weight) * share / (1 - share))
 
 
-def of_parts(whole: Number, parts: Number, num_parts: int, num_examples: int) -> tuple[Number, Number]:
+def of_parts(
+    whole: Number, parts: Number, num_parts: int, num_examples: int
+) -> tuple[Number, Number]:
     """Estimates of |G|^2 and tr(Sigma) from a step of B = `num_examples`.
 
     Args:

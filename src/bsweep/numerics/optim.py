@@ -28,10 +28,12 @@ from bsweep.numerics.vector import Flat
 
 
 def build(config: OptimizerConfig, vector: Flat) -> Optimizer:
-    """The optimizer that updates `vector.parameters` from `vector.gradients`, of a whole model or of a server's shard.
+    """The optimizer that updates `vector.parameters` from `vector.gradients`, of a whole model or
+    of a server's shard.
 
-    Element-wise rules see one long parameter (two, where vectors are exempt from weight decay), so that a step is one
-    fused kernel. LARS and LAMB need norms per layer and see the model's tensors, which are views of the vector.
+    Element-wise rules see one long parameter (two, where vectors are exempt from weight decay), so
+    that a step is one fused kernel. LARS and LAMB need norms per layer and see the model's tensors,
+    which are views of the vector.
 
     Raises:
         ValueError: the user's own cannot be built.
@@ -46,7 +48,9 @@ def sgd(config: SGDConfig, vector: Flat) -> Optimizer:
 
 
 def adamw(config: AdamWConfig, vector: Flat) -> Optimizer:
-    return AdamW(_flat_groups(config, vector), lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    return AdamW(
+        _flat_groups(config, vector), lr=config.lr, betas=config.betas, eps=config.eps, fused=True
+    )
 
 
 def lars(config: LARSConfig, vector: Flat) -> Optimizer:
@@ -70,7 +74,8 @@ def lamb(config: LAMBConfig, vector: Flat) -> Optimizer:
 
 
 def from_target(config: OwnOptimizerConfig, vector: Flat) -> Optimizer:
-    """The user's own: `target(parameters, lr, **options)`, of parameter groups as `torch.optim` takes them.
+    """The user's own: `target(parameters, lr, **options)`, of parameter groups as `torch.optim`
+    takes them.
 
     These carry `weight_decay`, and one long parameter each or, `by_layer`, the model's tensors.
     """
@@ -78,7 +83,8 @@ def from_target(config: OwnOptimizerConfig, vector: Flat) -> Optimizer:
     optimizer: Optimizer = own.made("optimizer", config, Optimizer, groups, config.lr)
     if not all("lr" in group for group in optimizer.param_groups):
         raise ConfigError(
-            f"optimizer.target={config.target}: its param_groups have no 'lr', where the schedule sets the learning "
+            f"optimizer.target={config.target}: its param_groups have no 'lr', where the schedule "
+            f"sets the learning "
             "rate: take it from there."
         )
     return optimizer
@@ -111,22 +117,30 @@ def _layer_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, objec
 
 
 def base_learning_rate(config: RunConfig, rank: int = 0) -> float:
-    """The rate that the rule gives for a worker's batch and the worker count, before warm-up and schedule."""
+    """The rate that the rule gives for a worker's batch and the worker count, before warm-up and
+    schedule.
+    """
     return _by_rule(config, config.rate_batch(rank))
 
 
 def _by_rule(config: RunConfig, rate_batch: float) -> float:
     o = config.optimizer
     return scaled_rate(
-        o.lr, o.lr_rule, reference_batch=o.reference_batch, rate_batch=rate_batch, num_workers=config.num_workers
+        o.lr,
+        o.lr_rule,
+        reference_batch=o.reference_batch,
+        rate_batch=rate_batch,
+        num_workers=config.num_workers,
     )
 
 
 def schedule(config: RunConfig) -> Callable[[float, float], float]:
-    """The learning rate as a function of the epochs trained so far, a fraction included, and of the `rate_batch`.
+    """The learning rate as a function of the epochs trained so far, a fraction included, and of the
+    `rate_batch`.
 
-    It is a function of epochs, not of steps, so that runs with different batch sizes follow the same curve. The batch
-    is of the examples behind the step, see `Strategy.rate_batch`: it may change at any step.
+    It is a function of epochs, not of steps, so that runs with different batch sizes follow the
+    same curve. The batch is of the examples behind the step, see `Strategy.rate_batch`: it may
+    change at any step.
     """
     o = config.optimizer
 
@@ -147,10 +161,14 @@ def _decay(o: OptimizerConfig, epoch: float, progress: float) -> float:
             return 0.5 * (1 + math.cos(math.pi * progress))
         case "multistep":
             return o.gamma ** sum(epoch >= milestone for milestone in o.milestones)
-        case "one_cycle":  # Smith, arXiv 1708.07120: up for the first 30 %, then down to near zero, both by cosine
+        case (
+            "one_cycle"
+        ):  # Smith, arXiv 1708.07120: up for the first 30 %, then down to near zero, both by cosine
             if progress < _ONE_CYCLE_RISE:
                 return 0.04 + 0.48 * (1 - math.cos(math.pi * progress / _ONE_CYCLE_RISE))
-            return 0.5 * (1 + math.cos(math.pi * (progress - _ONE_CYCLE_RISE) / (1 - _ONE_CYCLE_RISE)))
+            return 0.5 * (
+                1 + math.cos(math.pi * (progress - _ONE_CYCLE_RISE) / (1 - _ONE_CYCLE_RISE))
+            )
     return 1.0
 
 

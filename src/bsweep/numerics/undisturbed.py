@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 @contextmanager
 def undisturbed(model: nn.Module, device: torch.device, *others: Tensor) -> Iterator[None]:
-    """Have a model's buffers, other tensors and the random numbers as they were; a capture may break off within."""
+    """Have a model's buffers, other tensors and the random numbers as they were; a capture may
+    break off within.
+    """
     # A forward pass may write into a buffer, or put another tensor in its place.
     buffers = [
         (module, name, buffer, buffer.clone())

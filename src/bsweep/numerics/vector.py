@@ -1,7 +1,8 @@
 """All parameters of a model in one contiguous tensor, all gradients in another.
 
-Whatever travels between workers is a slice of these two. The model's tensors are views of them with their own strides
-(channels_last too), so an exchange of the whole model is one call on one contiguous tensor, which Horovod insists on.
+Whatever travels between workers is a slice of these two. The model's tensors are views of them with
+their own strides (channels_last too), so an exchange of the whole model is one call on one
+contiguous tensor, which Horovod insists on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from bsweep.numerics.precision import LossScale
 
 @dataclass(frozen=True)
 class Slice:
-    """A model tensor's place: `vector.parameters[start:stop]`, in the order of its storage, not of its indices.
+    """A model tensor's place: `vector.parameters[start:stop]`, in the order of its storage, not of
+    its indices.
 
     A parameter server may hold a part of one: then `shape` is flat.
     """
@@ -36,9 +38,11 @@ class Slice:
 
 
 GRADIENT_PLACE = "gradient_place"
-"""Attribute of a tensor in a pass: where its gradient may be written, instead of being copied there after the pass.
+"""Attribute of a tensor in a pass: where its gradient may be written, instead of being copied there
+after the pass.
 
-Whoever writes there takes the attribute away first: of a second pass, the gradient is added to what is there.
+Whoever writes there takes the attribute away first: of a second pass, the gradient is added to what
+is there.
 """
 
 Zeros = Callable[[Tensor], Tensor]
@@ -46,9 +50,11 @@ Zeros = Callable[[Tensor], Tensor]
 
 
 class Flat:
-    """Slices that follow one another in a tensor of parameters and in another of gradients, matrices first.
+    """Slices that follow one another in a tensor of parameters and in another of gradients,
+    matrices first.
 
-    `tensors` are views of the parameters, whose `grad` is a view of the gradients; most often one for each slice.
+    `tensors` are views of the parameters, whose `grad` is a view of the gradients; most often one
+    for each slice.
     """
 
     tensors: tuple[nn.Parameter, ...]
@@ -56,7 +62,11 @@ class Flat:
     """What the gradients are times until the optimizer steps, in fp16."""
 
     def __init__(
-        self, slices: Sequence[Slice], dtype: torch.dtype, device: torch.device, new_gradients: Zeros = torch.zeros_like
+        self,
+        slices: Sequence[Slice],
+        dtype: torch.dtype,
+        device: torch.device,
+        new_gradients: Zeros = torch.zeros_like,
     ) -> None:
         self.slices = tuple(slices)
         count = sum(part.num_elements for part in slices)
@@ -78,21 +88,25 @@ class Flat:
 class Vector(Flat):
     """The model's parameters and gradients as two flat tensors of `num_parameters` elements.
 
-    Matrices come first and vectors (biases, normalisation scales) last, each in the model's order, so that weight
-    decay on matrices alone is one slice. A step begins with `drop_gradients`, and after its backward passes
-    `collect_gradients` brings them into the vector: one copy of those that were not written there at once, where
-    accumulating there would take zeroing and adding.
+    Matrices come first and vectors (biases, normalisation scales) last, each in the model's order,
+    so that weight decay on matrices alone is one slice. A step begins with `drop_gradients`, and
+    after its backward passes `collect_gradients` brings them into the vector: one copy of those
+    that were not written there at once, where accumulating there would take zeroing and adding.
     """
 
     def __init__(self, model: nn.Module, new_gradients: Zeros = torch.zeros_like) -> None:
         self.tensors = tuple(tensor for _, _, tensor in _matrices_first(model))
-        super().__init__(layout(model), self.tensors[0].dtype, self.tensors[0].device, new_gradients)
+        super().__init__(
+            layout(model), self.tensors[0].dtype, self.tensors[0].device, new_gradients
+        )
         self._gradient_views: dict[nn.Parameter, Tensor] = {}
         for part, tensor in zip(self.slices, self.tensors, strict=True):
             view = _like(self.parameters[part.start : part.stop], tensor)
             view.copy_(tensor.detach())
             tensor.data = view
-            self._gradient_views[tensor] = tensor.grad = _like(self.gradients[part.start : part.stop], tensor)
+            self._gradient_views[tensor] = tensor.grad = _like(
+                self.gradients[part.start : part.stop], tensor
+            )
 
     def drop_gradients(self) -> None:
         """Have no gradients, and let whoever computes one write it into the vector at once."""
@@ -101,9 +115,11 @@ class Vector(Flat):
             vars(tensor)[GRADIENT_PLACE] = view
 
     def collect_gradients(self, tensors: Iterable[nn.Parameter] | None = None) -> None:
-        """Copy what backward passes left at `tensors` (by default at all) into the vector; `grad` is its view again.
+        """Copy what backward passes left at `tensors` (by default at all) into the vector; `grad`
+        is its view again.
 
-        A tensor that no pass reached has a gradient of zero. One whose gradient is in the vector already keeps it.
+        A tensor that no pass reached has a gradient of zero. One whose gradient is in the vector
+        already keeps it.
         """
         views, gradients = [], []
         for tensor in self.tensors if tensors is None else tensors:
@@ -122,7 +138,8 @@ class Vector(Flat):
 class Anchor(Flat):
     """A copy of a vector's parameters, from which models move away; `tensors` are its own.
 
-    Its gradients are the vector's own memory, which is free between two steps, or memory of their own.
+    Its gradients are the vector's own memory, which is free between two steps, or memory of their
+    own.
     """
 
     def __init__(self, vector: Flat, own_gradients: bool) -> None:
@@ -134,15 +151,20 @@ class Anchor(Flat):
 
 
 class Shard(Flat):
-    """What a parameter server holds: some slices of a vector, packed, and tensors of its own instead of a model's."""
+    """What a parameter server holds: some slices of a vector, packed, and tensors of its own
+    instead of a model's.
+    """
 
     def __init__(self, slices: Sequence[Slice], dtype: torch.dtype) -> None:
         stops = list(itertools.accumulate(part.num_elements for part in slices))
         packed = [
-            replace(part, start=stop - part.num_elements, stop=stop) for part, stop in zip(slices, stops, strict=True)
+            replace(part, start=stop - part.num_elements, stop=stop)
+            for part, stop in zip(slices, stops, strict=True)
         ]
         super().__init__(packed, dtype, torch.device("cpu"))
-        self.tensors = tuple(nn.Parameter(self.parameters[p.start : p.stop].view(p.shape)) for p in packed)
+        self.tensors = tuple(
+            nn.Parameter(self.parameters[p.start : p.stop].view(p.shape)) for p in packed
+        )
         for part, tensor in zip(packed, self.tensors, strict=True):
             tensor.grad = self.gradients[part.start : part.stop].view(part.shape)
 

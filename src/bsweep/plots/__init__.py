@@ -1,10 +1,12 @@
-"""A study's figures, for a paper: up to seven inches wide, colour-blind safe, the same bytes for the same study.
+"""A study's figures, for a paper: up to seven inches wide, colour-blind safe, the same bytes for
+the same study.
 
-Each function takes a study and returns a matplotlib `Figure`, whose `caption` it writes from what it draws; nothing
-touches pyplot's global state. Markers and bars are means over seeds and, from three seeds on, their 95 % t-intervals;
-small circles are the seeds. Settings are said in words and stand in the order in which their runs were launched. What
-is drawn by batch size is drawn by workers where a study has one batch size and several worker counts, and as a dot
-for each cell where it has one of both. A figure of what was not measured, or of the accuracy of what has not learned,
+Each function takes a study and returns a matplotlib `Figure`, whose `caption` it writes from what
+it draws; nothing touches pyplot's global state. Markers and bars are means over seeds and, from
+three seeds on, their 95 % t-intervals; small circles are the seeds. Settings are said in words and
+stand in the order in which their runs were launched. What is drawn by batch size is drawn by
+workers where a study has one batch size and several worker counts, and as a dot for each cell where
+it has one of both. A figure of what was not measured, or of the accuracy of what has not learned,
 is left out.
 """
 
@@ -18,7 +20,19 @@ from bsweep import analysis
 from bsweep.analysis import Study, tuning
 from bsweep.analysis.naming import counted, length_of, words
 from bsweep.analysis.once import computing_once
-from bsweep.plots import batching, cost, epochs, exchange, rates, rounds, scores, speed, surface, target, times
+from bsweep.plots import (
+    batching,
+    cost,
+    epochs,
+    exchange,
+    rates,
+    rounds,
+    scores,
+    speed,
+    surface,
+    target,
+    times,
+)
 from bsweep.plots.along import timed_cells
 from bsweep.plots.curves import COLORS, LINES, MARKERS, in_order
 from bsweep.plots.drawing import BATCH_LABEL, StudyFigure, caption, save
@@ -35,7 +49,9 @@ _FIGURES = (
     StudyFigure("accuracy_by_time", epochs.accuracies_by_time, epochs.accuracy_by_time),
     StudyFigure("time_to_target", target.times_to_target, target.time_to_target),
     StudyFigure("time_by_batch", timed_cells, times.time_by_batch),
-    StudyFigure("accuracy_and_loss_by_batch", scores.final_scores, scores.accuracy_and_loss_by_batch),
+    StudyFigure(
+        "accuracy_and_loss_by_batch", scores.final_scores, scores.accuracy_and_loss_by_batch
+    ),
     StudyFigure("throughput_and_speedup", timed_cells, speed.throughput_and_speedup),
     StudyFigure("loss_by_epoch", epochs.losses, epochs.loss_by_epoch),
     StudyFigure("accuracy_by_epoch", epochs.accuracies, epochs.accuracy_by_epoch),

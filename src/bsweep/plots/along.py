@@ -1,4 +1,6 @@
-"""What the figures over batch sizes share: over workers where there is one batch size, or else a dot for each cell."""
+"""What the figures over batch sizes share: over workers where there is one batch size, or else a
+dot for each cell.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,18 @@ def measured_cells(study: Study) -> pd.DataFrame:
 
 
 def timed_cells(study: Study) -> pd.DataFrame:
-    """The cells of a study, but those of which all was measured but times; none where no time is there to be drawn."""
+    """The cells of a study, but those of which all was measured but times; none where no time is
+    there to be drawn.
+    """
     cells = measured_cells(study)
     timed = cells[(cells["n"] == 0) | cells["train_seconds"].notna()]
     return timed if timed["train_seconds"].notna().any() else timed[:0]
 
 
 def along(cells: pd.DataFrame) -> str:
-    """What runs along the horizontal axis: the batch sizes, or the workers; nothing where there is one of both."""
+    """What runs along the horizontal axis: the batch sizes, or the workers; nothing where there is
+    one of both.
+    """
     varying = analysis.varying(cells)
     return next((name for name in ("local_batch", "num_workers") if name in varying), "")
 
@@ -48,7 +54,9 @@ def draw_panel(axes: Axes, panel: Panel, metric: str) -> None:
         drawing.draw_line(axes, curve.look, curve.cells, metric)
 
 
-def dots(table: pd.DataFrame, metrics: Sequence[str]) -> tuple[Figure, list[tuple[list[Axes], pd.DataFrame]], str]:
+def dots(
+    table: pd.DataFrame, metrics: Sequence[str]
+) -> tuple[Figure, list[tuple[list[Axes], pd.DataFrame]], str]:
     """A row of dots for each cell, a panel for each metric; a sentence if cells are left out."""
     shown, left_out = few_enough(table)
     figure, panels = panels_of_rows(shown, len(metrics))
@@ -76,14 +84,30 @@ def from_zero(axes: Axes, cells: pd.DataFrame, metric: str) -> None:
 
 
 def draw_failed(panels: Sequence[Axes], curves: Sequence[Curve]) -> list[Line2D]:
-    """Crosses on the lower edge where runs did not complete, and their entry for the legend, if any."""
-    failed = [(curve, batch) for curve in curves for batch in curve.cells.index[curve.cells["other_statuses"] != ""]]
+    """Crosses on the lower edge where runs did not complete, and their entry for the legend, if
+    any.
+    """
+    failed = [
+        (curve, batch)
+        for curve in curves
+        for batch in curve.cells.index[curve.cells["other_statuses"] != ""]
+    ]
     look: dict[str, Any] = {"linestyle": "", "marker": "x", "markersize": 7, "markeredgewidth": 1.8}
     for (curve, _), place in zip(failed, beside([batch for _, batch in failed]), strict=True):
         for axes in panels:
-            frame: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 4}
+            frame: dict[str, Any] = {
+                "transform": axes.get_xaxis_transform(),
+                "clip_on": False,
+                "zorder": 4,
+            }
             axes.plot([place], [0.0], color=curve.look["color"], **frame, **look)
-    said = [text for curve in curves for row in curve.cells["other_statuses"] for text in row.split(",") if text]
+    said = [
+        text
+        for curve in curves
+        for row in curve.cells["other_statuses"]
+        for text in row.split(",")
+        if text
+    ]
     statuses = {text.lstrip("0123456789 ").replace("_", " ") for text in said}
     label = f"run not completed: {', '.join(sorted(statuses))}"
     return [Line2D([], [], color="#444444", label=label, **look)] if statuses else []

@@ -19,12 +19,16 @@ _FORGETS = 0.1  # of its past a running mean, with each record, as training does
 
 
 def batches(study: Study) -> pd.DataFrame:
-    """Sampled steps of runs whose batch changed, with the noise scale of then, and what tells their cells apart."""
+    """Sampled steps of runs whose batch changed, with the noise scale of then, and what tells their
+    cells apart.
+    """
     if study.batches.empty:
         return study.batches
     parts = []
     for run_id, steps in study.batches.groupby("run_id", sort=False):
-        noise = study.noise_scales[study.noise_scales["run_id"] == run_id].sort_values("epochs_done")
+        noise = study.noise_scales[study.noise_scales["run_id"] == run_id].sort_values(
+            "epochs_done"
+        )
         parts_of_noise = noise[["variance", "gradient_square"]].ewm(alpha=_FORGETS).mean()
         known = (parts_of_noise > 0).all(axis="columns")
         scale = (parts_of_noise["variance"] / parts_of_noise["gradient_square"]).where(known)
@@ -38,7 +42,11 @@ def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
     """Global batch, gradient noise scale and learning rate over the epochs, a line for each run."""
     cells = list(table.groupby(["variant", "num_workers", "local_batch"], sort=False))
     has_noise = bool(table["noise_scale"].notna().any())
-    names = {"global_batch": "Global batch", "noise_scale": "Noise scale", "learning_rate": "Learning rate"}
+    names = {
+        "global_batch": "Global batch",
+        "noise_scale": "Noise scale",
+        "learning_rate": "Learning rate",
+    }
     shown = [name for name in names if has_noise or name != "noise_scale"]
     figure, grid = drawing.grid(len(shown), 1, 1.7)
     for (axes,), name in zip(grid, shown, strict=True):
@@ -63,8 +71,11 @@ def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
     left_out = len(cells) - len(COLORS)
     return drawing.captioned(
         figure,
-        "Global batch and learning rate at sampled steps of runs whose batch changed, a line for each run.",
-        "The noise scale is the ratio of running means, left out where it is not positive." if has_noise else "",
+        "Global batch and learning rate at sampled steps of runs whose batch changed, a line for "
+        "each run.",
+        "The noise scale is the ratio of running means, left out where it is not positive."
+        if has_noise
+        else "",
         f"{left_out} more cells are not shown." if left_out > 0 else "",
     )
 
@@ -72,7 +83,12 @@ def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
 def _draw_runs(axes: Axes, rows: pd.DataFrame, name: str, number: int) -> None:
     for _, run in rows.groupby("run_id"):
         drawn: dict[str, Any] = {**_look(number), "linewidth": 1.1, "alpha": 0.85}
-        axes.plot(run["epochs_done"], run[name], drawstyle="default" if name == "noise_scale" else "steps-pre", **drawn)
+        axes.plot(
+            run["epochs_done"],
+            run[name],
+            drawstyle="default" if name == "noise_scale" else "steps-pre",
+            **drawn,
+        )
 
 
 def _look(number: int) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""What the time to a target costs: worker-seconds against seconds, and what one more worker buys."""
+"""What the time to a target costs: worker-seconds against seconds, and what one more worker
+buys.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,20 @@ _STEP_INCHES = 0.3
 
 
 def several_workers(study: Study) -> pd.DataFrame:
-    """The predicted cells of parts of a study with several worker counts: of one, the fastest is the cheapest."""
+    """The predicted cells of parts of a study with several worker counts: of one, the fastest is
+    the cheapest.
+    """
     cells = analysis.surface(study)
-    return cells[cells.groupby("where")["num_workers"].transform("nunique") > 1] if len(cells) else cells
+    return (
+        cells[cells.groupby("where")["num_workers"].transform("nunique") > 1]
+        if len(cells)
+        else cells
+    )
 
 
 def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
-    """Worker-seconds against seconds to the target, a point a cell; those on the front are named with their interval.
+    """Worker-seconds against seconds to the target, a point a cell; those on the front are named
+    with their interval.
 
     No cell takes less time than one on the front for as few worker-seconds.
     """
@@ -44,8 +53,10 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
     drawing.legends(figure, ([*handles, *[front] * bool(has_line)], ""))
     return drawing.captioned(
         figure,
-        f"Worker-seconds against seconds to {targets_in_words(cells)}, a point for each cell of the grid; pale ones "
-        "take longer than another for as many worker-seconds. Those on the front are named by their global batch, with "
+        f"Worker-seconds against seconds to {targets_in_words(cells)}, a point for each cell of "
+        f"the grid; pale ones "
+        "take longer than another for as many worker-seconds. Those on the front are named by "
+        "their global batch, with "
         "90 % intervals of a typical run.",
     )
 
@@ -53,16 +64,41 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
 def _draw_front(axes: Axes, rows: pd.DataFrame, counts: list[int]) -> None:
     for count in counts:
         of = rows[rows["num_workers"] == count]
-        axes.plot(of["seconds"], of["worker_seconds"], **{**_look(counts, count), "linestyle": ""}, alpha=0.35)
+        axes.plot(
+            of["seconds"],
+            of["worker_seconds"],
+            **{**_look(counts, count), "linestyle": ""},
+            alpha=0.35,
+        )
     front = rows[rows["is_on_front"]].sort_values("seconds")
-    axes.step(front["seconds"], front["worker_seconds"], "k", where="post", linestyle=(0, (4, 2)), linewidth=1.0)
+    axes.step(
+        front["seconds"],
+        front["worker_seconds"],
+        "k",
+        where="post",
+        linestyle=(0, (4, 2)),
+        linewidth=1.0,
+    )
     for cell in front.to_dict("records"):
         color, workers = _look(counts, cell["num_workers"])["color"], cell["num_workers"]
-        off = np.abs([[cell["seconds"] - cell["typical_low"]], [cell["typical_high"] - cell["seconds"]]])
+        off = np.abs(
+            [[cell["seconds"] - cell["typical_low"]], [cell["typical_high"] - cell["seconds"]]]
+        )
         place = ([cell["seconds"]], [cell["worker_seconds"]])
-        axes.errorbar(*place, xerr=off, yerr=workers * off, fmt="none", ecolor=color, elinewidth=1.0)
-        axes.plot(*place, **{**_look(counts, workers), "linestyle": "", "markersize": 7}, markeredgecolor="black")
-        below: dict[str, Any] = {"textcoords": "offset points", "xytext": (-4, -12), "fontsize": 8, "ha": "right"}
+        axes.errorbar(
+            *place, xerr=off, yerr=workers * off, fmt="none", ecolor=color, elinewidth=1.0
+        )
+        axes.plot(
+            *place,
+            **{**_look(counts, workers), "linestyle": "", "markersize": 7},
+            markeredgecolor="black",
+        )
+        below: dict[str, Any] = {
+            "textcoords": "offset points",
+            "xytext": (-4, -12),
+            "fontsize": 8,
+            "ha": "right",
+        }
         axes.annotate(f"{cell['global_batch']}", (cell["seconds"], cell["worker_seconds"]), **below)
     for axis, scale, name in (
         (axes.xaxis, axes.set_xscale, "seconds"),
@@ -75,7 +111,11 @@ def _draw_front(axes: Axes, rows: pd.DataFrame, counts: list[int]) -> None:
 
 def _look(counts: list[int], count: int) -> dict[str, Any]:
     place = counts.index(count)
-    return {"color": COLORS[place % len(COLORS)], "marker": MARKERS[place % len(MARKERS)], "linestyle": ""}
+    return {
+        "color": COLORS[place % len(COLORS)],
+        "marker": MARKERS[place % len(MARKERS)],
+        "linestyle": "",
+    }
 
 
 def _workers(count: int) -> str:
@@ -83,8 +123,12 @@ def _workers(count: int) -> str:
 
 
 def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
-    """Seconds that going to the next worker count saves, and worker-seconds that it adds, at the best batch of each."""
-    figure = Figure(figsize=(drawing.WIDTH, 0.8 + _STEP_INCHES * (len(steps) + 0.5)), layout="constrained")
+    """Seconds that going to the next worker count saves, and worker-seconds that it adds, at the
+    best batch of each.
+    """
+    figure = Figure(
+        figsize=(drawing.WIDTH, 0.8 + _STEP_INCHES * (len(steps) + 0.5)), layout="constrained"
+    )
     panels = figure.subplots(1, 2, sharey=True)
     places = range(len(steps))
     names = {"saved_seconds": "Seconds saved", "added_worker_seconds": "Worker-seconds added"}
@@ -93,7 +137,9 @@ def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
         is_open = (steps[f"{name}_low"] <= 0) & (steps[f"{name}_high"] >= 0)
         colors = ["white" if none else COLORS[0] for none in is_open]
         axes.barh(places, steps[name], 0.6, color=colors, edgecolor=COLORS[0], alpha=0.8)
-        axes.errorbar(steps[name], places, xerr=np.abs(off), fmt="none", ecolor="black", elinewidth=1.0)
+        axes.errorbar(
+            steps[name], places, xerr=np.abs(off), fmt="none", ecolor="black", elinewidth=1.0
+        )
         axes.use_sticky_edges = False  # or zero is cut in half where it is the edge
         axes.margins(x=0.06)
         axes.axvline(0, color="black", linewidth=0.8)
@@ -106,7 +152,8 @@ def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
     drawing.legends(figure, ([], ""))
     return drawing.captioned(
         figure,
-        f"What going to the next worker count buys on the way to {targets_in_words(steps)}, each at its best global "
+        f"What going to the next worker count buys on the way to {targets_in_words(steps)}, each "
+        f"at its best global "
         "batch: medians with 90 % intervals of a typical run.",
         "Open bars have an interval that contains zero: no difference." if has_open else "",
     )

@@ -1,4 +1,6 @@
-"""The cells of a study as lines: in the order of their launch, in words, those that coincide as one, few to a panel."""
+"""The cells of a study as lines: in the order of their launch, in words, those that coincide as
+one, few to a panel.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,16 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
 MAX_LINES = 8  # of a panel
 MAX_PANELS = 24
-_LISTED = re.compile(r"\(\d+(?:(?:/\d+)+| each)\)$")  # a variant that is named with each worker's batch
+_LISTED = re.compile(
+    r"\(\d+(?:(?:/\d+)+| each)\)$"
+)  # a variant that is named with each worker's batch
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line: `cells` by what runs along its horizontal axis, and the variants that it stands for."""
+    """One line: `cells` by what runs along its horizontal axis, and the variants that it stands
+    for.
+    """
 
     key: dict[str, Any]
     colored_by: str
@@ -44,7 +50,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines that share a panel, with others in its background where each line has a panel of its own."""
+    """Lines that share a panel, with others in its background where each line has a panel of its
+    own.
+    """
 
     title: str
     curves: Sequence[Curve]
@@ -53,17 +61,22 @@ class Panel:
 
 
 def readable(study: Study, table: pd.DataFrame) -> pd.DataFrame:
-    """A table of cells `in_order` and with its variants in words, of uneven workers with the batches of each."""
+    """A table of cells `in_order` and with its variants in words, of uneven workers with the
+    batches of each.
+    """
     if table.empty or "variant" not in table.index.names:
         return table
     table, names = in_order(study, table), _names(study)
     index = table.index.to_frame(index=False)
-    index["variant"] = [names.get(variant) or words("variant", variant) for variant in index["variant"]]
+    index["variant"] = [
+        names.get(variant) or words("variant", variant) for variant in index["variant"]
+    ]
     return table.set_index(pd.MultiIndex.from_frame(index))
 
 
 def in_order(study: Study, table: pd.DataFrame) -> pd.DataFrame:
-    """Rows in the order of the configuration: numbers ascend; other settings come as they were first launched.
+    """Rows in the order of the configuration: numbers ascend; other settings come as they were
+    first launched.
 
     Where that is not on record, as they come in the table.
     """
@@ -87,7 +100,9 @@ def _ranks(study: Study, table: pd.DataFrame, name: str) -> list[int]:
 
 def _values(found: pd.Index[Any]) -> list[Any]:
     """Numbers in ascending order, other values in that of the table."""
-    return sorted(set(found)) if pd.api.types.is_numeric_dtype(found) else list(dict.fromkeys(found))
+    return (
+        sorted(set(found)) if pd.api.types.is_numeric_dtype(found) else list(dict.fromkeys(found))
+    )
 
 
 def _names(study: Study) -> dict[str, str]:
@@ -96,7 +111,13 @@ def _names(study: Study) -> dict[str, str]:
     if not (cells["local_batches"] != "").any() or "local_batch" in analysis.varying(cells):
         return {}
     even = str(cells.index.get_level_values("local_batch")[0])
-    lists = cells["local_batches"].replace("", even).groupby(level="variant").agg(dict.fromkeys).map(list)
+    lists = (
+        cells["local_batches"]
+        .replace("", even)
+        .groupby(level="variant")
+        .agg(dict.fromkeys)
+        .map(list)
+    )
     named = {str(name): "; ".join(map(_each, texts)) for name, texts in lists.items()}
     return {name: f"{words('variant', name)} ({batches})" for name, batches in named.items()}
 
@@ -115,7 +136,11 @@ def common(table: pd.DataFrame, names: Sequence[str] = ("num_workers", "local_ba
     """Workers and batch where only other settings vary, in words."""
     varying = analysis.varying(table)
     is_uneven = table.index.get_level_values("variant").astype(str).str.contains(_LISTED).any()
-    shared = [name for name in names if varying and name not in varying and not (is_uneven and name == "local_batch")]
+    shared = [
+        name
+        for name in names
+        if varying and name not in varying and not (is_uneven and name == "local_batch")
+    ]
     return ", ".join(said(name, table.index.get_level_values(name)[0]) for name in shared)
 
 
@@ -128,9 +153,9 @@ def curves(
 ) -> list[Curve]:
     """The lines of a `readable` table: one for each combination of all index levels but `along`.
 
-    Colour and marker tell the values of one level apart, dashes the other levels: of that with the most values, or of
-    `colored_by` where none has more. Colours are those of the cells of `whole`, of which `table` may be a part.
-    Variants that are equal in the columns `alike_in` are one line.
+    Colour and marker tell the values of one level apart, dashes the other levels: of that with the
+    most values, or of `colored_by` where none has more. Colours are those of the cells of `whole`,
+    of which `table` may be a part. Variants that are equal in the columns `alike_in` are one line.
     """
     names: list[Any] = [name for name in analysis.levels(table) if name != along]
     if table.empty:
@@ -139,12 +164,19 @@ def curves(
     members = _alike(groups, names, along, alike_in)
     shown = pd.MultiIndex.from_tuples(members, names=names) if whole is None else whole.index
     levels = {name: _values(shown.get_level_values(name)) for name in names}
-    colored_by = max(sorted(names, key=lambda name: name != colored_by), key=lambda name: len(levels[name]))
+    colored_by = max(
+        sorted(names, key=lambda name: name != colored_by), key=lambda name: len(levels[name])
+    )
     at = names.index(colored_by)
     values = {value: place for place, value in enumerate(levels[colored_by])}
-    others = {rest: place for place, rest in enumerate(dict.fromkeys(key[:at] + key[at + 1 :] for key in members))}
+    others = {
+        rest: place
+        for place, rest in enumerate(dict.fromkeys(key[:at] + key[at + 1 :] for key in members))
+    }
     varying = [name for name in names if name in analysis.varying(table)]
-    alone = "local_batch" if colored_by == "local_batch" else "variant"  # what to call the only line there is
+    alone = (
+        "local_batch" if colored_by == "local_batch" else "variant"
+    )  # what to call the only line there is
     found = []
     for key, of_line in members.items():
         named = dict(zip(names, key, strict=True))
@@ -179,7 +211,12 @@ def _alike(
         variant = str(settings.pop("variant", ""))
         values = [f"{value:.6g}" for value in cells[list(columns)].to_numpy(float).flat]
         is_known = any(value != "nan" for value in values)
-        seen = (*settings.values(), *cells.index.get_level_values(along), *values, *(() if is_known else key))
+        seen = (
+            *settings.values(),
+            *cells.index.get_level_values(along),
+            *values,
+            *(() if is_known else key),
+        )
         first = firsts.setdefault(seen, key)
         members[first] = (*members.get(first, ()), variant)
     return members
@@ -192,25 +229,38 @@ def alike_words(curves: Sequence[Curve]) -> str:
         if len(curve.members) > 1:
             others = curve.line_label if curve.colored_by == "variant" else curve.color_label
             where = f" ({others})" if others else ""
-            said.append(f"The {len(curve.members)} exact strategies{where} coincide: {'; '.join(curve.members)}.")
+            said.append(
+                f"The {len(curve.members)} exact strategies{where} coincide: "
+                f"{'; '.join(curve.members)}."
+            )
     return " ".join(said)
 
 
 def in_panels(curves: Sequence[Curve], apart: bool = False) -> list[Panel]:
-    """Lines by panel, `MAX_LINES` at most: by what dashes tell apart, if need be or `apart`, or else one by one.
+    """Lines by panel, `MAX_LINES` at most: by what dashes tell apart, if need be or `apart`, or
+    else one by one.
 
-    Of more than `MAX_PANELS` some are shown, evenly apart in their order, so that neither page nor time grow with all.
+    Of more than `MAX_PANELS` some are shown, evenly apart in their order, so that neither page nor
+    time grow with all.
     """
     if len(curves) <= MAX_LINES and not apart:
         return [Panel("", curves)]
     by_title: dict[str, list[Curve]] = {}
     for curve in curves:
-        by_title.setdefault(curve.line_label, []).append(replace(curve, look={**curve.look, "linestyle": "-"}))
+        by_title.setdefault(curve.line_label, []).append(
+            replace(curve, look={**curve.look, "linestyle": "-"})
+        )
     if all(len(of_title) <= MAX_LINES for of_title in by_title.values()):
-        return [Panel(title, by_title[title], left_out=_left_out(by_title)) for title in _some(list(by_title))]
+        return [
+            Panel(title, by_title[title], left_out=_left_out(by_title))
+            for title in _some(list(by_title))
+        ]
     alone = [replace(curve, look=_look(0, 0)) for curve in _some(curves)]
     words = _left_out(curves)
-    return [Panel(curve.label, [curve], [other for other in alone if other is not curve], words) for curve in alone]
+    return [
+        Panel(curve.label, [curve], [other for other in alone if other is not curve], words)
+        for curve in alone
+    ]
 
 
 def _some(panels: Sequence[Any]) -> Sequence[Any]:
@@ -223,16 +273,23 @@ def _left_out(panels: Collection[Any]) -> str:
 
 
 def handles(curves: Sequence[Curve]) -> list[Line2D]:
-    """The legend's entries: one for each line, or, if colour and dashes both tell something, one for each of these."""
+    """The legend's entries: one for each line, or, if colour and dashes both tell something, one
+    for each of these.
+    """
     if len({curve.line_label for curve in curves}) < 2:
         return [handle(curve.look, curve.label) for curve in curves]
-    lines = {curve.line_label: {"color": "#444444", "linestyle": curve.look["linestyle"]} for curve in curves}
+    lines = {
+        curve.line_label: {"color": "#444444", "linestyle": curve.look["linestyle"]}
+        for curve in curves
+    }
     return [*colors(curves), *(handle(look, label) for label, look in lines.items())]
 
 
 def colors(curves: Sequence[Curve]) -> list[Line2D]:
     """The legend's entries where titles tell apart what dashes do."""
-    looks = {curve.color_label or curve.line_label: {**curve.look, "linestyle": "-"} for curve in curves}
+    looks = {
+        curve.color_label or curve.line_label: {**curve.look, "linestyle": "-"} for curve in curves
+    }
     return [handle(look, label) for label, look in looks.items()]
 
 

@@ -25,10 +25,17 @@ from bsweep.analysis import Study
 from bsweep.plots.curves import handle, readable
 
 BATCH_LABEL = "Local batch (examples per worker)"
-AXES = {"local_batch": (BATCH_LABEL, "local batch"), "num_workers": ("Workers", "number of workers")}
+AXES = {
+    "local_batch": (BATCH_LABEL, "local batch"),
+    "num_workers": ("Workers", "number of workers"),
+}
 PALE = "#A9C6D9"
 GRAY = "#7A7A7A"
-BEHIND: dict[str, Any] = {"color": "#D5D5D5", "linewidth": 0.8, "zorder": 1}  # lines that have panels of their own
+BEHIND: dict[str, Any] = {
+    "color": "#D5D5D5",
+    "linewidth": 0.8,
+    "zorder": 1,
+}  # lines that have panels of their own
 WIDTH = 7.0  # inches, of a page
 _BESIDE = 0.75  # inches of an axes' place that its labels take
 _DIGIT = 0.071  # inches of a tick label's
@@ -53,7 +60,8 @@ STYLE: dict[Any, Any] = {
     "lines.markersize": 4.5,
     "errorbar.capsize": 2.5,
 }
-# Text as outlines in SVG, which look alike everywhere; as embedded fonts in PDF, which publishers ask for.
+# Text as outlines in SVG, which look alike everywhere; as embedded fonts in PDF, which publishers
+# ask for.
 _FILE_STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "bsweep",
@@ -61,7 +69,8 @@ _FILE_STYLE: dict[Any, Any] = {
     "figure.autolayout": False,
     "figure.constrained_layout.use": False,
 }
-# Tables of a font that lay out text. A PDF places each glyph itself, and to keep them for those in it takes long.
+# Tables of a font that lay out text. A PDF places each glyph itself, and to keep them for those in
+# it takes long.
 _LAYOUT_TABLES = ["GDEF", "GPOS", "GSUB"]
 _NO_METADATA = {
     ".png": ("Software",),
@@ -72,7 +81,9 @@ _NO_METADATA = {
 
 @dataclass
 class StudyFigure:
-    """A figure of a study: its name, the table that it is drawn from, and the drawing of that table."""
+    """A figure of a study: its name, the table that it is drawn from, and the drawing of that
+    table.
+    """
 
     name: str
     table: Callable[[Study], pd.DataFrame]
@@ -82,7 +93,9 @@ class StudyFigure:
         self.__doc__ = self.draw.__doc__
 
     def __call__(self, study: Study) -> Figure:
-        """The figure of a `readable` table, in the style of all; without a row, a sentence instead of a figure."""
+        """The figure of a `readable` table, in the style of all; without a row, a sentence instead
+        of a figure.
+        """
         with rc_context(STYLE):
             table = self.table(study)
             return self.draw(study, readable(study, table)) if len(table) else _nothing(self.name)
@@ -98,11 +111,15 @@ def _nothing(name: str) -> Figure:
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, SVG or PDF, by the path's suffix, without dates or names of programs.
 
-    Its layout is computed once for all files: it takes longer than drawing. Afterwards it has no layout engine, not
-    even one that does nothing ("none"), with which matplotlib would draw it twice for each file.
+    Its layout is computed once for all files: it takes longer than drawing. Afterwards it has no
+    layout engine, not even one that does nothing ("none"), with which matplotlib would draw it
+    twice for each file.
     """
     metadata = dict.fromkeys(_NO_METADATA[path.suffix])
-    with rc_context(_FILE_STYLE), _fonts_without_layout() if path.suffix == ".pdf" else nullcontext():
+    with (
+        rc_context(_FILE_STYLE),
+        _fonts_without_layout() if path.suffix == ".pdf" else nullcontext(),
+    ):
         if figure.get_layout_engine() is not None:
             figure.draw_without_rendering()
             figure.set_layout_engine(None)
@@ -111,7 +128,9 @@ def save(figure: Figure, path: Path) -> None:
 
 @contextmanager
 def _fonts_without_layout() -> Iterator[None]:
-    """Have fontTools leave `_LAYOUT_TABLES` out of fonts that matplotlib embeds, which has no option for it."""
+    """Have fontTools leave `_LAYOUT_TABLES` out of fonts that matplotlib embeds, which has no
+    option for it.
+    """
     from fontTools.subset import Options
 
     before = Options._drop_tables_default
@@ -134,7 +153,9 @@ def captioned(figure: Figure, *sentences: str) -> Figure:
 
 def span(numbers: Iterable[int]) -> str:
     found = sorted(set(numbers))
-    return " to ".join(str(number) for number in dict.fromkeys([found[0], found[-1]])) if found else ""
+    return (
+        " to ".join(str(number) for number in dict.fromkeys([found[0], found[-1]])) if found else ""
+    )
 
 
 def number(value: float) -> str:
@@ -154,7 +175,10 @@ def repeats(n: pd.Series[int], what: str = "point") -> str:
         return "No run has completed."
     told = [f"n = {span(counts)} per {what}."]
     if counts[-1] >= analysis.MIN_SEEDS_FOR_INTERVAL:
-        told.append("Small circles are single seeds, bars 95 % t-intervals over seeds, cut at the edge of the panel.")
+        told.append(
+            "Small circles are single seeds, bars 95 % t-intervals over seeds, cut at the edge of "
+            "the panel."
+        )
     if 2 in counts:
         told.append("Where there are two seeds, both are drawn, without an interval.")
     return " ".join(told)
@@ -172,13 +196,17 @@ def grid(num_panels: int, num_parts: int, height: float = 2.1) -> tuple[Figure, 
     return figure, [list(row) for row in axes[:num_panels]]
 
 
-def name_panels(panels: Iterable[str], grid: Sequence[Sequence[Axes]], along: str, names: Sequence[str]) -> None:
+def name_panels(
+    panels: Iterable[str], grid: Sequence[Sequence[Axes]], along: str, names: Sequence[str]
+) -> None:
     """Titles of rows; what axes are, and numbers that panels share, at the outer ones alone.
 
     Axes in a column of the same part, such as the test's, show the same range.
     """
     places: list[list[Any]] = [[axes.get_subplotspec() for axes in row] for row in grid]
-    letters = 46 if len(grid) <= 3 else 34 if len(names) > 1 else 32  # of a title that is centred within twice its axes
+    letters = (
+        46 if len(grid) <= 3 else 34 if len(names) > 1 else 32
+    )  # of a title that is centred within twice its axes
     lowest = {place.colspan.start: place.rowspan.start for row in places for place in row}
     for title, row, of_row in zip(panels, grid, places, strict=True):
         row[0].set_title(broken(title, letters), loc="left")
@@ -198,7 +226,9 @@ def broken(text: str, letters: int) -> str:
 
 
 def log_axis(axes: Axes, cells: pd.DataFrame, along: str, also: Iterable[int] = ()) -> None:
-    """A log2 axis with a tick at each measured size, and a plain integer at as many as there is room for."""
+    """A log2 axis with a tick at each measured size, and a plain integer at as many as there is
+    room for.
+    """
     sizes = sorted({*cells.index.get_level_values(along), *also})
     limits = (sizes[0] / 1.3, sizes[-1] * 1.3)
     axes.set_xscale("log", base=2)
@@ -218,7 +248,9 @@ def _width(axes: Axes) -> float:
 
 
 def _with_room(sizes: Sequence[int], doubling_inches: float) -> list[int]:
-    """The sizes to write below an axis: all, every second one and so on; of uneven ones those that find room."""
+    """The sizes to write below an axis: all, every second one and so on; of uneven ones those that
+    find room.
+    """
 
     def fits(one: int, other: int) -> bool:
         letters = (len(str(one)) + len(str(other))) / 2 + 1
@@ -229,19 +261,25 @@ def _with_room(sizes: Sequence[int], doubling_inches: float) -> list[int]:
         if fits(found[-1], size):
             found.append(size)
     evenly = next(
-        every for every in (sizes[::step] for step in range(1, len(sizes) + 1)) if all(map(fits, every, every[1:]))
+        every
+        for every in (sizes[::step] for step in range(1, len(sizes) + 1))
+        if all(map(fits, every, every[1:]))
     )
     return list(evenly) if 2 * len(evenly) > len(found) else found
 
 
 def loss_axis(axes: Axes, values: Iterable[float], flat: bool = False, few: bool = False) -> None:
-    """A log axis with room for all losses, except that one which exploded leaves it rather than flatten all others."""
+    """A log axis with room for all losses, except that one which exploded leaves it rather than
+    flatten all others.
+    """
     known = np.asarray([value for value in values if 0 < value < math.inf])
     middle = float(np.median(known)) if len(known) else 1.0
     low, high = extent(known[(known <= _CUT * middle) & (known >= middle / _CUT)])
     margin = (high / low) ** 0.06 * 1.01
     axis, scale, limits = (
-        (axes.xaxis, axes.set_xscale, axes.set_xlim) if flat else (axes.yaxis, axes.set_yscale, axes.set_ylim)
+        (axes.xaxis, axes.set_xscale, axes.set_xlim)
+        if flat
+        else (axes.yaxis, axes.set_yscale, axes.set_ylim)
     )
     scale("log")
     limits(low / margin, high * margin)
@@ -253,14 +291,22 @@ def plain_log_ticks(axis: Axis, low: float, high: float, few: bool = False) -> N
     most, is_wide = 3 if few else 6, high / low > 6
     every = (1.0,) if high / low > 100 else (1.0, 3.0) if few else (1.0, 2.0, 5.0)
     axis.set_major_locator(
-        LogLocator(subs=every, numticks=most + 1) if is_wide else MaxNLocator(most, steps=[1, 2, 2.5, 5, 10])
+        LogLocator(subs=every, numticks=most + 1)
+        if is_wide
+        else MaxNLocator(most, steps=[1, 2, 2.5, 5, 10])
     )
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"))
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:.3g}")
+    )
     axis.set_minor_locator(NullLocator())
 
 
-def mark_cut(axes: Axes, places: Iterable[float], values: Iterable[float], color: str, flat: bool = False) -> bool:
-    """Triangles on the edge that a value lies beyond, at its place on the other axis; whether there are any."""
+def mark_cut(
+    axes: Axes, places: Iterable[float], values: Iterable[float], color: str, flat: bool = False
+) -> bool:
+    """Triangles on the edge that a value lies beyond, at its place on the other axis; whether there
+    are any.
+    """
     low, high = axes.get_xlim() if flat else axes.get_ylim()
     found = False
     for place, value in zip(places, values, strict=True):
@@ -268,8 +314,17 @@ def mark_cut(axes: Axes, places: Iterable[float], values: Iterable[float], color
             continue
         found, edge = True, float(value > high)
         marker = (">" if edge else "<") if flat else ("^" if edge else "v")
-        at: dict[str, Any] = {"transform": axes.get_yaxis_transform() if flat else axes.get_xaxis_transform()}
-        axes.plot(*((edge, place) if flat else (place, edge)), marker, color=color, clip_on=False, zorder=5, **at)
+        at: dict[str, Any] = {
+            "transform": axes.get_yaxis_transform() if flat else axes.get_xaxis_transform()
+        }
+        axes.plot(
+            *((edge, place) if flat else (place, edge)),
+            marker,
+            color=color,
+            clip_on=False,
+            zorder=5,
+            **at,
+        )
     return found
 
 
@@ -277,7 +332,8 @@ CUT_WORDS = "Triangles on an edge are losses beyond it."
 
 
 def chance_line(axes: Axes, study: Study, flat: bool = False) -> list[Line2D]:
-    """What guessing would reach, where the number of classes is known, and its entry for the legend.
+    """What guessing would reach, where the number of classes is known, and its entry for the
+    legend.
 
     Where that would squeeze all points, it is not in the panel, and the legend says so.
     """
@@ -315,7 +371,9 @@ def has_learned(study: Study) -> bool:
 def draw_line(axes: Axes, look: dict[str, Any], cells: pd.DataFrame, metric: str) -> None:
     """A line through the means of cells, with what they are means of, see `draw_spread`."""
     known = cells[cells[metric].notna()]
-    shown = [int(place) for place in np.flatnonzero(known["n"] != 2)]  # of two seeds the points are drawn
+    shown = [
+        int(place) for place in np.flatnonzero(known["n"] != 2)
+    ]  # of two seeds the points are drawn
     axes.plot(known.index, known[metric], **look, markevery=shown)
     draw_spread(axes, known, metric, look["color"], look["marker"])
 
@@ -323,14 +381,26 @@ def draw_line(axes: Axes, look: dict[str, Any], cells: pd.DataFrame, metric: str
 def draw_spread(
     axes: Axes, cells: pd.DataFrame, metric: str, color: str, marker: str = "o", flat: bool = False
 ) -> None:
-    """What cells at the places of their index are means of: two seeds, or an interval and small circles for seeds."""
+    """What cells at the places of their index are means of: two seeds, or an interval and small
+    circles for seeds.
+    """
     half = cells[f"{metric}_ci95"]
     if half.notna().any():
         place = (cells[metric], cells.index) if flat else (cells.index, cells[metric])
-        bars: dict[str, Any] = {"xerr" if flat else "yerr": half, "fmt": "none", "ecolor": color, "elinewidth": 1.0}
+        bars: dict[str, Any] = {
+            "xerr" if flat else "yerr": half,
+            "fmt": "none",
+            "ecolor": color,
+            "elinewidth": 1.0,
+        }
         axes.errorbar(*place, **bars)
     behind_the_mean = 1.9
-    small: dict[str, Any] = {"marker": "o", "markersize": 3, "markerfacecolor": "white", "zorder": behind_the_mean}
+    small: dict[str, Any] = {
+        "marker": "o",
+        "markersize": 3,
+        "markerfacecolor": "white",
+        "zorder": behind_the_mean,
+    }
     for these, look in ((cells["n"] > 2, small), (cells["n"] == 2, {"marker": marker})):
         points = cells.loc[these, f"{metric}_points"].explode().dropna().astype(float)
         if len(points):
@@ -339,14 +409,20 @@ def draw_spread(
 
 
 def legends(figure: Figure, *legends: tuple[Sequence[Artist], str]) -> None:
-    """Entries and title of a legend, or of two side by side, below the panels; the figure grows by their height."""
+    """Entries and title of a legend, or of two side by side, below the panels; the figure grows by
+    their height.
+    """
     room = figure.get_figwidth() * figure.dpi / len(legends) - 8
     tallest = 0.0
-    for place, (handles, title) in zip(("left", "right") if len(legends) > 1 else ("center",), legends, strict=True):
+    for place, (handles, title) in zip(
+        ("left", "right") if len(legends) > 1 else ("center",), legends, strict=True
+    ):
         for entry in handles:
             entry.set_label(broken(str(entry.get_label()), _MAX_LABEL // len(legends)))
         where: Any = f"outside lower {place}"
-        for rows in range(1, len(handles) + 2):  # the fewest rows that leave the legend within the figure
+        for rows in range(
+            1, len(handles) + 2
+        ):  # the fewest rows that leave the legend within the figure
             columns = max(1, math.ceil(len(handles) / rows))
             legend = figure.legend(handles=handles, title=title, loc=where, ncols=columns)
             box = legend.get_window_extent()

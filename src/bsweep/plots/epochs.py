@@ -15,10 +15,21 @@ from matplotlib.ticker import MaxNLocator
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.plots import drawing
-from bsweep.plots.curves import Curve, Panel, alike_words, common, curves, handle, in_panels, panel_handles
+from bsweep.plots.curves import (
+    Curve,
+    Panel,
+    alike_words,
+    common,
+    curves,
+    handle,
+    in_panels,
+    panel_handles,
+)
 
 PARTS = {"train": "Training", "test": "Test"}
-_INCOMPLETE = "Dotted lines are runs that did not complete, up to a cross at their last epoch on record."
+_INCOMPLETE = (
+    "Dotted lines are runs that did not complete, up to a cross at their last epoch on record."
+)
 _WIDE = 8  # times over which the runs' times may spread before their axis is logarithmic
 
 
@@ -37,7 +48,9 @@ def accuracy_by_time(study: Study, table: pd.DataFrame) -> Figure:
     is_wide = max(ends) > _WIDE * min(ends)
     for (axes,), panel in zip(grid, panels, strict=True):
         for curve in panel.others:
-            axes.plot(curve.cells["elapsed_seconds"], curve.cells["test_accuracy"], **drawing.BEHIND)
+            axes.plot(
+                curve.cells["elapsed_seconds"], curve.cells["test_accuracy"], **drawing.BEHIND
+            )
         for curve in panel.curves:
             _draw_course(axes, curve, curve.cells["elapsed_seconds"], "test_accuracy")
         axes.set_ylim(drawing.accuracy_limits(study, table["test_accuracy"]))
@@ -46,11 +59,14 @@ def accuracy_by_time(study: Study, table: pd.DataFrame) -> Figure:
         axes.set_xlim(*((low / 1.15, high * 1.15) if is_wide else (0, 1.04 * high)))
         if is_wide:
             drawing.plain_log_ticks(axes.xaxis, low, high, few=len(panels) > 3)
-    drawing.name_panels([panel.title for panel in panels], grid, "Training time (s)", ["Test accuracy"])
+    drawing.name_panels(
+        [panel.title for panel in panels], grid, "Training time (s)", ["Test accuracy"]
+    )
     drawing.legends(figure, _legend(panels, table, guess))
     return drawing.captioned(
         figure,
-        "Test accuracy at the end of each epoch by the training time until then, without evaluations.",
+        "Test accuracy at the end of each epoch by the training time until then, without "
+        "evaluations.",
         _repeated(table),
     )
 
@@ -69,7 +85,9 @@ def _courses(study: Study, metric: str) -> pd.DataFrame:
     table = analysis.epoch_curves(study)
     if table.empty or table.index.get_level_values("epoch").nunique() == 1:
         return table[:0]
-    return table if table[[f"{part}_{metric}" for part in PARTS]].notna().any(axis=None) else table[:0]
+    return (
+        table if table[[f"{part}_{metric}" for part in PARTS]].notna().any(axis=None) else table[:0]
+    )
 
 
 def loss_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
@@ -96,15 +114,26 @@ def _by_epoch(study: Study, table: pd.DataFrame, metric: str) -> Figure:
                 axes.plot(curve.cells[column], **drawing.BEHIND)
             for curve in panel.curves:
                 _draw_course(axes, curve, curve.cells.index, column)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10], nbins=6))
+            axes.xaxis.set_major_locator(
+                MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10], nbins=6)
+            )
             if metric == "loss":
                 drawing.loss_axis(axes, table[column])
                 for curve in panel.curves:
-                    is_cut |= drawing.mark_cut(axes, curve.cells.index, curve.cells[column], curve.look["color"])
+                    is_cut |= drawing.mark_cut(
+                        axes, curve.cells.index, curve.cells[column], curve.look["color"]
+                    )
             else:
-                axes.set_ylim(drawing.accuracy_limits(study, pd.concat([table[column] for column in columns])))
+                axes.set_ylim(
+                    drawing.accuracy_limits(study, pd.concat([table[column] for column in columns]))
+                )
                 guess = drawing.chance_line(axes, study)
-    drawing.name_panels([panel.title for panel in panels], grid, "Epoch", [f"{PARTS[part]} {metric}" for part in parts])
+    drawing.name_panels(
+        [panel.title for panel in panels],
+        grid,
+        "Epoch",
+        [f"{PARTS[part]} {metric}" for part in parts],
+    )
     drawing.legends(figure, _legend(panels, table, guess))
     on_test = ", and on the test set" if "test" in parts else ""
     axis = ", on a logarithmic axis of its own each" if metric == "loss" and on_test else ""
@@ -119,7 +148,9 @@ def _by_epoch(study: Study, table: pd.DataFrame, metric: str) -> Figure:
 
 
 def _draw_course(axes: Axes, curve: Curve, places: Any, metric: str) -> None:
-    """A line over the epochs of a cell, with the band of its interval; dotted to a cross where no run completed."""
+    """A line over the epochs of a cell, with the band of its interval; dotted to a cross where no
+    run completed.
+    """
     known = curve.cells[metric].notna().to_numpy()
     cells, places = curve.cells[known], places[known]
     if cells.empty:
@@ -132,7 +163,12 @@ def _draw_course(axes: Axes, curve: Curve, places: Any, metric: str) -> None:
         low, high = cells[metric] - half, cells[metric] + half
         axes.fill_between(places, low, high, color=look["color"], alpha=0.12, linewidth=0)
     if not completed:
-        last: dict[str, Any] = {"marker": "x", "markersize": 8, "markeredgewidth": 1.8, "color": look["color"]}
+        last: dict[str, Any] = {
+            "marker": "x",
+            "markersize": 8,
+            "markeredgewidth": 1.8,
+            "color": look["color"],
+        }
         axes.plot(places[-1:], cells[metric].iloc[-1:], **last)
 
 
@@ -146,13 +182,21 @@ def _repeated(table: pd.DataFrame) -> str:
         else f"Lines are means over n = {drawing.span(counts)} seeds."
     )
     bands = counts.max() >= analysis.MIN_SEEDS_FOR_INTERVAL
-    return told + " Bands are 95 % t-intervals over seeds, cut where they are wider than the panel." * bool(bands)
+    return (
+        told
+        + " Bands are 95 % t-intervals over seeds, cut where they are wider than the panel."
+        * bool(bands)
+    )
 
 
-def _legend(panels: Sequence[Panel], table: pd.DataFrame, guess: Sequence[Line2D]) -> tuple[list[Any], str]:
+def _legend(
+    panels: Sequence[Panel], table: pd.DataFrame, guess: Sequence[Line2D]
+) -> tuple[list[Any], str]:
     entries = [*panel_handles(panels), *guess]
     if not table.get("completed", pd.Series(True)).all():
-        entries.append(handle({"color": "#444444", "marker": "x", "linestyle": ":"}, "incomplete run"))
+        entries.append(
+            handle({"color": "#444444", "marker": "x", "linestyle": ":"}, "incomplete run")
+        )
     colored_by = panels[0].curves[0].colored_by
     if colored_by == "local_batch" and not panels[0].others:
         return entries, drawing.BATCH_LABEL

@@ -16,7 +16,8 @@ from bsweep.plots.along import PUBLISHED
 from bsweep.plots.curves import common, curves, handle, readable
 from bsweep.plots.rows import few_enough, panels_of_rows
 
-# By the column of `analysis.step_times`, in the order of a bar: what the legend says, and how it looks.
+# By the column of `analysis.step_times`, in the order of a bar: what the legend says, and how it
+# looks.
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "compute_seconds": ("computing", {"facecolor": "#0072B2"}),
     "codec_seconds": ("coding", {"facecolor": "#CC79A7"}),
@@ -34,10 +35,14 @@ def exchange_times(study: Study) -> pd.DataFrame:
 
 
 def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
-    """What a training step's time goes into, one bar a cell: computing, coding, exchanging, waiting for others."""
+    """What a training step's time goes into, one bar a cell: computing, coding, exchanging, waiting
+    for others.
+    """
     times, left_out = few_enough(table)
     figure, panels = panels_of_rows(times, 1)
-    parts = {name: part for name, part in PARTS.items() if name in times and times[name].gt(0).any()}
+    parts = {
+        name: part for name, part in PARTS.items() if name in times and times[name].gt(0).any()
+    }
     is_split = times["compute_seconds"].notna()
     for (axes,), rows in panels:
         left = np.zeros(len(rows))
@@ -49,7 +54,12 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
             left += widths
         for place, seconds in enumerate(total):
             axes.annotate(
-                drawing.number(seconds), (seconds, place), (3, 0), textcoords="offset points", va="center", size=7
+                drawing.number(seconds),
+                (seconds, place),
+                (3, 0),
+                textcoords="offset points",
+                va="center",
+                size=7,
             )
     unit = analysis.step_unit(study)
     label = "Seconds per training step" if unit == "step" else f"Seconds per {unit}"
@@ -60,7 +70,8 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
     coding = ", what compressing and restoring takes" if "codec_seconds" in parts else ""
     return drawing.captioned(
         figure,
-        f"{label}: the slowest worker's exchange, as far as computing does not hide it{coding}, a worker's mean "
+        f"{label}: the slowest worker's exchange, as far as computing does not hide it{coding}, a "
+        f"worker's mean "
         "wait for others before it, and the rest, which is computing.",
         f"n = {drawing.span(times['n'])} per bar.",
         left_out,
@@ -68,7 +79,9 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def server_load(study: Study, table: pd.DataFrame) -> Figure:
-    """How parameter servers share the model, the fullest in dark, and how busy the busiest of them is."""
+    """How parameter servers share the model, the fullest in dark, and how busy the busiest of them
+    is.
+    """
     loads, left_out = few_enough(table)
     shares = readable(study, analysis.server_shares(study))
     figure, panels = panels_of_rows(loads, 2)
@@ -77,14 +90,22 @@ def server_load(study: Study, table: pd.DataFrame) -> Figure:
             held = np.sort(100 * shares.loc[key].dropna().to_numpy())[::-1]
             starts = np.cumsum(held) - held
             colors = ["#0072B2", *[drawing.PALE] * (len(held) - 1)]
-            left_axes.barh([place] * len(held), held, left=starts, color=colors, edgecolor="white", linewidth=0.6)
+            left_axes.barh(
+                [place] * len(held),
+                held,
+                left=starts,
+                color=colors,
+                edgecolor="white",
+                linewidth=0.6,
+            )
         right_axes.barh(range(len(rows)), 100 * rows["busiest_load"], color="#E69F00")
     left_axes.set(xlabel="Share of the parameters by\nserver, the fullest first (%)", xlim=(0, 100))
     right_axes.set_xlabel("Busy time of the busiest\nserver (% of training time)")
     right_axes.set_xlim(left=0)
     return drawing.captioned(
         figure,
-        "Left: the shares of the parameters that the servers hold, the fullest server's in dark. Right: the part of "
+        "Left: the shares of the parameters that the servers hold, the fullest server's in dark. "
+        "Right: the part of "
         "the training time in which the busiest server receives, updates or sends.",
         f"{common(loads).capitalize()}." if common(loads) else "",
         f"n = {drawing.span(loads['n'])} per bar.",
@@ -93,7 +114,9 @@ def server_load(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def sharding_gain(study: Study, measured: pd.DataFrame) -> Figure:
-    """By how much sharding by memory is faster than by layer: published, modelled and measured, by workers."""
+    """By how much sharding by memory is faster than by layer: published, modelled and measured, by
+    workers.
+    """
     published = analysis.published_gains()["gain"]
     ratio = analysis.fit_ratio(published)
     figure, [(axes,)] = drawing.grid(1, 1, 2.6)
@@ -107,7 +130,9 @@ def sharding_gain(study: Study, measured: pd.DataFrame) -> Figure:
         axes.plot(100 * curve.cells["gain"], **curve.look)
     drawing.log_axis(axes, measured, "num_workers", also=published.index)
     axes.set_ylabel("Memory over layer sharding:\ngain in images per second (%)")
-    names = [f"measured here, {curve.label}" if len(found) > 1 else "measured here" for curve in found]
+    names = [
+        f"measured here, {curve.label}" if len(found) > 1 else "measured here" for curve in found
+    ]
     entries = [
         handle(stars, "published"),
         handle(fitted, f"fit to the published values (computing = {ratio:.2f} x exchange)"),
@@ -116,7 +141,9 @@ def sharding_gain(study: Study, measured: pd.DataFrame) -> Figure:
     drawing.legends(figure, (entries, ""))
     return drawing.captioned(
         figure,
-        "What sharding VGG-16 by memory gains over sharding it by layer. The line's one constant, the time to compute "
-        "over that of an exchange with evenly loaded servers, is fitted to the published gains, not to those measured "
+        "What sharding VGG-16 by memory gains over sharding it by layer. The line's one constant, "
+        "the time to compute "
+        "over that of an exchange with evenly loaded servers, is fitted to the published gains, "
+        "not to those measured "
         "here.",
     )

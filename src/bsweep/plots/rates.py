@@ -23,9 +23,13 @@ _NAMES = {"test_accuracy": "Test accuracy", "seconds_to_target": "Time to target
 
 
 def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
-    """Accuracy or time to the target by batch size, with the best rate of each and one rate for all; and that rate."""
+    """Accuracy or time to the target by batch size, with the best rate of each and one rate for
+    all; and that rate.
+    """
     apart = [name for name in levels(table) if name not in (*RATES, "local_batch")]
-    groups = sorted(table.groupby(level=apart, sort=False), key=lambda group: -len(group[1]))[:_MOST_PANELS]
+    groups = sorted(table.groupby(level=apart, sort=False), key=lambda group: -len(group[1]))[
+        :_MOST_PANELS
+    ]
     varying = [name for name in apart if table.index.get_level_values(name).nunique() > 1]
     figure, grid = drawing.grid(len(groups), 2, 2.4)
     rules = []
@@ -35,7 +39,9 @@ def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
         _draw_scores(score, rows, one)
         _draw_rates(rate, rows, one)
     titles = [
-        ", ".join(said(name, value) for name, value in zip(apart, key, strict=True) if name in varying)
+        ", ".join(
+            said(name, value) for name, value in zip(apart, key, strict=True) if name in varying
+        )
         for key, _ in groups
     ]
     metric = str(table["metric"].iloc[0])
@@ -49,7 +55,8 @@ def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
     drawing.legends(figure, (entries, ""))
     return drawing.captioned(
         figure,
-        f"Left: {_NAMES[metric].lower()} with the best learning rate of each batch size, found by the same runs, "
+        f"Left: {_NAMES[metric].lower()} with the best learning rate of each batch size, found by "
+        f"the same runs, "
         "beside that with one rate or rule for all. Right: these rates, and all that were tried.",
         drawing.repeats(table["n"]),
     )
@@ -79,4 +86,6 @@ def _draw_rates(axes: Axes, rows: pd.DataFrame, one: pd.DataFrame) -> None:
 
 
 def _along_batch(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.reset_index([name for name in levels(rows) if name != "local_batch"], drop=True).sort_index()
+    return rows.reset_index(
+        [name for name in levels(rows) if name != "local_batch"], drop=True
+    ).sort_index()

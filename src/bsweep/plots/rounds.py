@@ -1,4 +1,6 @@
-"""Figures over rounds of local steps: who waits for whom between synchronisations, and what loss it leads to."""
+"""Figures over rounds of local steps: who waits for whom between synchronisations, and what loss it
+leads to.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from matplotlib.ticker import MaxNLocator
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.plots import drawing
-from bsweep.plots.curves import COLORS, Curve, common, curves, handle, in_panels, panel_handles, said
+from bsweep.plots.curves import (
+    COLORS,
+    Curve,
+    common,
+    curves,
+    handle,
+    in_panels,
+    panel_handles,
+    said,
+)
 from bsweep.plots.exchange import PARTS
 from bsweep.plots.rows import few_enough, panels_of_rows
 
@@ -37,7 +48,9 @@ _PUBLISHED_METHODS = {
 
 
 def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
-    """Idle seconds of each node, one group of bars a cell, with total and change: table 3 of the paper as a figure."""
+    """Idle seconds of each node, one group of bars a cell, with total and change: table 3 of the
+    paper as a figure.
+    """
     table, left_out = few_enough(table, _MAX_METHODS)
     idle = table[analysis.node_columns(table)].to_numpy()
     num_nodes = idle.shape[1]
@@ -49,21 +62,36 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
             if are_bars:
                 height = 0.8 / num_nodes
                 places = place + height * (np.arange(num_nodes) - (num_nodes - 1) / 2)
-                half = row.reindex([f"{name}_ci95" for name in analysis.node_columns(table)]).to_numpy(float)
-                bars: dict[str, Any] = {"ecolor": "#444444", "error_kw": {"elinewidth": 0.8, "capsize": 1.5}}
+                half = row.reindex(
+                    [f"{name}_ci95" for name in analysis.node_columns(table)]
+                ).to_numpy(float)
+                bars: dict[str, Any] = {
+                    "ecolor": "#444444",
+                    "error_kw": {"elinewidth": 0.8, "capsize": 1.5},
+                }
                 axes.barh(places, seconds, height, color=COLORS[:num_nodes], xerr=half, **bars)
             else:
                 axes.plot(seconds, [place] * num_nodes, "o", color=COLORS[0], alpha=0.4)
             _name_total(axes, place, row)
         _beside(axes, -0.62, "total, change" if table["change"].notna().any() else "total")
         axes.set_xlim(0, 1.04 * max(np.nanmax(idle), 1e-9))
-    axes.set_xlabel(f"Idle seconds of a node in {drawing.span(table['shown_rounds'].round().astype(int))} rounds")
-    nodes = [Patch(color=color, label=f"node {at + 1}") for at, color in enumerate(COLORS[:num_nodes])]
+    axes.set_xlabel(
+        f"Idle seconds of a node in {drawing.span(table['shown_rounds'].round().astype(int))} "
+        f"rounds"
+    )
+    nodes = [
+        Patch(color=color, label=f"node {at + 1}") for at, color in enumerate(COLORS[:num_nodes])
+    ]
     drawing.legends(figure, (nodes if are_bars else [], common(table)))
-    interval = " ± is the half-width of its 95 % t-interval." if table["idle_seconds_ci95"].notna().any() else ""
+    interval = (
+        " ± is the half-width of its 95 % t-interval."
+        if table["idle_seconds_ci95"].notna().any()
+        else ""
+    )
     return drawing.captioned(
         figure,
-        "Seconds that each node is idle until the slowest one arrives to synchronise, summed over a run's rounds"
+        "Seconds that each node is idle until the slowest one arrives to synchronise, summed over "
+        "a run's rounds"
         f"{'' if are_bars else ', a dot for each node'}.",
         f"At the right the total over nodes{_and_change(table)}.{interval}",
         scaled_rounds(table),
@@ -73,7 +101,9 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def scaled_rounds(table: pd.DataFrame) -> str:
-    """A sentence for a table of idle times of which some are scaled to the rounds of the baseline."""
+    """A sentence for a table of idle times of which some are scaled to the rounds of the
+    baseline.
+    """
     if (table["rounds"] == table["shown_rounds"]).all():
         return ""
     rounds = drawing.span(table["rounds"].round().astype(int))
@@ -103,7 +133,11 @@ def round_timeline(study: Study, table: pd.DataFrame) -> Figure:
         axes.tick_params(labelbottom=True)
     for axes in grid[-1]:
         axes.set_xlabel("Seconds")
-    ended = table[["began_seconds", *(f"{part}_seconds" for part in _PARTS_OF_A_ROUND)]].loc[shown].sum(axis="columns")
+    ended = (
+        table[["began_seconds", *(f"{part}_seconds" for part in _PARTS_OF_A_ROUND)]]
+        .loc[shown]
+        .sum(axis="columns")
+    )
     grid[0, 0].set_xlim(0, 1.01 * ended.max())
     nodes = sorted(table["worker"].unique())
     named_nodes = nodes[:: math.ceil(len(nodes) / _MAX_NODES_NAMED)]
@@ -126,7 +160,9 @@ def loss_by_time(study: Study, table: pd.DataFrame) -> Figure:
     found = curves(table, "elapsed_seconds", "variant")
     panels = in_panels(found)
     ends = set(analysis.equal_time_losses(study)["elapsed_seconds"])
-    ends = ends if len(ends) == 1 and len(found) > 1 and len(panels) == 1 else set()  # one for all, or none
+    ends = (
+        ends if len(ends) == 1 and len(found) > 1 and len(panels) == 1 else set()
+    )  # one for all, or none
     figure, grid = drawing.grid(len(panels), 1 + len(ends), 2.6)
     end: dict[str, Any] = {"color": drawing.GRAY, "linestyle": (0, (4, 2)), "linewidth": 1.0}
     for row, panel in zip(grid, panels, strict=True):
@@ -140,31 +176,44 @@ def loss_by_time(study: Study, table: pd.DataFrame) -> Figure:
     names = ["Training loss", ""][: len(grid[0])]
     drawing.name_panels([panel.title for panel in panels], grid, "Training time (s)", names)
     for seconds in ends:
-        _zoom(grid[0][1], [curve.cells["train_loss"] for curve in found], 0.75 * seconds, 1.1 * seconds)
+        _zoom(
+            grid[0][1],
+            [curve.cells["train_loss"] for curve in found],
+            0.75 * seconds,
+            1.1 * seconds,
+        )
     entries = panel_handles(panels) + [handle(end, "the same time for all") for _ in ends]
     drawing.legends(figure, (entries, common(table)))
     repeated = table["n"].max() >= analysis.MIN_SEEDS_FOR_INTERVAL
     return drawing.captioned(
         figure,
-        "Training loss of a round, the mean over its examples, by the training time at its midpoint, without "
+        "Training loss of a round, the mean over its examples, by the training time at its "
+        "midpoint, without "
         "evaluations.",
         f"Lines are means over n = {drawing.span(table['n'])} seeds, interpolated between rounds."
         if table["n"].max() > 1
         else "n = 1.",
         "Bands are 95 % t-intervals." if repeated else "",
-        "Right: the same around the last time of which the loss of all runs is known." if ends else "",
+        "Right: the same around the last time of which the loss of all runs is known."
+        if ends
+        else "",
     )
 
 
 def _draw_loss(axes: Axes, curve: Curve) -> None:
     cells, half = curve.cells["train_loss"], curve.cells["train_loss_ci95"]
     axes.plot(cells, **curve.look, markevery=max(1, math.ceil(len(cells) / 8)))
-    axes.fill_between(cells.index, cells - half, cells + half, color=curve.look["color"], alpha=0.12, linewidth=0)
+    axes.fill_between(
+        cells.index, cells - half, cells + half, color=curve.look["color"], alpha=0.12, linewidth=0
+    )
 
 
 def _zoom(axes: Axes, losses: Sequence[pd.Series[float]], first: float, last: float) -> None:
     """Show lines between two times, at the height that they have there."""
-    seen = [np.interp(np.linspace(first, last), loss.index, loss, left=np.nan, right=np.nan) for loss in losses]
+    seen = [
+        np.interp(np.linspace(first, last), loss.index, loss, left=np.nan, right=np.nan)
+        for loss in losses
+    ]
     low, high = np.nanmin(seen), np.nanmax(seen)
     axes.set(xlim=(first, last), ylim=(low - 0.1 * (high - low), high + 0.1 * (high - low)))
 
@@ -188,20 +237,31 @@ def published_idle(study: Study, idle: pd.DataFrame) -> Figure:
         totals = rows.sum()
         seconds = f"{totals['published_seconds']:.1f} s, model {totals['modelled_seconds']:.1f} s"
         axes.set_title(f"{title}\n{seconds}", loc="left")
-        settings = (f"{node}\n{batch}\n{steps}" for node, (batch, steps) in zip(rows.index, told, strict=True))
+        settings = (
+            f"{node}\n{batch}\n{steps}"
+            for node, (batch, steps) in zip(rows.index, told, strict=True)
+        )
         axes.set_xticks(rows.index, list(settings))
         axes.tick_params(axis="x", length=0)
         axes.grid(visible=False, axis="x")
         axes.yaxis.set_major_locator(MaxNLocator(5))
     panels[0].set_ylabel("Idle seconds of a node")
     frame: Any = "axes fraction"
-    below: dict[str, Any] = {"xycoords": frame, "textcoords": "offset points", "va": "top", "ha": "right", "size": 8}
+    below: dict[str, Any] = {
+        "xycoords": frame,
+        "textcoords": "offset points",
+        "va": "top",
+        "ha": "right",
+        "size": 8,
+    }
     panels[0].annotate("node\nbatch\nsteps", (0, 0), (2, -3.5), **below)
     drawing.legends(figure, ([Patch(label=kind, **look) for kind, look in looks.items()], ""))
     return drawing.captioned(
         figure,
-        "Published idle seconds by node and their totals, beside a model with two constants: node 2 computes for "
-        f"{model.slowest_seconds:.1f} s in the baseline (fitted to C), and the part {model.fixed_share:.2f} of a "
+        "Published idle seconds by node and their totals, beside a model with two constants: node "
+        "2 computes for "
+        f"{model.slowest_seconds:.1f} s in the baseline (fitted to C), and the part "
+        f"{model.fixed_share:.2f} of a "
         "step's time at batch 4 does not depend on the batch (fitted to B).",
         "No such constants give the published rows of A and B.",
         analysis.CONTRADICTIONS,
@@ -210,15 +270,27 @@ def published_idle(study: Study, idle: pd.DataFrame) -> Figure:
 
 def _name_total(axes: Axes, place: int, row: pd.Series[float]) -> None:
     decimals = 1 if row["idle_seconds"] >= 1 else 2
-    half = "" if math.isnan(row["idle_seconds_ci95"]) else f" ± {row['idle_seconds_ci95']:.{decimals}f}"
+    half = (
+        ""
+        if math.isnan(row["idle_seconds_ci95"])
+        else f" ± {row['idle_seconds_ci95']:.{decimals}f}"
+    )
     change = "" if math.isnan(row["change"]) else f", {100 * row['change']:+.0f} %"
-    _beside(axes, place, f"{row['idle_seconds']:.{decimals}f}{half} s{change}".replace("-", "\N{MINUS SIGN}"))
+    _beside(
+        axes,
+        place,
+        f"{row['idle_seconds']:.{decimals}f}{half} s{change}".replace("-", "\N{MINUS SIGN}"),
+    )
 
 
 def _beside(axes: Axes, place: float, text: str) -> None:
     """Write at the right of a panel, at a row."""
     frame: Any = ("axes fraction", "data")
-    look: dict[str, Any] = {"xycoords": frame, "textcoords": "offset points", "annotation_clip": False}
+    look: dict[str, Any] = {
+        "xycoords": frame,
+        "textcoords": "offset points",
+        "annotation_clip": False,
+    }
     axes.annotate(text, (1, place), (4, 0), va="center", size=7, **look)
 
 

@@ -1,4 +1,6 @@
-"""Figures with a row for each cell: bars, or dots where a study has one batch size and one worker count."""
+"""Figures with a row for each cell: bars, or dots where a study has one batch size and one worker
+count.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Rows = tuple[list[Axes], pd.DataFrame]
 
 
 def few_enough(table: pd.DataFrame, most: int = _MAX_ROWS) -> tuple[pd.DataFrame, str]:
-    """As many cells as a page has room for: those of one batch size, the most measured, and a sentence that says so."""
+    """As many cells as a page has room for: those of one batch size, the most measured, and a
+    sentence that says so.
+    """
     if len(table) <= most:
         return table, ""
     batches = table.index.get_level_values("local_batch")
@@ -29,23 +33,34 @@ def few_enough(table: pd.DataFrame, most: int = _MAX_ROWS) -> tuple[pd.DataFrame
     return table[batches == batch].iloc[:most], f"Shown for local batch {batch}; the table has all."
 
 
-def panels_of_rows(table: pd.DataFrame, columns: int, row_inches: float = 0.19) -> tuple[Figure, list[Rows]]:
-    """Room for a row, of bars or dots, for each cell: rows of `columns` panels, and the cells in each.
+def panels_of_rows(
+    table: pd.DataFrame, columns: int, row_inches: float = 0.19
+) -> tuple[Figure, list[Rows]]:
+    """Room for a row, of bars or dots, for each cell: rows of `columns` panels, and the cells in
+    each.
 
-    What shares a panel differs in variant, or else in batch size; without either all cells share one. Cells are
-    numbered by their row.
+    What shares a panel differs in variant, or else in batch size; without either all cells share
+    one. Cells are numbered by their row.
     """
     varying = analysis.varying(table)
     compared = next((name for name in ("variant", "local_batch") if name in varying), "num_workers")
     by = [name for name in ("num_workers", "local_batch") if name in varying and name != compared]
-    groups = [(dict(zip(by, key, strict=True)), rows) for key, rows in table.groupby(level=by)] if by else [({}, table)]
+    groups = (
+        [(dict(zip(by, key, strict=True)), rows) for key, rows in table.groupby(level=by)]
+        if by
+        else [({}, table)]
+    )
     named = [name for name in varying if name not in by] or [compared]
     labels = [list(_labels(rows, named)) for _, rows in groups]
-    row_inches = max(row_inches, *(0.03 + 0.12 * (label.count("\n") + 1) for names in labels for label in names))
+    row_inches = max(
+        row_inches, *(0.03 + 0.12 * (label.count("\n") + 1) for names in labels for label in names)
+    )
     height = 0.75 + sum(0.42 + row_inches * len(rows) for _, rows in groups)
     figure = Figure(figsize=(drawing.WIDTH, height), layout="constrained")
     heights = [1.2 + len(rows) for _, rows in groups]
-    grid = figure.subplots(len(groups), columns, squeeze=False, sharex="col", sharey="row", height_ratios=heights)
+    grid = figure.subplots(
+        len(groups), columns, squeeze=False, sharex="col", sharey="row", height_ratios=heights
+    )
     for axes, (where, rows), names in zip(grid[:, 0], groups, labels, strict=True):
         axes.set_yticks(range(len(rows)), names)
         axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -61,7 +76,9 @@ def _labels(rows: pd.DataFrame, names: Sequence[str]) -> Iterator[str]:
     for key, status in zip(rows.index, statuses, strict=True):
         settings = dict(zip(analysis.levels(rows), key, strict=True))
         label = ", ".join(said(name, settings[name]) for name in names)
-        yield drawing.broken(f"{label}: {status.replace('_', ' ')}" if status else label, _MAX_LETTERS)
+        yield drawing.broken(
+            f"{label}: {status.replace('_', ' ')}" if status else label, _MAX_LETTERS
+        )
 
 
 def numbered(rows: pd.DataFrame) -> pd.DataFrame:
@@ -69,9 +86,19 @@ def numbered(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_dots(axes: Axes, rows: pd.DataFrame, metric: str, color: str = COLORS[0]) -> None:
-    """A dot at the mean of each cell, or at each of two seeds; a faint line leads from its name to it."""
+    """A dot at the mean of each cell, or at each of two seeds; a faint line leads from its name to
+    it.
+    """
     cells = numbered(rows)
-    axes.hlines(cells.index, 0, 1, transform=axes.get_yaxis_transform(), color="#E3E3E3", linewidth=0.6, zorder=0)
+    axes.hlines(
+        cells.index,
+        0,
+        1,
+        transform=axes.get_yaxis_transform(),
+        color="#E3E3E3",
+        linewidth=0.6,
+        zorder=0,
+    )
     means = cells[cells["n"] != 2]
     look: dict[str, Any] = {"linestyle": "", "marker": "o", "color": color}
     axes.plot(means[metric], means.index, **look)

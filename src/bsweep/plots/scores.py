@@ -13,7 +13,16 @@ from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.naming import length_of
 from bsweep.plots import drawing
-from bsweep.plots.along import CROSSES, PUBLISHED, along, dots, draw_failed, draw_panel, measured_cells, published_cells
+from bsweep.plots.along import (
+    CROSSES,
+    PUBLISHED,
+    along,
+    dots,
+    draw_failed,
+    draw_panel,
+    measured_cells,
+    published_cells,
+)
 from bsweep.plots.curves import Curve, alike_words, common, curves, handle, in_panels, panel_handles
 from bsweep.plots.epochs import PARTS
 
@@ -22,18 +31,26 @@ def final_scores(study: Study) -> pd.DataFrame:
     """The cells, unless none has learned, or none has ended an epoch."""
     cells = measured_cells(study)
     is_known = (
-        cells[[f"{part}_{quantity}" for part in PARTS for quantity in ("accuracy", "loss")]].notna().any(axis=None)
+        cells[[f"{part}_{quantity}" for part in PARTS for quantity in ("accuracy", "loss")]]
+        .notna()
+        .any(axis=None)
     )
     return cells if is_known and drawing.has_learned(study) else cells[:0]
 
 
 def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
-    """Final accuracy and loss by batch size, in training and on the test set; with the published ones if comparable."""
+    """Final accuracy and loss by batch size, in training and on the test set; with the published
+    ones if comparable.
+    """
     name, trained = along(cells), length_of(study)
     metrics = [f"{part}_{quantity}" for quantity in ("accuracy", "loss") for part in PARTS]
     metrics = [metric for metric in metrics if cells[metric].notna().any()]
     found = curves(cells, name, "num_workers", alike_in=metrics) if name else []
-    published = published_cells() if name == "local_batch" and analysis.comparable(study) else pd.DataFrame()
+    published = (
+        published_cells()
+        if name == "local_batch" and analysis.comparable(study)
+        else pd.DataFrame()
+    )
     drawn = _as_lines(study, cells, name, found, metrics, published) if name else None
     figure, failed, is_cut = drawn or _as_dots(study, cells, metrics)
     where = f"by {drawing.AXES[name][1]}" if name else "of each cell"
@@ -42,22 +59,29 @@ def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
     what, axes = ("Accuracy and loss", "losses on") if has_accuracy else ("Loss", "on")
     return drawing.captioned(
         figure,
-        f"{what}{f' after {trained}' if trained else ''} {shown}, {axes} logarithmic axes of their own.",
+        f"{what}{f' after {trained}' if trained else ''} {shown}, {axes} logarithmic axes of their "
+        f"own.",
         alike_words(found),
         drawing.repeats(cells["n"], "point" if name else "row"),
         drawing.CUT_WORDS if is_cut else "",
-        "" if published.empty else "In grey the published training accuracy and loss, after 50 epochs.",
+        ""
+        if published.empty
+        else "In grey the published training accuracy and loss, after 50 epochs.",
         CROSSES if failed else "",
     )
 
 
-def _as_dots(study: Study, cells: pd.DataFrame, metrics: Sequence[str]) -> tuple[Figure, list[Line2D], bool]:
+def _as_dots(
+    study: Study, cells: pd.DataFrame, metrics: Sequence[str]
+) -> tuple[Figure, list[Line2D], bool]:
     figure, panels, _ = dots(cells, metrics)
     guess, is_cut = list[Line2D](), False
     for row, rows in panels:
         for axes, metric in zip(row, metrics, strict=True):
             guess = _score_axis(axes, study, cells, metric, flat=True) or guess
-            is_cut |= drawing.mark_cut(axes, range(len(rows)), rows[metric], drawing.GRAY, flat=True)
+            is_cut |= drawing.mark_cut(
+                axes, range(len(rows)), rows[metric], drawing.GRAY, flat=True
+            )
     for axes, name in zip(panels[-1][0], _named(metrics), strict=True):
         axes.set_xlabel(name)
     drawing.legends(figure, (guess, common(cells)))
@@ -72,19 +96,29 @@ def _as_lines(
     metrics: Sequence[str],
     published: pd.DataFrame,
 ) -> tuple[Figure, list[Line2D], bool]:
-    """A panel for each metric, two abreast, or all for each group of lines; what failed, and whether a loss is cut."""
+    """A panel for each metric, two abreast, or all for each group of lines; what failed, and
+    whether a loss is cut.
+    """
     panels = in_panels(found)
-    figure, grid = drawing.grid(len(panels), len(metrics)) if len(panels) > 1 else _two_abreast(len(metrics))
+    figure, grid = (
+        drawing.grid(len(panels), len(metrics)) if len(panels) > 1 else _two_abreast(len(metrics))
+    )
     guess, is_cut = list[Line2D](), False
     for axes, panel, metric in (
-        (a, p, m) for row, p in zip(grid, panels, strict=True) for a, m in zip(row, metrics, strict=True)
+        (a, p, m)
+        for row, p in zip(grid, panels, strict=True)
+        for a, m in zip(row, metrics, strict=True)
     ):
         draw_panel(axes, panel, metric)
         guess = _scale(axes, study, cells, metric, along, published) or guess
         for curve in panel.curves:
-            is_cut |= drawing.mark_cut(axes, curve.cells.index, curve.cells[metric], curve.look["color"])
+            is_cut |= drawing.mark_cut(
+                axes, curve.cells.index, curve.cells[metric], curve.look["color"]
+            )
     if len(panels) > 1:
-        drawing.name_panels([panel.title for panel in panels], grid, drawing.AXES[along][0], _named(metrics))
+        drawing.name_panels(
+            [panel.title for panel in panels], grid, drawing.AXES[along][0], _named(metrics)
+        )
     for axes, name in zip(grid[0], _named(metrics), strict=True):
         axes.set_ylabel(name)
     failed = draw_failed([axes for row in grid for axes in row], found)
@@ -97,7 +131,9 @@ def _as_lines(
 def _scale(
     axes: Axes, study: Study, cells: pd.DataFrame, metric: str, along: str, published: pd.DataFrame
 ) -> list[Line2D]:
-    """The published line of a metric, if there is one, and both axes; the legend's entry for guessing."""
+    """The published line of a metric, if there is one, and both axes; the legend's entry for
+    guessing.
+    """
     if metric.startswith("train") and len(published):
         axes.plot(published[metric], **PUBLISHED)
     shown = metric.replace("test_accuracy", "train_accuracy")  # accuracies share a scale
@@ -112,18 +148,30 @@ def _two_abreast(num_parts: int) -> tuple[Figure, list[list[Axes]]]:
 
 
 def _named(metrics: Sequence[str]) -> list[str]:
-    return [f"{PARTS[part]} {quantity}" for part, _, quantity in (metric.partition("_") for metric in metrics)]
+    return [
+        f"{PARTS[part]} {quantity}"
+        for part, _, quantity in (metric.partition("_") for metric in metrics)
+    ]
 
 
 def _score_axis(
-    axes: Axes, study: Study, cells: pd.DataFrame, metric: str, also: Iterable[float] = (), flat: bool = False
+    axes: Axes,
+    study: Study,
+    cells: pd.DataFrame,
+    metric: str,
+    also: Iterable[float] = (),
+    flat: bool = False,
 ) -> list[Line2D]:
-    """The scale of a loss, or that of accuracies in training and on the test set with what guessing reaches."""
+    """The scale of a loss, or that of accuracies in training and on the test set with what guessing
+    reaches.
+    """
     if metric.endswith("loss"):
         points = cells[f"{metric}_points"].explode().dropna().astype(float)
         drawing.loss_axis(axes, [*points, *also], flat, few=flat)
         return []
     both = [f"{part}_accuracy_points" for part in PARTS]
-    limits = drawing.accuracy_limits(study, [*pd.concat([cells[name] for name in both]).explode().dropna(), *also])
+    limits = drawing.accuracy_limits(
+        study, [*pd.concat([cells[name] for name in both]).explode().dropna(), *also]
+    )
     (axes.set_xlim if flat else axes.set_ylim)(limits)
     return drawing.chance_line(axes, study, flat)

@@ -13,21 +13,42 @@ from matplotlib.lines import Line2D
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.plots import drawing
-from bsweep.plots.along import CROSSES, along, draw_failed, draw_panel, from_zero, one_quantity, timed_cells
-from bsweep.plots.curves import Curve, Panel, common, curves, handle, handles, in_panels, panel_handles, readable
+from bsweep.plots.along import (
+    CROSSES,
+    along,
+    draw_failed,
+    draw_panel,
+    from_zero,
+    one_quantity,
+    timed_cells,
+)
+from bsweep.plots.curves import (
+    Curve,
+    Panel,
+    common,
+    curves,
+    handle,
+    handles,
+    in_panels,
+    panel_handles,
+    readable,
+)
 
 _IDEAL: dict[str, Any] = {"color": drawing.GRAY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
 
 
 def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
-    """Examples per second by batch size, and the speed-up over workers at equal local batch beside the ideal one.
+    """Examples per second by batch size, and the speed-up over workers at equal local batch beside
+    the ideal one.
 
     With parameter servers, by workers: figure 2 of the parameter-sharding paper.
     """
     name, scaling = along(cells), readable(study, analysis.scaling(timed_cells(study)))
     label = "Examples per second, all workers"
     if not name:
-        return one_quantity(cells, "images_per_second", label, "Examples per second, all workers together.")
+        return one_quantity(
+            cells, "images_per_second", label, "Examples per second, all workers together."
+        )
     panels = in_panels(curves(cells, name, "num_workers" if name == "local_batch" else "variant"))
     figure, grid = drawing.grid(len(panels), 1 if scaling.empty else 2, 2.6)
     failed: list[Line2D] = []
@@ -44,7 +65,9 @@ def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         f"Examples per second, all workers together, by {drawing.AXES[name][1]}.",
-        "" if scaling.empty else "Right: speed-up over workers at equal local batch (weak scaling).",
+        ""
+        if scaling.empty
+        else "Right: speed-up over workers at equal local batch (weak scaling).",
         analysis.unequal_threads(timed_cells(study)),
         drawing.repeats(cells["n"]),
         CROSSES if failed else "",
@@ -59,10 +82,17 @@ def _draw_speeds(axes: Axes, panel: Panel, cells: pd.DataFrame, along: str) -> l
     return draw_failed([axes], panel.curves)
 
 
-def _draw_speedup(axes: Axes, scaling: pd.DataFrame, cells: pd.DataFrame, along: str) -> list[Curve]:
+def _draw_speedup(
+    axes: Axes, scaling: pd.DataFrame, cells: pd.DataFrame, along: str
+) -> list[Curve]:
     """Speed-up over workers, and the ideal one."""
-    lines = curves(scaling, "num_workers", "local_batch" if along == "local_batch" else "variant", whole=cells)
-    workers, bases = sorted(set(scaling.index.get_level_values("num_workers"))), sorted(set(scaling["base_workers"]))
+    lines = curves(
+        scaling, "num_workers", "local_batch" if along == "local_batch" else "variant", whole=cells
+    )
+    workers, bases = (
+        sorted(set(scaling.index.get_level_values("num_workers"))),
+        sorted(set(scaling["base_workers"])),
+    )
     for base in bases:
         axes.plot([base, workers[-1]], [1, workers[-1] / base], **_IDEAL)
     for curve in lines:
@@ -82,7 +112,10 @@ def _of_panel(scaling: pd.DataFrame, panel: Panel) -> pd.DataFrame:
 
 def _speedup_label(scaling: pd.DataFrame) -> str:
     bases = sorted(set(scaling["base_workers"])) if len(scaling) else []
-    return f"Speed-up over {' or '.join(map(str, bases))} worker{'s' * (bases != [1])}\nat equal local batch"
+    return (
+        f"Speed-up over {' or '.join(map(str, bases))} worker{'s' * (bases != [1])}\nat equal "
+        f"local batch"
+    )
 
 
 def _legends(
@@ -93,7 +126,9 @@ def _legends(
     if not speedups:
         return [(entries, title)]
     named = {entry.get_label() for entry in entries}
-    others = {entry.get_label(): entry for entry in handles(speedups) if entry.get_label() not in named}
+    others = {
+        entry.get_label(): entry for entry in handles(speedups) if entry.get_label() not in named
+    }
     ideal = handle(_IDEAL, "ideal")
     if not others:
         return [([*entries, ideal], title)]

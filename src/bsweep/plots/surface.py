@@ -26,20 +26,29 @@ _MOST_ROOMY = 9  # columns that leave room for a line of two words
 _DARK = 0.45  # of a colour's luminance, below which text on it is white
 _DARKEST, _LIGHTEST = 0.2, 0.97  # of the colours of times
 _FRAME: dict[str, Any] = {"fill": False, "edgecolor": "black", "linewidth": 1.0}
-PARTS = {  # of a time: colour (after Okabe and Ito, light enough to be written on), in words, and in a cell
+# of a time: colour (after Okabe and Ito, light enough to be written on), in words, and in a cell
+PARTS = {
     "fixed": ("#E69F00", "of a step, whatever its batch", "fixed cost"),
     "computing": ("#E3E3E3", "on examples that the smallest batch needs too", "computing"),
-    "large_batch": ("#56B4E9", "computing on further examples, which a batch this large needs", "large batch"),
+    "large_batch": (
+        "#56B4E9",
+        "computing on further examples, which a batch this large needs",
+        "large batch",
+    ),
     "exchange": ("#CC79A7", "of gradients, as far as computing does not hide it", "exchange"),
     "waiting": ("#009E73", "for slower workers", "waiting"),
 }
 
 
 def time_surface(study: Study, cells: pd.DataFrame) -> Figure:
-    """Predicted time to the target by global batch and workers, with 90 % intervals; measured cells are framed."""
+    """Predicted time to the target by global batch and workers, with 90 % intervals; measured cells
+    are framed.
+    """
     unit, seconds = _unit(cells["seconds"])
     norm, colors = LogNorm(*_ends(cells["seconds"] / seconds)), colormaps["Blues_r"]
-    figure, panels = _maps(cells, f"Time to {targets_in_words(cells)} ({unit}), with its 90 % interval")
+    figure, panels = _maps(
+        cells, f"Time to {targets_in_words(cells)} ({unit}), with its 90 % interval"
+    )
     for axes, rows in panels:
         for x, y, cell in _placed(rows):
             value = cell["seconds"] / seconds
@@ -64,31 +73,44 @@ def time_surface(study: Study, cells: pd.DataFrame) -> Figure:
     drawing.legends(figure, (legend if has_problem else legend[:-1], ""))
     return drawing.captioned(
         figure,
-        f"Predicted time ({unit}) to {targets_in_words(cells)} by global batch and workers, above the 90 % interval of "
+        f"Predicted time ({unit}) to {targets_in_words(cells)} by global batch and workers, above "
+        f"the 90 % interval of "
         f"one further run; darker is sooner. {_marked(cells)}",
     )
 
 
 def bottlenecks(study: Study, cells: pd.DataFrame) -> Figure:
     """What takes most of the time to the target in each cell of the grid, and how much of it."""
-    figure, panels = _maps(cells, f"What takes most of the time to {targets_in_words(cells)}, and its share")
+    figure, panels = _maps(
+        cells, f"What takes most of the time to {targets_in_words(cells)}, and its share"
+    )
     for axes, rows in panels:
         for x, y, cell in _placed(rows):
             color, _, short = PARTS[cell["bottleneck"]]
             _draw_cell(axes, x, y, color, f"{short}\n{100 * cell['bottleneck_share']:.0f} %", cell)
     found = [name for name in PARTS if (cells["bottleneck"] == name).any()]
-    entries = [Patch(facecolor=PARTS[name][0], label=f"{PARTS[name][2]}: {PARTS[name][1]}") for name in found]
+    entries = [
+        Patch(facecolor=PARTS[name][0], label=f"{PARTS[name][2]}: {PARTS[name][1]}")
+        for name in found
+    ]
     drawing.legends(figure, ([*entries, *_marks(cells)], ""))
-    unmeasured = "" if cells["waiting_seconds"].notna().any() else "Waiting was not measured, and is in the exchange. "
+    unmeasured = (
+        ""
+        if cells["waiting_seconds"].notna().any()
+        else "Waiting was not measured, and is in the exchange. "
+    )
     return drawing.captioned(
         figure,
-        f"What takes most of the time to {targets_in_words(cells)}, and its share of it, by the fitted step time and "
+        f"What takes most of the time to {targets_in_words(cells)}, and its share of it, by the "
+        f"fitted step time and "
         f"the critical batch size. {unmeasured}{_marked(cells)}",
     )
 
 
 def _maps(cells: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
-    """A map for each part of the study, its cells on a grid of equal rectangles: batches across, workers upwards."""
+    """A map for each part of the study, its cells on a grid of equal rectangles: batches across,
+    workers upwards.
+    """
     parts = [(str(where), rows) for where, rows in cells.groupby("where", sort=False)]
     heights = [0.42 * rows["num_workers"].nunique() + 0.1 for _, rows in parts]
     height = sum(heights) + 0.75 + 0.25 * sum(where != "" for where, _ in parts)
@@ -118,15 +140,24 @@ def _placed(rows: pd.DataFrame) -> Iterator[tuple[int, int, dict[str, Any]]]:
     columns = {batch: place for place, batch in enumerate(_sizes(rows, "global_batch"))}
     lines = {count: place for place, count in enumerate(_sizes(rows, "num_workers"))}
     for cell in rows.to_dict("records"):
-        yield columns[int(cell["global_batch"])], lines[int(cell["num_workers"])], {str(k): v for k, v in cell.items()}
+        yield (
+            columns[int(cell["global_batch"])],
+            lines[int(cell["num_workers"])],
+            {str(k): v for k, v in cell.items()},
+        )
 
 
 def _draw_cell(axes: Axes, x: int, y: int, color: Any, text: str, cell: dict[str, Any]) -> None:
-    """A rectangle with its text, framed if it was measured, with a star if it is recommended or as good."""
+    """A rectangle with its text, framed if it was measured, with a star if it is recommended or as
+    good.
+    """
     corner, is_lost = (x - 0.48, y - 0.46), cell["problem"] != ""
     look: dict[str, Any] = {"facecolor": color, "edgecolor": "none"}
     if is_lost:
-        look, text = {"facecolor": "white", "edgecolor": "#888888", "linestyle": ":"}, _broken_words(cell["problem"])
+        look, text = (
+            {"facecolor": "white", "edgecolor": "#888888", "linestyle": ":"},
+            _broken_words(cell["problem"]),
+        )
     axes.add_patch(Rectangle(corner, 0.96, 0.92, **look))
     if cell["num_runs"]:
         axes.add_patch(Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, **_FRAME))
@@ -139,8 +170,19 @@ def _draw_cell(axes: Axes, x: int, y: int, color: Any, text: str, cell: dict[str
         axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=size, linespacing=1.1)
     if cell["is_recommended"] or cell["is_alternative"]:
         face = ink if cell["is_recommended"] else "none"
-        star: dict[str, Any] = {"markersize": 5 if is_dense else 7, "markeredgewidth": 0.8, "clip_on": False}
-        axes.plot([x + 0.38], [y + (0.34 if is_dense else 0.25)], "*", color=ink, markerfacecolor=face, **star)
+        star: dict[str, Any] = {
+            "markersize": 5 if is_dense else 7,
+            "markeredgewidth": 0.8,
+            "clip_on": False,
+        }
+        axes.plot(
+            [x + 0.38],
+            [y + (0.34 if is_dense else 0.25)],
+            "*",
+            color=ink,
+            markerfacecolor=face,
+            **star,
+        )
 
 
 def _broken_words(text: str) -> str:
@@ -154,7 +196,9 @@ def _luminance(color: Any) -> float:
 def _time_text(cell: dict[str, Any], unit: float) -> str:
     """`12` above `9-16`: as many digits as the interval leaves known, and two at least."""
     value, low, high = (cell[name] / unit for name in ("seconds", "seconds_low", "seconds_high"))
-    decimals = max(0, -math.floor(math.log10(max(high - low, 1e-9) / 2)), 1 - math.floor(math.log10(value)))
+    decimals = max(
+        0, -math.floor(math.log10(max(high - low, 1e-9) / 2)), 1 - math.floor(math.log10(value))
+    )
     return f"{value:.{decimals}f}\n{low:.{decimals}f}\N{EN DASH}{high:.{decimals}f}"
 
 
@@ -171,7 +215,9 @@ def _ends(values: pd.Series[float]) -> tuple[float, float]:
 def _marks(cells: pd.DataFrame) -> list[Patch | Line2D]:
     """The legend's entries for frames and stars."""
     star: dict[str, Any] = {"linestyle": "", "marker": "*", "markersize": 8, "color": "black"}
-    entries: list[Patch | Line2D] = [Patch(**_FRAME, label="measured")] if cells["num_runs"].any() else []
+    entries: list[Patch | Line2D] = (
+        [Patch(**_FRAME, label="measured")] if cells["num_runs"].any() else []
+    )
     entries.append(handle(star, "recommended"))
     if cells["is_alternative"].any():
         entries.append(handle({**star, "markerfacecolor": "none"}, "no difference from it"))

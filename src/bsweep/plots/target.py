@@ -21,34 +21,49 @@ from bsweep.plots.rows import draw_dots, few_enough, numbered, panels_of_rows
 
 
 def times_to_target(study: Study) -> pd.DataFrame:
-    """By cell: `seconds` over the seeds that reach the target, `n` of them, and `missed`, those that do not."""
+    """By cell: `seconds` over the seeds that reach the target, `n` of them, and `missed`, those
+    that do not.
+    """
     table = analysis.time_to_target(study)
     if not table["reached"].any():
         return table[:0]
     keys = [name for name in analysis.levels(table) if name != "seed"]
     runs = table.reset_index()
-    cells = over_seeds(runs[runs["reached"]], keys, ["seconds"]).join(seed_points(runs, keys, ["seconds"]), how="right")
+    cells = over_seeds(runs[runs["reached"]], keys, ["seconds"]).join(
+        seed_points(runs, keys, ["seconds"]), how="right"
+    )
     missed = (~table["reached"]).groupby(level=keys).sum()
-    return cells.assign(n=cells["n"].fillna(0).astype(int), missed=missed, target=table["target"].iloc[0])
+    return cells.assign(
+        n=cells["n"].fillna(0).astype(int), missed=missed, target=table["target"].iloc[0]
+    )
 
 
 def time_to_target(study: Study, table: pd.DataFrame) -> Figure:
-    """Training time to a target accuracy by batch size, with those that do not reach it on the edge."""
+    """Training time to a target accuracy by batch size, with those that do not reach it on the
+    edge.
+    """
     target = f"{100 * table['target'].iloc[0]:.4g} %"
-    whose = f", {100 * analysis.TARGET_SHARE:.0f} % of the best cell's final one" * (named_target(study) is None)
+    whose = f", {100 * analysis.TARGET_SHARE:.0f} % of the best cell's final one" * (
+        named_target(study) is None
+    )
     label = f"Training time to {target} test accuracy (s)"
     highest = 1.08 * drawing.extent(table["seconds_points"].explode().dropna().astype(float))[1]
     name = along(analysis.cells(study.runs))
-    figure, missed = _as_lines(table, name, label, highest) if name else _as_dots(table, label, highest)
+    figure, missed = (
+        _as_lines(table, name, label, highest) if name else _as_dots(table, label, highest)
+    )
     return drawing.captioned(
         figure,
-        f"Seconds of training until a test accuracy of {target}{whose}, by the median of three evaluations.",
+        f"Seconds of training until a test accuracy of {target}{whose}, by the median of three "
+        f"evaluations.",
         drawing.repeats(table["n"]),
         "Open triangles on the edge are seeds that did not reach it." if missed else "",
     )
 
 
-def _as_lines(table: pd.DataFrame, along: str, label: str, highest: float) -> tuple[Figure, list[Line2D]]:
+def _as_lines(
+    table: pd.DataFrame, along: str, label: str, highest: float
+) -> tuple[Figure, list[Line2D]]:
     missed: list[Line2D] = []
     panels = in_panels(curves(table, along, "num_workers"))
     figure, grid = drawing.grid(len(panels), 1, 2.6)
@@ -69,25 +84,37 @@ def _as_dots(table: pd.DataFrame, label: str, highest: float) -> tuple[Figure, l
         draw_dots(axes, rows, "seconds")
         axes.set_xlim(0, highest)
         places = numbered(rows).index[rows["missed"] > 0]
-        missed = _draw_missed(axes, [1.0] * len(places), list(places), drawing.GRAY, flat=True) or missed
+        missed = (
+            _draw_missed(axes, [1.0] * len(places), list(places), drawing.GRAY, flat=True) or missed
+        )
     axes.set_xlabel(label)
     drawing.legends(figure, (missed, common(table)))
     return figure, missed
 
 
 def _mark_missed(axes: Axes, curves: Sequence[Curve]) -> list[Line2D]:
-    """Open triangles on the upper edge, beside each other, and their entry for the legend, if any."""
-    missed = [(curve, place) for curve in curves for place in curve.cells.index[curve.cells["missed"] > 0]]
+    """Open triangles on the upper edge, beside each other, and their entry for the legend, if
+    any.
+    """
+    missed = [
+        (curve, place) for curve in curves for place in curve.cells.index[curve.cells["missed"] > 0]
+    ]
     entry: list[Line2D] = []
     for (curve, _), place in zip(missed, beside([place for _, place in missed]), strict=True):
         entry = _draw_missed(axes, [place], [1.0], curve.look["color"])
     return entry
 
 
-def _draw_missed(axes: Axes, x: list[float], y: list[float], color: str, flat: bool = False) -> list[Line2D]:
+def _draw_missed(
+    axes: Axes, x: list[float], y: list[float], color: str, flat: bool = False
+) -> list[Line2D]:
     if not x:
         return []  # a line without points would still take room
-    marker: dict[str, Any] = {"marker": ">" if flat else "^", "markersize": 7, "markerfacecolor": "white"}
+    marker: dict[str, Any] = {
+        "marker": ">" if flat else "^",
+        "markersize": 7,
+        "markerfacecolor": "white",
+    }
     frame = axes.get_yaxis_transform() if flat else axes.get_xaxis_transform()
     axes.plot(x, y, linestyle="", color=color, transform=frame, clip_on=False, zorder=5, **marker)
     return [Line2D([], [], linestyle="", color="#444444", label="not reached", **marker)]

@@ -25,19 +25,33 @@ from bsweep.plots.along import (
     one_quantity,
     published_cells,
 )
-from bsweep.plots.curves import Curve, Panel, common, curves, handle, in_panels, panel_handles, readable
+from bsweep.plots.curves import (
+    Curve,
+    Panel,
+    common,
+    curves,
+    handle,
+    in_panels,
+    panel_handles,
+    readable,
+)
 
 
 def time_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
-    """Training time by batch size with the fit a + c/b; beside the published times where these are comparable.
+    """Training time by batch size with the fit a + c/b; beside the published times where these are
+    comparable.
 
-    That comparison is of times over the time at the largest batch size that both measured: epochs and hardware,
-    which differ, cancel.
+    That comparison is of times over the time at the largest batch size that both measured: epochs
+    and hardware, which differ, cancel.
     """
     name, label = along(cells), ", ".join(filter(None, ("Training time (s)", length_of(study))))
     if not name:
         return one_quantity(cells, "train_seconds", label, "Training time of each cell.")
-    fits = readable(study, analysis.seconds_fits(study.runs)) if name == "local_batch" else pd.DataFrame()
+    fits = (
+        readable(study, analysis.seconds_fits(study.runs))
+        if name == "local_batch"
+        else pd.DataFrame()
+    )
     reference = _reference_batch(study, cells)
     relative = analysis.relative_seconds(cells, reference) if reference else np.nan
     found = curves(cells.assign(relative_seconds=relative), name, "num_workers")
@@ -51,16 +65,23 @@ def time_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
     names = [label, f"Training time relative to\nthat of local batch {reference}"][: len(grid[0])]
     drawing.name_panels([panel.title for panel in panels], grid, drawing.AXES[name][0], names)
     title = "; ".join(filter(None, (common(cells), "b: local batch" if not fits.empty else "")))
-    drawing.legends(figure, ([*_entries(found, panels, fits), *_published_entries(reference), *failed], title))
+    drawing.legends(
+        figure, ([*_entries(found, panels, fits), *_published_entries(reference), *failed], title)
+    )
     return drawing.captioned(figure, *_sentences(cells, name, fits, reference, failed))
 
 
 def _sentences(
-    cells: pd.DataFrame, along: str, fits: pd.DataFrame, reference: int | None, failed: Sequence[Line2D]
+    cells: pd.DataFrame,
+    along: str,
+    fits: pd.DataFrame,
+    reference: int | None,
+    failed: Sequence[Line2D],
 ) -> list[str]:
     fitted = "" if fits.empty else ", with the least-squares fit time = a + c / b"
     beside = (
-        f"Right: relative to the time of local batch {reference}, beside the published times in grey, of 50 epochs."
+        f"Right: relative to the time of local batch {reference}, beside the published times in "
+        f"grey, of 50 epochs."
     )
     return [
         f"Training time by {drawing.AXES[along][1]}{fitted}.",
@@ -70,8 +91,12 @@ def _sentences(
     ]
 
 
-def _draw_times(axes: Axes, panel: Panel, cells: pd.DataFrame, along: str, fits: pd.DataFrame) -> list[Line2D]:
-    """The times of a panel, with their fits if there are any; the legend's entry for what failed."""
+def _draw_times(
+    axes: Axes, panel: Panel, cells: pd.DataFrame, along: str, fits: pd.DataFrame
+) -> list[Line2D]:
+    """The times of a panel, with their fits if there are any; the legend's entry for what
+    failed.
+    """
     draw_panel(axes, panel, "train_seconds") if fits.empty else _draw_fitted(axes, panel, fits)
     drawing.log_axis(axes, cells, along)
     from_zero(axes, cells, "train_seconds")
@@ -86,36 +111,52 @@ def _draw_fitted(axes: Axes, panel: Panel, fits: pd.DataFrame) -> None:
         look = {**curve.look, "linestyle": ""} if is_fitted else curve.look
         drawing.draw_line(axes, look, curve.cells, "train_seconds")
         if is_fitted:
-            batches = np.geomspace(*drawing.extent(curve.cells["train_seconds"].dropna().index), 200)
+            batches = np.geomspace(
+                *drawing.extent(curve.cells["train_seconds"].dropna().index), 200
+            )
             seconds = fits.loc[key, "fixed_seconds"] + fits.loc[key, "batch_seconds"] / batches
             axes.plot(batches, seconds, **{**curve.look, "marker": ""})
 
 
 def _entries(found: Sequence[Curve], panels: Sequence[Panel], fits: pd.DataFrame) -> list[Line2D]:
-    """The legend's entries for the lines, with their fit in numbers where each line has an entry."""
+    """The legend's entries for the lines, with their fit in numbers where each line has an
+    entry.
+    """
     entries = panel_handles(panels)
     if fits.empty or len(found) != len(entries):
         return entries
     formulas = (_formula(fits, tuple(curve.key.values())) for curve in found)
-    return [handle(curve.look, f"{curve.label}{formula}") for curve, formula in zip(found, formulas, strict=True)]
+    return [
+        handle(curve.look, f"{curve.label}{formula}")
+        for curve, formula in zip(found, formulas, strict=True)
+    ]
 
 
 def _published_entries(reference: int | None) -> list[Line2D]:
     if not reference:
         return []
     fits = analysis.seconds_fits(analysis.published().runs)
-    return [handle(PUBLISHED, f"published, 4 workers, 50 epochs, n = 1{_formula(fits, fits.index[0])}")]
+    return [
+        handle(PUBLISHED, f"published, 4 workers, 50 epochs, n = 1{_formula(fits, fits.index[0])}")
+    ]
 
 
 def _formula(fits: pd.DataFrame, key: Any) -> str:
-    """A fit to times by batch size in numbers, with the variance it explains, and how far the times are off it."""
+    """A fit to times by batch size in numbers, with the variance it explains, and how far the times
+    are off it.
+    """
     if key not in fits.index:
         return ""
     fit = fits.loc[key]
     a, c = fit["fixed_seconds"], fit["batch_seconds"]
     terms = f"{drawing.number(a)} {'-' if c < 0 else '+'} {drawing.number(abs(c))} / b"
-    off = f"times {round(100 * fit['lowest_residual']):+d} to {round(100 * fit['highest_residual']):+d} % off"
-    share = f"R² = {fit['r_squared']:.4f}".replace(" ", "\N{NO-BREAK SPACE}")  # a legend breaks long lines
+    off = (
+        f"times {round(100 * fit['lowest_residual']):+d} to "
+        f"{round(100 * fit['highest_residual']):+d} % off"
+    )
+    share = f"R² = {fit['r_squared']:.4f}".replace(
+        " ", "\N{NO-BREAK SPACE}"
+    )  # a legend breaks long lines
     return f":  {terms}  ({share}, {off})".replace("-", "\N{MINUS SIGN}")
 
 
@@ -130,7 +171,9 @@ def _draw_relative(axes: Axes, panel: Panel, cells: pd.DataFrame, reference: int
 
 
 def _reference_batch(study: Study, cells: pd.DataFrame) -> int | None:
-    """The largest batch size that both studies measured, if they are comparable and share two at least."""
+    """The largest batch size that both studies measured, if they are comparable and share two at
+    least.
+    """
     if not analysis.comparable(study):
         return None
     measured = set(cells.index[cells["train_seconds"].notna()].get_level_values("local_batch"))

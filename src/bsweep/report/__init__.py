@@ -1,4 +1,6 @@
-"""A study's report: its tables as CSV, Markdown and LaTeX, its figures, and one HTML page that needs no network."""
+"""A study's report: its tables as CSV, Markdown and LaTeX, its figures, and one HTML page that
+needs no network.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,13 @@ def write(
     beside: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Write the report of a study, by default to its folder `report`, and return the path of the HTML page.
+    """Write the report of a study, by default to its folder `report`, and return the path of the
+    HTML page.
 
-    Files of an earlier report are replaced once all new ones are written, the page last. `command` is what the page
-    says it was made with. Runs that do not compare are refused, unless `mix`; times of runs that had others beside them
-    are left out, unless `beside`. `say` is called with a line for each run that cannot be read, and for those times.
+    Files of an earlier report are replaced once all new ones are written, the page last. `command`
+    is what the page says it was made with. Runs that do not compare are refused, unless `mix`;
+    times of runs that had others beside them are left out, unless `beside`. `say` is called with a
+    line for each run that cannot be read, and for those times.
 
     Raises:
         FileNotFoundError, ValueError: see `bsweep.load`.
@@ -90,7 +94,9 @@ def _write_figures(study: Study, folder: Path) -> dict[str, str]:
 
 
 def idle_text(study: Study) -> str:
-    """Idle seconds by node, total and change as a table for a terminal; empty for a study without rounds."""
+    """Idle seconds by node, total and change as a table for a terminal; empty for a study without
+    rounds.
+    """
     idle = analysis.idle_table(study)
     if idle.empty:
         return ""
@@ -106,44 +112,70 @@ def _page(
     folder: Path,
     command: str,
 ) -> str:
-    statuses = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in Counter(study.runs["status"]).items())
+    statuses = ", ".join(
+        f"{n} {status.replace('_', ' ')}" for status, n in Counter(study.runs["status"]).items()
+    )
     failures = analysis.failures(study.runs)
     sections = [
         *(f"<p class=headline>{html.escape(line)}</p>" for line in _opening(study)),
-        _list("Warnings", [*analysis.doubts(study), *analysis.caveats(study), *study.warnings], "warnings"),
+        _list(
+            "Warnings",
+            [*analysis.doubts(study), *analysis.caveats(study), *study.warnings],
+            "warnings",
+        ),
         "<h2>Figures</h2>",
-        *(_figure(study, name, captions[name], *image) for name, image in images.within_page(folder, captions).items()),
+        *(
+            _figure(study, name, captions[name], *image)
+            for name, image in images.within_page(folder, captions).items()
+        ),
         f"<h2>{scaling.TITLE}</h2>",
         formats.as_html(costs),
         "<h2>Tables</h2>",
         *(formats.as_html(table) for table in all_tables),
-        "" if failures.empty else "<h2>Runs that did not complete</h2>" + formats.as_html(_failures(failures)),
+        ""
+        if failures.empty
+        else "<h2>Runs that did not complete</h2>" + formats.as_html(_failures(failures)),
         "<h2>Against the published studies</h2>",
         *(f"<p>{html.escape(text)}</p>" for text in analysis.against_published(study)),
         "<h2>Provenance</h2>",
         _definitions({"written by": command, "study": study.name} | _provenance(study.provenance)),
-        f"<details><summary>Settings that all runs share</summary>{_definitions(_shared(study))}</details>",
+        (
+            f"<details><summary>Settings that all runs "
+            f"share</summary>{_definitions(_shared(study))}</details>"
+        ),
     ]
-    left_out = f" {plots.counted(len(study.skipped), 'run')} left out, damaged." if study.skipped else ""
+    left_out = (
+        f" {plots.counted(len(study.skipped), 'run')} left out, damaged." if study.skipped else ""
+    )
     summary = f"{plots.counted(len(study.runs), 'run')}: {statuses}.{left_out}"
     body = "\n".join(section for section in sections if section)
     return _PAGE.substitute(title=html.escape(study.name), summary=summary, body=body)
 
 
 def _opening(study: Study) -> list[str]:
-    """What the page says first: the recommendation, or what is missing for one after all else that can be said."""
+    """What the page says first: the recommendation, or what is missing for one after all else that
+    can be said.
+    """
     rates = analysis.fairness_words(study)
-    return [*analysis.recommendations(study), *rates, *headlines(study), *analysis.what_is_missing(study)]
+    return [
+        *analysis.recommendations(study),
+        *rates,
+        *headlines(study),
+        *analysis.what_is_missing(study),
+    ]
 
 
 def _figure(study: Study, name: str, caption: str, kind: str, image: bytes) -> str:
     caption = html.escape(caption)
     first, more = study.runs["run_id"][:_MAX_RUN_IDS], len(study.runs) - _MAX_RUN_IDS
     run_ids = html.escape(", ".join(first) + (f" and {more} more in runs.csv" if more > 0 else ""))
-    files = " ".join(f'<a href="{name}.{suffix}">{suffix.upper()}</a>' for suffix in ("pdf", "svg", "png"))
+    files = " ".join(
+        f'<a href="{name}.{suffix}">{suffix.upper()}</a>' for suffix in ("pdf", "svg", "png")
+    )
     return (
         f'<figure id="{name}"><img alt="{caption} The tables below give the numbers." '
-        f'src="data:image/{kind};base64,{base64.b64encode(image).decode()}"><figcaption>{caption} {files}'
+        f'src="data:image/{kind};base64,{base64.b64encode(image).decode()}"><figcaption>{caption} '
+        f"{files}"
         f"<details><summary>Runs behind it</summary>{run_ids}</details></figcaption></figure>"
     )
 
@@ -157,12 +189,21 @@ def _list(title: str, lines: Sequence[str], kind: str) -> str:
     """Lines under a title, of many the last ones folded away."""
     items = [f"<li>{html.escape(line)}</li>" for line in lines]
     shown, rest = "".join(items[:_MAX_LINES]), "".join(items[_MAX_LINES:])
-    more = f"<details><summary>{len(lines) - _MAX_LINES} more</summary><ul>{rest}</ul></details>" if rest else ""
-    return f"<section class={kind}><h2>{title}</h2><ul>{shown}</ul>{more}</section>" if lines else ""
+    more = (
+        f"<details><summary>{len(lines) - _MAX_LINES} more</summary><ul>{rest}</ul></details>"
+        if rest
+        else ""
+    )
+    return (
+        f"<section class={kind}><h2>{title}</h2><ul>{shown}</ul>{more}</section>" if lines else ""
+    )
 
 
 def _definitions(entries: dict[str, str]) -> str:
-    items = "".join(f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in entries.items())
+    items = "".join(
+        f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>"
+        for key, value in entries.items()
+    )
     return f"<dl>{items}</dl>"
 
 
@@ -170,40 +211,54 @@ def _provenance(provenance: pd.DataFrame) -> dict[str, str]:
     """What `meta.json` says, each value with the number of runs it holds for, where they differ."""
     entries = {}
     for column in provenance.columns.drop(["run_id", "launched_at"], errors="ignore"):
-        counts = Counter(str(value) for value in provenance[column].dropna() if value != "").most_common()
+        counts = Counter(
+            str(value) for value in provenance[column].dropna() if value != ""
+        ).most_common()
         if len(counts) == 1:
             entries[str(column)] = counts[0][0]
         elif counts:
-            shown = "; ".join(f"{value} ({plots.counted(count, 'run')})" for value, count in counts[:5])
-            entries[str(column)] = shown + f"; {len(counts) - 5} more in provenance.csv" * (len(counts) > 5)
+            shown = "; ".join(
+                f"{value} ({plots.counted(count, 'run')})" for value, count in counts[:5]
+            )
+            entries[str(column)] = shown + f"; {len(counts) - 5} more in provenance.csv" * (
+                len(counts) > 5
+            )
     return entries
 
 
 def _shared(study: Study) -> dict[str, str]:
     settings = study.runs[analysis.settings(study.runs)]
-    same = [name for name in settings if settings[name].nunique() == 1 and settings[name].notna().all()]
+    same = [
+        name for name in settings if settings[name].nunique() == 1 and settings[name].notna().all()
+    ]
     return {str(name): analysis.setting_text(settings[name].iloc[0]) for name in same}
 
 
 _PAGE = Template("""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$title - bsweep report</title>
 <style>
 :root { color-scheme: light dark; --line: #8886; --soft: #8881; --accent: #0072b2; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
-.headline { font-size: 1.15rem; border-left: 4px solid var(--accent); padding-left: .8rem; margin: .8rem 0; }
-.warnings { background: #e69f0022; border-left: 4px solid #e69f00; padding: .2rem 1rem; margin-top: 1.5rem; }
+.headline { font-size: 1.15rem; border-left: 4px solid var(--accent); padding-left: .8rem;
+  margin: .8rem 0; }
+.warnings { background: #e69f0022; border-left: 4px solid #e69f00; padding: .2rem 1rem;
+  margin-top: 1.5rem; }
 .warnings h2 { margin-top: .4rem; border: 0; font-size: 1.1rem; }
 figure { margin: 1.5rem 0; break-inside: avoid; }
-img { display: block; max-width: 100%; margin: auto; background: #fff; padding: .5rem; border-radius: .4rem; }
+img { display: block; max-width: 100%; margin: auto; background: #fff; padding: .5rem;
+  border-radius: .4rem; }
 figcaption, caption, details { font-size: .9rem; } figcaption a { margin-left: .4rem; }
 details { overflow-wrap: anywhere; }
 .wide { overflow-x: auto; margin: 1.5rem 0; } caption { text-align: left; padding-bottom: .4rem; }
 table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .45rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }
+th, td { padding: .25rem .45rem; text-align: right; border-bottom: 1px solid var(--line);
+  vertical-align: top; }
 th { border-bottom-width: 2px; } tr:nth-child(even) td { background: var(--soft); }
-.numbers td { white-space: nowrap; } .word, .text :is(th, td) { text-align: left; white-space: pre-line; }
+.numbers td { white-space: nowrap; } .word, .text :is(th, td) { text-align: left;
+  white-space: pre-line; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .85rem; }
 dt { font-weight: 600; } dd { margin: 0; overflow-wrap: anywhere; }
 @media print {

@@ -26,14 +26,20 @@ def as_markdown(title: str, tables: Sequence[Table]) -> str:
         if table.cells.empty:
             blocks.append(f"{table.caption}\n")
             continue
-        lines = [f"| {' | '.join(row)} |" for row in _rows(table, lambda cell: cell.replace("|", "\\|"))]
-        lines.insert(1, f"| {' | '.join('---:' if numbers else ':---' for numbers in _are_numbers(table))} |")
+        lines = [
+            f"| {' | '.join(row)} |" for row in _rows(table, lambda cell: cell.replace("|", "\\|"))
+        ]
+        lines.insert(
+            1, f"| {' | '.join('---:' if numbers else ':---' for numbers in _are_numbers(table))} |"
+        )
         blocks.append(table.caption + "\n\n" + "\n".join(lines) + "\n")
     return "\n".join(blocks)
 
 
 def as_latex(title: str, tables: Sequence[Table]) -> str:
-    """Tables of small type with headings of several lines, which shrink only where they are wider than the text."""
+    """Tables of small type with headings of several lines, which shrink only where they are wider
+    than the text.
+    """
     blocks = ["% Needs \\usepackage{adjustbox,booktabs}.\n"]
     for table in tables:
         if table.cells.empty:
@@ -44,8 +50,10 @@ def as_latex(title: str, tables: Sequence[Table]) -> str:
         head = " & ".join(map(_tex_heading, map(str, table.cells.columns), are_numbers)) + r" \\"
         columns = "".join("r" if numbers else "l" for numbers in are_numbers)
         lines = [
-            r"\begin{table}", r"\centering\small\setlength{\tabcolsep}{4pt}\setlength{\belowcaptionskip}{1ex}",
-            rf"\caption{{{_tex(title)}: {_tex(table.caption)}}}", r"\begin{adjustbox}{max width=\linewidth}",
+            r"\begin{table}",
+            r"\centering\small\setlength{\tabcolsep}{4pt}\setlength{\belowcaptionskip}{1ex}",
+            rf"\caption{{{_tex(title)}: {_tex(table.caption)}}}",
+            r"\begin{adjustbox}{max width=\linewidth}",
             rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body,
             r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}", r"\end{table}",
         ]  # fmt: skip
@@ -59,14 +67,22 @@ def as_html(table: Table) -> str:
     shown, count = replace(table, cells=table.cells[:_MAX_ROWS]), len(table.cells)
     head, *body = _rows(shown, html.escape)
     looks = ["" if numbers else " class=word" for numbers in _are_numbers(table)]
-    heads = "".join(f"<th scope=col{look}>{cell}</th>" for look, cell in zip(looks, head, strict=True))
-    rows = "".join(
-        f"<tr>{''.join(f'<td{look}>{cell}</td>' for look, cell in zip(looks, row, strict=True))}</tr>" for row in body
+    heads = "".join(
+        f"<th scope=col{look}>{cell}</th>" for look, cell in zip(looks, head, strict=True)
     )
+    rows = ""
+    for row in body:
+        cells = (f"<td{look}>{cell}</td>" for look, cell in zip(looks, row, strict=True))
+        rows += f"<tr>{''.join(cells)}</tr>"
     kind = "text" if "message" in table.cells else "numbers"
-    left_out = f" The first {_MAX_ROWS} of {count} rows; the files beside have all." if count > _MAX_ROWS else ""
+    left_out = (
+        f" The first {_MAX_ROWS} of {count} rows; the files beside have all."
+        if count > _MAX_ROWS
+        else ""
+    )
     caption = html.escape(f"{table.caption}{left_out}")
-    return f"<div class=wide><table class={kind}><caption>{caption}</caption><tr>{heads}</tr>{rows}</table></div>"
+    table_ = f"<table class={kind}><caption>{caption}</caption><tr>{heads}</tr>{rows}</table>"
+    return f"<div class=wide>{table_}</div>"
 
 
 def as_text(table: Table) -> str:
@@ -88,13 +104,17 @@ def _rows(table: Table, escape: Callable[[str], str]) -> Iterator[list[str]]:
 def _are_numbers(table: Table) -> list[bool]:
     """For each column, whether it holds numbers, which line up on the right."""
     return [
-        all(re.fullmatch(r"-|[\d.,/e+-]+( ± .*|, [\d.,e+-]+| to [\d.,e+-]+)?", text) for text in values)
+        all(
+            re.fullmatch(r"-|[\d.,/e+-]+( ± .*|, [\d.,e+-]+| to [\d.,e+-]+)?", text)
+            for text in values
+        )
         for _, values in table.cells.items()
     ]
 
 
 _LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "²": r"$^2$",
 }  # fmt: skip
 

@@ -14,7 +14,9 @@ _SHRINK = 0.7
 
 
 def within_page(folder: Path, names: Iterable[str]) -> dict[str, tuple[str, bytes]]:
-    """By figure, the kind of its image and the image: SVG, or a PNG of the largest ones while all are too large."""
+    """By figure, the kind of its image and the image: SVG, or a PNG of the largest ones while all
+    are too large.
+    """
     smaller = {name: _ever_smaller(folder, name) for name in names}
     images = {name: next(candidates) for name, candidates in smaller.items()}
     while sum(len(image) for _, image in images.values()) > _MAX_BYTES:

@@ -14,18 +14,24 @@ from bsweep.analysis.numbers import number, setting_text, spread
 from bsweep.report.formats import Table
 
 _CELLS = (
-    "Every cell of the grid: predicted time to {}, with the 90 % prediction interval of one further run. Bottleneck is "
-    "what takes most of the time. On the front: the probability that no cell takes less time for as few "
+    "Every cell of the grid: predicted time to {}, with the 90 % prediction interval of one "
+    "further run. Bottleneck is "
+    "what takes most of the time. On the front: the probability that no cell takes less time for "
+    "as few "
     "worker-seconds. Best: the probability that no cell is faster."
 )
 _RATES = (
-    "The best learning rate of each cell that was run at several: the one with which the fewest seeds diverge or miss "
-    "the target, of equals the one with the best mean. Where it is the lowest or the highest that was run, a better "
+    "The best learning rate of each cell that was run at several: the one with which the fewest "
+    "seeds diverge or miss "
+    "the target, of equals the one with the best mean. Where it is the lowest or the highest that "
+    "was run, a better "
     "one may lie beyond."
 )
 _STEPS = (
-    "What one more worker buys on the way to {}, each worker count at its best global batch: medians with 90 % "
-    "intervals of a typical run; where the interval of the seconds contains zero there is no difference."
+    "What one more worker buys on the way to {}, each worker count at its best global batch: "
+    "medians with 90 % "
+    "intervals of a typical run; where the interval of the seconds contains zero there is no "
+    "difference."
 )
 
 
@@ -42,15 +48,24 @@ def recommended(study: Study) -> Iterator[Table]:
 def _rates(table: pd.DataFrame) -> Table:
     """The best rate of each cell that was run at several."""
     apart = [name for name in analysis.levels(table) if name not in tuning.RATES]
-    shown = [name for name in apart if table.index.get_level_values(name).nunique() > 1 or name == "local_batch"]
-    name = {"test_accuracy": "test accuracy", "seconds_to_target": "time to target (s)"}[table["metric"].iloc[0]]
+    shown = [
+        name
+        for name in apart
+        if table.index.get_level_values(name).nunique() > 1 or name == "local_batch"
+    ]
+    name = {"test_accuracy": "test accuracy", "seconds_to_target": "time to target (s)"}[
+        table["metric"].iloc[0]
+    ]
     rows = []
     for key, of in table.groupby(level=apart):
         if (best := of[of["is_best"]]).empty:
             continue
         one, where = best.iloc[0], dict(zip(apart, key, strict=True))
         rates = ", ".join(f"{rate:.3g}" for rate in sorted(of["learning_rate"].unique()))
-        scores = (spread(*row) for row in of[["score", "score_ci95", "score_points"]].itertuples(index=False))
+        scores = (
+            spread(*row)
+            for row in of[["score", "score_ci95", "score_points"]].itertuples(index=False)
+        )
         rows.append({
             **{heading(level): setting_text(where[level]).replace("_", " ") for level in shown},
             "seeds": str(one["n"]),
@@ -64,15 +79,23 @@ def _rates(table: pd.DataFrame) -> Table:
 
 
 def _table(rows: pd.DataFrame, row: Any) -> pd.DataFrame:
-    shown = pd.DataFrame([row({str(name): value for name, value in one.items()}) for one in rows.to_dict("records")])
+    shown = pd.DataFrame(
+        [row({str(name): value for name, value in one.items()}) for one in rows.to_dict("records")]
+    )
     if (rows["where"] != "").any():
         shown.insert(0, "part", rows["where"].to_numpy())
     return shown
 
 
 def _cell(cell: dict[str, Any]) -> dict[str, str]:
-    runs = f"{cell['num_reached']} of {cell['num_runs']} reached" if cell["num_runs"] else "not measured"
-    notes = ["extrapolated"] * bool(cell["is_extrapolated"]) + [cell["problem"]] * bool(cell["problem"])
+    runs = (
+        f"{cell['num_reached']} of {cell['num_runs']} reached"
+        if cell["num_runs"]
+        else "not measured"
+    )
+    notes = ["extrapolated"] * bool(cell["is_extrapolated"]) + [cell["problem"]] * bool(
+        cell["problem"]
+    )
     return {
         "global batch": str(cell["global_batch"]),
         "workers": str(cell["num_workers"]),
@@ -81,7 +104,8 @@ def _cell(cell: dict[str, Any]) -> dict[str, str]:
         "worker-seconds": number(cell["worker_seconds"]),
         "steps": f"{cell['steps']:.0f}",
         "step (s)": number(cell["step_seconds"]),
-        "bottleneck": f"{plots.PARTS[cell['bottleneck']][2]}, {100 * cell['bottleneck_share']:.0f} %",
+        "bottleneck": f"{plots.PARTS[cell['bottleneck']][2]}, {100 * cell['bottleneck_share']:.0f} "
+        f"%",
         "on the front": f"{cell['probability_on_front']:.2f}",
         "best": f"{cell['probability_best']:.2f}",
         "runs": "; ".join([runs, *notes]),

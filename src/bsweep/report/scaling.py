@@ -1,4 +1,6 @@
-"""The report's section on how a study's costs grow with the work: an exponent each, its interval, what is expected."""
+"""The report's section on how a study's costs grow with the work: an exponent each, its interval,
+what is expected.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,27 @@ from bsweep.report.formats import Table
 
 TITLE = "Cost as the work grows"
 _CAPTION = (
-    "A cost goes with the power of a quantity that the exponent says, by least squares of logarithms within the range "
-    "of cells that differ in it alone: series of three or more, for any two lie on a power law. Each series has a "
-    "factor of its own, and all have the exponent in common. ± is the half-width of its 95 % t-interval, which is as "
-    "wide as they miss a power law. Expected over local batches: -1 where a step costs the same whatever its batch, 0 "
+    "A cost goes with the power of a quantity that the exponent says, by least squares of "
+    "logarithms within the range "
+    "of cells that differ in it alone: series of three or more, for any two lie on a power law. "
+    "Each series has a "
+    "factor of its own, and all have the exponent in common. ± is the half-width of its 95 % "
+    "t-interval, which is as "
+    "wide as they miss a power law. Expected over local batches: -1 where a step costs the same "
+    "whatever its batch, 0 "
     "where an example does; over workers -1, where nothing is lost to the exchange."
 )
 _SENT = (
-    "The ratio is that of a worker's bytes to a ring's, 2 (p - 1) / p n, of p workers and n bytes of gradient. There "
-    "a series is a strategy, and a point the mean of its cells of as many ring bytes, whatever their batch."
+    "The ratio is that of a worker's bytes to a ring's, 2 (p - 1) / p n, of p workers and n bytes "
+    "of gradient. There "
+    "a series is a strategy, and a point the mean of its cells of as many ring bytes, whatever "
+    "their batch."
 )
 _OVERHEAD = (
-    "Other seconds are those of all runs together that are no training steps (starts, evaluations, ...), by each run's "
-    "seconds and its number in the order of starts, among runs of as many workers; where that order is one of batch "
+    "Other seconds are those of all runs together that are no training steps (starts, evaluations, "
+    "...), by each run's "
+    "seconds and its number in the order of starts, among runs of as many workers; where that "
+    "order is one of batch "
     "sizes too, it tells of both. Beyond 1, each further run takes longer than the one before."
 )
 _EXPECTED = {"local_batch": "-1 to 0", "num_workers": "-1", "num_train": "1", "num_parameters": "1"}
@@ -33,14 +43,32 @@ _EXPECTED = {"local_batch": "-1 to 0", "num_workers": "-1", "num_train": "1", "n
 def scaling(study: Study) -> Table:
     """How a study's costs grow, one row each, in words where that cannot be fitted."""
     rows = [
-        _row("seconds of an epoch", heading(along), analysis.common_growth(study, along), _EXPECTED[along])
+        _row(
+            "seconds of an epoch",
+            heading(along),
+            analysis.common_growth(study, along),
+            _EXPECTED[along],
+        )
         for along in analysis.GROWS_WITH
     ]
-    sent = _row("bytes a worker sends in a step", "2 (p - 1) / p n", analysis.sent_growth(study), "1", "points")
+    sent = _row(
+        "bytes a worker sends in a step",
+        "2 (p - 1) / p n",
+        analysis.sent_growth(study),
+        "1",
+        "points",
+    )
     if ratio := _ring_ratio(study):
         sent.update(exponent=f"{sent['exponent']}; ratio {ratio}", expected="1; ratio 1")
-    other = _row("other seconds of all runs", "runs", analysis.overhead_growth(study), "up to 1", "runs")
-    caption = (_CAPTION, _SENT if ratio else "", _OVERHEAD if other["fitted to"] != "-" else "", _shared_cores(study))
+    other = _row(
+        "other seconds of all runs", "runs", analysis.overhead_growth(study), "up to 1", "runs"
+    )
+    caption = (
+        _CAPTION,
+        _SENT if ratio else "",
+        _OVERHEAD if other["fitted to"] != "-" else "",
+        _shared_cores(study),
+    )
     return Table(" ".join(filter(None, caption)), pd.DataFrame([*rows, sent, other]))
 
 
@@ -48,13 +76,17 @@ def exponent_text(exponent: float, half_width: float) -> str:
     return fixed(round(exponent, 2) + 0.0, 2, half_width)  # not -0.00
 
 
-def _row(cost: str, against: str, growth: Growth, expected: str, what: str = "cells") -> dict[str, str]:
+def _row(
+    cost: str, against: str, growth: Growth, expected: str, what: str = "cells"
+) -> dict[str, str]:
     found = exponent_text(growth.exponent, growth.exponent_ci95)
     return {
         "cost": cost,
         "against": against,
         "exponent": f"not fitted: {growth.why_not}" if growth.why_not else found,
-        "fitted to": "-" if growth.why_not else f"{growth.num_points} {what} in {growth.num_series} series",
+        "fitted to": "-"
+        if growth.why_not
+        else f"{growth.num_points} {what} in {growth.num_series} series",
         "expected": expected,
     }
 
@@ -63,9 +95,17 @@ def _ring_ratio(study: Study) -> str:
     """A worker's bytes over those of a ring, from the least to the most of all cells."""
     ratios = analysis.step_times(study)["sent_of_ring"]
     sent = ratios[ratios > 0]
-    return " to ".join(dict.fromkeys(f"{ratio:.3f}" for ratio in (sent.min(), sent.max()))) if len(sent) else ""
+    return (
+        " to ".join(dict.fromkeys(f"{ratio:.3f}" for ratio in (sent.min(), sent.max())))
+        if len(sent)
+        else ""
+    )
 
 
 def _shared_cores(study: Study) -> str:
     is_uneven = analysis.unequal_threads(analysis.cells(study.runs))
-    return "Here more workers had fewer threads each: the exponent over workers is of both." if is_uneven else ""
+    return (
+        "Here more workers had fewer threads each: the exponent over workers is of both."
+        if is_uneven
+        else ""
+    )

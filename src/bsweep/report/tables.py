@@ -50,7 +50,9 @@ def tables(study: Study) -> Iterator[Table]:
 def _means(study: Study, cells: pd.DataFrame) -> Table:
     """What each cell came to."""
     values = cells[["global_batch", "n"]].astype(object)
-    rates = analysis.by_cell(study.runs)["learning_rate"].groupby(level=analysis.levels(cells)).first()
+    rates = (
+        analysis.by_cell(study.runs)["learning_rate"].groupby(level=analysis.levels(cells)).first()
+    )
     if rates.nunique() > 1:
         values.insert(1, "learning_rate", rates)
     for metric in analysis.METRICS:
@@ -63,34 +65,56 @@ def _means(study: Study, cells: pd.DataFrame) -> Table:
     if (cells["other_statuses"] != "").any():
         values["other_statuses"] = cells["other_statuses"]
     ends = "Losses are those of the last round." if analysis.ends_in_rounds(study) else ""
-    return _table(study, " ".join(filter(None, ("What each cell came to.", ends, _of_seeds(cells["n"])))), values)
+    return _table(
+        study,
+        " ".join(filter(None, ("What each cell came to.", ends, _of_seeds(cells["n"])))),
+        values,
+    )
 
 
 def _of_seeds(n: pd.Series[int]) -> str:
     """What stands in a table of means, intervals and the values of two seeds."""
     counts = set(n[n > 0])
-    told = ["± is the half-width of the 95 % t-interval over seeds."] if max(counts, default=0) > 2 else []
-    return " ".join([*told, "Of two seeds both values stand, in the order of the seeds."] if 2 in counts else told)
+    told = (
+        ["± is the half-width of the 95 % t-interval over seeds."]
+        if max(counts, default=0) > 2
+        else []
+    )
+    return " ".join(
+        [*told, "Of two seeds both values stand, in the order of the seeds."]
+        if 2 in counts
+        else told
+    )
 
 
 _SPEEDUP = "Speed-up over workers at equal local batch (weak scaling), by examples per second."
 _FIT = (
-    "Least-squares fit of training time, a + c / local batch. The misses are the largest below and above the fit, in "
+    "Least-squares fit of training time, a + c / local batch. The misses are the largest below and "
+    "above the fit, in "
     "percent of the times."
 )
-_GROWTH = "The seconds of an epoch against the {}: the exponent of each series of cells that differ in nothing else."
+_GROWTH = (
+    "The seconds of an epoch against the {}: the exponent of each series of cells that differ in "
+    "nothing else."
+)
 _RING = (
-    "A ring's bytes are 2 (p - 1) / p n, of p workers and n bytes of gradient. By that formula the bytes of Horovod, "
-    "DDP and the native all-reduce are counted, so that their 1 is no finding; other algorithms count their messages, "
+    "A ring's bytes are 2 (p - 1) / p n, of p workers and n bytes of gradient. By that formula the "
+    "bytes of Horovod, "
+    "DDP and the native all-reduce are counted, so that their 1 is no finding; other algorithms "
+    "count their messages, "
     "and in shared memory nothing is sent."
 )
 _SHARDING = (
-    "What sharding VGG-16 by memory gains in images per second over sharding it by layer, as a fraction. The fitted "
-    "formula is the published study's, with its constant fitted to the published gains and the shares on record."
+    "What sharding VGG-16 by memory gains in images per second over sharding it by layer, as a "
+    "fraction. The fitted "
+    "formula is the published study's, with its constant fitted to the published gains and the "
+    "shares on record."
 )
 _EQUAL_TIME = (
-    "Training loss after equal time, half a round before the shortest run of those compared ended, and the examples "
-    "trained on until then. A round's mean loss is that of its midpoint in time; between midpoints it is interpolated."
+    "Training loss after equal time, half a round before the shortest run of those compared ended, "
+    "and the examples "
+    "trained on until then. A round's mean loss is that of its midpoint in time; between midpoints "
+    "it is interpolated."
 )
 
 
@@ -113,14 +137,23 @@ def _fits(study: Study) -> pd.DataFrame:
 def _of_series(growth: pd.DataFrame) -> pd.DataFrame:
     """Where there are several; one is what the section on costs tells."""
     fits = zip(growth["exponent"], growth["exponent_ci95"], strict=True)
-    table = growth.drop(columns="exponent_ci95").assign(exponent=[exponent_text(*fit) for fit in fits])
+    table = growth.drop(columns="exponent_ci95").assign(
+        exponent=[exponent_text(*fit) for fit in fits]
+    )
     return table if len(table) > 1 else table[:0]
 
 
 def _steps_caption(study: Study) -> str:
     unit = analysis.step_unit(study)
-    of_what = "A training step" if unit == "step" else f"Training on {unit}, for workers take unequal steps"
-    caption = f"{of_what}: where the time goes, and what a worker sends. Exchange is what computing did not hide."
+    of_what = (
+        "A training step"
+        if unit == "step"
+        else f"Training on {unit}, for workers take unequal steps"
+    )
+    caption = (
+        f"{of_what}: where the time goes, and what a worker sends. Exchange is what computing did "
+        f"not hide."
+    )
     has_codec = ~study.runs["compression"].isin(["", "none"]) & study.runs["compression"].notna()
     steps = analysis.step_times(study)
     is_within = has_codec.any() and steps["codec_seconds"].isna().all()
@@ -131,7 +164,9 @@ def _steps_caption(study: Study) -> str:
 
 def _steps(study: Study) -> pd.DataFrame:
     steps = analysis.step_times(study)
-    steps = steps.assign(sent_bytes=steps["sent_bytes"] / 1e6).rename(columns={"sent_bytes": "sent_megabytes"})
+    steps = steps.assign(sent_bytes=steps["sent_bytes"] / 1e6).rename(
+        columns={"sent_bytes": "sent_megabytes"}
+    )
     return steps[steps["sent_megabytes"] != 0]
 
 
@@ -139,50 +174,88 @@ def _equal_time(study: Study) -> pd.DataFrame:
     table = analysis.equal_time_losses(study)
     if len(table) < 2:
         return table[:0]
-    losses = zip(table["train_loss"], table.pop("train_loss_ci95"), table.pop("train_loss_points"), strict=True)
+    losses = zip(
+        table["train_loss"],
+        table.pop("train_loss_ci95"),
+        table.pop("train_loss_points"),
+        strict=True,
+    )
     texts = [spread(*loss) for loss in losses]
     return table.assign(train_loss=texts, num_examples=table["num_examples"].round().astype(int))
 
 
 def idle_seconds(study: Study, table: pd.DataFrame) -> Table:
-    """Table 3 of the paper of uneven GPUs: nodes, or of many the span, then total, change and speed."""
+    """Table 3 of the paper of uneven GPUs: nodes, or of many the span, then total, change and
+    speed.
+    """
     decimals = max(1, 2 - math.floor(math.log10(max(table["idle_seconds"].max(), 1e-3))))
-    nodes = table[analysis.node_columns(table)].rename(columns=lambda name: name.replace(": idle_seconds", " (s)"))
+    nodes = table[analysis.node_columns(table)].rename(
+        columns=lambda name: name.replace(": idle_seconds", " (s)")
+    )
     if len(nodes.columns) > _MAX_NODES:
         nodes = nodes.agg(["min", "median", "max"], axis="columns")
         nodes.columns = pd.Index(["least idle node (s)", "median node (s)", "most idle node (s)"])
     cells = nodes.map(lambda seconds: fixed(seconds, decimals))
-    totals = table[["idle_seconds", "idle_seconds_ci95", "idle_seconds_points"]].itertuples(index=False)
+    totals = table[["idle_seconds", "idle_seconds_ci95", "idle_seconds_points"]].itertuples(
+        index=False
+    )
     cells["idle_seconds"] = [fixed(total, decimals, *of_seeds) for total, *of_seeds in totals]
     if table["change"].notna().any():
         changes = zip(100 * table["change"], 100 * table["change_ci95"], strict=True)
         cells["change"] = [fixed(change, 1, half) for change, half in changes]
     if (table["rounds"] != table["shown_rounds"]).any():
-        cells["idle_seconds_per_round"] = [fixed(value, decimals + 1) for value in table["idle_seconds_per_round"]]
+        cells["idle_seconds_per_round"] = [
+            fixed(value, decimals + 1) for value in table["idle_seconds_per_round"]
+        ]
     rate = "examples_per_second" if table["tokens_per_second"].isna().any() else "tokens_per_second"
     return _table(study, _idle_caption(table), cells.assign(**{rate: table[rate]}, n=table["n"]))
 
 
 def _idle_caption(table: pd.DataFrame) -> str:
     caption = (
-        "Seconds that nodes are idle until the slowest one arrives to synchronise, summed over a run's rounds; node k "
+        "Seconds that nodes are idle until the slowest one arrives to synchronise, summed over a "
+        "run's rounds; node k "
         "is the worker of rank k - 1. Rounds that the end of an epoch cuts short do not count."
     )
-    change = "The change of the total is against the uniform allocation, by equal seeds where there are any."
+    change = (
+        "The change of the total is against the uniform allocation, by equal seeds where there are "
+        "any."
+    )
     is_compared = table["change"].notna().any()
-    intervals = "± is the half-width of the 95 % t-interval over seeds." if table["n"].max() > 2 else ""
-    return " ".join(filter(None, (caption, change if is_compared else "", intervals, plots.scaled_rounds(table))))
+    intervals = (
+        "± is the half-width of the 95 % t-interval over seeds." if table["n"].max() > 2 else ""
+    )
+    return " ".join(
+        filter(
+            None, (caption, change if is_compared else "", intervals, plots.scaled_rounds(table))
+        )
+    )
 
 
 def _table(study: Study, caption: str, rows: pd.DataFrame) -> Table:
-    """Rows indexed by cells, or by series of them, for reading: what they all share is said once, in the caption."""
-    rows = _with_realised_batches(study, plots.in_order(study, rows.dropna(axis="columns", how="all")))
+    """Rows indexed by cells, or by series of them, for reading: what they all share is said once,
+    in the caption.
+    """
+    rows = _with_realised_batches(
+        study, plots.in_order(study, rows.dropna(axis="columns", how="all"))
+    )
     varying = analysis.varying(rows)
-    shared = [name for name in ("num_workers", "local_batch") if name in analysis.levels(rows) and name not in varying]
-    said = [plots.words(name, rows.index.get_level_values(name)[0]) for name in shared] if varying else []
+    shared = [
+        name
+        for name in ("num_workers", "local_batch")
+        if name in analysis.levels(rows) and name not in varying
+    ]
+    said = (
+        [plots.words(name, rows.index.get_level_values(name)[0]) for name in shared]
+        if varying
+        else []
+    )
     counts = sorted(set(rows["n"]) - {0}) if "n" in rows else []
     if len(counts) == 1:
-        said, rows = [*said, "one run each" if counts == [1] else f"{counts[0]} seeds each"], rows.drop(columns="n")
+        said, rows = (
+            [*said, "one run each" if counts == [1] else f"{counts[0]} seeds each"],
+            rows.drop(columns="n"),
+        )
     if len(rows) > 1 and "global_batch" in rows and rows["global_batch"].nunique() == 1:
         said, rows = (
             [*said, plots.words("global_batch", rows["global_batch"].iloc[0])],
@@ -190,7 +263,9 @@ def _table(study: Study, caption: str, rows: pd.DataFrame) -> Table:
         )
     columns = [*(varying or shared), *rows.columns]
     flat = rows.reset_index()[columns]
-    text = {heading(str(name)): [_text(str(name), value) for value in flat[name]] for name in columns}
+    text = {
+        heading(str(name)): [_text(str(name), value) for value in flat[name]] for name in columns
+    }
     return Table(" ".join(filter(None, (caption, _sentence(said)))), pd.DataFrame(text))
 
 
@@ -200,13 +275,17 @@ def _sentence(parts: Sequence[str]) -> str:
 
 
 def _with_realised_batches(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with each worker's batch in the place of the local batch that not all of them took."""
+    """The rows with each worker's batch in the place of the local batch that not all of them
+    took.
+    """
     cells = analysis.cells(study.runs)
     if analysis.levels(rows) != analysis.levels(cells):
         return rows
     index = rows.index.to_frame(index=False)
     lists = cells["local_batches"].reindex(rows.index).fillna("")
-    index["local_batch"] = [text or batch for text, batch in zip(lists, index["local_batch"], strict=True)]
+    index["local_batch"] = [
+        text or batch for text, batch in zip(lists, index["local_batch"], strict=True)
+    ]
     return rows.set_index(pd.MultiIndex.from_frame(index))
 
 

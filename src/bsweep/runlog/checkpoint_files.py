@@ -1,7 +1,8 @@
-"""What is known of a run's checkpoints without torch: which there are, where they stand, and what asks for one.
+"""What is known of a run's checkpoints without torch: which there are, where they stand, and what
+asks for one.
 
-A checkpoint is a folder. `complete.json` is written when all that workers and servers put there lies on the disk, and
-is removed first: a folder without it is what a kill has left.
+A checkpoint is a folder. `complete.json` is written when all that workers and servers put there
+lies on the disk, and is removed first: a folder without it is what a kill has left.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Checkpoint:
 
 
 def checkpoint_at(paths: RunPaths, epoch: int, position: int) -> Checkpoint:
-    """The checkpoint of a run that has trained so many examples of an epoch, from 1; its folder need not be there."""
+    """The checkpoint of a run that has trained so many examples of an epoch, from 1; its folder
+    need not be there.
+    """
     return Checkpoint(paths.checkpoints / f"epoch{epoch:05d}.{position:012d}")  # their names sort
 
 
@@ -94,7 +97,8 @@ def request_stop(paths: RunPaths) -> None:
 
 
 def is_stop_requested(paths: RunPaths) -> bool:
-    # By what is in it: on a file system of several hosts a name may be seen late, a file that is opened is up to date.
+    # By what is in it: on a file system of several hosts a name may be seen late, a file that is
+    # opened is up to date.
     try:
         return bool(paths.stop.read_bytes())
     except OSError:

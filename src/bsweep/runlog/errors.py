@@ -16,11 +16,15 @@ from bsweep.runlog import RunPaths, Status
 
 
 class WorkerLost(RuntimeError):
-    """Another worker ended while this one waited for it: a consequence, not the cause of a failure."""
+    """Another worker ended while this one waited for it: a consequence, not the cause of a
+    failure.
+    """
 
 
 class Diverged(ArithmeticError):
-    """The training loss or a parameter is no finite number any more: it is on record, and a result like any other."""
+    """The training loss or a parameter is no finite number any more: it is on record, and a result
+    like any other.
+    """
 
 
 class Stopped(RuntimeError):
@@ -29,13 +33,17 @@ class Stopped(RuntimeError):
 
 @contextmanager
 def worker_lost(broken: type[Exception] = RuntimeError) -> Iterator[None]:
-    """What an exchange raises when a connection breaks, as `WorkerLost`; what a GPU raises is this worker's own."""
+    """What an exchange raises when a connection breaks, as `WorkerLost`; what a GPU raises is this
+    worker's own.
+    """
     try:
         yield
     except broken as error:
         if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
             raise
-        raise WorkerLost(f"the exchange broke off, another worker has probably ended: {error}") from error
+        raise WorkerLost(
+            f"the exchange broke off, another worker has probably ended: {error}"
+        ) from error
 
 
 _REPORTED = "bsweep_reported"
@@ -45,8 +53,8 @@ _REPORTED = "bsweep_reported"
 def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
     """Leave what ended this worker in `error.json` beside its output, for the launcher to quote.
 
-    Of nested ones the innermost does: later ones would write a later time, and the first culprit is told by it, or an
-    error in closing, which is none.
+    Of nested ones the innermost does: later ones would write a later time, and the first culprit is
+    told by it, or an error in closing, which is none.
     """
     try:
         yield
@@ -77,7 +85,9 @@ def said_by(error: BaseException) -> str:
 
 
 def described(error: BaseException) -> str:
-    """As `said_by`; of an error from the user's own code, with its traceback from the first line of theirs on."""
+    """As `said_by`; of an error from the user's own code, with its traceback from the first line of
+    theirs on.
+    """
     return f"{said_by(error)}\n{own.traced(error) or ''}".strip()
 
 
@@ -87,12 +97,18 @@ def _is_reported(error: BaseException | None) -> bool:
 
 
 def status_of(error: BaseException) -> Status:
-    """What an error makes of its run; only some of the ways in which memory ends have an exception of their own."""
+    """What an error makes of its run; only some of the ways in which memory ends have an exception
+    of their own.
+    """
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     return "out_of_memory" if is_out_of_memory(error) else "failed"
 
 
 def spoils_process(error: BaseException) -> bool:
-    """Whether nothing more should be trained in this process: oneDNN may fail from now on, see `bsweep.core.fresh_process`."""
-    return is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError)  # which is a GPU's
+    """Whether nothing more should be trained in this process: oneDNN may fail from now on, see
+    `bsweep.core.fresh_process`.
+    """
+    return is_out_of_memory(error) and not isinstance(
+        error, torch.OutOfMemoryError
+    )  # which is a GPU's

@@ -1,8 +1,8 @@
 """The files of a run folder: every path, and what writes them.
 
-One record is one line, written whole and flushed, so that a kill can tear the last line only; `RunLog` cuts such a tail
-before it appends and readers leave it out and say so. `summary.json` is written last and atomically: a reader
-never sees half of it.
+One record is one line, written whole and flushed, so that a kill can tear the last line only;
+`RunLog` cuts such a tail before it appends and readers leave it out and say so. `summary.json` is
+written last and atomically: a reader never sees half of it.
 """
 
 from __future__ import annotations
@@ -49,12 +49,16 @@ class RunPaths:
 
     @property
     def checkpoints(self) -> Path:
-        """What a run that is not completed goes on from: a folder for each of its last two checkpoints."""
+        """What a run that is not completed goes on from: a folder for each of its last two
+        checkpoints.
+        """
         return self.folder / "checkpoint"
 
     @property
     def stop(self) -> Path:
-        """Empty while a run trains. Who writes into it has its workers save where they are, and leave."""
+        """Empty while a run trains. Who writes into it has its workers save where they are, and
+        leave.
+        """
         return self.folder / "stop"
 
     @property
@@ -63,28 +67,38 @@ class RunPaths:
 
     @property
     def launcher_log(self) -> Path:
-        """What started the run's processes printed; not there where those of another run trained this one too."""
+        """What started the run's processes printed; not there where those of another run trained
+        this one too.
+        """
         return self.logs / "launcher.log"
 
     @property
     def lifeline(self) -> Path:
-        """What processes on other hosts go by: it names the start that they belong to, see `bsweep.launch.lifeline`."""
+        """What processes on other hosts go by: it names the start that they belong to, see
+        `bsweep.launch.lifeline`.
+        """
         return self.logs / "lifeline"
 
     @property
     def environment(self) -> Path:
-        """Variables for processes that start, as sh reads them; its owner's alone, and gone when they have begun."""
+        """Variables for processes that start, as sh reads them; its owner's alone, and gone when
+        they have begun.
+        """
         return self.folder / ".environment"
 
     def rank_logs(self, rank: int) -> Path:
-        """Folder of a process's `stdout`, `stderr` and, where it failed, `error.json`. Servers follow the workers."""
+        """Folder of a process's `stdout`, `stderr` and, where it failed, `error.json`. Servers
+        follow the workers.
+        """
         return self.logs / f"rank.{rank}"
 
     def alive(self, rank: int) -> Path:
         return self.rank_logs(rank) / "alive"
 
     def server_clocks(self, server: int) -> Path:
-        """Every push that a parameter server took: worker, clock, and the slowest worker's when it was answered."""
+        """Every push that a parameter server took: worker, clock, and the slowest worker's when it
+        was answered.
+        """
         return self.folder / f"server.{server}.csv"
 
 
@@ -103,7 +117,9 @@ class SignOfLife:
 
 
 class RunLog:
-    """Appends records to a run's `metrics.jsonl`, which it opens for its first record: one process at a time writes."""
+    """Appends records to a run's `metrics.jsonl`, which it opens for its first record: one process
+    at a time writes.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -128,7 +144,10 @@ class RunLog:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

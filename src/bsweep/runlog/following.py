@@ -36,7 +36,10 @@ class Following:
         if not newline:
             return []
         lines = whole.split(b"\n")
-        records = [checked(line, f"{self._path}:{number}") for number, line in enumerate(lines, self._num_records + 1)]
+        records = [
+            checked(line, f"{self._path}:{number}")
+            for number, line in enumerate(lines, self._num_records + 1)
+        ]
         self._num_records += len(records)
         self._num_bytes += len(whole) + 1
         self._last = lines[-1] + b"\n"

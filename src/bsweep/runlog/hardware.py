@@ -8,8 +8,12 @@ from typing import Any
 
 
 def hardware_words(meta: Mapping[str, Any]) -> str:
-    """GPUs, CPU and cores of `meta.json`: what makes times differ. Drivers are in the provenance."""
+    """GPUs, CPU and cores of `meta.json`: what makes times differ. Drivers are in the
+    provenance.
+    """
     gpus = Counter(line.split(",")[0].strip() for line in meta.get("gpus") or ())
     parts = [f"{count} x {name}" for name, count in gpus.items()]
     parts += [str(meta["cpu"])] if meta.get("cpu") else []
-    return ", ".join(parts + ([f"{meta['cores']} core{'s' * (meta['cores'] > 1)}"] if meta.get("cores") else []))
+    return ", ".join(
+        parts + ([f"{meta['cores']} core{'s' * (meta['cores'] > 1)}"] if meta.get("cores") else [])
+    )

@@ -1,6 +1,7 @@
 """What stands beside the records of a run: the schemas of its JSON files.
 
-The types are what `bsweep.runlog.reading` holds files to. What runs of earlier versions do not say has a default.
+The types are what `bsweep.runlog.reading` holds files to. What runs of earlier versions do not say
+has a default.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """Where a run was when a checkpoint of it was complete; `position` counts examples of the epoch."""
+    """Where a run was when a checkpoint of it was complete; `position` counts examples of the
+    epoch.
+    """
 
     epoch: Count
     position: Natural

@@ -1,4 +1,6 @@
-"""Which process may run a point, say: by a lock that ends with it or, where a file system has none, by a lease."""
+"""Which process may run a point, say: by a lock that ends with it or, where a file system has none,
+by a lease.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,12 @@ from bsweep.runlog.reading import Damaged, read_json
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 120.0
-"""Without a heartbeat for so long the owner on another host seems dead; who wants its lease watches it first."""
-_SETTLE_SECONDS = 1.0  # in which those who found a lease stale at the same time have all written theirs
+"""Without a heartbeat for so long the owner on another host seems dead; who wants its lease watches
+it first.
+"""
+_SETTLE_SECONDS = (
+    1.0  # in which those who found a lease stale at the same time have all written theirs
+)
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 _SAID: set[Path] = set()
@@ -31,7 +37,9 @@ _SAID: set[Path] = set()
 
 @contextmanager
 def claimed(path: Path) -> Iterator[bool]:
-    """Whether this process alone has the claim of this name; it ends with the process, however that ends."""
+    """Whether this process alone has the claim of this name; it ends with the process, however that
+    ends.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         try:
@@ -48,7 +56,9 @@ def claimed(path: Path) -> Iterator[bool]:
 
 
 def is_claimed(path: Path) -> bool:
-    """Whether a process has the claim. Nothing stays written; for a moment, nobody else could have it."""
+    """Whether a process has the claim. Nothing stays written; for a moment, nobody else could have
+    it.
+    """
     try:
         with path.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -72,8 +82,10 @@ def _say_once(folder: Path) -> None:
     if folder not in _SAID:
         _SAID.add(folder)
         print(
-            f"bsweep: {folder}: this file system has no locks (flock): lease files there say who is at work; what a "
-            f"process that died on another host was at is free after {STALE_SECONDS + 2 * HEARTBEAT_SECONDS:.0f} s.",
+            f"bsweep: {folder}: this file system has no locks (flock): lease files there say who "
+            f"is at work; what a "
+            f"process that died on another host was at is free after "
+            f"{STALE_SECONDS + 2 * HEARTBEAT_SECONDS:.0f} s.",
             file=sys.stderr,
         )
 
@@ -118,10 +130,12 @@ def _take(path: Path, lease: dict[str, object]) -> bool:
 
 
 def _is_stale(path: Path, beats_to_watch: int = 0) -> bool:
-    """Whether whoever holds a lease is dead: no process of this host any more, or without a heartbeat for long.
+    """Whether whoever holds a lease is dead: no process of this host any more, or without a
+    heartbeat for long.
 
-    A clock that is set makes all leases look old until their next heartbeat, one that differs from the file system's
-    makes its host's look so always: no lease should be taken that has a heartbeat while one watches.
+    A clock that is set makes all leases look old until their next heartbeat, one that differs from
+    the file system's makes its host's look so always: no lease should be taken that has a heartbeat
+    while one watches.
     """
     lease = _read(path) or {}
     if (
@@ -141,12 +155,16 @@ def _is_stale(path: Path, beats_to_watch: int = 0) -> bool:
 
 
 def _touched_at(path: Path) -> float:
-    with path.open() as file:  # what has only its name looked at may be old on a file system of several hosts
+    with (
+        path.open() as file
+    ):  # what has only its name looked at may be old on a file system of several hosts
         return os.fstat(file.fileno()).st_mtime
 
 
 def _now(folder: Path) -> float:
-    """The time by the clock that a folder's file system has; by this host's, where nothing can be written to it."""
+    """The time by the clock that a folder's file system has; by this host's, where nothing can be
+    written to it.
+    """
     with suppress(OSError), tempfile.NamedTemporaryFile(dir=folder, prefix=".now.") as file:
         return os.fstat(file.fileno()).st_mtime
     return time.time()

@@ -10,7 +10,9 @@ from bsweep.runlog.values import Amount, Finite, Natural
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The model on the test set, after so many steps, examples, epochs and seconds of training since the run began."""
+    """The model on the test set, after so many steps, examples, epochs and seconds of training
+    since the run began.
+    """
 
     epoch: Natural
     num_steps: Natural
@@ -25,11 +27,13 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseScale:
-    """Parts of the gradient noise scale, `variance` over `gradient_square`: means over the steps since the last record.
+    """Parts of the gradient noise scale, `variance` over `gradient_square`: means over the steps
+    since the last record.
 
-    They are of one example's gradient and of the true one's squared norm, see `bsweep.numerics.noise_scale`; either may come out as
-    zero or less. `num_examples` were trained since the run began. Of `num_gradients`, each the mean over
-    `gradient_batch` examples, they are estimated. `layers` has both, the square first, of each tensor by its name.
+    They are of one example's gradient and of the true one's squared norm, see
+    `bsweep.numerics.noise_scale`; either may come out as zero or less. `num_examples` were trained
+    since the run began. Of `num_gradients`, each the mean over `gradient_batch` examples, they are
+    estimated. `layers` has both, the square first, of each tensor by its name.
     """
 
     epoch: Natural

@@ -1,4 +1,6 @@
-"""What a training step of each worker consists of, and what may be done about it; `bsweep.measure.profile_worker` measures it."""
+"""What a training step of each worker consists of, and what may be done about it;
+`bsweep.measure.profile_worker` measures it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from pydantic import TypeAdapter
 from bsweep.config import RunConfig
 
 PARTS = ("data", "forward", "backward", "graph", "exchange", "optimizer", "loop")
-"""In the order of a step. `graph` stands for the first three where they are one; `loop` is what no other part is."""
+"""In the order of a step. `graph` stands for the first three where they are one; `loop` is what no
+other part is.
+"""
 
 _WORTH_NAMING = 0.2  # of a step: a part that is no computing and takes less is not what holds it up
 
@@ -35,20 +39,29 @@ class Anatomy:
 
 
 def table(workers: Sequence[Anatomy]) -> str:
-    """The parts of a step as a person reads them: the mean over workers, and the worker on which each lasts longest."""
+    """The parts of a step as a person reads them: the mean over workers, and the worker on which
+    each lasts longest.
+    """
     step = statistics.fmean(sum(worker.parts.values()) for worker in workers)
     rows = [["part of a step", "ms", "share", "slowest"]]
     for part in PARTS:
         seconds = [worker.parts.get(part, 0.0) for worker in workers]
         if any(seconds):
-            name = "backward, exchange in it" if part == "backward" and workers[0].overlaps else part
+            name = (
+                "backward, exchange in it" if part == "backward" and workers[0].overlaps else part
+            )
             rows.append([name, *_cells(seconds, step)])
         waits = [worker.wait_seconds for worker in workers if worker.wait_seconds is not None]
         if part == "exchange" and any(waits):
             rows.append(["  of it waiting", *_cells(waits, step)])
     rows.append(["all parts", *_cells([sum(worker.parts.values()) for worker in workers], step)])
     rows.append(["step", *_cells([worker.step_seconds for worker in workers], step)])
-    rows.append(["step, parts not timed", *_cells([worker.untimed_step_seconds for worker in workers], step)])
+    rows.append(
+        [
+            "step, parts not timed",
+            *_cells([worker.untimed_step_seconds for worker in workers], step),
+        ]
+    )
     busy = [worker.busy_seconds for worker in workers if worker.busy_seconds is not None]
     if busy:
         rows.append(["GPU busy", *_cells(busy, step)])
@@ -66,7 +79,10 @@ def _cells(seconds: Sequence[float], step: float) -> list[str]:
 def bottleneck(workers: Sequence[Anatomy]) -> str:
     """What holds the steps up, in a sentence with its remedy."""
     step = statistics.fmean(sum(worker.parts.values()) for worker in workers)
-    share = {part: statistics.fmean(worker.parts.get(part, 0.0) for worker in workers) / step for part in PARTS}
+    share = {
+        part: statistics.fmean(worker.parts.get(part, 0.0) for worker in workers) / step
+        for part in PARTS
+    }
     waits = [worker.wait_seconds or 0.0 for worker in workers]
     waiting = min(statistics.fmean(waits) / step, share["exchange"])
     busy = [worker.busy_seconds for worker in workers if worker.busy_seconds is not None]
@@ -82,22 +98,31 @@ def bottleneck(workers: Sequence[Anatomy]) -> str:
     if held_up_by[worst] < _WORTH_NAMING:
         worst = "computing"
         held_up_by[worst] = share["forward"] + share["backward"] + share["graph"]
-    return _SENTENCES[worst].format(share=f"{held_up_by[worst]:.0%}", slowest=waits.index(min(waits)))
+    return _SENTENCES[worst].format(
+        share=f"{held_up_by[worst]:.0%}", slowest=waits.index(min(waits))
+    )
 
 
 _SENTENCES = {
-    "waiting": "waiting: {share} of a step goes by in the exchange until worker {slowest} is there too. Give each "
+    "waiting": "waiting: {share} of a step goes by in the exchange until worker {slowest} is there "
+    "too. Give each "
     "worker what it can do (allocation=...), or see what else runs there.",
-    "exchange": "exchange: {share} of a step. A larger local_batch or accumulation_steps make it rarer, "
+    "exchange": "exchange: {share} of a step. A larger local_batch or accumulation_steps make it "
+    "rarer, "
     "compression=fp16 smaller; strategy.buckets and strategy=ddp hide it in the backward pass.",
-    "data": "data: {share} of a step is spent on getting examples ready. Keep them on the device (data.device), make "
+    "data": "data: {share} of a step is spent on getting examples ready. Keep them on the device "
+    "(data.device), make "
     "them smaller (data.side), or give workers more threads.",
-    "optimizer": "optimizer: {share} of a step. A larger local_batch or accumulation_steps make updates rarer; "
+    "optimizer": "optimizer: {share} of a step. A larger local_batch or accumulation_steps make "
+    "updates rarer; "
     "optimizer=sgd costs the least.",
-    "loop": "loop: {share} of a step is neither computing nor exchange. A larger local_batch makes it smaller.",
-    "launch": "launch: the GPU is idle for {share} of a step, for the host launches kernels more slowly than the GPU "
+    "loop": "loop: {share} of a step is neither computing nor exchange. A larger local_batch makes "
+    "it smaller.",
+    "launch": "launch: the GPU is idle for {share} of a step, for the host launches kernels more "
+    "slowly than the GPU "
     "computes them. A larger local_batch or graph=true helps.",
-    "computing": "computing: forward and backward passes are {share} of a step, and nothing else holds it up. A "
+    "computing": "computing: forward and backward passes are {share} of a step, and nothing else "
+    "holds it up. A "
     "faster precision, a smaller model or more workers make it shorter.",
 }
 

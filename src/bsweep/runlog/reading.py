@@ -1,4 +1,6 @@
-"""Reads what runs left, and holds it to what bsweep writes: whoever reads a study leaves a damaged run out, by name."""
+"""Reads what runs left, and holds it to what bsweep writes: whoever reads a study leaves a damaged
+run out, by name.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ _TYPES: Mapping[str, type] = {
 
 
 class Damaged(ValueError):
-    """A file of a run is not what bsweep writes there: a disk was full, the power went, somebody edited it."""
+    """A file of a run is not what bsweep writes there: a disk was full, the power went, somebody
+    edited it.
+    """
 
 
 class Newer(ValueError):
@@ -44,7 +48,9 @@ class Newer(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder holds. `summary` is None while it runs, or when it was killed with its launcher."""
+    """What a run folder holds. `summary` is None while it runs, or when it was killed with its
+    launcher.
+    """
 
     run_id: str
     folder: Path
@@ -55,7 +61,8 @@ class Run:
 
 
 def read_run(folder: Path, with_steps: bool = True) -> Run:
-    """Read a run folder; without its `step` records, which are the most, where nobody asks for them.
+    """Read a run folder; without its `step` records, which are the most, where nobody asks for
+    them.
 
     Raises:
         Damaged: a file other than the configuration is damaged, or files contradict each other.
@@ -65,8 +72,15 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
     summary = read_summary(paths)
     records, warning = read_records(paths.metrics, with_steps, vouched_crc32(summary or {}))
     if summary and summary["epochs"] != (found := len(numbered(records, "epoch"))):
-        raise Damaged(f"{paths.metrics}: has {found} epochs, {paths.summary.name} says {summary['epochs']}. {REMEDY}")
-    if summary and summary["status"] == "completed" and not any(record["type"] == "start" for record in records):
+        raise Damaged(
+            f"{paths.metrics}: has {found} epochs, {paths.summary.name} says {summary['epochs']}. "
+            f"{REMEDY}"
+        )
+    if (
+        summary
+        and summary["status"] == "completed"
+        and not any(record["type"] == "start" for record in records)
+    ):
         raise Damaged(f"{paths.metrics}: has no start record of a run that completed. {REMEDY}")
     return Run(
         run_id=folder.name,
@@ -79,7 +93,9 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
 
 
 def read_told(folder: Path) -> Run:
-    """As `read_run`, with what tables tell of a run: its `step` records only where its batch changed."""
+    """As `read_run`, with what tables tell of a run: its `step` records only where its batch
+    changed.
+    """
     run = read_run(folder, with_steps=False)
     return read_run(folder) if changes_batch(run.records) else run
 
@@ -95,7 +111,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
     try:
         value = from_json(content, allow_inf_nan=False)
     except ValueError as error:
-        raise Damaged(f"{path}: {'is empty' if not content else f'not JSON ({error})'}. {REMEDY}") from None
+        raise Damaged(
+            f"{path}: {'is empty' if not content else f'not JSON ({error})'}. {REMEDY}"
+        ) from None
     if not isinstance(value, dict):
         raise Damaged(f"{path}: holds no object. {REMEDY}")
     return value
@@ -127,8 +145,9 @@ def read_records(
     Args:
         path: The file, which need not be there.
         with_steps: Whether `step` records are wanted.
-        crc32: Of the file as its run's summary has it. Records were sound when that was written, so that a file which
-            still has it is not held to its schema again, which takes several times as long as to read it.
+        crc32: Of the file as its run's summary has it. Records were sound when that was written, so
+            that a file which still has it is not held to its schema again, which takes several
+            times as long as to read it.
 
     Raises:
         Damaged, Newer: the first line that is no record, by its number.
@@ -145,13 +164,19 @@ def read_records(
         wanted = b",".join([line for line in lines if not line.endswith(dropped)])
         records = [_renamed(record) for record in orjson.loads(b"[" + wanted + b"]")]
     else:
-        records = [checked(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if not line.endswith(dropped)]
+        records = [
+            checked(line, f"{path}:{n}")
+            for n, line in enumerate(lines, 1)
+            if not line.endswith(dropped)
+        ]
     warning = f"{path.name}: left out a torn last line of {len(torn)} bytes." if torn else None
     return tuple(records), warning
 
 
 def vouched_crc32(summary: Mapping[str, Any]) -> int | None:
-    """The checksum of sound records in a run's summary; earlier versions left one of damaged records too, as failed."""
+    """The checksum of sound records in a run's summary; earlier versions left one of damaged
+    records too, as failed.
+    """
     found: int | None = summary.get("metrics_crc32")
     return None if summary.get("status") == "failed" else found
 
@@ -187,7 +212,8 @@ def _check_schema(record: Mapping[str, Any], place: object) -> None:
         raise Damaged(f"{place}: schema={str(schema)[:40]}. {REMEDY}")
     if schema > SCHEMA:
         raise Newer(
-            f"{place}: written with record schema {schema}, this bsweep reads up to {SCHEMA}. Update bsweep to read it."
+            f"{place}: written with record schema {schema}, this bsweep reads up to {SCHEMA}. "
+            f"Update bsweep to read it."
         )
 
 
@@ -197,8 +223,13 @@ def hold(value: Mapping[str, Any], schema: type, place: object) -> None:
         adapter(schema).validate_json(to_json(value), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key, given = ".".join(map(str, first["loc"])), "" if first["type"] == "missing" else f"={first['input']!r:.40}"
-        raise Damaged(f"{place}: {key}{given}: {first['msg'][0].lower()}{first['msg'][1:]}. {REMEDY}") from None
+        key, given = (
+            ".".join(map(str, first["loc"])),
+            "" if first["type"] == "missing" else f"={first['input']!r:.40}",
+        )
+        raise Damaged(
+            f"{place}: {key}{given}: {first['msg'][0].lower()}{first['msg'][1:]}. {REMEDY}"
+        ) from None
 
 
 def numbered(
@@ -229,11 +260,17 @@ _NO_WARNINGS = ("reallocated", "target_reached", "batch_changed")
 
 
 def warnings(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What events say, except that steps were shared out anew, which the rounds show, or that all went as it was to."""
+    """What events say, except that steps were shared out anew, which the rounds show, or that all
+    went as it was to.
+    """
     events = (record for record in records if record["type"] == "event")
     return [event["message"] for event in events if event["event"] not in _NO_WARNINGS]
 
 
 def lost_workers(records: Iterable[dict[str, Any]]) -> tuple[str, ...]:
     """What is on record of each worker that a run lost, and went on or stopped without."""
-    return tuple(one["message"] for one in records if one["type"] == "event" and one["event"] == "worker_lost")
+    return tuple(
+        one["message"]
+        for one in records
+        if one["type"] == "event" and one["event"] == "worker_lost"
+    )

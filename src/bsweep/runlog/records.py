@@ -1,6 +1,7 @@
 """The records of a run: the lines of `metrics.jsonl`, which is the source of all numbers.
 
-The types are what `bsweep.runlog.reading` holds files to. What runs of earlier versions do not say has a default.
+The types are what `bsweep.runlog.reading` holds files to. What runs of earlier versions do not say
+has a default.
 """
 
 from __future__ import annotations
@@ -116,12 +117,16 @@ class Start:
     precision: str
     threads: Natural
     start_seconds: Amount | None  # from the launch to here
-    learning_rate: Rate | None = None  # the first worker's, by its rule, before warm-up and schedule
+    learning_rate: Rate | None = (
+        None  # the first worker's, by its rule, before warm-up and schedule
+    )
     gpu_software: str | None = None  # drivers and NCCL; None on CPUs
     graph: bool | None = None  # all workers launch full steps as a CUDA graph; None on CPUs
     workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.train.peers_check`
     channels_last: bool | None = None  # the memory format of images
-    transport: str | None = None  # how gradients travel, where that is chosen: network, shared_memory
+    transport: str | None = (
+        None  # how gradients travel, where that is chosen: network, shared_memory
+    )
 
     type: str = "start"
 
@@ -148,8 +153,8 @@ class Step:
 class ServerLoad:
     """What one parameter server did since the last report.
 
-    `share` is its part of all parameters. `queue_seconds` sums the time that pushes waited for it to be free,
-    `busy_seconds` the time it received, updated and sent.
+    `share` is its part of all parameters. `queue_seconds` sums the time that pushes waited for it
+    to be free, `busy_seconds` the time it received, updated and sent.
     """
 
     share: Amount
@@ -165,10 +170,11 @@ class ServerLoad:
 class Traffic:
     """What the exchanges of an epoch cost; None is not measured, or of a codec that there is none.
 
-    Bytes are means over workers. `exchange_steps`: messages that had to follow one another, of the worker with most.
-    `exchange_seconds`: while data travelled and nobody waited, hidden behind computing or not.
-    `exposed_exchange_seconds`: the part of that which computing did not hide. `codec_seconds`: compressing and
-    decompressing, the mean of workers. `worker_wait_seconds`: ready to send until the slowest was, by worker.
+    Bytes are means over workers. `exchange_steps`: messages that had to follow one another, of the
+    worker with most. `exchange_seconds`: while data travelled and nobody waited, hidden behind
+    computing or not. `exposed_exchange_seconds`: the part of that which computing did not hide.
+    `codec_seconds`: compressing and decompressing, the mean of workers. `worker_wait_seconds`:
+    ready to send until the slowest was, by worker.
     """
 
     sent_bytes: int | None = None
@@ -185,22 +191,26 @@ class Traffic:
 class Epoch:
     """One finished epoch. Times in seconds, rates per second, `None` for what was not measured.
 
-    `train_seconds` counts training steps only. `train_loss` and `train_accuracy` are means over the epoch's
-    training examples (of a text over their tokens), taken while training; `test_*` over the whole test set.
-    `images_per_second` counts examples, of a text its sequences. `exchange_seconds` is the time in which data travelled
-    and nobody waited, hidden behind computing or not; `exposed_exchange_seconds` what of it was not hidden, all where
-    nothing is; `codec_seconds` what compressing and decompressing took, the mean over workers, null without a codec
-    (where rounds overlap that is beside computing, and what of it is not hidden is in `exposed_exchange_seconds`);
-    `wait_seconds` the mean time for which a worker was ready to send and waited for the slowest, `worker_wait_seconds`
-    each worker's. `sent_bytes` is the mean over workers, `exchange_steps` counts messages that had to follow one
-    another, on the worker with most of them. `servers` says what each parameter server did, see
-    `ServerLoad`. `global_batch` (as planned: a tail is shorter) and `learning_rate` are those of its last step.
-    `peak_memory_bytes` is rank 0's while it trained, until the epoch's first evaluation, `evaluation_peak_memory_bytes`
-    while it evaluated at its end, on batches of another size. `skipped_steps` are those of rank 0 that changed nothing,
-    for gradients overflowed in fp16; null in other precisions. `checkpoint_seconds` is what saving checkpoints took
-    since the last epoch's record; it is not in `train_seconds`. `energy_joules` is what all workers' GPUs used, or of
-    workers on CPUs the processors of their hosts, from the epoch's begin until its last step, without the evaluations
-    between, but with checkpoints; null where the hardware does not say it, and of an epoch that was taken up within.
+    `train_seconds` counts training steps only. `train_loss` and `train_accuracy` are means over the
+    epoch's training examples (of a text over their tokens), taken while training; `test_*` over the
+    whole test set. `images_per_second` counts examples, of a text its sequences. `exchange_seconds`
+    is the time in which data travelled and nobody waited, hidden behind computing or not;
+    `exposed_exchange_seconds` what of it was not hidden, all where nothing is; `codec_seconds` what
+    compressing and decompressing took, the mean over workers, null without a codec (where rounds
+    overlap that is beside computing, and what of it is not hidden is in
+    `exposed_exchange_seconds`); `wait_seconds` the mean time for which a worker was ready to send
+    and waited for the slowest, `worker_wait_seconds` each worker's. `sent_bytes` is the mean over
+    workers, `exchange_steps` counts messages that had to follow one another, on the worker with
+    most of them. `servers` says what each parameter server did, see `ServerLoad`. `global_batch`
+    (as planned: a tail is shorter) and `learning_rate` are those of its last step.
+    `peak_memory_bytes` is rank 0's while it trained, until the epoch's first evaluation,
+    `evaluation_peak_memory_bytes` while it evaluated at its end, on batches of another size.
+    `skipped_steps` are those of rank 0 that changed nothing, for gradients overflowed in fp16; null
+    in other precisions. `checkpoint_seconds` is what saving checkpoints took since the last epoch's
+    record; it is not in `train_seconds`. `energy_joules` is what all workers' GPUs used, or of
+    workers on CPUs the processors of their hosts, from the epoch's begin until its last step,
+    without the evaluations between, but with checkpoints; null where the hardware does not say it,
+    and of an epoch that was taken up within.
     """
 
     epoch: Natural  # from 1
@@ -238,12 +248,13 @@ class Epoch:
 class Round:
     """Local steps of several workers and the synchronisation after them.
 
-    Tuples have an entry for each of `workers`, the ranks that took part. Each worker computes, is idle until the last
-    one arrives, and is held up by the exchange: `began_seconds` says when it began, on rank 0's clock since its first
-    round began, and `exposed_exchange_seconds` lasts from the last arrival until it goes on, its codec's computing
-    included. In `exchange_seconds` its data travelled and in `codec_seconds` (null: none) its codec computed, hidden
-    behind the next round's computing or not.
-    `train_loss` is the mean over all `num_examples` of the round. One that an epoch's end cuts short is not `is_whole`.
+    Tuples have an entry for each of `workers`, the ranks that took part. Each worker computes, is
+    idle until the last one arrives, and is held up by the exchange: `began_seconds` says when it
+    began, on rank 0's clock since its first round began, and `exposed_exchange_seconds` lasts from
+    the last arrival until it goes on, its codec's computing included. In `exchange_seconds` its
+    data travelled and in `codec_seconds` (null: none) its codec computed, hidden behind the next
+    round's computing or not. `train_loss` is the mean over all `num_examples` of the round. One
+    that an epoch's end cuts short is not `is_whole`.
     """
 
     epoch: Natural
@@ -265,7 +276,13 @@ class Round:
 
     def __post_init__(self) -> None:
         by_worker = (
-            *(self.worker_batches, self.local_steps, self.began_seconds, self.compute_seconds, self.idle_seconds),
+            *(
+                self.worker_batches,
+                self.local_steps,
+                self.began_seconds,
+                self.compute_seconds,
+                self.idle_seconds,
+            ),
             *(self.exchange_seconds, self.exposed_exchange_seconds or self.exchange_seconds),
         )
         if any(len(values) != len(self.workers) for values in by_worker):
@@ -284,7 +301,8 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Continued(Event):
-    """The records before are those of another run, `branch_of`, of which this one goes on after `num_steps`.
+    """The records before are those of another run, `branch_of`, of which this one goes on after
+    `num_steps`.
 
     `train_seconds` until there are its, and None where its checkpoint does not say them.
     """
@@ -297,7 +315,9 @@ class Continued(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchChanged(Event):
-    """What a batching policy decided, and by what: from here on a step takes `global_batch` examples of all workers."""
+    """What a batching policy decided, and by what: from here on a step takes `global_batch`
+    examples of all workers.
+    """
 
     event: str = "batch_changed"
     epochs_done: Amount

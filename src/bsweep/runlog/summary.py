@@ -27,8 +27,12 @@ from bsweep.runlog.reading import (
 from bsweep.runlog.records import SCHEMA, Status
 
 
-def write_summary(paths: RunPaths, config: RunConfig, status: Status, message: str, wall_seconds: float) -> None:
-    """End a run: its status and what its records come to, in one file that is the last to be written."""
+def write_summary(
+    paths: RunPaths, config: RunConfig, status: Status, message: str, wall_seconds: float
+) -> None:
+    """End a run: its status and what its records come to, in one file that is the last to be
+    written.
+    """
     try:
         records, _ = read_records(paths.metrics)
         checksum = _crc32(paths)
@@ -72,7 +76,8 @@ def write_summary(paths: RunPaths, config: RunConfig, status: Status, message: s
 
 
 def ended(paths: RunPaths) -> Status | None:
-    """How a run ended; None where it has not, or where reports cannot read it: one that is damaged is to be repeated.
+    """How a run ended; None where it has not, or where reports cannot read it: one that is damaged
+    is to be repeated.
 
     Raises:
         Newer: a newer bsweep wrote it.
@@ -103,13 +108,17 @@ def _crc32(paths: RunPaths) -> int | None:
 
 
 def _known_crc32(paths: RunPaths) -> int | None:
-    """As `_crc32`, but read once as long as nobody writes: who watches a study asks every few seconds."""
+    """As `_crc32`, but read once as long as nobody writes: who watches a study asks every few
+    seconds.
+    """
     metrics = paths.metrics
     try:
         status = metrics.stat()
     except FileNotFoundError:
         return None
-    return _crc32_of(str(metrics), status.st_mtime_ns, status.st_size)  # a path takes longer to hash
+    return _crc32_of(
+        str(metrics), status.st_mtime_ns, status.st_size
+    )  # a path takes longer to hash
 
 
 @functools.cache

@@ -29,7 +29,9 @@ def plain(tree: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _is_bounded(value: object) -> bool:
     """Not a number that tables cannot hold: an integer of 64 bits and more, infinity."""
-    return not isinstance(value, int | float) or abs(value) < (2**63 if isinstance(value, int) else math.inf)
+    return not isinstance(value, int | float) or abs(value) < (
+        2**63 if isinstance(value, int) else math.inf
+    )
 
 
 def _leaves(tree: Mapping[str, Any], depth: int = 1) -> Iterator[Any]:

@@ -11,7 +11,9 @@ __all__ = ["InBackward", "Rounds", "Strategy", "build", "serve"]
 
 
 def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:
-    """The strategy of a run, for one worker; its module is imported only here, for Horovod may not be installed."""
+    """The strategy of a run, for one worker; its module is imported only here, for Horovod may not
+    be installed.
+    """
     strategy: Strategy = resolve(config.strategy.builds)(config, config.strategy, place, paths)
     return strategy
 

@@ -1,4 +1,6 @@
-"""All-reduce of the gradient vector over torch.distributed, by an algorithm of choice, with or without a codec."""
+"""All-reduce of the gradient vector over torch.distributed, by an algorithm of choice, with or
+without a codec.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from bsweep.strategies.summing import Summing
 
 
 class AllReduce(TorchStrategy, Summing):
-    def __init__(self, config: RunConfig, strategy: AllReduceConfig, place: Place, paths: RunPaths) -> None:
+    def __init__(
+        self, config: RunConfig, strategy: AllReduceConfig, place: Place, paths: RunPaths
+    ) -> None:
         super().__init__(config, strategy, place, paths)
         self._place = place
         self._strategy = strategy
@@ -45,7 +49,9 @@ class AllReduce(TorchStrategy, Summing):
             message = f"gradients travel by the network, for workers cannot share memory ({reason})"
             self.warnings = (Event(event="warning", message=message),)
         if wanted == "shared_memory" and self.num_workers > 1:
-            raise ValueError(f"strategy.transport=shared_memory, but {reason}: use strategy.transport=auto.")
+            raise ValueError(
+                f"strategy.transport=shared_memory, but {reason}: use strategy.transport=auto."
+            )
         self.transport = "network" if self.num_workers > 1 and not parameters.is_cuda else None
         return super().new_gradients(parameters)
 
@@ -71,17 +77,21 @@ class AllReduce(TorchStrategy, Summing):
         self.meter.exchange_steps += shared_memory.NUM_MEETINGS
 
     def regroup(self, members: Sequence[int], timeout: timedelta) -> None:
-        """Go on among `members` alone, which all call this together; what a codec's memory holds is lost.
+        """Go on among `members` alone, which all call this together; what a codec's memory holds is
+        lost.
 
         Raises:
             WorkerLost: one of them has ended meanwhile.
         """
         with worker_lost():
             try:
-                self.workers = dist.new_group(list(members), timeout=timeout, use_local_synchronization=True)
+                self.workers = dist.new_group(
+                    list(members), timeout=timeout, use_local_synchronization=True
+                )
             except RuntimeError:
-                # torch names a group by how many there are in this process. Count the one that failed too, as workers
-                # do on which it did not fail: the next one's name must be new, and the same on all.
+                # torch names a group by how many there are in this process. Count the one that
+                # failed too, as workers do on which it did not fail: the next one's name must be
+                # new, and the same on all.
                 dist.new_group([self._place.rank], use_local_synchronization=True, backend="gloo")
                 raise
         self.num_workers = len(members)

@@ -1,8 +1,9 @@
 """All-reduce algorithms in send and receive steps on slices of a vector.
 
-With p workers, n bytes, latency a and b seconds a byte (Thakur et al., doi 10.1177/1094342005051521; Rabenseifner, doi
-10.1007/978-3-540-24685-5_1): ring 2 (p-1) a + 2 (p-1)/p n b, halving-doubling 2 log2(p) a and the same n terms, tree
-2 log2(p) (a + n b). Each leaves every worker with the same sum, bit for bit.
+With p workers, n bytes, latency a and b seconds a byte (Thakur et al., doi
+10.1177/1094342005051521; Rabenseifner, doi 10.1007/978-3-540-24685-5_1): ring 2 (p-1) a + 2 (p-1)/p
+n b, halving-doubling 2 log2(p) a and the same n terms, tree 2 log2(p) (a + n b). Each leaves every
+worker with the same sum, bit for bit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from bsweep.config import Algorithm
 
 
 class Wire:
-    """One worker's messages to others in a group, counted in bytes and in steps that must follow one another."""
+    """One worker's messages to others in a group, counted in bytes and in steps that must follow
+    one another.
+    """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, num_workers: int) -> None:
         self.group, self.rank, self.num_workers = group, rank, num_workers
@@ -34,12 +37,15 @@ class Wire:
 
     def exchange(self, send: Tensor, to: int, receive: Tensor, source: int) -> None:
         """Send and receive at once."""
-        # The receive first: on a slow link, a peer hears that it may send only after what was sent before.
+        # The receive first: on a slow link, a peer hears that it may send only after what was sent
+        # before.
         operations = [
             dist.P2POp(dist.irecv, receive, group=self.group, group_peer=source),
             dist.P2POp(dist.isend, send, group=self.group, group_peer=to),
         ]
-        operations = [o for o in operations if o.tensor.numel()]  # a small vector may have empty parts
+        operations = [
+            o for o in operations if o.tensor.numel()
+        ]  # a small vector may have empty parts
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()
         self.sent_bytes += send.numel() * send.element_size()
@@ -54,7 +60,11 @@ class Wire:
 
     def inbox(self, like: Tensor) -> Tensor:
         """A buffer for a tensor like this, the same memory each time."""
-        if self._inbox.dtype != like.dtype or self._inbox.device != like.device or len(self._inbox) < len(like):
+        if (
+            self._inbox.dtype != like.dtype
+            or self._inbox.device != like.device
+            or len(self._inbox) < len(like)
+        ):
             self._inbox = torch.empty_like(like)
         return self._inbox[: len(like)]
 
@@ -63,11 +73,15 @@ def native(vector: Tensor, wire: Wire) -> None:
     """Gloo's or NCCL's own; counted as the ring that Gloo's is and NCCL's usually is."""
     dist.all_reduce(vector, group=wire.group)
     exchange_steps = 2 * (wire.num_workers - 1)
-    wire.count(exchange_steps * vector.numel() * vector.element_size() // wire.num_workers, exchange_steps)
+    wire.count(
+        exchange_steps * vector.numel() * vector.element_size() // wire.num_workers, exchange_steps
+    )
 
 
 def ring(vector: Tensor, wire: Wire) -> None:
-    """Every part travels round once to be summed and once more to be known (Patarasuk and Yuan, 2009)."""
+    """Every part travels round once to be summed and once more to be known (Patarasuk and Yuan,
+    2009).
+    """
     p, rank = wire.num_workers, wire.rank
     parts, right, left = vector.tensor_split(p), (rank + 1) % p, (rank - 1) % p
     for step in range(p - 1):
@@ -98,7 +112,9 @@ def tree(vector: Tensor, wire: Wire) -> None:
 
 
 def halving_doubling(vector: Tensor, wire: Wire) -> None:
-    """Partners halve what each still sums, then double what each knows. Workers beyond a power of two lend theirs."""
+    """Partners halve what each still sums, then double what each knows. Workers beyond a power of
+    two lend theirs.
+    """
     rank = wire.rank
     power = 2 ** (wire.num_workers.bit_length() - 1)
     if rank >= power:
@@ -116,7 +132,9 @@ def halving_doubling(vector: Tensor, wire: Wire) -> None:
 
 
 def _halve_and_double(vector: Tensor, wire: Wire, power: int) -> None:
-    splits: list[tuple[int, Tensor, Tensor]] = []  # partner, the half that stays, the half that leaves
+    splits: list[
+        tuple[int, Tensor, Tensor]
+    ] = []  # partner, the half that stays, the half that leaves
     window, distance = vector, power // 2
     while distance:
         lower, upper = window.tensor_split(2)

@@ -1,4 +1,5 @@
-"""torch's DistributedDataParallel (Li et al., arXiv 2006.15704), which exchanges buckets during the backward pass.
+"""torch's DistributedDataParallel (Li et al., arXiv 2006.15704), which exchanges buckets during the
+backward pass.
 
 Its exchange hides in the backward pass: what it took, and who waited for whom, is not measured.
 """
@@ -25,8 +26,8 @@ from bsweep.runlog.errors import worker_lost
 from bsweep.strategies.base import InBackward, Meter
 from bsweep.strategies.process_group import TorchStrategy
 
-# torch 2.13: where DDP's reducer drops the last reference to a group, it joins Gloo's threads with Python's lock held,
-# which one of them may be waiting for. So another reference stays.
+# torch 2.13: where DDP's reducer drops the last reference to a group, it joins Gloo's threads with
+# Python's lock held, which one of them may be waiting for. So another reference stays.
 _KEPT: list[dist.ProcessGroup] = []
 
 # What its state gathers from step to step, beside its random numbers (torch 2.13).
@@ -42,7 +43,9 @@ _OF_POWERSGD = (
 
 
 class DDP(TorchStrategy, InBackward):
-    def __init__(self, config: RunConfig, strategy: DDPConfig, place: Place, paths: RunPaths) -> None:
+    def __init__(
+        self, config: RunConfig, strategy: DDPConfig, place: Place, paths: RunPaths
+    ) -> None:
         super().__init__(config, strategy, place, paths)
         _KEPT.append(self.workers)
         self._config = strategy
@@ -50,10 +53,14 @@ class DDP(TorchStrategy, InBackward):
         self.loss_scale = float(self.num_workers)  # DDP averages where others sum
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        # BatchNorm statistics are averaged before evaluations, as with every strategy, rather than sent at every step.
+        # BatchNorm statistics are averaged before evaluations, as with every strategy, rather than
+        # sent at every step.
         with worker_lost():
             self._module = DistributedDataParallel(
-                model, process_group=self.workers, bucket_cap_mb=self._config.bucket_mb, broadcast_buffers=False
+                model,
+                process_group=self.workers,
+                bucket_cap_mb=self._config.bucket_mb,
+                broadcast_buffers=False,
             )
         state, hook = self._hook()
         if hook:
@@ -108,25 +115,37 @@ class DDP(TorchStrategy, InBackward):
             case "bf16":
                 return self.workers, default_hooks.bf16_compress_hook
             case "powersgd":
-                return self, lambda strategy, bucket: powerSGD_hook.powerSGD_hook(strategy._powersgd, bucket)
+                return self, lambda strategy, bucket: powerSGD_hook.powerSGD_hook(
+                    strategy._powersgd, bucket
+                )
         if self.see_part:
-            return self, lambda strategy, bucket: _mean_of_seen(strategy, bucket)  # torch would look at annotations
+            return self, lambda strategy, bucket: _mean_of_seen(
+                strategy, bucket
+            )  # torch would look at annotations
         return None, None
 
     def _new_powersgd(self) -> powerSGD_hook.PowerSGDState:
-        """One plain step first, in which DDP settles its buckets; PowerSGD keeps memory for each of them."""
+        """One plain step first, in which DDP settles its buckets; PowerSGD keeps memory for each of
+        them.
+        """
         rank = self._config.powersgd_rank
-        return powerSGD_hook.PowerSGDState(self.workers, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+        return powerSGD_hook.PowerSGDState(
+            self.workers, matrix_approximation_rank=rank, start_powerSGD_iter=2
+        )
 
     def _count_step(self) -> None:
-        element_bytes = 2 if self._config.hook in ("fp16", "bf16") else self._vector.gradients.element_size()
+        element_bytes = (
+            2 if self._config.hook in ("fp16", "bf16") else self._vector.gradients.element_size()
+        )
         size = self._vector.gradients.numel() * element_bytes
         self._wire.count(2 * (self.num_workers - 1) * size // self.num_workers, 0)
         self._count()
 
 
 def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:
-    """What DDP does without a hook, bit for bit: it multiplies by the reciprocal, where torch's own hook divides."""
+    """What DDP does without a hook, bit for bit: it multiplies by the reciprocal, where torch's own
+    hook divides.
+    """
     assert strategy.see_part
     strategy.see_part(bucket.buffer())
     scaled = bucket.buffer().mul_(1 / strategy.num_workers)
@@ -138,7 +157,9 @@ def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:
 
 @contextmanager
 def _exchange_lost() -> Iterator[None]:
-    """`WorkerLost` for an exchange that broke off within a pass; what the model raises there is this worker's own."""
+    """`WorkerLost` for an exchange that broke off within a pass; what the model raises there is
+    this worker's own.
+    """
     try:
         yield
     except RuntimeError as error:

@@ -1,11 +1,14 @@
-"""DiLoCo (Douillard et al., arXiv 2311.08105): many local steps on each worker, then an outer step on what they moved.
+"""DiLoCo (Douillard et al., arXiv 2311.08105): many local steps on each worker, then an outer step
+on what they moved.
 
-The outer gradient is the weighted mean of (anchor - parameters) over workers: a vector like any other, so that it is
-summed by an exchange that exists already, through its codec if it has one. The outer optimizer, the same on every
-worker, moves the anchor, and all go on from there. With one plain SGD step a round, an outer rate of 1 and no outer
-momentum this is synchronous SGD; with more steps it is local SGD.
+The outer gradient is the weighted mean of (anchor - parameters) over workers: a vector like any
+other, so that it is summed by an exchange that exists already, through its codec if it has one. The
+outer optimizer, the same on every worker, moves the anchor, and all go on from there. With one
+plain SGD step a round, an outer rate of 1 and no outer momentum this is synchronous SGD; with more
+steps it is local SGD.
 
-Beside plain training a worker holds the anchor and the outer momentum; the outer gradient lies where gradients do.
+Beside plain training a worker holds the anchor and the outer momentum; the outer gradient lies
+where gradients do.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ from bsweep.strategies.summing import Summing
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What workers brought to a synchronisation, a row each; times in seconds on the first worker's clock."""
+    """What workers brought to a synchronisation, a row each; times in seconds on the first worker's
+    clock.
+    """
 
     members: tuple[int, ...]
     sums: Tensor  # (members, 3): losses, correct answers, labels
@@ -47,7 +52,9 @@ class Arrivals:
     began: Tensor
     arrived: Tensor
     released: Tensor  # when it went on
-    spent: Tensor  # (members, 2): seconds in which its data travelled, and in which its codec computed
+    spent: (
+        Tensor  # (members, 2): seconds in which its data travelled, and in which its codec computed
+    )
 
     def without(self, lost: Sequence[int]) -> Arrivals:
         rows = [row for row, member in enumerate(self.members) if member not in lost]
@@ -68,10 +75,14 @@ class OfEpoch:
 class DiLoCo(Rounds):
     is_together = True
 
-    def __init__(self, config: RunConfig, strategy: DiLoCoConfig, place: Place, paths: RunPaths) -> None:
+    def __init__(
+        self, config: RunConfig, strategy: DiLoCoConfig, place: Place, paths: RunPaths
+    ) -> None:
         super().__init__(config, strategy, place, paths)
         self._config, self._strategy = config, strategy
-        self._exchange: Summing = resolve(strategy.in_probe.builds)(config, strategy.in_probe, place, paths)
+        self._exchange: Summing = resolve(strategy.in_probe.builds)(
+            config, strategy.in_probe, place, paths
+        )
         self._roll_call: RollCall | None = None
         if strategy.on_loss != "fail" and place.num_workers > 1:
             self._roll_call = RollCall(place.rank, place.num_workers, strategy.loss_timeout_seconds)
@@ -92,9 +103,15 @@ class DiLoCo(Rounds):
         self._anchor = Anchor(vector, own_gradients=s.overlap)
         nesterov = s.outer_nesterov and s.outer_momentum > 0
         self._outer_optimizer = SGD(
-            self._anchor.tensors, lr=s.outer_lr, momentum=s.outer_momentum, nesterov=nesterov, fused=True
+            self._anchor.tensors,
+            lr=s.outer_lr,
+            momentum=s.outer_momentum,
+            nesterov=nesterov,
+            fused=True,
         )
-        self._exchange.prepare(self._anchor, self._outer_optimizer)  # from here on all have the first one's anchor
+        self._exchange.prepare(
+            self._anchor, self._outer_optimizer
+        )  # from here on all have the first one's anchor
         vector.parameters.copy_(self._anchor.parameters)
         if self._roll_call:
             self._regroup()  # into a group whose operations end after a while
@@ -126,7 +143,9 @@ class DiLoCo(Rounds):
     def rehearse(self) -> None:
         optim.rehearse(self._optimizer)
         is_whole = not self._is_broken
-        self.gather(torch.zeros(1, dtype=torch.float64))  # a message waits for others less long than this does
+        self.gather(
+            torch.zeros(1, dtype=torch.float64)
+        )  # a message waits for others less long than this does
         try:
             if is_whole:
                 self._exchange.rehearse()
@@ -134,7 +153,9 @@ class DiLoCo(Rounds):
             if self._roll_call is None:
                 raise
             is_whole = False
-        self._is_broken |= not bool(self.gather(torch.tensor([is_whole], dtype=torch.float64)).all())
+        self._is_broken |= not bool(
+            self.gather(torch.tensor([is_whole], dtype=torch.float64)).all()
+        )
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         own, members = self._arrive(sums, num_examples), self.members
@@ -158,7 +179,9 @@ class DiLoCo(Rounds):
 
     def traffic(self) -> Traffic:
         meter, self._exchange.meter = self._exchange.meter, Meter()
-        counts = torch.tensor([meter.sent_bytes, meter.received_bytes, meter.exchange_steps], dtype=torch.float64)
+        counts = torch.tensor(
+            [meter.sent_bytes, meter.received_bytes, meter.exchange_steps], dtype=torch.float64
+        )
         sent, received, exchange_steps = self.gather(counts).T
         seconds, self._of_epoch = self._of_epoch, OfEpoch(torch.zeros_like(self._of_epoch.waits))
         return Traffic(
@@ -166,7 +189,9 @@ class DiLoCo(Rounds):
             received_bytes=int(received.mean()),
             exchange_steps=int(exchange_steps.max()),
             exchange_seconds=seconds.exchange,
-            exposed_exchange_seconds=seconds.exposed if self._strategy.overlap else seconds.exchange,
+            exposed_exchange_seconds=seconds.exposed
+            if self._strategy.overlap
+            else seconds.exchange,
             codec_seconds=seconds.codec if self._exchange.has_codec else None,
             worker_wait_seconds=tuple(seconds.waits.tolist()),
         )
@@ -211,7 +236,9 @@ class DiLoCo(Rounds):
         arrived = time.monotonic()
         self._num_steps = 0
         self._round += 1
-        return torch.cat([on_host, torch.tensor([*counts, self._began, arrived, arrived], dtype=torch.float64)])
+        return torch.cat(
+            [on_host, torch.tensor([*counts, self._began, arrived, arrived], dtype=torch.float64)]
+        )
 
     def _meet(self, own: Tensor) -> Arrivals:
         every = self.gather(own)
@@ -220,20 +247,24 @@ class DiLoCo(Rounds):
         return Arrivals(self.members, every[:, :3], *(*every[:, 3:7].unbind(dim=1), *times, spent))
 
     def _on_first_clock(self, times: Tensor) -> Tensor:
-        return times - torch.tensor([self._offsets[member] for member in self.members], dtype=torch.float64)
+        return times - torch.tensor(
+            [self._offsets[member] for member in self.members], dtype=torch.float64
+        )
 
     def _sum(self, arrivals: Arrivals) -> Arrivals:
         """Make the anchor's gradient the outer gradient; whose it is of, and when they went on.
 
-        Where a worker is lost on the way, the others sum again without it: the parameters are as they were. If it
-        breaks off though all are there, after a pause of the network or of one of them, they try once more, and are
-        twice as patient with every message from then on.
+        Where a worker is lost on the way, the others sum again without it: the parameters are as
+        they were. If it breaks off though all are there, after a pause of the network or of one of
+        them, they try once more, and are twice as patient with every message from then on.
         """
         may_try_again = True
         while True:
             members = self.members
             weight = self._weight(arrivals.members, arrivals.num_examples, arrivals.num_steps)
-            torch.sub(self._anchor.parameters, self._vector.parameters, out=self._anchor.gradients).mul_(weight)
+            torch.sub(
+                self._anchor.parameters, self._vector.parameters, out=self._anchor.gradients
+            ).mul_(weight)
             problem: WorkerLost | None = None
             spent = [0.0, 0.0]
             try:
@@ -244,19 +275,29 @@ class DiLoCo(Rounds):
                 if self._roll_call is None:
                     raise
                 problem = error
-            every = self.gather(torch.tensor([problem is None, time.monotonic(), *spent], dtype=torch.float64))
-            arrivals = arrivals.without([member for member in arrivals.members if member not in self.members])
+            every = self.gather(
+                torch.tensor([problem is None, time.monotonic(), *spent], dtype=torch.float64)
+            )
+            arrivals = arrivals.without(
+                [member for member in arrivals.members if member not in self.members]
+            )
             if bool(every[:, 0].all()):
-                return dataclasses.replace(arrivals, released=self._on_first_clock(every[:, 1]), spent=every[:, 2:])
+                return dataclasses.replace(
+                    arrivals, released=self._on_first_clock(every[:, 1]), spent=every[:, 2:]
+                )
             if self.members == members:
                 if not may_try_again:
-                    raise problem or WorkerLost("the exchange broke off twice on another worker, though all are there")
+                    raise problem or WorkerLost(
+                        "the exchange broke off twice on another worker, though all are there"
+                    )
                 may_try_again = False
                 self._message_timeout *= 2
             self._is_broken = True
 
     def _timed_exchange(self) -> list[float]:
-        """Exchange, which all workers begin together: seconds of travel, and of the codec's computing."""
+        """Exchange, which all workers begin together: seconds of travel, and of the codec's
+        computing.
+        """
         meter = self._exchange.meter
         before = sum(meter.seconds), meter.codec_seconds or 0.0
         self._exchange.exchange()
@@ -264,27 +305,32 @@ class DiLoCo(Rounds):
         return [sum(meter.seconds) - before[0], (meter.codec_seconds or 0.0) - before[1]]
 
     def _weight(self, members: Sequence[int], num_examples: Tensor, num_steps: Tensor) -> float:
-        """How much this worker's move counts, of those of `members`, which took examples and steps (members,).
+        """How much this worker's move counts, of those of `members`, which took examples and steps
+        (members,).
 
-        FedNova (Wang et al., arXiv 2007.07481) undoes that who takes more steps pulls the mean towards its own data: it
-        divides by how much a worker's steps count together, ||a_i||_1, which momentum makes more than their number.
+        FedNova (Wang et al., arXiv 2007.07481) undoes that who takes more steps pulls the mean
+        towards its own data: it divides by how much a worker's steps count together, ||a_i||_1,
+        which momentum makes more than their number.
         """
         s = self._strategy
         if s.weights:
             weights = torch.tensor([s.weights[member] for member in members], dtype=torch.float64)
         else:
             weights = torch.ones_like(num_steps) if s.weighting == "uniform" else num_examples
-        weights = weights / weights.sum().clamp(min=1e-300)  # the lost may have had all examples of a tail
+        weights = weights / weights.sum().clamp(
+            min=1e-300
+        )  # the lost may have had all examples of a tail
         if self._normalizes:
             counted = self._counted(num_steps)
             weights = weights * (weights * counted).sum() / counted
         return float(weights[members.index(self.rank)])
 
     def _counted(self, num_steps: Tensor) -> Tensor:
-        """||a_i||_1 of SGD with momentum m for tau steps: (tau - m (1 - m^tau) / (1 - m)) / (1 - m).
+        """||a_i||_1 of SGD with momentum m for tau steps: (tau - m (1 - m^tau) / (1 - m)) / (1 -
+        m).
 
-        Nesterov's, a step ahead, has m^2 for the first m. Nothing like it is known of other optimizers, of which the
-        steps themselves count.
+        Nesterov's, a step ahead, has m^2 for the first m. Nothing like it is known of other
+        optimizers, of which the steps themselves count.
         """
         o = self._config.optimizer
         if not isinstance(o, SGDConfig):
@@ -293,14 +339,18 @@ class DiLoCo(Rounds):
         return (num_steps - m ** (1 + o.nesterov) * (1 - m**num_steps) / (1 - m)) / (1 - m)
 
     def _forget_momentum(self) -> None:
-        """Begin a round as FedNova's norms have it: momentum of the last one would move a worker of few steps far."""
+        """Begin a round as FedNova's norms have it: momentum of the last one would move a worker of
+        few steps far.
+        """
         if isinstance(self._config.optimizer, SGDConfig):
             for state in self._optimizer.state.values():
                 if state.get("momentum_buffer") is not None:
                     state["momentum_buffer"].zero_()
 
     def _close_round(self, epoch: int, number: int, arrivals: Arrivals, last: float) -> None:
-        """Put a round on record, after which workers had to wait for one that arrived at the time `last`."""
+        """Put a round on record, after which workers had to wait for one that arrived at the time
+        `last`.
+        """
         began, arrived, released = arrivals.began, arrivals.arrived, arrivals.released
         if self._origin is None:
             self._origin = float(began.min()) - self._last_end
@@ -346,7 +396,8 @@ class DiLoCo(Rounds):
         self._is_broken = True
         goes_on = self._strategy.on_loss == "continue"
         message = (
-            f"{self._config.process_name(lost)} was lost in round {self._round}: no sign of life for "
+            f"{self._config.process_name(lost)} was lost in round {self._round}: no sign of life "
+            f"for "
             f"strategy.loss_timeout_seconds={self._strategy.loss_timeout_seconds:g}; "
             + ("the others go on" if goes_on else "stopped after the round")
         )
@@ -357,7 +408,9 @@ class DiLoCo(Rounds):
     def _regroup(self) -> None:
         from bsweep.strategies.allreduce import AllReduce
 
-        assert isinstance(self._exchange, AllReduce), "a configuration with Horovod cannot lose workers"
+        assert isinstance(self._exchange, AllReduce), (
+            "a configuration with Horovod cannot lose workers"
+        )
         self._exchange.regroup(self.members, self._message_timeout)
         self._exchange.begin_epoch(self._epoch)
         self._is_broken = False

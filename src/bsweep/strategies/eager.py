@@ -1,8 +1,10 @@
-"""DiLoCo whose exchange travels while the next round computes (eager updates, Kale et al., arXiv 2502.12996).
+"""DiLoCo whose exchange travels while the next round computes (eager updates, Kale et al., arXiv
+2502.12996).
 
-When a round ends, the sum of the last one has landed, and moves the anchor as it would have without overlap. The next
-round does not begin at the anchor but ahead of it: where an outer step would lead if the others moved in this round as
-they did in the last one. Where an epoch ends, so that it can be evaluated, all wait for what still travels and agree.
+When a round ends, the sum of the last one has landed, and moves the anchor as it would have without
+overlap. The next round does not begin at the anchor but ahead of it: where an outer step would lead
+if the others moved in this round as they did in the last one. Where an epoch ends, so that it can
+be evaluated, all wait for what still travels and agree.
 
 A worker holds three more vectors: what travels, its own part of that, and where its round began.
 """
@@ -28,7 +30,9 @@ from bsweep.strategies.diloco import Arrivals, DiLoCo
 
 @dataclass(frozen=True)
 class _Travelling:
-    """A round whose moves are on their way; at its end, workers waited for one that arrived at `waited_until`."""
+    """A round whose moves are on their way; at its end, workers waited for one that arrived at
+    `waited_until`.
+    """
 
     epoch: int
     number: int
@@ -45,8 +49,11 @@ class EagerDiLoCo(DiLoCo):
         self._start = self._anchor.parameters.clone()
         self._own_part = torch.zeros_like(self._start)
         self._thread = ThreadPoolExecutor(max_workers=1)
-        # On a GPU what travels has a stream of its own: on the one that computes it would hold up what follows.
-        self._stream = torch.cuda.Stream(vector.parameters.device) if vector.parameters.is_cuda else None
+        # On a GPU what travels has a stream of its own: on the one that computes it would hold up
+        # what follows.
+        self._stream = (
+            torch.cuda.Stream(vector.parameters.device) if vector.parameters.is_cuda else None
+        )
         self._last_arrival = float("-inf")  # of the round that landed last
         self._main_thread = threading.get_ident()
 
@@ -71,7 +78,8 @@ class EagerDiLoCo(DiLoCo):
 
     def gather(self, values: Tensor) -> Tensor:
         if self._travelling and threading.get_ident() == self._main_thread:
-            self._travelling.arrivals.result()  # one message after the other: what travels asks for some of its own
+            # one message after the other: what travels asks for some of its own
+            self._travelling.arrivals.result()
         return super().gather(values)
 
     def state(self) -> dict[str, Any]:
@@ -90,7 +98,9 @@ class EagerDiLoCo(DiLoCo):
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        now = float(self.gather(torch.tensor([time.monotonic()], dtype=torch.float64))[0])  # on the first one's clock
+        now = float(
+            self.gather(torch.tensor([time.monotonic()], dtype=torch.float64))[0]
+        )  # on the first one's clock
         if "travelling" not in state:
             return
         saved, pause = state["travelling"], now - state["now"]
@@ -98,7 +108,9 @@ class EagerDiLoCo(DiLoCo):
         times = {name: getattr(arrivals, name) + pause for name in ("began", "arrived", "released")}
         landing: Future[Arrivals] = Future()
         landing.set_result(replace(arrivals, **times))
-        self._travelling = _Travelling(saved["epoch"], saved["number"], landing, saved["waited_until"] + now)
+        self._travelling = _Travelling(
+            saved["epoch"], saved["number"], landing, saved["waited_until"] + now
+        )
         self._last_arrival = saved["last_arrival"] + now
         self._anchor.gradients.copy_(saved["sum"])
 
@@ -113,7 +125,8 @@ class EagerDiLoCo(DiLoCo):
         self._own_part.copy_(state["own_part"])
 
     def close(self) -> None:
-        self._thread.shutdown()  # all workers end alike, and what still travels arrives; the process may train on
+        # all workers end alike, and what still travels arrives; the process may train on
+        self._thread.shutdown()
         super().close()
 
     def _agree(self) -> None:
@@ -152,10 +165,16 @@ class EagerDiLoCo(DiLoCo):
         return self._weight(self.members, examples, steps)
 
     def _look_ahead(self, outer_gradient: Tensor) -> None:
-        """Begin the next round where an outer step by this gradient would lead, without making it."""
+        """Begin the next round where an outer step by this gradient would lead, without making
+        it.
+        """
         (tensor,), group = self._anchor.tensors, self._outer_optimizer.param_groups[0]
         velocity = self._outer_optimizer.state[tensor].get("momentum_buffer")
-        step = outer_gradient if velocity is None else outer_gradient.add(velocity, alpha=group["momentum"])
+        step = (
+            outer_gradient
+            if velocity is None
+            else outer_gradient.add(velocity, alpha=group["momentum"])
+        )
         if group["nesterov"]:
             step = outer_gradient.add(step, alpha=group["momentum"])
         torch.sub(self._anchor.parameters, step, alpha=group["lr"], out=self._start)

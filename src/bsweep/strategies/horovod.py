@@ -1,7 +1,8 @@
 """Horovod's ring all-reduce (Sergeev and Del Balso, arXiv 1802.05799) of the gradient vector.
 
-Horovod's `DistributedOptimizer` is not used: it refuses channels_last gradients and reduces tensor by tensor, while the
-vector goes in one call, or in a few `buckets` that travel while the backward pass still computes earlier layers.
+Horovod's `DistributedOptimizer` is not used: it refuses channels_last gradients and reduces tensor
+by tensor, while the vector goes in one call, or in a few `buckets` that travel while the backward
+pass still computes earlier layers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from bsweep.strategies.summing import Summing
 
 
 class Horovod(Summing, InBackward):
-    def __init__(self, config: RunConfig, strategy: HorovodConfig, place: Place, paths: RunPaths) -> None:
+    def __init__(
+        self, config: RunConfig, strategy: HorovodConfig, place: Place, paths: RunPaths
+    ) -> None:
         super().__init__(config, strategy, place, paths)
         os.environ.update(strategy.variables())
         import horovod.torch as hvd
@@ -35,18 +38,22 @@ class Horovod(Summing, InBackward):
         self.hides_exchange = strategy.buckets > 1 and self.num_workers > 1
         self._operation = hvd.Adasum if strategy.op == "adasum" else hvd.Sum
         if strategy.op == "adasum":
-            self.loss_scale = float(self.num_workers)  # it combines local means, not shares of the global one
+            self.loss_scale = float(
+                self.num_workers
+            )  # it combines local means, not shares of the global one
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer
         self._buckets = [
-            _Bucket(index, start, stop) for index, (start, stop) in enumerate(vector.parts(self._num_buckets))
+            _Bucket(index, start, stop)
+            for index, (start, stop) in enumerate(vector.parts(self._num_buckets))
         ]
         self._hooks = []
         self.build_codec()
         if self.num_workers == 1:
             return
-        # A Horovod without NCCL copies GPU tensors to the host without waiting for the copy: it gets host tensors.
+        # A Horovod without NCCL copies GPU tensors to the host without waiting for the copy: it
+        # gets host tensors.
         self._host = HostCopies()
         self._through_host = vector.gradients.is_cuda and not self._hvd.nccl_built()
         start = vector.parameters.cpu() if self._through_host else vector.parameters
@@ -57,7 +64,9 @@ class Horovod(Summing, InBackward):
             assert isinstance(vector, Vector), "gradients of a model arrive one by one"
             for part, tensor in zip(vector.slices, vector.tensors, strict=True):
                 touched = [b for b in self._buckets if b.start < part.stop and part.start < b.stop]
-                self._hooks.append(tensor.register_post_accumulate_grad_hook(self._arrival(vector, touched)))
+                self._hooks.append(
+                    tensor.register_post_accumulate_grad_hook(self._arrival(vector, touched))
+                )
                 for bucket in touched:
                     bucket.num_tensors += 1
 
@@ -78,7 +87,9 @@ class Horovod(Summing, InBackward):
     def all_gather(self, payload: Tensor) -> list[Tensor]:
         wire = self._host.copy(payload, "gather") if self._through_host else payload
         with self._worker_lost():
-            every: Tensor = self._hvd.allgather(wire.unsqueeze(0), name=f"gather.{payload.numel()}.{payload.dtype}")
+            every: Tensor = self._hvd.allgather(
+                wire.unsqueeze(0), name=f"gather.{payload.numel()}.{payload.dtype}"
+            )
         num_bytes = (self.num_workers - 1) * payload.numel() * payload.element_size()
         self.meter.exchange_steps += self.num_workers - 1
         self.meter.sent_bytes += num_bytes
@@ -89,7 +100,9 @@ class Horovod(Summing, InBackward):
         if self.num_workers == 1:
             return values.unsqueeze(0)
         with self._worker_lost():
-            every: Tensor = self._hvd.allgather(values.unsqueeze(0), name=f"gather.{values.numel()}.{values.dtype}")
+            every: Tensor = self._hvd.allgather(
+                values.unsqueeze(0), name=f"gather.{values.numel()}.{values.dtype}"
+            )
         return every
 
     def close(self) -> None:
@@ -125,7 +138,8 @@ class Horovod(Summing, InBackward):
         wire = self._host.copy(part, name) if self._through_host else part
         with self._worker_lost():
             handle: int = self._hvd.allreduce_async_(wire, op=self._operation, name=name)
-        # Each worker sends (p - 1) / p of the vector in the reduce-scatter and again in the all-gather.
+        # Each worker sends (p - 1) / p of the vector in the reduce-scatter and again in the
+        # all-gather.
         exchange_steps = 2 * (self.num_workers - 1)
         num_bytes = exchange_steps * wire.numel() * wire.element_size() // self.num_workers
         self.meter.exchange_steps += exchange_steps
@@ -146,7 +160,9 @@ class Horovod(Summing, InBackward):
 
 
 class HostCopies:
-    """What a GPU's tensors travel from: the same memory at each step, pinned, so that a GPU copies to it by itself."""
+    """What a GPU's tensors travel from: the same memory at each step, pinned, so that a GPU copies
+    to it by itself.
+    """
 
     def __init__(self) -> None:
         self._copies: dict[tuple[str, torch.dtype, int], Tensor] = {}
@@ -163,7 +179,9 @@ class HostCopies:
 
 
 class _Bucket:
-    """A part of the vector that travels by itself, as soon as all its tensors have their gradients."""
+    """A part of the vector that travels by itself, as soon as all its tensors have their
+    gradients.
+    """
 
     def __init__(self, index: int, start: int, stop: int) -> None:
         self.index, self.start, self.stop = index, start, stop

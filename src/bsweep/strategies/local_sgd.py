@@ -1,7 +1,9 @@
-"""Local SGD (Stich, arXiv 1805.09767): workers step alone and average their parameters every few steps.
+"""Local SGD (Stich, arXiv 1805.09767): workers step alone and average their parameters every few
+steps.
 
-Each worker's loss counts num_workers-fold, so that its own gradient is of the size of the global mean's, and averaging
-after every step is synchronous SGD exactly, momentum and uneven tails included.
+Each worker's loss counts num_workers-fold, so that its own gradient is of the size of the global
+mean's, and averaging after every step is synchronous SGD exactly, momentum and uneven tails
+included.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from bsweep.strategies.process_group import TorchStrategy
 class LocalSGD(TorchStrategy, Rounds):
     """A round is a step of each worker, after some of which all average."""
 
-    def __init__(self, config: RunConfig, strategy: LocalSGDConfig, place: Place, paths: RunPaths) -> None:
+    def __init__(
+        self, config: RunConfig, strategy: LocalSGDConfig, place: Place, paths: RunPaths
+    ) -> None:
         super().__init__(config, strategy, place, paths)
         self.choose(strategy.algorithm)
         self._config = strategy
@@ -32,7 +36,9 @@ class LocalSGD(TorchStrategy, Rounds):
         self.loss_scale = float(self.num_workers)
 
     def rate_batch(self, shares: Sequence[Share]) -> float:
-        return global_batch(shares) / len(shares)  # an even part: a larger one counts for more by its loss
+        return global_batch(shares) / len(
+            shares
+        )  # an even part: a larger one counts for more by its loss
 
     def step(self) -> None:
         self._optimizer.step()

@@ -1,4 +1,6 @@
-"""A strategy of the user's own: what `target(config, strategy, place, paths, **options)` returns, as a class does."""
+"""A strategy of the user's own: what `target(config, strategy, place, paths, **options)` returns,
+as a class does.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from bsweep.strategies.base import Rounds, Strategy
 from bsweep.strategies.summing import Summing
 
 
-def build(config: RunConfig, strategy: OwnStrategyConfig, place: Place, paths: RunPaths) -> Strategy:
+def build(
+    config: RunConfig, strategy: OwnStrategyConfig, place: Place, paths: RunPaths
+) -> Strategy:
     built = own.call(strategy, config, strategy, place, paths)
     _refuse(type(built), config, strategy)
     assert isinstance(built, Strategy)
@@ -17,7 +21,9 @@ def build(config: RunConfig, strategy: OwnStrategyConfig, place: Place, paths: R
 
 
 def check(config: RunConfig) -> None:
-    """What can be said of a target before there are workers. ConfigError if it cannot be the run's strategy."""
+    """What can be said of a target before there are workers. ConfigError if it cannot be the run's
+    strategy.
+    """
     strategy = config.strategy
     assert isinstance(strategy, OwnStrategyConfig), strategy
     target = own.load(strategy)
@@ -27,14 +33,19 @@ def check(config: RunConfig) -> None:
 
 def _refuse(kind: type, config: RunConfig, strategy: OwnStrategyConfig) -> None:
     if not issubclass(kind, Strategy):
-        raise ConfigError(f"strategy.target={strategy.target}: {kind.__name__} is no bsweep.strategies.Strategy.")
+        raise ConfigError(
+            f"strategy.target={strategy.target}: {kind.__name__} is no bsweep.strategies.Strategy."
+        )
     if strategy.sync_every > 1 and not issubclass(kind, Rounds):
         raise ConfigError(
-            f"strategy.sync_every={strategy.sync_every} with strategy.target={strategy.target}: {kind.__name__} "
-            "synchronises at each step. Inherit bsweep.strategies.Rounds, or use strategy.sync_every=1."
+            f"strategy.sync_every={strategy.sync_every} with strategy.target={strategy.target}: "
+            f"{kind.__name__} "
+            "synchronises at each step. Inherit bsweep.strategies.Rounds, or use "
+            "strategy.sync_every=1."
         )
     if config.compression.builds and not issubclass(kind, Summing):
         raise ConfigError(
-            f"compression={config.compression.name} with strategy.target={strategy.target}: {kind.__name__} takes no "
+            f"compression={config.compression.name} with strategy.target={strategy.target}: "
+            f"{kind.__name__} takes no "
             "codec. Inherit bsweep.strategies.summing.Summing, or use compression=none."
         )

@@ -1,6 +1,8 @@
-"""Parameter servers (Li et al., OSDI 2014): workers push gradients to servers, which hold the model, and pull it back.
+"""Parameter servers (Li et al., OSDI 2014): workers push gradients to servers, which hold the
+model, and pull it back.
 
-Bytes are those of gradients and parameters that cross between processes, without the 40 bytes of headers a push.
+Bytes are those of gradients and parameters that cross between processes, without the 40 bytes of
+headers a push.
 """
 
 from __future__ import annotations
@@ -28,7 +30,15 @@ from bsweep.strategies import sharding
 from bsweep.strategies.base import Meter, Rounds
 from bsweep.strategies.process_group import TorchStrategy, join
 from bsweep.strategies.server import Server, decode_load, encode_layout, report_size
-from bsweep.strategies.server_links import Inbox, Kind, Request, ToRemoteServer, ToRemoteWorker, ToServer, Within
+from bsweep.strategies.server_links import (
+    Inbox,
+    Kind,
+    Request,
+    ToRemoteServer,
+    ToRemoteWorker,
+    ToServer,
+    Within,
+)
 
 _GOODBYE_SECONDS = 5
 
@@ -44,11 +54,14 @@ def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:
 
 
 class ParameterServer(TorchStrategy, Rounds):
-    def __init__(self, config: RunConfig, strategy: ParameterServerConfig, place: Place, paths: RunPaths) -> None:
+    def __init__(
+        self, config: RunConfig, strategy: ParameterServerConfig, place: Place, paths: RunPaths
+    ) -> None:
         super().__init__(config, strategy, place, paths)
         self._config, self._strategy = config, strategy
         self.in_step = self._strategy.consistency == "synchronous"
-        if not self.in_step:  # each push is a step of its own: a worker's whole mean gradient at its share of the rate
+        # each push is a step of its own: a worker's whole mean gradient at its share of the rate
+        if not self.in_step:
             self.loss_scale = float(self.num_workers)
         lives_here = self._strategy.colocated and self.rank < config.num_shards
         self._colocated = _ColocatedServer(config, place, paths) if lives_here else None
@@ -58,17 +71,25 @@ class ParameterServer(TorchStrategy, Rounds):
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         shards = sharding.shards(vector.slices, self._config.num_shards, self._strategy)
-        self._parts = [_Part(vector, shard, self._link(server)) for server, shard in enumerate(shards)]
+        self._parts = [
+            _Part(vector, shard, self._link(server)) for server, shard in enumerate(shards)
+        ]
         if self.rank == 0:
             for part in self._parts:
                 part.describe()
                 part.load()
-        super().prepare(vector, optimizer)  # from here on all servers and workers have worker 0's parameters
+        super().prepare(
+            vector, optimizer
+        )  # from here on all servers and workers have worker 0's parameters
 
     def step(self) -> None:
         self._clock += 1
         with self.meter.exchange(self._vector.gradients):
-            self._exchange(Request(Kind.PUSH, self._clock, self._optimizer.param_groups[0]["lr"] / self.loss_scale))
+            self._exchange(
+                Request(
+                    Kind.PUSH, self._clock, self._optimizer.param_groups[0]["lr"] / self.loss_scale
+                )
+            )
 
     def rehearse(self) -> None:
         parameters = self._vector.parameters.clone()
@@ -110,12 +131,16 @@ class ParameterServer(TorchStrategy, Rounds):
             self._meet()  # nobody pushes before all have pulled
 
     def traffic(self) -> Traffic:
-        """A worker waits while a server holds its answer back; the rest of its exchange is the exchange."""
+        """A worker waits while a server holds its answer back; the rest of its exchange is the
+        exchange.
+        """
         meter, self.meter = self.meter, Meter()
         meter.read()
         own = [meter.sent_bytes, meter.received_bytes, sum(meter.seconds), self._wait_seconds]
         self._wait_seconds = 0.0
-        every = self.gather(torch.cat([torch.tensor(own, dtype=torch.float64), self._server_reports()]))
+        every = self.gather(
+            torch.cat([torch.tensor(own, dtype=torch.float64), self._server_reports()])
+        )
         sent, received, seconds, wait = every[:, : len(own)].T
         reports = every[0, len(own) :].view(len(self._parts), -1)
         exchange = float((seconds - wait).mean())
@@ -126,7 +151,10 @@ class ParameterServer(TorchStrategy, Rounds):
             exchange_seconds=exchange,
             exposed_exchange_seconds=exchange,
             worker_wait_seconds=tuple(wait.tolist()),
-            servers=tuple(decode_load(part.share, report) for part, report in zip(self._parts, reports, strict=True)),
+            servers=tuple(
+                decode_load(part.share, report)
+                for part, report in zip(self._parts, reports, strict=True)
+            ),
         )
 
     def close(self) -> None:
@@ -136,7 +164,8 @@ class ParameterServer(TorchStrategy, Rounds):
             with suppress(WorkerLost):
                 part.link.say_goodbye()
         if self._colocated:
-            # Not for ever: if this worker failed, the others may be waiting for its end rather than say goodbye.
+            # Not for ever: if this worker failed, the others may be waiting for its end rather than
+            # say goodbye.
             self._colocated.thread.join(_GOODBYE_SECONDS)
         super().close()
 
@@ -148,7 +177,9 @@ class ParameterServer(TorchStrategy, Rounds):
         return ToRemoteServer(server)
 
     def _exchange(self, request: Request) -> None:
-        """Ask all servers at once, each worker another one first, and wait for all of their parameters."""
+        """Ask all servers at once, each worker another one first, and wait for all of their
+        parameters.
+        """
         first = self.rank % len(self._parts)
         for part in self._parts[first:] + self._parts[:first]:
             part.ask(request)
@@ -183,7 +214,9 @@ class _Part:
         self.share = count / vector.parameters.numel()
         self.num_bytes = count * vector.parameters.element_size()
         self._packed: Tensor | None = None
-        if len(self._ranges) > 1 or vector.parameters.is_cuda:  # else it travels from and to the vector itself
+        if (
+            len(self._ranges) > 1 or vector.parameters.is_cuda
+        ):  # else it travels from and to the vector itself
             pinned = vector.parameters.is_cuda
             self._packed = torch.empty(count, dtype=vector.parameters.dtype, pin_memory=pinned)
 
@@ -208,7 +241,8 @@ class _Part:
         """Ask for the parameters, in return for the gradient if it is a push."""
         payload = self._pack(self._vector.gradients) if request.kind == Kind.PUSH else None
         (start, stop), *_ = self._ranges
-        # Packed, the parameters come to where the gradient was: they cannot arrive before it has left.
+        # Packed, the parameters come to where the gradient was: they cannot arrive before it has
+        # left.
         into = self._vector.parameters[start:stop] if self._packed is None else self._packed
         self.link.ask(request, payload, into)
 
@@ -234,14 +268,17 @@ class _Part:
 
 
 class _ColocatedServer:
-    """A server in a thread of this worker's process; what it and this worker exchange is copied, not sent."""
+    """A server in a thread of this worker's process; what it and this worker exchange is copied,
+    not sent.
+    """
 
     def __init__(self, config: RunConfig, place: Place, paths: RunPaths) -> None:
         self._place, self._paths = place, paths
         inbox: Inbox = queue.SimpleQueue()
         self.link = Within(place.rank, inbox)
         links = [
-            self.link if worker == place.rank else ToRemoteWorker(worker, inbox) for worker in range(config.num_workers)
+            self.link if worker == place.rank else ToRemoteWorker(worker, inbox)
+            for worker in range(config.num_workers)
         ]
         self._server = Server(config, links, inbox, paths, place.rank)
         self.is_closing = threading.Event()
@@ -253,8 +290,11 @@ class _ColocatedServer:
             with errors_reported(self._paths, self._place):
                 self._server.run()
         except BaseException:
-            if self.is_closing.is_set():  # this worker is ending anyhow, perhaps with an error of its own
+            if (
+                self.is_closing.is_set()
+            ):  # this worker is ending anyhow, perhaps with an error of its own
                 return
-            # The worker may be deep in a wait for others that wait for this server: nothing else would end it.
+            # The worker may be deep in a wait for others that wait for this server: nothing else
+            # would end it.
             traceback.print_exc()
             os._exit(1)

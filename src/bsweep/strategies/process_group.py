@@ -23,9 +23,13 @@ from bsweep.strategies.collectives import ALGORITHMS, Wire
 
 
 class TorchStrategy(Strategy):
-    """Joins the workers' process group; the sums and copies in it are those that codecs may ask for."""
+    """Joins the workers' process group; the sums and copies in it are those that codecs may ask
+    for.
+    """
 
-    def __init__(self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths) -> None:
+    def __init__(
+        self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
+    ) -> None:
         super().__init__(config, strategy, place, paths)
         self.workers = join(config, place)
         self._wire = Wire(self.workers, self.rank, self.num_workers)
@@ -55,7 +59,9 @@ class TorchStrategy(Strategy):
         every = [torch.empty_like(payload) for _ in range(self.num_workers)]
         with worker_lost():
             dist.all_gather(every, payload, group=self.workers)
-        self._wire.count((self.num_workers - 1) * payload.numel() * payload.element_size(), self.num_workers - 1)
+        self._wire.count(
+            (self.num_workers - 1) * payload.numel() * payload.element_size(), self.num_workers - 1
+        )
         self._count()
         return every
 
@@ -69,15 +75,18 @@ class TorchStrategy(Strategy):
         dist.destroy_process_group()
 
 
-# The launcher ends a run that shows no sign of life; a worker out of step may be waited for as long as it lives.
+# The launcher ends a run that shows no sign of life; a worker out of step may be waited for as long
+# as it lives.
 _TIMEOUT = timedelta(days=1000)
 
 
 @functools.lru_cache(maxsize=2)
 def _meeting_point(address: str, port: str) -> tuple[Store, int, int]:
-    """The store in which processes meet, for all runs of this process that meet there; its rank; how many there are.
+    """The store in which processes meet, for all runs of this process that meet there; its rank;
+    how many there are.
 
-    torchrun keeps the store, or else the first process does, which must not close it while others still look at it.
+    torchrun keeps the store, or else the first process does, which must not close it while others
+    still look at it.
     """
     store, rank, num_processes = next(rendezvous("env://", timeout=_TIMEOUT))
     store.set_timeout(_TIMEOUT)
@@ -85,16 +94,28 @@ def _meeting_point(address: str, port: str) -> tuple[Store, int, int]:
 
 
 def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
-    """The group of the workers, in which they have their ranks; parameter servers join the world around it only."""
+    """The group of the workers, in which they have their ranks; parameter servers join the world
+    around it only.
+    """
     assert isinstance(config.launch, ProcessesConfig), config.launch
     if config.strategy.outlives_workers:
-        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # else its watchdog ends those who wait for a lost worker
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    store, rank, num_processes = _meeting_point(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
-    # The store outlives a run: the next one of the same processes must not find what this one left there.
-    # Where the run lies is told as it was given: the home of ~ may be another on each host.
-    store = dist.distributed_c10d.PrefixStore(f"{config.results_dir}/{config.study}/{config.run_id}", store)
-    dist.init_process_group(backend, timeout=_TIMEOUT, store=store, rank=rank, world_size=num_processes)
+        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = (
+            "1"  # else its watchdog ends those who wait for a lost worker
+        )
+    backend = (
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    )
+    store, rank, num_processes = _meeting_point(
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    )
+    # The store outlives a run: the next one of the same processes must not find what this one left
+    # there. Where the run lies is told as it was given: the home of ~ may be another on each host.
+    store = dist.distributed_c10d.PrefixStore(
+        f"{config.results_dir}/{config.study}/{config.run_id}", store
+    )
+    dist.init_process_group(
+        backend, timeout=_TIMEOUT, store=store, rank=rank, world_size=num_processes
+    )
     world: dist.ProcessGroup | None = dist.group.WORLD
     if config.num_server_processes:
         world = dist.new_group(list(range(place.num_workers)), timeout=_TIMEOUT)

@@ -1,8 +1,9 @@
 """Who still takes part: a gather that goes on without workers that have died.
 
-It goes over the store of torch.distributed, which torchrun's own process keeps, so that it outlives any worker. Every
-worker shows a sign of life there from a thread, whatever its steps take. Who waits for one without such a sign for
-`timeout_seconds` leaves it out; the first word about who took part in a gather is everyone's.
+It goes over the store of torch.distributed, which torchrun's own process keeps, so that it outlives
+any worker. Every worker shows a sign of life there from a thread, whatever its steps take. Who
+waits for one without such a sign for `timeout_seconds` leaves it out; the first word about who took
+part in a gather is everyone's.
 """
 
 from __future__ import annotations
@@ -44,29 +45,44 @@ class RollCall:
             self._await_decision()
             self.members = tuple(json.loads(self._store.get(self._key("members"))))
             keys = [self._key(member) for member in self.members]
-            # Who fell silent within a gather finds that the others have cleared it away, and would wait for ever.
+            # Who fell silent within a gather finds that the others have cleared it away, and would
+            # wait for ever.
             if self._rank not in self.members or not self._store.check(keys):
-                raise WorkerLost(f"the other workers went on without rank {self._rank}, which was silent for too long")
+                raise WorkerLost(
+                    f"the other workers went on without rank {self._rank}, which was silent for "
+                    f"too long"
+                )
             every = [self._store.get(key) for key in keys]
             if self._number > 2:
                 self._store.delete_key(self._key(self._rank, self._number - 2))  # read by all
         except dist.DistError as error:
             raise WorkerLost(f"the store of torch.distributed is gone: {error}") from error
-        return torch.stack([torch.frombuffer(bytearray.fromhex(one.decode()), dtype=torch.float64) for one in every])
+        return torch.stack(
+            [
+                torch.frombuffer(bytearray.fromhex(one.decode()), dtype=torch.float64)
+                for one in every
+            ]
+        )
 
     def close(self) -> None:
         self._ended.set()
 
     def _await_decision(self) -> None:
-        beats: dict[int, tuple[bytes, float]] = {}  # of those who are missing: their last sign, when it was new
+        beats: dict[
+            int, tuple[bytes, float]
+        ] = {}  # of those who are missing: their last sign, when it was new
         look_at = 0.0
         # Not by the store's own wait, which writes a warning for each time that runs out.
         while not self._store.check([self._key("members")]):
             if time.monotonic() > look_at:
-                missing = [member for member in self.members if not self._store.check([self._key(member)])]
+                missing = [
+                    member for member in self.members if not self._store.check([self._key(member)])
+                ]
                 if missing == [member for member in missing if self._is_silent(member, beats)]:
                     here = [member for member in self.members if member not in missing]
-                    self._store.compare_set(self._key("members"), "", json.dumps(here))  # the first word counts
+                    self._store.compare_set(
+                        self._key("members"), "", json.dumps(here)
+                    )  # the first word counts
                 look_at = time.monotonic() + self._timeout_seconds / _BEATS_A_TIMEOUT
             time.sleep(_POLL_SECONDS)
 

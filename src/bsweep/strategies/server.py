@@ -1,6 +1,8 @@
-"""A parameter server: holds one shard, applies the gradients that workers push, and answers with parameters.
+"""A parameter server: holds one shard, applies the gradients that workers push, and answers with
+parameters.
 
-Its memory is its shard's parameters, gradients and optimizer state, and two buffers at most for what it receives.
+Its memory is its shard's parameters, gradients and optimizer state, and two buffers at most for
+what it receives.
 """
 
 from __future__ import annotations
@@ -39,17 +41,25 @@ class _Held:
 class Server:
     """Serves until all workers have said goodbye.
 
-    `links` lead to the workers, by rank, whose requests are announced in `inbox`; every push goes on record in the
-    CSV file of this server's `number`, after those of a run that is taken up again.
+    `links` lead to the workers, by rank, whose requests are announced in `inbox`; every push goes
+    on record in the CSV file of this server's `number`, after those of a run that is taken up
+    again.
     """
 
     def __init__(
-        self, config: RunConfig, links: Sequence[ToWorker], inbox: Inbox, paths: RunPaths, number: int
+        self,
+        config: RunConfig,
+        links: Sequence[ToWorker],
+        inbox: Inbox,
+        paths: RunPaths,
+        number: int,
     ) -> None:
         assert isinstance(config.strategy, ParameterServerConfig), config.strategy
         self._optimizer_config = config.optimizer
         self._is_synchronous = config.strategy.consistency == "synchronous"
-        self._bound = float("inf") if config.strategy.staleness is None else config.strategy.staleness
+        self._bound = (
+            float("inf") if config.strategy.staleness is None else config.strategy.staleness
+        )
         self._links, self._inbox = links, inbox
         self._present = set(range(len(links)))
         self._clocks = [0] * len(links)
@@ -80,7 +90,9 @@ class Server:
         kind, link = arrival.request.kind, self._links[arrival.worker]
         if kind == Kind.BYE:
             self._present.remove(arrival.worker)
-        if len(self._present) < len(self._links) and (kind == Kind.PUSH or self._held or len(set(self._clocks)) > 1):
+        if len(self._present) < len(self._links) and (
+            kind == Kind.PUSH or self._held or len(set(self._clocks)) > 1
+        ):
             raise WorkerLost("a worker left before the others were done")
         match kind:
             case Kind.LAYOUT:
@@ -105,7 +117,9 @@ class Server:
                 self._tally = _Tally(len(self._links))
 
     def _begin(self) -> None:
-        """Forget what was before these parameters: what it took to come here is no exchange, and no push counts."""
+        """Forget what was before these parameters: what it took to come here is no exchange, and no
+        push counts.
+        """
         self._optimizer = optim.build(self._optimizer_config, self._shard)
         self._clocks = [0] * len(self._links)
         self._tally = _Tally(len(self._links))
@@ -117,7 +131,9 @@ class Server:
         """Where this server's part of the checkpoint lies that a worker names."""
         name = torch.empty(arrival.request.num_bytes, dtype=torch.uint8)
         self._receive(self._links[arrival.worker], name)
-        return Checkpoint(self._paths.checkpoints / name.numpy().tobytes().decode()).server(self._number)
+        return Checkpoint(self._paths.checkpoints / name.numpy().tobytes().decode()).server(
+            self._number
+        )
 
     def _save(self, path: Path) -> bool:
         self._file.flush()
@@ -147,7 +163,9 @@ class Server:
         return True
 
     def _step(self, first: Arrival) -> None:
-        """One step of the optimizer: with the sum of all workers' pushes or, where they are not in step, with one."""
+        """One step of the optimizer: with the sum of all workers' pushes or, where they are not in
+        step, with one.
+        """
         pushes = self._sum(first)
         self._finish_answers()  # they read the parameters
         optim.set_learning_rate(self._optimizer, first.request.learning_rate)
@@ -162,9 +180,12 @@ class Server:
     def _sum(self, first: Arrival) -> list[Arrival]:
         """Receive pushes and sum them in rank order: a sum does not depend on who was faster.
 
-        The first lands in the shard's gradients, the others in buffers: while one is added, the next two may come.
+        The first lands in the shard's gradients, the others in buffers: while one is added, the
+        next two may come.
         """
-        workers: Sequence[int] = range(len(self._links)) if self._is_synchronous else (first.worker,)
+        workers: Sequence[int] = (
+            range(len(self._links)) if self._is_synchronous else (first.worker,)
+        )
         pushes, started = {first.worker: first}, set[int]()
         for turn, worker in enumerate(workers):
             window = workers[turn : max(turn + 2, _MAX_BUFFERS + 1)]
@@ -196,12 +217,18 @@ class Server:
         """Answer the pushes of workers that do not lead the slowest by more than the bound."""
         slowest = min(self._clocks)
         ready = [held for held in self._held if held.push.request.clock - slowest <= self._bound]
-        self._held = [held for held in self._held if held.push.request.clock - slowest > self._bound]
-        ready.sort(key=lambda held: not self._links[held.push.worker].travels)  # what takes long begins first
+        self._held = [
+            held for held in self._held if held.push.request.clock - slowest > self._bound
+        ]
+        ready.sort(
+            key=lambda held: not self._links[held.push.worker].travels
+        )  # what takes long begins first
         for held in ready:
             push = held.push
             self._tally.max_lead = max(self._tally.max_lead, push.request.clock - slowest)
-            self._record.writerow([time.time(), push.worker, push.request.clock, slowest, push.queue_seconds])
+            self._record.writerow(
+                [time.time(), push.worker, push.request.clock, slowest, push.queue_seconds]
+            )
             self._answer(self._links[push.worker], held.waited_seconds + now - held.applied_at)
 
     def _answer(self, link: ToWorker, held_seconds: float) -> None:
@@ -252,7 +279,13 @@ class _Tally:
 
     def report(self) -> Tensor:
         """All of it, (report_size,), to be read by `decode_load`."""
-        numbers = [self.received_bytes, self.sent_bytes, self.max_lead, self.busy_seconds, self.queue_seconds]
+        numbers = [
+            self.received_bytes,
+            self.sent_bytes,
+            self.max_lead,
+            self.busy_seconds,
+            self.queue_seconds,
+        ]
         return torch.tensor([*numbers, *self.pushes], dtype=torch.float64)
 
 
@@ -274,8 +307,12 @@ def decode_load(share: float, report: Tensor) -> ServerLoad:
 
 
 def encode_layout(slices: Sequence[Slice], dtype: torch.dtype) -> Tensor:
-    """What worker 0 tells a server to hold: it knows the model, and a server loads no data to build one."""
-    text = json.dumps({"dtype": str(dtype).removeprefix("torch."), "slices": [asdict(part) for part in slices]})
+    """What worker 0 tells a server to hold: it knows the model, and a server loads no data to build
+    one.
+    """
+    text = json.dumps(
+        {"dtype": str(dtype).removeprefix("torch."), "slices": [asdict(part) for part in slices]}
+    )
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 

@@ -1,7 +1,9 @@
-"""Messages between a worker and a parameter server: over Gloo, or by hand where both live in one process.
+"""Messages between a worker and a parameter server: over Gloo, or by hand where both live in one
+process.
 
-A worker asks, and the server answers everything but a goodbye; a worker has one request to a server at a time. They are
-point-to-point messages: the trees of collectives would hide how servers are congested, which is what we measure.
+A worker asks, and the server answers everything but a goodbye; a worker has one request to a server
+at a time. They are point-to-point messages: the trees of collectives would hide how servers are
+congested, which is what we measure.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class Request:
     num_bytes: int = 0  # of a LAYOUT, or of a name
 
     def encoded(self) -> Tensor:
-        return torch.tensor([self.kind, self.clock, self.learning_rate, self.num_bytes], dtype=torch.float64)
+        return torch.tensor(
+            [self.kind, self.clock, self.learning_rate, self.num_bytes], dtype=torch.float64
+        )
 
     @classmethod
     def decoded(cls, header: Tensor) -> Request:
@@ -80,7 +84,9 @@ class ToServer(ABC):
     travels: bool
 
     @abstractmethod
-    def ask(self, request: Request, payload: Tensor | None = None, into: Tensor | None = None) -> None:
+    def ask(
+        self, request: Request, payload: Tensor | None = None, into: Tensor | None = None
+    ) -> None:
         """Send a request, and be ready for the answer; `into` may be the memory of `payload`."""
 
     @abstractmethod
@@ -126,7 +132,9 @@ class ToRemoteServer(ToServer):
         self._works: list[dist.Work] = []
         self._held = torch.zeros(1, dtype=torch.float64)
 
-    def ask(self, request: Request, payload: Tensor | None = None, into: Tensor | None = None) -> None:
+    def ask(
+        self, request: Request, payload: Tensor | None = None, into: Tensor | None = None
+    ) -> None:
         with worker_lost():
             self._works = [_receive(self._held, self._rank, _ANSWER_HEADER)]
             if into is not None:
@@ -154,7 +162,9 @@ class ToRemoteWorker(ToWorker):
         self._worker, self._inbox = worker, inbox
         self._receiving: tuple[Tensor, dist.Work] | None = None
         self._sending: list[dist.Work] = []
-        self._thread = threading.Thread(target=self._listen, name=f"listen to worker {worker}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._listen, name=f"listen to worker {worker}", daemon=True
+        )
         self._thread.start()
         atexit.register(self._end_process)
 
@@ -185,17 +195,25 @@ class ToRemoteWorker(ToWorker):
 
     def close(self) -> None:
         self._thread.join()
-        atexit.unregister(self._end_process)  # which would hold this, and the tensors that travelled, for ever
+        atexit.unregister(
+            self._end_process
+        )  # which would hold this, and the tensors that travelled, for ever
         self._receiving = None
 
     def _end_process(self) -> None:
-        """End it at once if this listens still: a thread that returns from torch while Python ends aborts it."""
+        """End it at once if this listens still: a thread that returns from torch while Python ends
+        aborts it.
+        """
         if self._thread.is_alive():
             sys.stdout.flush()
-            os._exit(1 if hasattr(sys, "last_type") else 0)  # 1 after an error, which Python has printed by now
+            os._exit(
+                1 if hasattr(sys, "last_type") else 0
+            )  # 1 after an error, which Python has printed by now
 
     def _listen(self) -> None:
-        """Put every request into the inbox, in a thread of its own: it notes the time also while the server works."""
+        """Put every request into the inbox, in a thread of its own: it notes the time also while
+        the server works.
+        """
         header = Request(Kind.BYE).encoded()
         try:
             while True:
@@ -210,7 +228,9 @@ class ToRemoteWorker(ToWorker):
 
 
 class Within(ToServer, ToWorker):
-    """Both ends of the link between a worker and the server in its process: they use each other's tensors."""
+    """Both ends of the link between a worker and the server in its process: they use each other's
+    tensors.
+    """
 
     travels = False
 
@@ -220,7 +240,9 @@ class Within(ToServer, ToWorker):
         self._into: Tensor | None = None
         self._answers: queue.SimpleQueue[float] = queue.SimpleQueue()
 
-    def ask(self, request: Request, payload: Tensor | None = None, into: Tensor | None = None) -> None:
+    def ask(
+        self, request: Request, payload: Tensor | None = None, into: Tensor | None = None
+    ) -> None:
         self._payload, self._into = payload, into
         self._inbox.put(Arrival(self._worker, request, time.perf_counter()))
 

@@ -21,11 +21,18 @@ def check(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
         from bsweep import models
         from bsweep.numerics.vector import layout
 
-        shards(layout(models.outlined(config.model, num_classes, shape)), config.num_shards, config.strategy)
+        shards(
+            layout(models.outlined(config.model, num_classes, shape)),
+            config.num_shards,
+            config.strategy,
+        )
 
 
-def shards(slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig) -> tuple[tuple[Slice, ...], ...]:
-    """Each server's slices in the vector's order, whole ones or parts of them; every element has one server.
+def shards(
+    slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig
+) -> tuple[tuple[Slice, ...], ...]:
+    """Each server's slices in the vector's order, whole ones or parts of them; every element has
+    one server.
 
     Raises:
         ValueError: a server would hold nothing.
@@ -34,7 +41,9 @@ def shards(slices: Sequence[Slice], num_servers: int, strategy: ParameterServerC
     for server, part in _assign(slices, num_servers, strategy):
         held[server].append(part)
     if not all(held):
-        raise ValueError(_nothing_held(slices, num_servers, strategy, sum(1 for parts in held if parts)))
+        raise ValueError(
+            _nothing_held(slices, num_servers, strategy, sum(1 for parts in held if parts))
+        )
     return tuple(tuple(sorted(parts, key=lambda part: part.start)) for parts in held)
 
 
@@ -49,13 +58,19 @@ def ranges(shard: Sequence[Slice]) -> list[tuple[int, int]]:
     return joined
 
 
-def _assign(slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig) -> Iterator[tuple[int, Slice]]:
+def _assign(
+    slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig
+) -> Iterator[tuple[int, Slice]]:
     """Pairs of a server and a slice, or a part of one, that it holds."""
     match strategy.sharding:
         case "layer":
             return _largest_first(_layers(slices), num_servers)
         case "layer_round_robin":
-            return ((number % num_servers, part) for number, layer in enumerate(_layers(slices)) for part in layer)
+            return (
+                (number % num_servers, part)
+                for number, layer in enumerate(_layers(slices))
+                for part in layer
+            )
         case "memory":
             return _equal_parts(slices, num_servers)
         case "hashed_chunks":
@@ -89,7 +104,9 @@ def _equal_parts(slices: Sequence[Slice], num_servers: int) -> Iterator[tuple[in
 
 
 def _hashed(slices: Sequence[Slice], num_servers: int, chunk: int) -> Iterator[tuple[int, Slice]]:
-    """Over servers by tensor and number of the chunk, as BytePS does by default (djb2 of a decimal key)."""
+    """Over servers by tensor and number of the chunk, as BytePS does by default (djb2 of a decimal
+    key).
+    """
     for part in slices:
         for number, start in enumerate(range(part.start, part.stop, chunk)):
             key = (part.index << 16) + number
@@ -113,21 +130,28 @@ def _size(layer: Sequence[Slice]) -> int:
     return sum(part.num_elements for part in layer)
 
 
-def _nothing_held(slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig, num_busy: int) -> str:
+def _nothing_held(
+    slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig, num_busy: int
+) -> str:
     match strategy.sharding:
         case "layer" | "layer_round_robin":
             return (
-                f"strategy.num_servers={num_servers} with strategy.sharding={strategy.sharding}: the model has "
-                f"{len(_layers(slices))} layers with parameters, and each stays whole. Use at most as many servers, or "
+                f"strategy.num_servers={num_servers} with strategy.sharding={strategy.sharding}: "
+                f"the model has "
+                f"{len(_layers(slices))} layers with parameters, and each stays whole. Use at most "
+                f"as many servers, or "
                 "strategy.sharding=memory."
             )
         case "memory":
             return (
-                f"strategy.num_servers={num_servers}, but the model has {_size(slices)} parameters: use fewer servers."
+                f"strategy.num_servers={num_servers}, but the model has {_size(slices)} "
+                f"parameters: use fewer servers."
             )
         case "hashed_chunks":
             return (
-                f"strategy.num_servers={num_servers} with strategy.chunk_bytes={strategy.chunk_bytes}: the chunks fall "
-                f"to {num_busy} servers only. Use a smaller strategy.chunk_bytes, fewer servers, or "
+                f"strategy.num_servers={num_servers} with "
+                f"strategy.chunk_bytes={strategy.chunk_bytes}: the chunks fall "
+                f"to {num_busy} servers only. Use a smaller strategy.chunk_bytes, fewer servers, "
+                f"or "
                 "strategy.sharding=memory."
             )

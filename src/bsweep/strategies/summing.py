@@ -1,4 +1,6 @@
-"""Strategies whose exchange is one sum of the gradient vector over workers, with or without a codec."""
+"""Strategies whose exchange is one sum of the gradient vector over workers, with or without a
+codec.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,22 @@ class Summing(Strategy):
     _vector: Flat
     _optimizer: Optimizer
 
-    def __init__(self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths) -> None:
+    def __init__(
+        self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
+    ) -> None:
         super().__init__(config, strategy, place, paths)
         self._config = config
         self._hyperparameters: list[dict[str, Any]] = []
 
     def build_codec(self) -> None:
-        """To be called once vector, optimizer, rank and number of workers are known, and again to begin anew."""
+        """To be called once vector, optimizer, rank and number of workers are known, and again to
+        begin anew.
+        """
         groups = self._optimizer.param_groups
         if not self._hyperparameters:
-            self._hyperparameters = [{key: group[key] for key in group if key != "params"} for group in groups]
+            self._hyperparameters = [
+                {key: group[key] for key in group if key != "params"} for group in groups
+            ]
         for group, given in zip(groups, self._hyperparameters, strict=True):
             group.update(given)  # a codec may have taken the momentum over
         self._codec = compression.build(
@@ -84,7 +92,10 @@ class Summing(Strategy):
         gradients = self._vector.gradients
         if self._codec:
             scale, codec = self._vector.scale, self._codec
-            with self.meter.codec(gradients), scale.removed(codec.state) if scale else nullcontext():
+            with (
+                self.meter.codec(gradients),
+                scale.removed(codec.state) if scale else nullcontext(),
+            ):
                 codec.exchange(gradients, _Metered(self))
         else:
             with self.meter.exchange(gradients):
@@ -104,7 +115,9 @@ class Summing(Strategy):
 
 
 class _Metered:
-    """The workers' connection for a codec: it times what travels apart from what the codec computes."""
+    """The workers' connection for a codec: it times what travels apart from what the codec
+    computes.
+    """
 
     def __init__(self, strategy: Summing) -> None:
         self.rank, self.num_workers = strategy.rank, strategy.num_workers

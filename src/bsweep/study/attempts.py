@@ -1,4 +1,6 @@
-"""A study: a folder of runs that belong together. What is done, what is left, and how one point becomes a run."""
+"""A study: a folder of runs that belong together. What is done, what is left, and how one point
+becomes a run.
+"""
 
 from __future__ import annotations
 
@@ -65,14 +67,19 @@ def check(config: RunConfig) -> list[str]:
             else f"local_batch={config.examples_per_pass} x num_workers={config.num_workers}"
         )
         raise ConfigError(
-            f"global batch {config.examples_per_step} ({batches} x accumulation_steps={config.accumulation_steps}) is "
+            f"global batch {config.examples_per_step} ({batches} x "
+            f"accumulation_steps={config.accumulation_steps}) is "
             f"larger than the training set of {info.num_train} examples: choose a smaller batch."
         )
     if config.strategy.takes_local_steps:
-        each = (batch * steps for batch, steps in zip(config.worker_batches, config.local_steps, strict=True))
+        each = (
+            batch * steps
+            for batch, steps in zip(config.worker_batches, config.local_steps, strict=True)
+        )
         if (per_round := sum(each)) > info.num_train:
             warnings.append(
-                f"a round of {per_round} examples is longer than an epoch of {info.num_train}, at whose end workers "
+                f"a round of {per_round} examples is longer than an epoch of {info.num_train}, at "
+                f"whose end workers "
                 f"synchronise in any case: local steps {list(config.local_steps)} are never reached"
             )
     if problems := list(config.batching.problems_with_data(config, info.num_train)):
@@ -82,13 +89,17 @@ def check(config: RunConfig) -> list[str]:
 
 
 def _try_own(config: RunConfig, info: data.DataInfo) -> None:
-    """ValueError if an optimizer, batching policy or strategy of the user's own is none, or does not fit the run."""
+    """ValueError if an optimizer, batching policy or strategy of the user's own is none, or does
+    not fit the run.
+    """
     parts = own.cards(config)
     if "optimizer" in parts:
         from bsweep.numerics import optim  # imports torch, as the user's code does
         from bsweep.numerics.vector import Vector
 
-        optim.build(config.optimizer, Vector(models.outlined(config.model, info.num_classes, info.shape)))
+        optim.build(
+            config.optimizer, Vector(models.outlined(config.model, info.num_classes, info.shape))
+        )
     if "batching" in parts:
         from bsweep import batching
 
@@ -100,15 +111,23 @@ def _try_own(config: RunConfig, info: data.DataInfo) -> None:
 
 
 def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None) -> None:
-    """Have the first point that runs in each study find out what is fastest for all; see `calibration.request`."""
+    """Have the first point that runs in each study find out what is fastest for all; see
+    `calibration.request`.
+    """
     for study_dir in {config.study_dir for config in points}:
         own_points = [config for config in points if config.study_dir == study_dir]
-        steps = [c.epochs * data.prepare(c.data).num_train / c.examples_per_step for c in own_points]
-        calibration_file.request(own_points, sum(steps), folder, runlog.hardware_words(_surroundings()))
+        steps = [
+            c.epochs * data.prepare(c.data).num_train / c.examples_per_step for c in own_points
+        ]
+        calibration_file.request(
+            own_points, sum(steps), folder, runlog.hardware_words(_surroundings())
+        )
 
 
 def result_of(config: RunConfig) -> str | None:
-    """How a point ended, where it is not to be run again by itself: it completed, or would end so again."""
+    """How a point ended, where it is not to be run again by itself: it completed, or would end so
+    again.
+    """
     status = runlog.ended(paths_of(config))
     return status if status in states.RESULTS else None
 
@@ -128,7 +147,9 @@ def ended_elsewhere(config: RunConfig, progress: Progress) -> str | None:
 
 
 def refuse_newer(study_dir: Path) -> None:
-    """ValueError if a newer bsweep wrote to the study: this one would not know its runs, and repeat them."""
+    """ValueError if a newer bsweep wrote to the study: this one would not know its runs, and repeat
+    them.
+    """
     for summary in study_dir.glob("*/summary.json"):
         with suppress(runlog.Damaged):
             runlog.read_summary(RunPaths(summary.parent))
@@ -149,11 +170,12 @@ _SKIPPED = {
 def run_point(config: RunConfig, progress: Progress, start: Launch) -> str:
     """Run one point to its end, unless there is a result of it; its status.
 
-    A point that fails is a result and raises nothing. An earlier attempt that did not complete is taken up
-    where it left a checkpoint, and set aside in the study's `.previous` folder otherwise.
+    A point that fails is a result and raises nothing. An earlier attempt that did not complete is
+    taken up where it left a checkpoint, and set aside in the study's `.previous` folder otherwise.
 
     Raises:
-        KeyboardInterrupt: the run was to stop, and its sweep with it; the run may be taken up again.
+        KeyboardInterrupt: the run was to stop, and its sweep with it; the run may be taken up
+            again.
     """
     paths = paths_of(config)
     warnings = check(config)
@@ -171,27 +193,45 @@ def run_point(config: RunConfig, progress: Progress, start: Launch) -> str:
         for number in range(1, config.launch.num_retries + 1):
             if not outcome.may_pass:
                 break
-            retry, seconds = f"retry {number} of {config.launch.num_retries}", seconds_before_retry(number)
+            retry, seconds = (
+                f"retry {number} of {config.launch.num_retries}",
+                seconds_before_retry(number),
+            )
             progress.note(f"{retry} in {seconds} s")
             pause(seconds)
             team.expect_again(config)
             progress.once_more()
-            event = Event(event="retried", message=f"{retry} after {outcome.status}: {outcome.message.splitlines()[0]}")
+            event = Event(
+                event="retried",
+                message=f"{retry} after {outcome.status}: {outcome.message.splitlines()[0]}",
+            )
             outcome = _attempt(config, paths, progress, start, warnings, event)
     return outcome.status
 
 
 def _attempt(
-    config: RunConfig, paths: RunPaths, progress: Progress, start: Launch, warnings: list[str], *events: Event
+    config: RunConfig,
+    paths: RunPaths,
+    progress: Progress,
+    start: Launch,
+    warnings: list[str],
+    *events: Event,
 ) -> Outcome:
     """Train what is left of a point, to its summary; see `run_point` for what is raised."""
     seconds_before, said = _prepare(config, paths)
-    launched_at, began = time.time(), time.monotonic()  # the latter goes on where somebody sets the clock
+    launched_at, began = (
+        time.time(),
+        time.monotonic(),
+    )  # the latter goes on where somebody sets the clock
     save(config, paths.config)
     own.keep(config, paths.own)
-    was_beside_others = runlog.read_meta(paths).get("beside_others", False)  # in the part that it goes on from
+    was_beside_others = runlog.read_meta(paths).get(
+        "beside_others", False
+    )  # in the part that it goes on from
     meta = {"launched_at": launched_at, "wall_seconds_before": seconds_before, **provenance(config)}
-    runlog.write_json(paths.meta, {**meta, **({"beside_others": True} if was_beside_others else {})})
+    runlog.write_json(
+        paths.meta, {**meta, **({"beside_others": True} if was_beside_others else {})}
+    )
     paths.metrics.touch()  # launchers watch it
     paths.stop.write_bytes(b"")
     with RunLog(paths.metrics) as log:
@@ -213,7 +253,9 @@ def _attempt(
         runlog.write_summary(paths, config, outcome.status, outcome.message, wall_seconds)
         progress.end(outcome)
         if outcome.status in ("completed", "diverged"):
-            shutil.rmtree(paths.checkpoints, ignore_errors=True)  # of a run that is over nothing is left to do
+            shutil.rmtree(
+                paths.checkpoints, ignore_errors=True
+            )  # of a run that is over nothing is left to do
         was_to_stop = is_stop_requested(paths)
         paths.stop.unlink(missing_ok=True)
     if was_to_stop:
@@ -222,7 +264,8 @@ def _attempt(
 
 
 def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
-    """Measure a point's workers; what they found is where an allocation looks for it, unless they failed.
+    """Measure a point's workers; what they found is where an allocation looks for it, unless they
+    failed.
 
     Args:
         config: The point, whose allocation need not be resolved.
@@ -240,21 +283,32 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
 
 
 def profile(config: RunConfig, say: Callable[[str], None]) -> Outcome:
-    """Profile a point's workers, see `probe`; what they found is where `anatomy.read` looks for it."""
+    """Profile a point's workers, see `probe`; what they found is where `anatomy.read` looks for
+    it.
+    """
     shutil.rmtree(profile_file.folder_of(config), ignore_errors=True)
-    return _launch_beside(config, RunPaths(config.study_dir / ".profile"), say, "bsweep.measure.profile_worker")
+    return _launch_beside(
+        config, RunPaths(config.study_dir / ".profile"), say, "bsweep.measure.profile_worker"
+    )
 
 
 def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float] | str:
     """Train a point for a few steps, in a folder of its own that does not stay.
 
     Returns:
-        Seconds of a step, and seconds that the point would take beside its steps; why there are none, otherwise.
+        Seconds of a step, and seconds that the point would take beside its steps; why there are
+        none, otherwise.
     """
     num_train = min(data.prepare(config.data).num_train, _TRIED_STEPS * config.examples_per_step)
-    shared = next(one for one in config.study_dir.resolve().parents if one.exists())  # which other hosts see, too
-    with tempfile.TemporaryDirectory(prefix=".bsweep.", dir=shared if config.launch.named_hosts else None) as folder:
-        short = replace(config, results_dir=folder, epochs=1, data=replace(config.data, subset=num_train))
+    shared = next(
+        one for one in config.study_dir.resolve().parents if one.exists()
+    )  # which other hosts see, too
+    with tempfile.TemporaryDirectory(
+        prefix=".bsweep.", dir=shared if config.launch.named_hosts else None
+    ) as folder:
+        short = replace(
+            config, results_dir=folder, epochs=1, data=replace(config.data, subset=num_train)
+        )
         paths, began = paths_of(short), time.time()
         outcome = _launch_beside(short, paths, say, "bsweep.train.worker")
         seconds = time.time() - began
@@ -263,13 +317,17 @@ def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float
     if outcome.status != "completed" or not epochs:
         return f"{outcome.status}: {outcome.message}"
     train_seconds = float(epochs[0]["train_seconds"])
-    start_seconds = float(next(record["time"] for record in records if record["type"] == "start")) - began
+    start_seconds = (
+        float(next(record["time"] for record in records if record["type"] == "start")) - began
+    )
     evaluation_seconds = max(0.0, seconds - start_seconds - train_seconds)
     steps = num_train / config.examples_per_step
     return train_seconds / steps, start_seconds + config.epochs * evaluation_seconds
 
 
-def _launch_beside(config: RunConfig, paths: RunPaths, say: Callable[[str], None], entry: Entry) -> Outcome:
+def _launch_beside(
+    config: RunConfig, paths: RunPaths, say: Callable[[str], None], entry: Entry
+) -> Outcome:
     """Have a point's workers do something else than train, in a folder of their own."""
     shutil.rmtree(paths.folder, ignore_errors=True)
     paths.folder.mkdir(parents=True)
@@ -289,7 +347,9 @@ def _launch_beside(config: RunConfig, paths: RunPaths, say: Callable[[str], None
 
 
 def set_aside(config: RunConfig) -> None:
-    """Move a point's run, unless a process is at it, to the study's `.previous`: the point is new from then on."""
+    """Move a point's run, unless a process is at it, to the study's `.previous`: the point is new
+    from then on.
+    """
     folder = paths_of(config).folder
     with runlog.claimed(attendance.of_run(folder)) as is_ours:
         if is_ours:
@@ -297,7 +357,9 @@ def set_aside(config: RunConfig) -> None:
 
 
 def _set_aside(folder: Path, part: Path) -> None:
-    """Move what an earlier attempt left, all of its `folder` or a part, to the study's `.previous`."""
+    """Move what an earlier attempt left, all of its `folder` or a part, to the study's
+    `.previous`.
+    """
     if not part.exists():
         return
     RunPaths(folder).environment.unlink(missing_ok=True)  # left where a launcher was killed
@@ -308,7 +370,9 @@ def _set_aside(folder: Path, part: Path) -> None:
 
 
 def _prepare(config: RunConfig, paths: RunPaths) -> tuple[float, Sequence[str]]:
-    """Make a run's folder ready, to begin or to go on: the wall seconds that it took so far, and its warnings."""
+    """Make a run's folder ready, to begin or to go on: the wall seconds that it took so far, and
+    its warnings.
+    """
     for latest in runlog.checkpoints(paths)[:1]:
         with suppress(runlog.Damaged):  # else the run is repeated
             return _take_up(paths, latest.facts() or {})
@@ -327,7 +391,9 @@ def _take_up(paths: RunPaths, facts: Mapping[str, Any]) -> tuple[float, Sequence
         wall_seconds = summary["wall_seconds"] or 0.0
     else:  # it was killed with its launcher
         launched_at = meta.get("launched_at") or facts["time"]
-        wall_seconds = (meta.get("wall_seconds_before") or 0.0) + max(0.0, facts["time"] - launched_at)
+        wall_seconds = (meta.get("wall_seconds_before") or 0.0) + max(
+            0.0, facts["time"] - launched_at
+        )
     paths.summary.unlink(missing_ok=True)
     runlog.cut_records(paths, facts["metrics_bytes"])
     where = f"step {facts['num_steps']}, in epoch {facts['epoch']}"
@@ -338,7 +404,9 @@ def _take_up(paths: RunPaths, facts: Mapping[str, Any]) -> tuple[float, Sequence
 
 
 def provenance(config: RunConfig) -> dict[str, Any]:
-    """Which code ran on what, started how: enough to tell two runs apart that should have agreed."""
+    """Which code ran on what, started how: enough to tell two runs apart that should have
+    agreed.
+    """
     return {"hosts": config.launch.named_hosts, **_surroundings()}
 
 
@@ -350,7 +418,9 @@ def _surroundings() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": num_cores(),
         "memory_bytes": psutil.virtual_memory().total,
-        "gpus": _output("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"),
+        "gpus": _output(
+            "nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"
+        ),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in _PACKAGES},
@@ -364,7 +434,16 @@ def _command() -> str:
     return f"{prefix}{sys.argv[0]} {shlex.join(sys.argv[1:])}"
 
 
-_PACKAGES = ("bsweep", "torch", "torchvision", "horovod", "hydra-core", "timm", "tokenizers", "numpy")
+_PACKAGES = (
+    "bsweep",
+    "torch",
+    "torchvision",
+    "horovod",
+    "hydra-core",
+    "timm",
+    "tokenizers",
+    "numpy",
+)
 
 
 def version(package: str) -> str | None:

@@ -58,8 +58,14 @@ class Attendance:
             for path in list(self._claims):
                 if _request(path).exists():
                     with suppress(OSError):  # of a terminal that is gone, or a reader
-                        print(f"bsweep: asked to stop by `bsweep stop {path.parents[1]}`", file=sys.stderr, flush=True)
-                    os.kill(os.getpid(), signal.SIGTERM)  # SIGINT is ignored in the background of a shell's script
+                        print(
+                            f"bsweep: asked to stop by `bsweep stop {path.parents[1]}`",
+                            file=sys.stderr,
+                            flush=True,
+                        )
+                    os.kill(
+                        os.getpid(), signal.SIGTERM
+                    )  # SIGINT is ignored in the background of a shell's script
                     return
 
 
@@ -71,7 +77,10 @@ def _own_claim(path: Path) -> ExitStack:
             return claim
         claim.close()
         time.sleep(_TRY_SECONDS)
-    raise OSError(f"{path} is held by another process: is another sweep using this host's name and process id?")
+    raise OSError(
+        f"{path} is held by another process: is another sweep using this host's name and process "
+        f"id?"
+    )
 
 
 def sweeps(study_dir: Path) -> list[str]:
@@ -86,7 +95,9 @@ def ask_to_stop(study_dir: Path, sweep: str) -> None:
 
 
 def _attending(study_dir: Path) -> list[Path]:
-    return sorted(path for path in _sweeps(study_dir).glob("[!.]*") if path.suffix not in (_STOP, ".lease"))
+    return sorted(
+        path for path in _sweeps(study_dir).glob("[!.]*") if path.suffix not in (_STOP, ".lease")
+    )
 
 
 def _forget_killed(study_dir: Path) -> None:
@@ -100,7 +111,9 @@ def _forget_killed(study_dir: Path) -> None:
     if not sweeps(study_dir):
         for folder in study_dir.glob(".team.*"):
             shutil.rmtree(folder, ignore_errors=True)
-    for folder in study_dir.glob(".preflight.*"):  # of who is not yet known as a sweep, or never will be
+    for folder in study_dir.glob(
+        ".preflight.*"
+    ):  # of who is not yet known as a sweep, or never will be
         with suppress(FileNotFoundError):
             if time.time() - folder.stat().st_mtime > _PREFLIGHT_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)

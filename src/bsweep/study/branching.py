@@ -1,4 +1,6 @@
-"""A run that goes on where another one stands, on other workers or with another batch: `resume_from`."""
+"""A run that goes on where another one stands, on other workers or with another batch:
+`resume_from`.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,20 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bsweep.config import ConfigError, RunConfig, flatten, read, show
-from bsweep.runlog import Checkpoint, Continued, RunLog, RunPaths, checkpoints, cut_records, read_meta, write_json
+from bsweep.runlog import (
+    Checkpoint,
+    Continued,
+    RunLog,
+    RunPaths,
+    checkpoints,
+    cut_records,
+    read_meta,
+    write_json,
+)
 
 _MAY_DIFFER = (
-    "study", "results_dir", "local_batch", "global_batch", "num_workers", "accumulation_steps", "log_every_steps",
+    "study", "results_dir", "local_batch", "global_batch", "num_workers", "accumulation_steps",
+    "log_every_steps",
     "checkpoint_every", "resume_from", "launch.", "strategy.", "allocation.",
 )  # fmt: skip
 
@@ -22,8 +34,12 @@ def check(config: RunConfig) -> None:
         return
     folder = Path(config.resume_from).expanduser()
     if not (folder / "config.yaml").exists():
-        raise ConfigError(f"resume_from={folder}: no run's folder. Give one such as results/STUDY/RUN.")
-    problems = [f"resume_from={folder}: {problem}" for problem in _problems(config, RunPaths(folder))]
+        raise ConfigError(
+            f"resume_from={folder}: no run's folder. Give one such as results/STUDY/RUN."
+        )
+    problems = [
+        f"resume_from={folder}: {problem}" for problem in _problems(config, RunPaths(folder))
+    ]
     if problems:
         raise ConfigError(*problems)
 
@@ -40,7 +56,9 @@ def begin(config: RunConfig, paths: RunPaths) -> None:
     cut_records(paths, facts["metrics_bytes"])
     if read_meta(source).get("beside_others"):  # its times until then are among this run's
         write_json(paths.meta, {"beside_others": True})
-    before = f"until step {facts['num_steps']}, in epoch {facts['epoch']}, it was {source.folder.name}"
+    before = (
+        f"until step {facts['num_steps']}, in epoch {facts['epoch']}, it was {source.folder.name}"
+    )
     with RunLog(paths.metrics) as log:
         log.write(
             Continued(
@@ -60,19 +78,24 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
     for run, whose in ((config, "this run's"), (other, "its")):
         if not run.strategy.replicates or run.compression.builds:
             yield (
-                f"each worker has a memory of its own with {whose} strategy={run.strategy.name} and "
-                f"compression={run.compression.name}. Another number of workers can go on where all have the same: "
+                f"each worker has a memory of its own with {whose} strategy={run.strategy.name} "
+                f"and "
+                f"compression={run.compression.name}. Another number of workers can go on where "
+                f"all have the same: "
                 "with single, horovod, allreduce or ddp, without a codec."
             )
     if not config.batching.goes_on_elsewhere and _sizes(config) != _sizes(other):
         yield (
-            f"what batching={config.batching.name} has decided is for its batch and its workers. Give the same "
+            f"what batching={config.batching.name} has decided is for its batch and its workers. "
+            f"Give the same "
             "local_batch, num_workers and accumulation_steps, or use batching=fixed in both."
         )
     here, there = flatten(asdict(config)), flatten(asdict(other))
     for key in here.keys() | there.keys():
         if not key.startswith(_MAY_DIFFER) and here.get(key) != there.get(key):
-            yield f"its {key}={show(there.get(key))} is {show(here.get(key))} here: give it the same."
+            yield (
+                f"its {key}={show(there.get(key))} is {show(here.get(key))} here: give it the same."
+            )
 
 
 def _sizes(config: RunConfig) -> tuple[int, ...]:

@@ -1,4 +1,6 @@
-"""What was typed to train the points of a study, kept in it to be typed again, and what these points are."""
+"""What was typed to train the points of a study, kept in it to be typed again, and what these
+points are.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from bsweep.core.ranks import Place, inside_horovodrun
 
 @dataclass(frozen=True)
 class Planned:
-    """What is to be known of a point without its configuration: its name, and what its time depends on."""
+    """What is to be known of a point without its configuration: its name, and what its time depends
+    on.
+    """
 
     run_id: str
     num_workers: int
@@ -37,7 +41,9 @@ class Planned:
 
 @dataclass(frozen=True)
 class Command:
-    """`arguments` of `bsweep run` as they were typed in `folder`, inside a horovodrun of `num_processes` or in none."""
+    """`arguments` of `bsweep run` as they were typed in `folder`, inside a horovodrun of
+    `num_processes` or in none.
+    """
 
     arguments: tuple[str, ...]
     folder: Path
@@ -79,7 +85,9 @@ def _kind(*parts: Any) -> str:
 def _told(part: Any) -> dict[str, Any]:
     told = asdict(part)
     if isinstance(part, LaunchConfig):
-        told.pop("parallel", None)  # no time of a point alone depends on it, and older studies' kinds have none
+        told.pop(
+            "parallel", None
+        )  # no time of a point alone depends on it, and older studies' kinds have none
     return told
 
 
@@ -118,8 +126,12 @@ def read(study_dir: Path) -> list[Command]:
         try:
             kept = json.loads(line)
             places = [kept["columns"].index(name) for name in _COLUMNS]
-            points = tuple([Planned(*[point[place] for place in places]) for point in kept["points"]])
-            command = Command(tuple(kept["arguments"]), Path(kept["folder"]), kept["num_processes"], points)
+            points = tuple(
+                [Planned(*[point[place] for place in places]) for point in kept["points"]]
+            )
+            command = Command(
+                tuple(kept["arguments"]), Path(kept["folder"]), kept["num_processes"], points
+            )
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             continue
         commands.pop(key := (command.arguments, command.folder, command.num_processes), None)

@@ -1,4 +1,6 @@
-"""How long points will take, by those that have trained: seconds of a step over the batch, by the number of workers."""
+"""How long points will take, by those that have trained: seconds of a step over the batch, by the
+number of workers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from bsweep.study.states import State
 
 @dataclass(frozen=True)
 class Timed:
-    """A point whose steps were timed: mean seconds of one, and what it took beside them, if it ran to its end."""
+    """A point whose steps were timed: mean seconds of one, and what it took beside them, if it ran
+    to its end.
+    """
 
     point: Planned
     step_seconds: float
@@ -21,7 +25,9 @@ class Timed:
 
 
 def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]:
-    """Of each point that has finished an epoch, none beside others (`launch.parallel`): the times are of one alone."""
+    """Of each point that has finished an epoch, none beside others (`launch.parallel`): the times
+    are of one alone.
+    """
     found = []
     for point in points:
         state = states.get(point.run_id)
@@ -35,14 +41,18 @@ def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]
 
 
 class Estimate:
-    """Seconds that points will take. `source` says by what, and how far that is from the points it goes by."""
+    """Seconds that points will take. `source` says by what, and how far that is from the points it
+    goes by.
+    """
 
     def __init__(self, timed: Iterable[Timed], tried: Sequence[Timed] = ()) -> None:
         """From points of the study, and points that were tried for a few steps."""
         self._timed, self._num_tried = [*timed, *tried], len(tried)
         self._own = {one.point.run_id: one for one in self._timed}
         self._lines = {key: _fitted(pairs) for key, pairs in self._steps().items()}
-        self._others = {key: statistics.median(seconds) for key, seconds in self._other_times().items()}
+        self._others = {
+            key: statistics.median(seconds) for key, seconds in self._other_times().items()
+        }
         self.source = self._named() if self._timed else ""
 
     def seconds(self, point: Planned, state: State) -> float | None:
@@ -54,20 +64,28 @@ class Estimate:
         return None if whole is None else whole * max(0.0, 1 - done)
 
     def _whole_seconds(self, point: Planned) -> float | None:
-        step = self._own[point.run_id].step_seconds if point.run_id in self._own else self._step_seconds(point)
+        step = (
+            self._own[point.run_id].step_seconds
+            if point.run_id in self._own
+            else self._step_seconds(point)
+        )
         if step is None:
             return None
         return point.num_examples / point.examples_per_step * step + self._other_seconds(point)
 
     def _step_seconds(self, point: Planned) -> float | None:
-        line = self._lines.get((point.kind, point.num_workers)) or self._lines.get((point.kind, None))
+        line = self._lines.get((point.kind, point.num_workers)) or self._lines.get(
+            (point.kind, None)
+        )
         return line[0] + line[1] * point.local_batch if line else None
 
     def _other_seconds(self, point: Planned) -> float:
         return self._others.get((point.kind, point.epochs), self._others.get(None, 0.0))
 
     def _steps(self) -> dict[tuple[str, int | None], list[tuple[float, float]]]:
-        """Examples of a worker and seconds of steps that are alike: of as many workers, and (None) of any number."""
+        """Examples of a worker and seconds of steps that are alike: of as many workers, and (None)
+        of any number.
+        """
         found: dict[tuple[str, int | None], list[tuple[float, float]]] = defaultdict(list)
         for one in self._timed:
             for num_workers in (one.point.num_workers, None):
@@ -75,7 +93,9 @@ class Estimate:
         return found
 
     def _other_times(self) -> dict[tuple[str, int] | None, list[float]]:
-        """Seconds beside the steps of points of the same kind and number of epochs, and (None) of all."""
+        """Seconds beside the steps of points of the same kind and number of epochs, and (None) of
+        all.
+        """
         found: dict[tuple[str, int] | None, list[float]] = defaultdict(list)
         for one in self._timed:
             if one.other_seconds is not None:
@@ -85,7 +105,11 @@ class Estimate:
 
     def _named(self) -> str:
         num_completed = sum(one.other_seconds is not None for one in self._timed) - self._num_tried
-        errors = [abs(step / one.step_seconds - 1) for one in self._timed if (step := self._step_seconds(one.point))]
+        errors = [
+            abs(step / one.step_seconds - 1)
+            for one in self._timed
+            if (step := self._step_seconds(one.point))
+        ]
         numbers = {
             "completed": num_completed,
             "with finished epochs": len(self._timed) - num_completed - self._num_tried,
@@ -97,7 +121,9 @@ class Estimate:
 
 
 def _fitted(pairs: list[tuple[float, float]]) -> tuple[float, float]:
-    """Offset and slope, neither negative, of the line with least relative errors; through 0 where x is one."""
+    """Offset and slope, neither negative, of the line with least relative errors; through 0 where x
+    is one.
+    """
     weights = [1 / y**2 for _, y in pairs]
     total = sum(weights)
     x_mean = sum(w * x for w, (x, _) in zip(weights, pairs, strict=True)) / total
@@ -105,7 +131,10 @@ def _fitted(pairs: list[tuple[float, float]]) -> tuple[float, float]:
     variance = sum(w * (x - x_mean) ** 2 for w, (x, _) in zip(weights, pairs, strict=True))
     if variance < 1e-12 * total * x_mean**2:
         return 0.0, y_mean / x_mean
-    slope = sum(w * (x - x_mean) * (y - y_mean) for w, (x, y) in zip(weights, pairs, strict=True)) / variance
+    slope = (
+        sum(w * (x - x_mean) * (y - y_mean) for w, (x, y) in zip(weights, pairs, strict=True))
+        / variance
+    )
     slope = min(max(0.0, slope), y_mean / x_mean)
     return y_mean - slope * x_mean, slope
 

@@ -1,4 +1,6 @@
-"""What is known of a grid or a study before, while and after it trains, as a person reads it and as JSON."""
+"""What is known of a grid or a study before, while and after it trains, as a person reads it and as
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _MOST_LISTED = 40
 
 @dataclass(frozen=True)
 class Row:
-    """A point; `planned` is None of a run that no kept command leads to, `seconds` where nothing tells them."""
+    """A point; `planned` is None of a run that no kept command leads to, `seconds` where nothing
+    tells them.
+    """
 
     study: str
     run_id: str
@@ -58,7 +62,9 @@ class Row:
         }
 
 
-def of_grid(study_dir: Path, points: Sequence[Planned], tried: Sequence[Timed] = ()) -> tuple[list[Row], str]:
+def of_grid(
+    study_dir: Path, points: Sequence[Planned], tried: Sequence[Timed] = ()
+) -> tuple[list[Row], str]:
     """The points of a grid that lie in one study, and what their estimate goes by.
 
     Args:
@@ -67,14 +73,17 @@ def of_grid(study_dir: Path, points: Sequence[Planned], tried: Sequence[Timed] =
         tried: What the estimate goes by beside the study's runs.
     """
     found = states.read(study_dir)
-    known = {point.run_id: point for command in commands.read(study_dir) for point in command.points}
+    known = {
+        point.run_id: point for command in commands.read(study_dir) for point in command.points
+    }
     known |= {point.run_id: point for point in points}
     by = Estimate(timed(known.values(), found), tried)
     return [_row(study_dir, point.run_id, found, point, by) for point in points], by.source
 
 
 def of_study(study_dir: Path) -> tuple[list[Row], str]:
-    """All points of a study: those of its commands, and runs of others; and what the estimate goes by.
+    """All points of a study: those of its commands, and runs of others; and what the estimate goes
+    by.
 
     Raises:
         ValueError: there is no such study, or nothing in it.
@@ -82,28 +91,42 @@ def of_study(study_dir: Path) -> tuple[list[Row], str]:
     if not study_dir.is_dir():
         raise ValueError(_no_study(study_dir))
     found = states.read(study_dir)
-    known = {point.run_id: point for command in commands.read(study_dir) for point in command.points}
+    known = {
+        point.run_id: point for command in commands.read(study_dir) for point in command.points
+    }
     if not found and not known:
         raise ValueError(_no_study(study_dir))
     by = Estimate(timed(known.values(), found))
     rows = [_row(study_dir, run_id, found, point, by) for run_id, point in known.items()]
-    return rows + [_row(study_dir, run_id, found, None, by) for run_id in found if run_id not in known], by.source
+    return rows + [
+        _row(study_dir, run_id, found, None, by) for run_id in found if run_id not in known
+    ], by.source
 
 
-def _row(study_dir: Path, run_id: str, found: dict[str, State], point: Planned | None, by: Estimate) -> Row:
+def _row(
+    study_dir: Path, run_id: str, found: dict[str, State], point: Planned | None, by: Estimate
+) -> Row:
     state = found.get(run_id, NEW)
     return Row(study_dir.name, run_id, state, point, by.seconds(point, state) if point else None)
 
 
 def _no_study(study_dir: Path) -> str:
     if study_dir.is_dir():
-        return f"{study_dir}: no run and no command is in it: give the folder of a study, such as results/NAME."
+        return (
+            f"{study_dir}: no run and no command is in it: give the folder of a study, such as "
+            f"results/NAME."
+        )
     from bsweep.config import did_you_mean
 
     beside = [study_dir.parent, Path("results")]
-    known = [str(one) for folder in beside if folder.is_dir() for one in folder.iterdir() if one.is_dir()]
+    known = [
+        str(one) for folder in beside if folder.is_dir() for one in folder.iterdir() if one.is_dir()
+    ]
     given = str(study_dir) if study_dir.parent.name else f"results/{study_dir}"
-    return f"{study_dir}: no such study.{did_you_mean(given, known)} It is the folder of its runs, results/NAME."
+    return (
+        f"{study_dir}: no such study.{did_you_mean(given, known)} It is the folder of its runs, "
+        f"results/NAME."
+    )
 
 
 def plan_text(rows: Sequence[Row], source: str) -> str:
@@ -129,7 +152,9 @@ def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Seque
     lost = [(row, message) for row in rows for message in row.state.lost_workers]
     lines += _at_most([f"  {row.run_id}: worker lost: {message}" for row, message in lost])
     if sweeps:
-        lines.append("sweeps at work: " + ", ".join(name.replace(".", " process ", 1) for name in sweeps))
+        lines.append(
+            "sweeps at work: " + ", ".join(name.replace(".", " process ", 1) for name in sweeps)
+        )
     elif any(row.is_left for row in rows):
         lines.append(f"no sweep is at work; `bsweep resume {study_dir}` goes on")
     return "\n".join(lines)
@@ -151,18 +176,30 @@ def as_json(rows: Sequence[Row], source: str, indent: int | None = 1, **more: An
 
 def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:
     """How many points are in which state, and what all that are left will take."""
-    text = f"{len(rows)} point{'s' * (len(rows) != 1)}: {states.counted(row.state.status for row in rows)}"
+    text = (
+        f"{len(rows)} point{'s' * (len(rows) != 1)}: "
+        f"{states.counted(row.state.status for row in rows)}"
+    )
     left = [row for row in rows if row.is_left]
     if not left:
         return text
     known = [row for row in left if row.seconds is not None]
     if not known:
-        return f"{text}; no estimate: no point like these has finished an epoch, with no other beside it"
-    seconds, hours = _sum([row.seconds for row in known]) or 0.0, _sum([row.worker_hours for row in known]) or 0.0
+        return (
+            f"{text}; no estimate: no point like these has finished an epoch, with no other beside "
+            f"it"
+        )
+    seconds, hours = (
+        _sum([row.seconds for row in known]) or 0.0,
+        _sum([row.worker_hours for row in known]) or 0.0,
+    )
     of = f" for {len(known)} of {len(left)} points" if len(known) < len(left) else ""
     at_once = f" with {num_sweeps} sweeps at once" if num_sweeps > 1 else ""
     time = _duration(seconds / max(1, num_sweeps))
-    return f"{text}; left: about {time}{at_once}, {_hours(hours)} worker-hours{of}, estimated by {source}"
+    return (
+        f"{text}; left: about {time}{at_once}, {_hours(hours)} worker-hours{of}, estimated by "
+        f"{source}"
+    )
 
 
 def _failures(rows: Sequence[Row]) -> list[str]:
@@ -173,13 +210,18 @@ def _failures(rows: Sequence[Row]) -> list[str]:
 
 def _at_most(lines: list[str]) -> list[str]:
     more = len(lines) - _MOST_LISTED
-    return [*lines[:_MOST_LISTED], *([f"  ... and {more} more (--json lists all)"] if more > 0 else [])]
+    return [
+        *lines[:_MOST_LISTED],
+        *([f"  ... and {more} more (--json lists all)"] if more > 0 else []),
+    ]
 
 
 def _aligned(table: list[list[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     first, second, third, last = widths
-    return [f"{a:<{first}}  {b:<{second}}  {c:>{third}}  {d:>{last}}".rstrip() for a, b, c, d in table]
+    return [
+        f"{a:<{first}}  {b:<{second}}  {c:>{third}}  {d:>{last}}".rstrip() for a, b, c, d in table
+    ]
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

@@ -1,7 +1,8 @@
-"""Several points of a sweep at once on one machine, each pinned to GPUs or cores of its own: `launch.parallel`.
+"""Several points of a sweep at once on one machine, each pinned to GPUs or cores of its own:
+`launch.parallel`.
 
-Each point has a thread, which runs it as a sweep runs its only one; a thread's pinning is that of all that it starts.
-The next point to begin is the first one in the grid for which there is room.
+Each point has a thread, which runs it as a sweep runs its only one; a thread's pinning is that of
+all that it starts. The next point to begin is the first one in the grid for which there is room.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ RunOne = Callable[[RunConfig, Progress, attempts.Launch], str]
 def refuse_elsewhere(configs: Sequence[RunConfig]) -> None:
     """ConfigError if points are to run at once which Hydra starts elsewhere."""
     if _asked(configs) > 1:
-        raise ConfigError("launch.parallel with hydra/launcher, which runs points elsewhere: leave one of them out.")
+        raise ConfigError(
+            "launch.parallel with hydra/launcher, which runs points elsewhere: leave one of them "
+            "out."
+        )
 
 
 def is_possible(configs: Sequence[RunConfig]) -> bool:
@@ -45,7 +49,9 @@ def is_possible(configs: Sequence[RunConfig]) -> bool:
         return False
     room, sizes = seats.of_machine(configs).size, Counter(map(seats.size_of, configs))
     pairs = combinations_with_replacement(sizes, 2)
-    return any((one != other or sizes[one] > 1) and (one + other).fits(room) for one, other in pairs)
+    return any(
+        (one != other or sizes[one] > 1) and (one + other).fits(room) for one, other in pairs
+    )
 
 
 def why_not(configs: Sequence[RunConfig]) -> str:
@@ -55,9 +61,19 @@ def why_not(configs: Sequence[RunConfig]) -> str:
     room = seats.of_machine(configs)
     gpus = f"{len(room.gpus)} GPU{'s' * (len(room.gpus) > 1)} and " if room.gpus else ""
     cores = f"{len(room.cores)} core{'s' * (len(room.cores) > 1)}"
-    takes_all = not gpus and len(room.cores) > 1 and any(one.launch.threads_per_worker is None for one in configs)
-    remedy = " Workers take all cores unless told otherwise: give launch.threads_per_worker=1, say." * takes_all
-    return f"launch.parallel: one point after another, for this machine's {gpus}{cores} have no room for two.{remedy}"
+    takes_all = (
+        not gpus
+        and len(room.cores) > 1
+        and any(one.launch.threads_per_worker is None for one in configs)
+    )
+    remedy = (
+        " Workers take all cores unless told otherwise: give launch.threads_per_worker=1, say."
+        * takes_all
+    )
+    return (
+        f"launch.parallel: one point after another, for this machine's {gpus}{cores} have no room "
+        f"for two.{remedy}"
+    )
 
 
 def _asked(configs: Sequence[RunConfig]) -> float:
@@ -137,7 +153,9 @@ class _Crew:
         for future in wait(self.running, _POLL_SECONDS, FIRST_COMPLETED).done:
             ended, error = self.running.pop(future), future.exception()
             self.statuses[ended.place] = future.result() if error is None else "failed"
-            if isinstance(error, KeyboardInterrupt) and not signals.have_come:  # somebody had this point alone stop
+            if (
+                isinstance(error, KeyboardInterrupt) and not signals.have_come
+            ):  # somebody had this point alone stop
                 signals.ask_all()
             if isinstance(error, Exception):
                 _say_why(error)
@@ -148,20 +166,24 @@ class _Crew:
         try:
             if not attempts.result_of(config):
                 return False
-            self.statuses[place] = self._run_one(config, self._progress, launch.launch)  # which skips it
+            self.statuses[place] = self._run_one(
+                config, self._progress, launch.launch
+            )  # which skips it
         except Exception as error:  # of this point, for which no other one is to end
             self.statuses[place] = "failed"
             _say_why(error)
         return True
 
     def _run_pinned(self, config: RunConfig, own: Seats) -> str:
-        # What a point starts ends with this thread, not with the process, for PR_SET_PDEATHSIG follows the thread: no
-        # process of a point is to be of use when its thread is over.
+        # What a point starts ends with this thread, not with the process, for PR_SET_PDEATHSIG
+        # follows the thread: no process of a point is to be of use when its thread is over.
         own.take()
         return self._run_one(config, self._progress.beside(), self._launch)
 
     def _launch(self, config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
-        """As `launch.launch`, of a point that says on record whether another one was at work meanwhile."""
+        """As `launch.launch`, of a point that says on record whether another one was at work
+        meanwhile.
+        """
         with self._among_others() as has_company:
             note = functools.cache(lambda: _note_company(paths))
 

@@ -31,13 +31,17 @@ class _Sweep:
 
     num_points: int
     num_done: int = 0  # or begun
-    counting: threading.Lock = field(default_factory=threading.Lock)  # points that run at once have threads
+    counting: threading.Lock = field(
+        default_factory=threading.Lock
+    )  # points that run at once have threads
     seconds_of_done: list[float] = field(default_factory=list)
     said_of: set[Path] = field(default_factory=set)
 
 
 class Progress:
-    """Points done, the current run's epoch, images or tokens per second and the time that is probably left."""
+    """Points done, the current run's epoch, images or tokens per second and the time that is
+    probably left.
+    """
 
     def __init__(self, num_points: int, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
@@ -47,7 +51,9 @@ class Progress:
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def beside(self) -> Progress:
-        """That of a point which runs beside others of this sweep: every line says which point it is of."""
+        """That of a point which runs beside others of this sweep: every line says which point it is
+        of.
+        """
         one = Progress(0, self._console)
         one._sweep, one._is_beside = self._sweep, True
         return one
@@ -93,7 +99,9 @@ class Progress:
             self._live.start()
 
     def poll(self) -> None:
-        """Show what was recorded since the last call; cheap enough to be called after every step."""
+        """Show what was recorded since the last call; cheap enough to be called after every
+        step.
+        """
         if time.monotonic() - self._polled_at < _REFRESH_SECONDS:
             return
         self._polled_at = time.monotonic()
@@ -118,7 +126,8 @@ class Progress:
             if record["type"] == "epoch":
                 self._say(
                     f"  {self._count(record['epoch'])}: {record['train_seconds']:.1f} s, "
-                    f"{self._rate(record['images_per_second'])}, train loss {_number(record['train_loss'])}, "
+                    f"{self._rate(record['images_per_second'])}, train loss "
+                    f"{_number(record['train_loss'])}, "
                     f"test accuracy {_number(record['test_accuracy'])}{self._eta()}"
                 )
         if self._has_live_line:
@@ -126,7 +135,9 @@ class Progress:
 
     @property
     def _has_live_line(self) -> bool:
-        """Whether a line at the end is written anew again and again: it could be of one point alone."""
+        """Whether a line at the end is written anew again and again: it could be of one point
+        alone.
+        """
         return self._console.is_terminal and not self._is_beside
 
     def _count_point(self) -> None:
@@ -135,11 +146,14 @@ class Progress:
             self._number = self._sweep.num_done
 
     def _say_numerics(self, start: Mapping[str, Any] | None = None) -> None:
-        """What `auto` stands for in this study, and why: before its first point begins, or once that has measured it.
+        """What `auto` stands for in this study, and why: before its first point begins, or once
+        that has measured it.
 
         `start`: the record of a point that is about to train, whose workers may have found out.
         """
-        if self._config.study_dir in self._sweep.said_of or not calibration_file.is_asked(self._config):
+        if self._config.study_dir in self._sweep.said_of or not calibration_file.is_asked(
+            self._config
+        ):
             return
         if not start:
             begun = calibration_file.begun(self._paths.metrics, self._config)
@@ -149,8 +163,15 @@ class Progress:
         if self._is_taken_up:  # the study's answer need not be what this run trains in
             return
         folder = self._paths.folder
-        path, hardware = calibration_file.path_in(folder, self._config), calibration_file.hardware_of(folder)
-        found = calibration_file.read(path) if start else calibration_file.asked(path, self._config, hardware)
+        path, hardware = (
+            calibration_file.path_in(folder, self._config),
+            calibration_file.hardware_of(folder),
+        )
+        found = (
+            calibration_file.read(path)
+            if start
+            else calibration_file.asked(path, self._config, hardware)
+        )
         reason = found.says(self._config) if found else ""
         if not reason and start:
             reason = calibration_file.unmeasured(start, was_asked=found is not None)
@@ -174,7 +195,9 @@ class Progress:
         self._seconds = time.monotonic() - self._began_at
         self._sweep.seconds_of_done.append(self._seconds)
         first, *rest = outcome.message.splitlines() or [""]
-        self._say(f"  {outcome.status} after {duration(self._seconds)}" + (f": {first}" if first else ""))
+        self._say(
+            f"  {outcome.status} after {duration(self._seconds)}" + (f": {first}" if first else "")
+        )
         for line in rest:
             self._say(f"  | {line}")
 
@@ -185,7 +208,11 @@ class Progress:
 
     def _describe(self) -> str:
         c, given = self._config, self._config.allocation
-        batches = f"es {_listed(given.local_batches)}" if given.local_batches else f" {c.examples_per_pass}"
+        batches = (
+            f"es {_listed(given.local_batches)}"
+            if given.local_batches
+            else f" {c.examples_per_pass}"
+        )
         steps = f", local steps {_listed(given.local_steps)}" if given.local_steps else ""
         allocated = f", {given.name}" if given.name != "uniform" else ""
         allocated += f", batching {c.batching.name}" if c.batching != FIXED else ""
@@ -194,13 +221,16 @@ class Progress:
         most = " or ".join(ends) or _counted(c.epochs, "epoch")
         target = f", target {c.target}" if c.target else ""
         workers = _counted(c.num_workers, "worker")
-        return f"local batch{batches}{steps}, {workers}, {c.strategy.name}{allocated}, {most}{target}"
+        return (
+            f"local batch{batches}{steps}, {workers}, {c.strategy.name}{allocated}, {most}{target}"
+        )
 
     def _status_line(self) -> str:
         rate = self._latest.get("images_per_second")
         epoch = min(self._config.epochs, int(self._epochs_done()) + 1)
         return (
-            f"point {self._number}/{self._sweep.num_points}  {self._describe()}  {self._count(epoch)}"
+            f"point {self._number}/{self._sweep.num_points}  {self._describe()}  "
+            f"{self._count(epoch)}"
             + (f"  {self._rate(rate)}" if rate else "  starting")
             + self._score()
             + self._eta()
@@ -239,7 +269,9 @@ class Progress:
         return min(1.0, max(epochs, rounds, seconds)) if epochs else 0.0
 
     def _eta(self) -> str:
-        """This run's remaining time by its own pace, the other points' by the mean of those that are done."""
+        """This run's remaining time by its own pace, the other points' by the mean of those that
+        are done.
+        """
         done = self._share_done()
         if not done:
             return ""
@@ -259,7 +291,9 @@ class Progress:
             file.seek(self._offset)
             whole = file.read().rpartition(b"\n")[0]
         if not whole:
-            self._offset = min(self._offset, self._paths.metrics.stat().st_size)  # workers may cut what they write anew
+            self._offset = min(
+                self._offset, self._paths.metrics.stat().st_size
+            )  # workers may cut what they write anew
             return []
         self._offset += len(whole) + 1
         records = []
@@ -286,7 +320,10 @@ class Output:
                     file.seek(offset)
                     whole = file.read().rpartition(b"\n")
                 self._offsets[rank] += len(whole[0]) + len(whole[1])
-                lines += [f"worker {rank}: {line}" for line in whole[0].decode(errors="replace").splitlines()]
+                lines += [
+                    f"worker {rank}: {line}"
+                    for line in whole[0].decode(errors="replace").splitlines()
+                ]
         return lines
 
 

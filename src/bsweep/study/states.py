@@ -1,4 +1,6 @@
-"""How far the runs of a study are, read from their folders; one that cannot be read is such a state, too."""
+"""How far the runs of a study are, read from their folders; one that cannot be read is such a
+state, too.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from bsweep.runlog import RunPaths
 from bsweep.study import attendance
 
 RESULTS = ("completed", "diverged", "out_of_memory")
-"""What a point that is run again would most likely come to again: only `bsweep retry` repeats it."""
+"""What a point that is run again would most likely come to again: only `bsweep retry` repeats it.
+"""
 
 FAILURES = ("failed", "timeout", "out_of_memory", "diverged")
 STATUSES = ("completed", *FAILURES, "interrupted", "running", "damaged", "new")
@@ -22,7 +25,9 @@ STATUSES = ("completed", *FAILURES, "interrupted", "running", "damaged", "new")
 
 @dataclass(frozen=True)
 class State:
-    """`epochs_done` has the current epoch's part, `num_epochs` is None where nobody says; times are of whole epochs."""
+    """`epochs_done` has the current epoch's part, `num_epochs` is None where nobody says; times are
+    of whole epochs.
+    """
 
     status: str = "new"
     message: str = ""
@@ -51,7 +56,11 @@ NEW = State()
 def read(study_dir: Path) -> dict[str, State]:
     """The states of all runs of a study, by their ids."""
     try:
-        names = sorted(one.name for one in os.scandir(study_dir) if one.is_dir() and not one.name.startswith("."))
+        names = sorted(
+            one.name
+            for one in os.scandir(study_dir)
+            if one.is_dir() and not one.name.startswith(".")
+        )
     except FileNotFoundError:
         return {}
     found = ((name, of_run(study_dir / name)) for name in names)
@@ -59,7 +68,9 @@ def read(study_dir: Path) -> dict[str, State]:
 
 
 def of_run(folder: Path) -> State:
-    """The state of a run, `damaged` where the same command would repeat it for that; NEW where there is none."""
+    """The state of a run, `damaged` where the same command would repeat it for that; NEW where
+    there is none.
+    """
     paths = RunPaths(folder)
     try:
         if ended := runlog.read_ended(paths):
@@ -102,7 +113,9 @@ class _Recorded:
             elif record["type"] == "step":
                 self.epochs_done = record["epochs_done"]
             elif record["type"] == "epoch":
-                while self.epochs and self.epochs[-1][0] >= record["epoch"]:  # which it was before it was taken up
+                while (
+                    self.epochs and self.epochs[-1][0] >= record["epoch"]
+                ):  # which it was before it was taken up
                     self.epochs.pop()
                 self.epochs.append((record["epoch"], record["train_seconds"]))
                 self.epochs_done = float(record["epoch"])
@@ -126,7 +139,9 @@ def _under_way(paths: RunPaths) -> State:
     is_running = runlog.is_claimed(attendance.of_run(paths.folder))
     return State(
         "running" if is_running else "interrupted",
-        "" if is_running else "it was killed with the process that ran it, or no space was left for its summary",
+        ""
+        if is_running
+        else "it was killed with the process that ran it, or no space was left for its summary",
         epochs_done=recorded.epochs_done,
         num_epochs=recorded.num_epochs,
         whole_epochs=len(recorded.epochs),

@@ -1,4 +1,6 @@
-"""`bsweep run`, `bsweep probe` and `bsweep profile`: points as Hydra composes them, checked, planned and started."""
+"""`bsweep run`, `bsweep probe` and `bsweep profile`: points as Hydra composes them, checked,
+planned and started.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ _ATTENDANCE = attendance.Attendance()
 _ARE_AT_ONCE = False  # several points of the sweep that was prepared
 _choose: Callable[[Sequence[RunConfig]], list[int]]
 
-_BAD = (ConfigError, HydraException, OmegaConfBaseException)  # what can be mended by typing something else
+_BAD = (
+    ConfigError,
+    HydraException,
+    OmegaConfBaseException,
+)  # what can be mended by typing something else
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -69,12 +75,15 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
             continue
         os.chdir(command.folder)
         print(f"bsweep run {shlex.join(command.arguments)}", file=sys.stderr)
-        choose = functools.partial(_prepare, typed=command.arguments, is_wanted=is_wanted, repeats=repeats)
+        choose = functools.partial(
+            _prepare, typed=command.arguments, is_wanted=is_wanted, repeats=repeats
+        )
         code = max(code, _run_typed(command.arguments, choose))
     if missing:
         some = ", ".join(sorted(missing)[:3])
         print(
-            f"bsweep: the study's commands no longer lead to {len(missing)} of its points ({some}): the folder was "
+            f"bsweep: the study's commands no longer lead to {len(missing)} of its points "
+            f"({some}): the folder was "
             "moved, or defaults or code have changed since. Type them again",
             file=sys.stderr,
         )
@@ -82,7 +91,9 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
 
 
 def composed(arguments: Sequence[str]) -> tuple[list[RunConfig], int]:
-    """The points that `arguments` give, checked, and the exit code; none where only help is shown."""
+    """The points that `arguments` give, checked, and the exit code; none where only help is
+    shown.
+    """
     found: list[RunConfig] = []
 
     def collect(configs: Sequence[RunConfig]) -> list[int]:
@@ -112,7 +123,10 @@ def _run_typed(arguments: Sequence[str], choose: Callable[[Sequence[RunConfig]],
     if inside_horovodrun() and any(
         a.startswith("hydra/launcher=") and a != "hydra/launcher=basic" for a in hydra_arguments
     ):
-        print("bsweep: inside horovodrun its processes run the points: leave out hydra/launcher", file=sys.stderr)
+        print(
+            "bsweep: inside horovodrun its processes run the points: leave out hydra/launcher",
+            file=sys.stderr,
+        )
         return BAD_CONFIG
     try:
         code = _run_hydra(hydra_arguments, choose)
@@ -123,7 +137,9 @@ def _run_typed(arguments: Sequence[str], choose: Callable[[Sequence[RunConfig]],
             if len(allocations) > 1:
                 _print_idle_seconds(folder)
             if wants_report:
-                code = max(code, min(report([str(folder)]), 1))  # 2 would say that nothing was started
+                code = max(
+                    code, min(report([str(folder)]), 1)
+                )  # 2 would say that nothing was started
     return code
 
 
@@ -145,14 +161,21 @@ def shell(arguments: Sequence[str]) -> int:
 
 
 def _run_hydra(
-    arguments: Sequence[str], choose: Callable[[Sequence[RunConfig]], list[int]], name: str = "bsweep run"
+    arguments: Sequence[str],
+    choose: Callable[[Sequence[RunConfig]], list[int]],
+    name: str = "bsweep run",
 ) -> int:
-    """Have Hydra compose points, and run those that `choose` gives the places of, in that order; the exit code."""
+    """Have Hydra compose points, and run those that `choose` gives the places of, in that order;
+    the exit code.
+    """
     global ARE_COMPOSED, _choose
     _choose = choose
     shows_config = any(argument in ("--cfg", "-c", "--info", "-i") for argument in arguments)
     if shows_config and {"-m", "--multirun"} & set(arguments):
-        print("bsweep: --cfg and --info show one point: leave out -m, and give each key one value", file=sys.stderr)
+        print(
+            "bsweep: --cfg and --info show one point: leave out -m, and give each key one value",
+            file=sys.stderr,
+        )
         return BAD_CONFIG
     wants_traceback = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting with 1
@@ -209,7 +232,10 @@ def _launcher() -> attempts.Launch:
 
 
 def run_points(
-    configs: Sequence[RunConfig], one_by_one: Callable[[Sequence[int]], list[str]], *, runs_here: bool
+    configs: Sequence[RunConfig],
+    one_by_one: Callable[[Sequence[int]], list[str]],
+    *,
+    runs_here: bool,
 ) -> list[str]:
     """Run the points that are to be run; the status of each.
 
@@ -229,7 +255,10 @@ def run_points(
         free = [index for index in others if not attempts.is_running(configs[index])]
         for index in free:
             # One that was broken off is for us to run; any other end is that of the point.
-            statuses[index] = attempts.ended_elsewhere(configs[index], PROGRESS or Progress(1)) or start([index])[0]
+            statuses[index] = (
+                attempts.ended_elsewhere(configs[index], PROGRESS or Progress(1))
+                or start([index])[0]
+            )
         time.sleep(0 if free else _WAIT_SECONDS)
     STATUSES.extend(statuses.values())
     return list(statuses.values())
@@ -257,20 +286,28 @@ def _prepare(
             attempts.refuse_newer(study_dir)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-    places = reversed([(index, config) for index, config in enumerate(configs) if is_wanted(config)])
+    places = reversed(
+        [(index, config) for index, config in enumerate(configs) if is_wanted(config)]
+    )
     chosen = {(config.study_dir, config.run_id): index for index, config in places}
     studies = {study_dir for study_dir, _ in chosen}
     configs_there = [config for config in configs if config.study_dir in studies]
     if unready := unready_hosts(configs[index] for index in sorted(chosen.values())):
         raise ConfigError(*unready)
     for study_dir in studies:
-        _join(study_dir, [config for config in configs_there if config.study_dir == study_dir], typed)
+        _join(
+            study_dir, [config for config in configs_there if config.study_dir == study_dir], typed
+        )
     attempts.ask_for_calibration(configs_there)
     if repeats:
         for index in chosen.values():
             attempts.set_aside(configs[index])
     PROGRESS = Progress(len(chosen))
-    left = {index: configs[index] for index in sorted(chosen.values()) if not attempts.result_of(configs[index])}
+    left = {
+        index: configs[index]
+        for index in sorted(chosen.values())
+        if not attempts.result_of(configs[index])
+    }
     if reason := parallel.why_not([*left.values()]):
         PROGRESS.say(reason)
     _ARE_AT_ONCE = parallel.is_possible([*left.values()])
@@ -283,7 +320,9 @@ def _prepare(
 
 
 def _join(study_dir: Path, points: Sequence[RunConfig], typed: Sequence[str]) -> None:
-    """Have a study know of a sweep and of what was typed for its points; ConfigError where it cannot."""
+    """Have a study know of a sweep and of what was typed for its points; ConfigError where it
+    cannot.
+    """
     try:
         study_dir.mkdir(parents=True, exist_ok=True)
         commands.keep(study_dir, typed, points)
@@ -291,7 +330,9 @@ def _join(study_dir: Path, points: Sequence[RunConfig], typed: Sequence[str]) ->
     except ValueError as error:
         raise ConfigError(str(error)) from None
     except OSError as error:
-        raise ConfigError(f"results_dir={points[0].results_dir} study={points[0].study}: {error}.") from None
+        raise ConfigError(
+            f"results_dir={points[0].results_dir} study={points[0].study}: {error}."
+        ) from None
     STUDIES.setdefault(study_dir, set()).update(config.allocation.name for config in points)
 
 
@@ -318,7 +359,9 @@ def unready_hosts(configs: Iterable[RunConfig]) -> list[str]:
 
 
 def probe(arguments: Sequence[str]) -> int:
-    """Measure the workers of the point that `arguments` give, and print what was found; the exit code."""
+    """Measure the workers of the point that `arguments` give, and print what was found; the exit
+    code.
+    """
     config = _measured("probe", attempts.probe, arguments)
     if isinstance(config, int):
         return config
@@ -328,7 +371,9 @@ def probe(arguments: Sequence[str]) -> int:
 
 
 def profile(arguments: Sequence[str]) -> int:
-    """Print what the steps of the point that `arguments` give consist of, and where the traces are; the exit code."""
+    """Print what the steps of the point that `arguments` give consist of, and where the traces are;
+    the exit code.
+    """
     config = _measured("profile", attempts.profile, arguments, allocation.fill_in)
     if isinstance(config, int):
         return config
@@ -341,7 +386,9 @@ def profile(arguments: Sequence[str]) -> int:
 
 
 def one_point(arguments: Sequence[str]) -> RunConfig | int:
-    """A point to look at hosts for, by the keys that say where; the exit code where they are wrong."""
+    """A point to look at hosts for, by the keys that say where; the exit code where they are
+    wrong.
+    """
     try:
         composed = hydra_run.first_point(overrides.arranged(arguments))
         if composed.local_batch is None and composed.global_batch is None:
@@ -363,7 +410,14 @@ def _measured(
     fill_in: Callable[[RunConfig], RunConfig] = lambda config: config,
 ) -> RunConfig | int:
     """The first point that `arguments` give, once it is measured; the exit code if it is not."""
-    problem = next((f"{flag}: leave it out, one point is measured" for flag in arguments if flag.startswith("-")), "")
+    problem = next(
+        (
+            f"{flag}: leave it out, one point is measured"
+            for flag in arguments
+            if flag.startswith("-")
+        ),
+        "",
+    )
     if inside_horovodrun():
         problem = f"bsweep {command} starts its own workers: leave horovodrun out"
     problem = problem or slurm.started_often(os.environ)
@@ -384,6 +438,8 @@ def _measured(
         print(f"warning: {warning}", file=sys.stderr)
     outcome = measure(config, lambda line: print(line, file=sys.stderr))
     if outcome.status != "completed":
-        print(f"bsweep: the {command} ended as {outcome.status}: {outcome.message}", file=sys.stderr)
+        print(
+            f"bsweep: the {command} ended as {outcome.status}: {outcome.message}", file=sys.stderr
+        )
         return 1
     return config

@@ -1,7 +1,8 @@
 """Trackers: sinks to which the records of a run are passed on, while it runs or afterwards.
 
-The records stay the one source, and a sink reads nothing but them. Processes of their own pass them on
-(`bsweep.trackers.live`): no worker waits for a tracker or knows of one, and one that fails costs no run.
+The records stay the one source, and a sink reads nothing but them. Processes of their own pass them
+on (`bsweep.trackers.live`): no worker waits for a tracker or knows of one, and one that fails costs
+no run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _PACKAGES: Mapping[TrackerName, tuple[str, ...]] = {
 
 
 class Tracked(Protocol):
-    """One run within a tracker, from its beginning: what an earlier one of this name had there is replaced."""
+    """One run within a tracker, from its beginning: what an earlier one of this name had there is
+    replaced.
+    """
 
     def config(self, settings: Mapping[str, Any]) -> None:
         """Take the settings of the run, by dotted keys."""
@@ -72,9 +75,13 @@ def check(names: Iterable[TrackerName]) -> None:
     for name in names:
         missing = [package for package in _PACKAGES[name] if not _is_installed(package)]
         if missing:
-            raise ValueError(f"{name}: {', '.join(missing)} not installed: pip install 'bsweep[{name}]'")
+            raise ValueError(
+                f"{name}: {', '.join(missing)} not installed: pip install 'bsweep[{name}]'"
+            )
 
 
 def _is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None  # not a folder of that name, as wandb makes them
+    return (
+        spec is not None and spec.origin is not None
+    )  # not a folder of that name, as wandb makes them

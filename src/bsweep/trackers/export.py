@@ -17,14 +17,20 @@ _BAD = 2
 
 def main(arguments: Sequence[str]) -> int:
     """Pass a study on; the exit code."""
-    parser = argparse.ArgumentParser(prog="bsweep export", description="Pass the records of a study on to a tracker.")
+    parser = argparse.ArgumentParser(
+        prog="bsweep export", description="Pass the records of a study on to a tracker."
+    )
     parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
     parser.add_argument("--to", type=_known, required=True, metavar="|".join(NAMES))
-    parser.add_argument("--out", help="a folder, or for mlflow an SQLite file or an address (default: in the study)")
+    parser.add_argument(
+        "--out", help="a folder, or for mlflow an SQLite file or an address (default: in the study)"
+    )
     options = parser.parse_args(arguments)
     folders = sorted(p.parent for p in options.study.glob("[!.]*/metrics.jsonl"))
     if not folders:
-        print(f"bsweep: {options.study}: no runs here. Give the folder of one study.", file=sys.stderr)
+        print(
+            f"bsweep: {options.study}: no runs here. Give the folder of one study.", file=sys.stderr
+        )
         return _BAD
     try:
         check([options.to])
@@ -47,7 +53,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _known(name: str) -> str:
     if name not in NAMES:
-        raise argparse.ArgumentTypeError(f"{name}: unknown.{did_you_mean(name, NAMES)} Known: {', '.join(NAMES)}.")
+        raise argparse.ArgumentTypeError(
+            f"{name}: unknown.{did_you_mean(name, NAMES)} Known: {', '.join(NAMES)}."
+        )
     return name
 
 

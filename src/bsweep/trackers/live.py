@@ -1,7 +1,8 @@
-"""Trackers while runs go on: one process for each, which follows the records of the runs that it is told.
+"""Trackers while runs go on: one process for each, which follows the records of the runs that it is
+told.
 
-`python -m bsweep.trackers.live NAME` reads run folders from its standard input, a line each, until that ends. It has
-lowest priority. What it prints is for the person who watches.
+`python -m bsweep.trackers.live NAME` reads run folders from its standard input, a line each, until
+that ends. It has lowest priority. What it prints is for the person who watches.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class _Follower:
                 stderr=output,
                 start_new_session=True,  # a Ctrl-C is not for it: it writes how the runs end
             )
-        if hasattr(os, "sched_setaffinity"):  # it is for all points, and this thread may have the cores of one
+        if hasattr(
+            os, "sched_setaffinity"
+        ):  # it is for all points, and this thread may have the cores of one
             with suppress(OSError):
                 os.sched_setaffinity(self._process.pid, os.sched_getaffinity(os.getpid()))
         os.set_blocking(_fileno(self._process.stdin), False)
@@ -58,7 +61,11 @@ class _Follower:
     def says(self) -> list[str]:
         """Lines since the last call."""
         with suppress(BlockingIOError):
-            return os.read(_fileno(self._process.stdout), 1 << 16).decode(errors="replace").splitlines()
+            return (
+                os.read(_fileno(self._process.stdout), 1 << 16)
+                .decode(errors="replace")
+                .splitlines()
+            )
         return []
 
     def end(self) -> list[str]:
@@ -70,7 +77,10 @@ class _Follower:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            return [failure(self.name, "it took too long", folder) for folder in sorted(self._study_dirs)]
+            return [
+                failure(self.name, "it took too long", folder)
+                for folder in sorted(self._study_dirs)
+            ]
         return self.says()
 
 
@@ -120,7 +130,9 @@ class _Run:
         self._paths, self._offset = paths, 0
         first = self._new_records()
         to, folder, began_at = sink(name), paths.folder, first[0]["time"] if first else time.time()
-        self._tracked: Tracked = to.open(to.place(folder.parent), folder.parent.name, folder.name, began_at)
+        self._tracked: Tracked = to.open(
+            to.place(folder.parent), folder.parent.name, folder.name, began_at
+        )
         for record in records.settled(first):
             records.forward(record, self._tracked)
 
@@ -135,7 +147,10 @@ class _Run:
 
     def _new_records(self) -> list[dict[str, Any]]:
         whole = b""
-        with suppress(FileNotFoundError), self._paths.metrics.open("rb") as file:  # it may just be set aside
+        with (
+            suppress(FileNotFoundError),
+            self._paths.metrics.open("rb") as file,
+        ):  # it may just be set aside
             file.seek(self._offset)
             whole = file.read().rpartition(b"\n")[0]
         if not whole:
@@ -180,7 +195,9 @@ def main() -> NoReturn:
             run.go_on(is_last=True)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [""])[0]
-        os.write(said, f"{failure(name, f'{type(error).__name__}: {reason}', last.parent)}\n".encode())
+        os.write(
+            said, f"{failure(name, f'{type(error).__name__}: {reason}', last.parent)}\n".encode()
+        )
         raise
     sys.exit(0)
 

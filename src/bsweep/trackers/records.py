@@ -12,7 +12,13 @@ from bsweep.config import flatten
 from bsweep.runlog import RunPaths
 from bsweep.trackers import Tracked
 
-_AXES = {"step": "step", "epoch": "epoch", "round": "round", "evaluation": "num_steps", "noise_scale": "num_steps"}
+_AXES = {
+    "step": "step",
+    "epoch": "epoch",
+    "round": "round",
+    "evaluation": "num_steps",
+    "noise_scale": "num_steps",
+}
 _NO_NUMBERS = {"schema", "time"}
 
 
@@ -20,12 +26,18 @@ def forward(record: Mapping[str, Any], tracked: Tracked) -> None:
     """Pass a record on."""
     kind, time = record["type"], record["time"]
     if kind == "start":
-        tracked.config(flatten(record["config"]) | {name: record[name] for name in ("run_id", "device")})
+        tracked.config(
+            flatten(record["config"]) | {name: record[name] for name in ("run_id", "device")}
+        )
     elif kind == "event":
         tracked.note(f"{record['event']}: {record['message']}", time)
     elif kind in _AXES:
         axis = _AXES[kind]
-        numbers = {f"{kind}/{name}": value for name, value in _numbers(record) if name not in (axis, *_NO_NUMBERS)}
+        numbers = {
+            f"{kind}/{name}": value
+            for name, value in _numbers(record)
+            if name not in (axis, *_NO_NUMBERS)
+        }
         tracked.metrics(numbers, axis, int(record[axis]), time)
 
 
@@ -42,7 +54,9 @@ def fingerprint(paths: RunPaths) -> str:
 
 
 def settled(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records without those that were taken back: where a run was taken up again, the later one of a number stands."""
+    """Records without those that were taken back: where a run was taken up again, the later one of
+    a number stands.
+    """
     kept: list[dict[str, Any]] = []
     least: dict[str, float] = {}  # number of each kind, of those that came later
     for record in reversed(records):

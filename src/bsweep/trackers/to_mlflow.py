@@ -25,9 +25,10 @@ def place(study_dir: Path) -> str:
 
 def has(where: str, study: str, run_id: str, fingerprint: str) -> bool:
     client = _client(where)
-    return [run.data.tags.get(_FINGERPRINT) for run in _runs(client, _experiment(client, where, study), run_id)] == [
-        fingerprint
-    ]
+    return [
+        run.data.tags.get(_FINGERPRINT)
+        for run in _runs(client, _experiment(client, where, study), run_id)
+    ] == [fingerprint]
 
 
 def view(where: str) -> str:
@@ -35,7 +36,9 @@ def view(where: str) -> str:
 
 
 class Tracked:
-    """See `bsweep.trackers.Tracked`. MLflow keeps what is replaced as deleted, until `mlflow gc`."""
+    """See `bsweep.trackers.Tracked`. MLflow keeps what is replaced as deleted, until
+    `mlflow gc`.
+    """
 
     def __init__(self, where: str, study: str, run_id: str, began_at: float) -> None:
         self._client = _client(where)
@@ -53,16 +56,22 @@ class Tracked:
 
     def metrics(self, numbers: Mapping[str, float], axis: str, step: int, time: float) -> None:
         at = _milliseconds(time)
-        self._client.log_batch(self._id, metrics=[Metric(name, value, at, step) for name, value in numbers.items()])
+        self._client.log_batch(
+            self._id, metrics=[Metric(name, value, at, step) for name, value in numbers.items()]
+        )
 
     def note(self, text: str, time: float) -> None:
-        self._client.log_batch(self._id, tags=[RunTag(f"event.{_milliseconds(time)}", text[:_MOST_LETTERS])])
+        self._client.log_batch(
+            self._id, tags=[RunTag(f"event.{_milliseconds(time)}", text[:_MOST_LETTERS])]
+        )
 
     def end(self, status: str, summary: Mapping[str, float], fingerprint: str, time: float) -> None:
         self.metrics(summary, "run", 0, time)
         self._client.set_tag(self._id, "status", status)
         self._client.set_tag(self._id, _FINGERPRINT, fingerprint)
-        theirs = {"completed": "FINISHED", "interrupted": "KILLED", "unfinished": "RUNNING"}.get(status, "FAILED")
+        theirs = {"completed": "FINISHED", "interrupted": "KILLED", "unfinished": "RUNNING"}.get(
+            status, "FAILED"
+        )
         if theirs != "RUNNING":
             self._client.set_terminated(self._id, theirs, _milliseconds(time))
 
@@ -84,7 +93,9 @@ def _experiment(client: MlflowClient, where: str, study: str) -> str:
     found = client.get_experiment_by_name(study)
     if found:
         return str(found.experiment_id)
-    artifacts = None if ":" in where else (Path(where).absolute().parent / "mlflow-artifacts").as_uri()
+    artifacts = (
+        None if ":" in where else (Path(where).absolute().parent / "mlflow-artifacts").as_uri()
+    )
     try:
         return str(client.create_experiment(study, artifact_location=artifacts))
     except MlflowException:  # another process has made it since

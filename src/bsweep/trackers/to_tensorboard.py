@@ -1,4 +1,6 @@
-"""TensorBoard: an event file in a folder of each run, with its settings as hyperparameters and as text."""
+"""TensorBoard: an event file in a folder of each run, with its settings as hyperparameters and as
+text.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.hparams import metadata
 from tensorboard.plugins.hparams.api_pb2 import Status
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+from tensorboard.plugins.hparams.plugin_data_pb2 import (
+    HParamsPluginData,
+    SessionEndInfo,
+    SessionStartInfo,
+)
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 _FLUSH_SECONDS = 5
@@ -47,7 +53,11 @@ class Tracked:
         info = SessionStartInfo(group_name=str(settings["run_id"]), start_time_secs=self._began_at)
         for name, value in settings.items():
             _fill(info.hparams[name], value)
-        self._plugin(metadata.SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=info), self._began_at)
+        self._plugin(
+            metadata.SESSION_START_INFO_TAG,
+            HParamsPluginData(session_start_info=info),
+            self._began_at,
+        )
         rows = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
         self._text("config", f"| key | value |\n|:---|:---|\n{rows}", self._began_at)
 

@@ -1,4 +1,6 @@
-"""Weights & Biases, offline: a folder of each run that `wandb sync` can send. WANDB_MODE=online sends it at once."""
+"""Weights & Biases, offline: a folder of each run that `wandb sync` can send. WANDB_MODE=online
+sends it at once.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,22 @@ class Tracked:
         for earlier in (folder / "wandb").glob(f"offline-run-*-{run_id}"):
             shutil.rmtree(earlier)
         settings = wandb.Settings(
-            console="off", silent=True, save_code=False, disable_git=True, x_disable_stats=True, x_disable_meta=True
+            console="off",
+            silent=True,
+            save_code=False,
+            disable_git=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
         )
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         self._run = wandb.init(
-            dir=where, project=study, id=run_id, name=run_id, mode=mode, settings=settings, reinit="create_new"
+            dir=where,
+            project=study,
+            id=run_id,
+            name=run_id,
+            mode=mode,
+            settings=settings,
+            reinit="create_new",
         )
         self._axes: set[str] = set()
 

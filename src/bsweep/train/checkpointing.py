@@ -1,6 +1,8 @@
-"""A run that ends before its time, and goes on later: where the loop was, what each worker knew, and when it is saved.
+"""A run that ends before its time, and goes on later: where the loop was, what each worker knew,
+and when it is saved.
 
-Where it was is said in examples, for batches may have changed; steps are counted for the numbers of records alone.
+Where it was is said in examples, for batches may have changed; steps are counted for the numbers of
+records alone.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ _GO_ON, _SAVE, _STOP = range(3)
 class Cursor:
     """Where this worker is in its run: what is to be known of the loop."""
 
-    totals: Tensor  # of the epoch: sums of losses, correct answers and examples of this worker, float64 (3,)
+    # of the epoch: sums of losses, correct answers and examples of this worker, float64 (3,)
+    totals: Tensor
     recent: Tensor  # the same since the last log record
     epoch: int = 1
     position: int = 0  # of the epoch's examples, in their order: those before it are trained
@@ -46,9 +49,13 @@ class Cursor:
     checkpoint_seconds: float = 0.0  # since the last epoch's record
     train_seconds: float = 0.0  # of the epochs before
     evaluated_examples: int = 0  # trained until the last evaluation, since the run began
-    scores: list[tuple[float | None, float | None]] = field(default_factory=list)  # test losses and accuracies so far
+    scores: list[tuple[float | None, float | None]] = field(
+        default_factory=list
+    )  # test losses and accuracies so far
     reached: str = ""  # when its target was, in words
-    peak_memory_bytes: int | None = None  # before the epoch's first evaluation, where one comes before its end
+    peak_memory_bytes: int | None = (
+        None  # before the epoch's first evaluation, where one comes before its end
+    )
 
     @classmethod
     def of(cls, device: torch.device) -> Cursor:
@@ -74,10 +81,12 @@ _SHARED = (
 
 
 class Keeper:
-    """Has all workers save the run at the same step, as often as `checkpoint_every` says, and where it is to stop.
+    """Has all workers save the run at the same step, as often as `checkpoint_every` says, and where
+    it is to stop.
 
-    The first worker decides, by its clock and by whether somebody asked for a stop, and the others hear of it in a
-    gather about once a second; workers that are not together then are asked much more seldom.
+    The first worker decides, by its clock and by whether somebody asked for a stop, and the others
+    hear of it in a gather about once a second; workers that are not together then are asked much
+    more seldom.
     """
 
     def __init__(self, job: Job) -> None:
@@ -94,15 +103,24 @@ class Keeper:
         wish = _GO_ON if reason or self._every is None else self._agreed_wish(ends_epoch)
         if wish == _GO_ON and not reason:
             return
-        clock.seconds()  # The checkpoint holds them, and a GPU has perhaps not finished these steps yet.
+        # The checkpoint holds them, and a GPU has perhaps not finished these steps yet.
+        clock.seconds()
         self._save(cursor)
         if reason or wish == _STOP:
-            _stop(self._job, reason or f"stopped on request after step {cursor.num_steps}, in epoch {cursor.epoch}")
+            _stop(
+                self._job,
+                reason
+                or f"stopped on request after step {cursor.num_steps}, in epoch {cursor.epoch}",
+            )
 
     def after_epoch(self, cursor: Cursor) -> None:
         """The cursor is at the beginning of an epoch."""
         done = cursor.epoch - 1
-        if isinstance(self._every, int) and done % self._every == 0 and done < self._job.config.epochs:
+        if (
+            isinstance(self._every, int)
+            and done % self._every == 0
+            and done < self._job.config.epochs
+        ):
             self._save(cursor)
 
     def _agreed_wish(self, ends_epoch: bool) -> int:
@@ -114,7 +132,10 @@ class Keeper:
         now = time.monotonic()
         rate = self._rounds / max(1e-6, now - self._looked_at)
         apart = seconds_of(self._every) or _APART_SECONDS
-        own = [self._wish(now), *(max(1, int(rate * seconds)) for seconds in (_LOOK_SECONDS, apart))]
+        own = [
+            self._wish(now),
+            *(max(1, int(rate * seconds)) for seconds in (_LOOK_SECONDS, apart)),
+        ]
         # All answer as if they were the first, which may be lost meanwhile.
         wish, self._rounds_together, self._rounds_apart = map(
             int, strategy.gather(torch.tensor(own, dtype=torch.float64))[0].tolist()
@@ -150,7 +171,9 @@ def _stop(job: Job, reason: str) -> NoReturn:
 
 
 def save(job: Job, cursor: Cursor) -> None:
-    """All workers that are left call this together. One that cannot be written is a warning, and is left out."""
+    """All workers that are left call this together. One that cannot be written is a warning, and is
+    left out.
+    """
     strategy = job.strategy
     checkpoint = runlog.checkpoint_at(job.paths, cursor.epoch, cursor.position)
     problem = ""
@@ -166,15 +189,23 @@ def save(job: Job, cursor: Cursor) -> None:
         strategy.save_elsewhere(checkpoint)
     except OSError as error:
         problem = problem or f"{type(error).__name__}: {error}"
-    problems = [one["problem"] for one in strategy.gather_json({"problem": problem}) if one["problem"]]
+    problems = [
+        one["problem"] for one in strategy.gather_json({"problem": problem}) if one["problem"]
+    ]
     if job.place.rank == strategy.members[0]:
         if problems:
             checkpoint.remove()
-            job.record(runlog.Event(event="warning", message=f"{checkpoint.folder} was not written: {problems[0]}"))
+            job.record(
+                runlog.Event(
+                    event="warning", message=f"{checkpoint.folder} was not written: {problems[0]}"
+                )
+            )
         else:
             checkpoint.complete(_facts(job, cursor))
             runlog.prune(job.paths)
-    strategy.gather(torch.zeros(1, dtype=torch.float64))  # nobody's next step waits for the first one
+    strategy.gather(
+        torch.zeros(1, dtype=torch.float64)
+    )  # nobody's next step waits for the first one
 
 
 def _facts(job: Job, cursor: Cursor) -> dict[str, Any]:
@@ -222,7 +253,8 @@ def _model_state(job: Job) -> dict[str, Any]:
 
 
 def load(job: Job) -> Cursor | None:
-    """Where to go on, everything being put back; None where nothing was saved. All workers call it together.
+    """Where to go on, everything being put back; None where nothing was saved. All workers call it
+    together.
 
     A worker that was lost begins with a fresh optimizer, and its sums of the epoch are lost.
 
@@ -244,7 +276,8 @@ def load(job: Job) -> Cursor | None:
             return _put_back(job, shared, own)
     if names:
         raise ValueError(
-            f"none of the checkpoints in {job.paths.checkpoints} can be read (see the lines above): remove that "
+            f"none of the checkpoints in {job.paths.checkpoints} can be read (see the lines "
+            f"above): remove that "
             "folder to have the run repeated from its beginning."
         )
     return None
@@ -262,7 +295,8 @@ def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict
 
 
 def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
-    """What a worker knows after as many others as there are in `every`: the mean of statistics, and sums of all once.
+    """What a worker knows after as many others as there are in `every`: the mean of statistics, and
+    sums of all once.
 
     Random numbers, and what an exchange has counted, are new.
     """
@@ -271,7 +305,14 @@ def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
         for alike in zip(*(own["buffers"] for own in every), strict=True)
     ]
     sums = {name: sum(own[name] for own in every) * (rank == 0) for name in ("totals", "recent")}
-    return {"model": None, "strategy": None, "random": None, "scale": every[0]["scale"], "buffers": buffers, **sums}
+    return {
+        "model": None,
+        "strategy": None,
+        "random": None,
+        "scale": every[0]["scale"],
+        "buffers": buffers,
+        **sums,
+    }
 
 
 def _begin_at(job: Job, checkpoint: Checkpoint, *, is_latest: bool) -> None:
@@ -281,7 +322,10 @@ def _begin_at(job: Job, checkpoint: Checkpoint, *, is_latest: bool) -> None:
             if later.folder.name > checkpoint.folder.name:
                 later.remove()
         runlog.cut_records(job.paths, (checkpoint.facts() or {"metrics_bytes": 0})["metrics_bytes"])
-        message = f"the latest checkpoint could not be read; the run goes on from the one before, {checkpoint.folder}"
+        message = (
+            f"the latest checkpoint could not be read; the run goes on from the one before, "
+            f"{checkpoint.folder}"
+        )
         job.record(runlog.Event(event="warning", message=message))
     runlog.prune(job.paths)
 

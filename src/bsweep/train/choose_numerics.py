@@ -1,7 +1,8 @@
-"""Measures, before a study's first point is trained, in which precision and memory format its model is fastest.
+"""Measures, before a study's first point is trained, in which precision and memory format its model
+is fastest.
 
-Whole steps are timed as the run makes them, but for the exchange, which is the same in all. All workers of the point
-measure at once, as they will train at once; the slowest of them counts.
+Whole steps are timed as the run makes them, but for the exchange, which is the same in all. All
+workers of the point measure at once, as they will train at once; the slowest of them counts.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ from dataclasses import asdict, replace
 import torch
 
 from bsweep.config import RunConfig
+from bsweep.core.memory import is_out_of_memory
 from bsweep.data.dataset import Dataset
 from bsweep.numerics import optim, precision
 from bsweep.numerics.clock import Slowdown
 from bsweep.runlog import RunPaths, calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
-from bsweep.core.memory import is_out_of_memory
 from bsweep.strategies import Strategy
 from bsweep.train import steps
 from bsweep.train.job import Job
 
 _MOST_SECONDS = 15.0  # for all batches: one that would take longer is left out
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 12
-_HOPELESS = 1.5  # times as slow as the fastest in the first rounds: not measured again at this batch
+_HOPELESS = (
+    1.5  # times as slow as the fastest in the first rounds: not measured again at this batch
+)
 
 _Times = dict[int, list[list[float]]]
 """By batch, the seconds of each candidate in each round."""
@@ -39,35 +42,53 @@ LoneJob = Callable[[Numerics], Job]
 
 
 def agree(
-    config: RunConfig, paths: RunPaths, dataset: Dataset, strategy: Strategy, device: torch.device, lone_job: LoneJob
+    config: RunConfig,
+    paths: RunPaths,
+    dataset: Dataset,
+    strategy: Strategy,
+    device: torch.device,
+    lone_job: LoneJob,
 ) -> Numerics:
-    """What the run computes in, the same on all workers, which call it together; measured, if nobody did it before.
+    """What the run computes in, the same on all workers, which call it together; measured, if
+    nobody did it before.
 
     Raises:
         ValueError: the device has no such precision.
     """
     rounded = precision.choose(config, device)
-    default = Numerics(rounded, channels_last=True) if device.type == "cuda" else calibration_file.PLAIN
+    default = (
+        Numerics(rounded, channels_last=True) if device.type == "cuda" else calibration_file.PLAIN
+    )
     if not calibration_file.is_asked(config):
         return calibration_file.choose(config, None, default)
-    path, hardware = calibration_file.path_in(paths.folder, config), calibration_file.hardware_of(paths.folder)
+    path, hardware = (
+        calibration_file.path_in(paths.folder, config),
+        calibration_file.hardware_of(paths.folder),
+    )
     begun = calibration_file.begun(paths.metrics, config)
     found = _of_first(strategy, begun or calibration_file.asked(path, config, hardware))
     if found and found.is_open:
         if device.type == "cuda":
-            # Passes that are launched kernel by kernel say how fast Python is, where the run replays a graph.
+            # Passes that are launched kernel by kernel say how fast Python is, where the run
+            # replays a graph.
             native = precision.choose(replace(config, precision="auto"), device)
             answer = replace(found, settled=Numerics(native, channels_last=True), settled_by="gpu")
         else:
             own = _measure(config, found, dataset, device, lone_job, strategy)
-            answer = _of_slowest([calibration_file.parse(each) for each in strategy.gather_json(asdict(own))])
+            answer = _of_slowest(
+                [calibration_file.parse(each) for each in strategy.gather_json(asdict(own))]
+            )
         shape = tuple(dataset.train_inputs.shape[1:])
         own_hardware = hardware or found.hardware
-        answer = replace(answer, torch=torch.__version__, example_shape=shape, hardware=own_hardware)
+        answer = replace(
+            answer, torch=torch.__version__, example_shape=shape, hardware=own_hardware
+        )
         path = calibration_file.path_in(
             paths.folder, config
         )  # on other hardware the first may have been answered since
-        earlier = _of_first(strategy, calibration_file.read(path))  # another point of the study may have been first
+        earlier = _of_first(
+            strategy, calibration_file.read(path)
+        )  # another point of the study may have been first
         found = earlier if earlier and not earlier.is_open else answer
         if strategy.rank == strategy.members[0]:
             calibration_file.write(path, found)
@@ -82,12 +103,18 @@ def _of_first(strategy: Strategy, found: Calibration | None) -> Calibration | No
 
 def _of_slowest(found: Sequence[Calibration]) -> Calibration:
     """The longest of the workers' times, at the batches that all of them measured."""
-    batches = [batch for batch in found[0].measured_batches if all(batch in one.measured_batches for one in found)]
+    batches = [
+        batch
+        for batch in found[0].measured_batches
+        if all(batch in one.measured_batches for one in found)
+    ]
     if not batches:
         return replace(found[0], measured_batches=(), timed=())
 
     def slowest(candidate: int, batch: int) -> float:
-        return max(one.timed[candidate].step_seconds[one.measured_batches.index(batch)] for one in found)
+        return max(
+            one.timed[candidate].step_seconds[one.measured_batches.index(batch)] for one in found
+        )
 
     each = tuple(
         replace(timed, step_seconds=tuple(slowest(number, batch) for batch in batches))
@@ -105,25 +132,38 @@ def _measure(
     lone_job: LoneJob,
     strategy: Strategy,
 ) -> Calibration:
-    """Seconds of this worker alone, for each candidate, at each batch that there is time and memory for."""
+    """Seconds of this worker alone, for each candidate, at each batch that there is time and memory
+    for.
+    """
     native = precision.choose(replace(config, precision="auto"), device)
-    precisions = dict.fromkeys(("fp32", native) if wanted.precision == "auto" else (wanted.precision,))
-    formats: tuple[bool, ...] = (False, True) if wanted.channels_last == "auto" else (wanted.channels_last,)
+    precisions = dict.fromkeys(
+        ("fp32", native) if wanted.precision == "auto" else (wanted.precision,)
+    )
+    formats: tuple[bool, ...] = (
+        (False, True) if wanted.channels_last == "auto" else (wanted.channels_last,)
+    )
     if dataset.train_inputs.dim() != 4:  # of which there is but one
         formats = formats[:1]
     candidates = [Numerics(one, last) for one in precisions for last in formats]
-    batches = _spread(sorted({min(batch, len(dataset.train_labels)) for batch in wanted.wanted_batches}))
+    batches = _spread(
+        sorted({min(batch, len(dataset.train_labels)) for batch in wanted.wanted_batches})
+    )
     found = _times(lambda: _jobs(candidates, lone_job), batches, strategy)
     gc.collect()  # the candidates' models
     by_candidate = zip(*([min(rounds) for rounds in each] for each in found.values()), strict=True)
-    timed = [Timed(numerics, seconds) for numerics, seconds in zip(candidates, by_candidate, strict=bool(found))]
+    timed = [
+        Timed(numerics, seconds)
+        for numerics, seconds in zip(candidates, by_candidate, strict=bool(found))
+    ]
     leasts = [sorted(rounds)[:2] for each in found.values() for rounds in each if len(rounds) > 1]
     noise = statistics.median(second / least - 1 for least, second in leasts) if leasts else 0.0
     return replace(wanted, measured_batches=tuple(found), timed=tuple(timed), noise=noise)
 
 
 def _jobs(candidates: Sequence[Numerics], lone_job: LoneJob) -> list[Job]:
-    """Of each candidate what makes its steps, which train nothing; one model for each memory format."""
+    """Of each candidate what makes its steps, which train nothing; one model for each memory
+    format.
+    """
     jobs: dict[bool, Job] = {}
     for numerics in candidates:
         if numerics.channels_last not in jobs:
@@ -134,16 +174,28 @@ def _jobs(candidates: Sequence[Numerics], lone_job: LoneJob) -> list[Job]:
     return [replace(jobs[numerics.channels_last], numerics=numerics) for numerics in candidates]
 
 
-def _times(make_jobs: Callable[[], list[Job]], batches: Sequence[int], strategy: Strategy) -> _Times:
-    """The seconds at the smallest of these batches, then at the largest that all workers have time for."""
+def _times(
+    make_jobs: Callable[[], list[Job]], batches: Sequence[int], strategy: Strategy
+) -> _Times:
+    """The seconds at the smallest of these batches, then at the largest that all workers have time
+    for.
+    """
     smallest, *larger = batches
     found: _Times = {}
     with _as_far_as_memory_goes():
         jobs = make_jobs()
         began = time.monotonic()
-        found[smallest] = _rounds(jobs, smallest, until=began + _MOST_SECONDS / (5 if larger else 1))
-    own = (_seconds_of(found[smallest]) / smallest, time.monotonic() - began) if found else (math.inf, math.inf)
-    every = [each["seconds"] for each in strategy.gather_json({"seconds": own})]  # for all to measure the same
+        found[smallest] = _rounds(
+            jobs, smallest, until=began + _MOST_SECONDS / (5 if larger else 1)
+        )
+    own = (
+        (_seconds_of(found[smallest]) / smallest, time.monotonic() - began)
+        if found
+        else (math.inf, math.inf)
+    )
+    every = [
+        each["seconds"] for each in strategy.gather_json({"seconds": own})
+    ]  # for all to measure the same
     per_example, spent = map(max, zip(*every, strict=True))
     costs: dict[int, float] = {}
     for batch in reversed(larger):  # of which an example takes less, or as much

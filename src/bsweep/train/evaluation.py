@@ -1,4 +1,6 @@
-"""Evaluations on the test set: when they are due, what they leave as it was, and whether a target is reached."""
+"""Evaluations on the test set: when they are due, what they leave as it was, and whether a target
+is reached.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,21 @@ Scores = tuple[float | None, float | None]
 def refuse_unknown(job: Job) -> None:
     """ValueError if no evaluation can tell whether the target is reached."""
     target = job.config.target
-    if target and target.metric == "test_accuracy" and not job.objective.knows_accuracy(job.dataset.train_labels):
+    if (
+        target
+        and target.metric == "test_accuracy"
+        and not job.objective.knows_accuracy(job.dataset.train_labels)
+    ):
         raise ValueError(
-            f"target_accuracy={target.value:g}: of labels that are numbers with a fraction nobody knows which answer "
+            f"target_accuracy={target.value:g}: of labels that are numbers with a fraction nobody "
+            f"knows which answer "
             "is correct. Give target_loss, or the model a method score(outputs, targets)."
         )
 
 
 def is_due(job: Job, cursor: Cursor) -> bool:
-    """Whether the examples trained have reached the next multiple of `evaluate_every_examples`, and workers have met.
+    """Whether the examples trained have reached the next multiple of `evaluate_every_examples`, and
+    workers have met.
 
     Within an epoch: at its end there is an evaluation in any case.
     """
@@ -38,7 +46,9 @@ def is_due(job: Job, cursor: Cursor) -> bool:
 
 
 def within_epoch(job: Job, cursor: Cursor, clock: StepClock) -> None:
-    """An evaluation after which training goes on as if it had not been: each worker with its own statistics."""
+    """An evaluation after which training goes on as if it had not been: each worker with its own
+    statistics.
+    """
     if cursor.peak_memory_bytes is None:
         cursor.peak_memory_bytes = memory.peak_bytes(job.device)
     own = [buffer.clone() for buffer in job.model.buffers()]
@@ -49,7 +59,9 @@ def within_epoch(job: Job, cursor: Cursor, clock: StepClock) -> None:
 
 
 def at_end(job: Job, cursor: Cursor, epoch_seconds: float) -> Scores:
-    """The scores where an epoch, or the run, ends; those of an evaluation that was taken there already."""
+    """The scores where an epoch, or the run, ends; those of an evaluation that was taken there
+    already.
+    """
     if not cursor.scores or _num_examples(job, cursor) > cursor.evaluated_examples:
         _take(job, cursor, epoch_seconds)
     return cursor.scores[-1]
@@ -80,11 +92,16 @@ def _look_for_target(job: Job, cursor: Cursor) -> None:
     target = job.config.target
     if target is None or cursor.reached:
         return
-    known = [one for one in (scores[target.metric == "test_accuracy"] for scores in cursor.scores) if one is not None]
+    known = [
+        one
+        for one in (scores[target.metric == "test_accuracy"] for scores in cursor.scores)
+        if one is not None
+    ]
     if not target.is_confirmed_by(known):
         return
     cursor.reached = (
-        f"reached {target}: evaluation {len(cursor.scores)}, after {cursor.evaluated_examples} examples "
+        f"reached {target}: evaluation {len(cursor.scores)}, after {cursor.evaluated_examples} "
+        f"examples "
         f"({cursor.num_steps} steps), confirms it"
     )
     job.record(runlog.Event(event="target_reached", message=cursor.reached))
@@ -107,9 +124,13 @@ def evaluate(job: Job) -> Scores:
 
 
 def _scores_of_own_part(job: Job) -> Tensor:
-    """Sums of losses, correct answers and labels of this worker's part of the test set, float64 (3,)."""
+    """Sums of losses, correct answers and labels of this worker's part of the test set, float64
+    (3,).
+    """
     dataset, members = job.dataset, job.strategy.members
-    mine = plan.worker_part(torch.arange(len(dataset.test_labels)), members.index(job.place.rank), len(members))
+    mine = plan.worker_part(
+        torch.arange(len(dataset.test_labels)), members.index(job.place.rank), len(members)
+    )
     tokens = dataset.tokens_per_example
     at_once = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
@@ -130,12 +151,18 @@ _EVALUATION_TOKENS = 4096
 
 
 def average_batchnorm(job: Job) -> None:
-    """Give all workers the mean of their BatchNorm statistics, which each gathered on its own part of the data."""
+    """Give all workers the mean of their BatchNorm statistics, which each gathered on its own part
+    of the data.
+    """
     statistics = [buffer for buffer in job.model.buffers() if buffer.is_floating_point()]
     if job.place.num_workers == 1 or not statistics:
         return
-    means = job.strategy.mean(torch.cat([s.reshape(-1).to("cpu", torch.float64) for s in statistics]))
-    for statistic, mean in zip(statistics, means.split([s.numel() for s in statistics]), strict=True):
+    means = job.strategy.mean(
+        torch.cat([s.reshape(-1).to("cpu", torch.float64) for s in statistics])
+    )
+    for statistic, mean in zip(
+        statistics, means.split([s.numel() for s in statistics]), strict=True
+    ):
         statistic.copy_(mean.view_as(statistic))
 
 

@@ -30,14 +30,18 @@ from bsweep.train.noise_meter import NoiseMeter
 
 @dataclass(frozen=True)
 class Job:
-    """All that steps and the loop need: what to train, on what, and this worker's place among the others."""
+    """All that steps and the loop need: what to train, on what, and this worker's place among the
+    others.
+    """
 
     config: RunConfig
     paths: RunPaths
     place: Place
     device: torch.device
     numerics: Numerics
-    peers: tuple[Mapping[str, Any], ...]  # what each worker computes on, by rank; see `bsweep.train.peers_check`
+    peers: tuple[
+        Mapping[str, Any], ...
+    ]  # what each worker computes on, by rank; see `bsweep.train.peers_check`
     dataset: Dataset
     model: nn.Module
     training_model: nn.Module  # the same, or what a strategy wraps around it
@@ -46,7 +50,9 @@ class Job:
     optimizer: Optimizer
     strategy: Strategy
     policy: Policy
-    learning_rate: Callable[[float, float], float]  # of the epochs done and the examples behind a step
+    learning_rate: Callable[
+        [float, float], float
+    ]  # of the epochs done and the examples behind a step
     slowdown: Slowdown
     alive: SignOfLife
     log: RunLog
@@ -70,13 +76,20 @@ class Job:
         self.on_step()
 
     def inputs(self, examples: Tensor) -> Tensor:
-        """Inputs of the model: images normalised, in the model's memory format; tokens as int64; others as they are."""
+        """Inputs of the model: images normalised, in the model's memory format; tokens as int64;
+        others as they are.
+        """
         return model_inputs(
-            self.dataset, examples, self.vector.parameters.dtype, memory_format(self.numerics.channels_last)
+            self.dataset,
+            examples,
+            self.vector.parameters.dtype,
+            memory_format(self.numerics.channels_last),
         )
 
     def training_examples(self, indices: Tensor, crops: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs of the model and its targets: images cropped and flipped at random, by `augment.crop_stream`."""
+        """Inputs of the model and its targets: images cropped and flipped at random, by
+        `augment.crop_stream`.
+        """
         examples, labels, indices = self.dataset.train.take(indices)
         if self.dataset.mean is not None and isinstance(self.config.data, ImageConfig):
             examples = augment.crop_and_flip(
@@ -89,7 +102,9 @@ class Job:
         return self.inputs(examples), self.targets(labels)
 
     def targets(self, labels: Tensor) -> Tensor:
-        """What the model is to answer: classes and tokens as int64, other numbers in the model's precision."""
+        """What the model is to answer: classes and tokens as int64, other numbers in the model's
+        precision.
+        """
         return model_targets(labels, self.vector.parameters.dtype)
 
     @property
@@ -109,7 +124,9 @@ class Job:
         return self.strategy.gather(values.to("cpu", torch.float64)).sum(dim=0).tolist()
 
 
-def model_inputs(dataset: Dataset, examples: Tensor, dtype: torch.dtype, layout: torch.memory_format) -> Tensor:
+def model_inputs(
+    dataset: Dataset, examples: Tensor, dtype: torch.dtype, layout: torch.memory_format
+) -> Tensor:
     if examples.is_floating_point():
         return examples.to(dtype)
     if dataset.mean is None or dataset.std is None:

@@ -27,23 +27,31 @@ Shares = tuple[plan.Share, ...]
 
 
 def train(job: Job, cursor: Cursor | None) -> None:
-    """Train what is left of the run, by default all of it; see `bsweep.train.worker.train` for what is raised."""
+    """Train what is left of the run, by default all of it; see `bsweep.train.worker.train` for what
+    is raised.
+    """
     cursor, keeper = cursor or Cursor.of(job.device), Keeper(job)
     # Of a run that stopped after its last round, the epoch is still to be put on record.
-    while cursor.epoch <= job.config.epochs and not (_is_finished(job, cursor) and cursor.position == 0):
+    while cursor.epoch <= job.config.epochs and not (
+        _is_finished(job, cursor) and cursor.position == 0
+    ):
         job.record(train_epoch(job, cursor, keeper))
         _record_rounds(job)  # of workers that were lost meanwhile
         if not bool(job.vector.parameters.sum().isfinite()):  # the same on every worker
             _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
         cursor.begin_epoch()
         keeper.after_epoch(cursor)
-    job.record(runlog.End(status="completed", message=cursor.reached if job.config.stop_at_target else ""))
+    job.record(
+        runlog.End(status="completed", message=cursor.reached if job.config.stop_at_target else "")
+    )
 
 
 def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> runlog.Epoch:
     """What is left of a pass over the training examples, then the evaluation."""
     num_train = len(job.dataset.train_labels)
-    order = plan.epoch_order(num_train, seed=job.config.seed, epoch=cursor.epoch).to(job.dataset.train_labels.device)
+    order = plan.epoch_order(num_train, seed=job.config.seed, epoch=cursor.epoch).to(
+        job.dataset.train_labels.device
+    )
     since_log = len(cursor.step_seconds) % job.config.log_every_steps
     clock = StepClock(job.device, cursor.step_seconds, since_log)
     job.training_model.train()
@@ -53,7 +61,9 @@ def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> runlog.Epoch:
     is_whole = cursor.position == 0
     while not (_is_over(job, cursor) or _is_finished(job, cursor)):
         train_round(job, cursor, order, clock)
-        if not (_is_over(job, cursor) or _is_finished(job, cursor)) and evaluation.is_due(job, cursor):
+        if not (_is_over(job, cursor) or _is_finished(job, cursor)) and evaluation.is_due(
+            job, cursor
+        ):
             clock.seconds()  # a GPU has ended its steps when its energy is read
             with meter.paused():
                 evaluation.within_epoch(job, cursor, clock)
@@ -62,7 +72,9 @@ def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> runlog.Epoch:
 
 
 def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> None:
-    """The round of `order`, the epoch's examples, at which the cursor stands; often it is one step."""
+    """The round of `order`, the epoch's examples, at which the cursor stands; often it is one
+    step.
+    """
     shares = plan.of_members(job.policy.shares(_epochs_done(job, cursor)), job.strategy.members)
     size = plan.round_size(shares)
     batch, coming = (plan.step_indices(order, cursor.position + ahead, size) for ahead in (0, size))
@@ -81,7 +93,9 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
     peak_memory_bytes = cursor.peak_memory_bytes or memory.peak_bytes(job.device)
     if job.graph and peak_memory_bytes is not None:
         # Its steps allocate nothing; the optimizer's state is there by now.
-        peak_memory_bytes = max(peak_memory_bytes, memory.allocated_bytes(job.device) + job.graph.replay_bytes)
+        peak_memory_bytes = max(
+            peak_memory_bytes, memory.allocated_bytes(job.device) + job.graph.replay_bytes
+        )
     memory.reset_peak(job.device)
     checkpoint_seconds, cursor.checkpoint_seconds = cursor.checkpoint_seconds, 0.0
     test_loss, test_accuracy = evaluation.at_end(job, cursor, sum(seconds))
@@ -109,7 +123,9 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
     )
 
 
-def _train_steps(job: Job, cursor: Cursor, shares: Shares, batch: Tensor, coming: Tensor, clock: StepClock) -> Tensor:
+def _train_steps(
+    job: Job, cursor: Cursor, shares: Shares, batch: Tensor, coming: Tensor, clock: StepClock
+) -> Tensor:
     """This worker's steps on its part of `batch`, and what the strategy does after them.
 
     `coming` are most likely the examples of the next round.
@@ -140,7 +156,9 @@ def _train_steps(job: Job, cursor: Cursor, shares: Shares, batch: Tensor, coming
                 cursor.position += len(batch)
                 if isinstance(strategy, Rounds):
                     with job.phase("exchange"):
-                        strategy.end_round(cursor.epoch, sums, sum(map(len, parts)), _is_over(job, cursor))
+                        strategy.end_round(
+                            cursor.epoch, sums, sum(map(len, parts)), _is_over(job, cursor)
+                        )
         cursor.num_steps += 1
         job.heartbeat()
         ends_epoch = ends_round and (_is_over(job, cursor) or _is_finished(job, cursor))
@@ -214,11 +232,15 @@ def _epochs_done(job: Job, cursor: Cursor, more_examples: float = 0) -> float:
     return cursor.epoch - 1 + (cursor.position + more_examples) / len(job.dataset.train_labels)
 
 
-def _log_step(job: Job, cursor: Cursor, clock: StepClock, shares: Shares, epochs_done: float) -> None:
+def _log_step(
+    job: Job, cursor: Cursor, clock: StepClock, shares: Shares, epochs_done: float
+) -> None:
     # Workers that are not in step are not made to wait for one another: this one speaks for all.
     strategy, own = job.strategy, shares[job.place.rank].num_examples
     others = plan.round_size(shares) / own
-    loss, _, labels = job.sums(cursor.recent) if strategy.in_step else (cursor.recent * others).tolist()
+    loss, _, labels = (
+        job.sums(cursor.recent) if strategy.in_step else (cursor.recent * others).tolist()
+    )
     cursor.totals += cursor.recent
     cursor.recent.zero_()
     job.record(
@@ -233,7 +255,11 @@ def _log_step(job: Job, cursor: Cursor, clock: StepClock, shares: Shares, epochs
         )
     )
     if _finite(loss) is None and strategy.in_step:
-        _diverge(job, f"the training loss became {loss / labels} in epoch {cursor.epoch}, by step {len(clock)}")
+        _diverge(
+            job,
+            f"the training loss became {loss / labels} in epoch {cursor.epoch}, by step "
+            f"{len(clock)}",
+        )
 
 
 def _diverge(job: Job, message: str) -> NoReturn:

@@ -1,8 +1,9 @@
 """Measures the gradient noise scale of a run, from gradients that its steps compute in any case.
 
-A step's gradients are those of its workers; of a lone worker, those of its accumulation passes; of a lone pass, those
-of the batch's two halves, which are computed beside the step. With several workers there is no need to part them
-further: more gradients a step would lower the deviation of |G|^2 by a factor of sqrt(2) at most.
+A step's gradients are those of its workers; of a lone worker, those of its accumulation passes; of
+a lone pass, those of the batch's two halves, which are computed beside the step. With several
+workers there is no need to part them further: more gradients a step would lower the deviation of
+|G|^2 by a factor of sqrt(2) at most.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from bsweep.numerics.vector import Vector
 from bsweep.strategies import InBackward, Strategy
 
 RECORD_STEPS = 10
-"""Steps from one record to the next at least; of a lone worker's passes, one of them is measured."""
+"""Steps from one record to the next at least; of a lone worker's passes, one of them is measured.
+"""
 
 NORM_STEPS = 3
 """Steps of several workers to one that is measured, which takes two norms of the whole vector."""
 
 APART_STEPS = 100
-"""Steps of a lone worker to one that is measured, where that takes passes of its own: on halves, they are less fast."""
+"""Steps of a lone worker to one that is measured, where that takes passes of its own: on halves,
+they are less fast.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,33 +45,56 @@ class Measured:
     num_steps: int
     num_gradients: int  # the g_i of all these steps
     gradient_batch: float  # examples of one of them
-    layers: Mapping[str, tuple[float, float]]  # the first two, of each tensor by its name; empty where nobody asked
+    layers: Mapping[
+        str, tuple[float, float]
+    ]  # the first two, of each tensor by its name; empty where nobody asked
 
 
 class NoiseMeter:
-    """Measures one worker's part of what all know once it is gathered; no step waits for a GPU, or for others.
+    """Measures one worker's part of what all know once it is gathered; no step waits for a GPU, or
+    for others.
 
-    All that is summed is linear in the workers' own norms, so that their sums can be added up much later.
+    All that is summed is linear in the workers' own norms, so that their sums can be added up much
+    later.
     """
 
     def __init__(
-        self, vector: Vector, optimizer: Optimizer, *, rank: int, loss_scale: float, in_passes: bool, per_layer: bool
+        self,
+        vector: Vector,
+        optimizer: Optimizer,
+        *,
+        rank: int,
+        loss_scale: float,
+        in_passes: bool,
+        per_layer: bool,
     ) -> None:
-        """`in_passes`: gradients travel within the backward pass, and are shown by the strategy before they do."""
+        """`in_passes`: gradients travel within the backward pass, and are shown by the strategy
+        before they do.
+        """
         self.average = Average()
-        self._vector, self._rank, self._loss_scale, self._in_passes = vector, rank, loss_scale, in_passes
+        self._vector, self._rank, self._loss_scale, self._in_passes = (
+            vector,
+            rank,
+            loss_scale,
+            in_passes,
+        )
         self._slices = vector.slices if per_layer else ()
         self._step: _Step | None = None
         self._num_steps = 0  # since the last record, for which those that were measured stand
         size = len(_COUNTS) + 2 * max(1, len(self._slices))
         self._sums = torch.zeros(size, dtype=torch.float64, device=vector.gradients.device)
-        # An optimizer's own hook sees what it takes: summed over workers, and without the scale of fp16.
+        # An optimizer's own hook sees what it takes: summed over workers, and without the scale of
+        # fp16.
         optimizer.register_step_pre_hook(lambda *_: self._see_sum())
 
-    def begin_step(self, shares: Sequence[Share], num_examples: int, num_steps: int, has_graph: bool) -> None:
-        """A step of so many examples begins, after `num_steps` of the run. Tails, whose noise is large, are left out.
+    def begin_step(
+        self, shares: Sequence[Share], num_examples: int, num_steps: int, has_graph: bool
+    ) -> None:
+        """A step of so many examples begins, after `num_steps` of the run. Tails, whose noise is
+        large, are left out.
 
-        `has_graph`: one computes all passes of a full step at once, which cannot be looked at one by one.
+        `has_graph`: one computes all passes of a full step at once, which cannot be looked at one
+        by one.
         """
         self._step = None
         own, num_workers = shares[self._rank], sum(share.num_steps > 0 for share in shares)
@@ -81,13 +108,17 @@ class NoiseMeter:
         num_passes = min(own.num_passes, own.worker_batch)
         interval = APART_STEPS if has_graph or num_passes == 1 else RECORD_STEPS
         if own.worker_batch > 1 and num_steps % interval == 0:
-            self._step = _Step(num_examples, own.worker_batch, max(2, num_passes), 1, needs_halves=num_passes == 1)
+            self._step = _Step(
+                num_examples, own.worker_batch, max(2, num_passes), 1, needs_halves=num_passes == 1
+            )
             self._num_steps += RECORD_STEPS
 
     @property
     def needs_passes(self) -> bool:
         """This step's passes are to be shown one by one."""
-        return self._step is not None and self._step.num_workers == 1 and not self._step.needs_halves
+        return (
+            self._step is not None and self._step.num_workers == 1 and not self._step.needs_halves
+        )
 
     @property
     def needs_halves(self) -> bool:
@@ -95,7 +126,9 @@ class NoiseMeter:
         return self._step is not None and self._step.needs_halves
 
     def see_pass(self, num_examples: int) -> None:
-        """A backward pass of a lone worker has added its gradient to those of the passes before, at the tensors."""
+        """A backward pass of a lone worker has added its gradient to those of the passes before, at
+        the tensors.
+        """
         step = self._step
         if step is None or step.num_workers > 1 or step.num_seen == step.num_gradients:
             return
@@ -108,7 +141,9 @@ class NoiseMeter:
             step.sum, step.before = self._norms(flat) / self._scale() ** 2, None
 
     def see_own(self, part: Tensor | None = None) -> None:
-        """What this worker computed is about to be summed over workers: all of the vector, or a part of it."""
+        """What this worker computed is about to be summed over workers: all of the vector, or a
+        part of it.
+        """
         step = self._step
         if step is None or step.num_workers == 1 or (part is None and self._in_passes):
             return
@@ -125,7 +160,9 @@ class NoiseMeter:
         parts = of_parts(step.sum / step.num_workers, step.own, n, size)
         counted = torch.ones_like(self._sums[:1])
         is_finite = step.sum.isfinite().all()
-        self._sums += torch.where(is_finite, torch.cat([counted, counted * n, counted * size, *parts]), 0.0)
+        self._sums += torch.where(
+            is_finite, torch.cat([counted, counted * n, counted * size, *parts]), 0.0
+        )
 
     def record(self, gather: Callable[[Tensor], Tensor]) -> Measured | None:
         """What is due to go on record, if anything; all workers call it together after each step.
@@ -140,7 +177,8 @@ class NoiseMeter:
         self._num_steps = 0
         if (every[:, 0] != every[0, 0]).any():
             raise ValueError(
-                "the gradient noise scale with a strategy of your own in which not every worker's optimizer takes each "
+                "the gradient noise scale with a strategy of your own in which not every worker's "
+                "optimizer takes each "
                 "step: nobody sees the sum of all gradients there. Leave measure.noise_scale out."
             )
         num_steps, num_gradients, num_examples = every[0, : len(_COUNTS)].tolist()
@@ -156,7 +194,9 @@ class NoiseMeter:
             num_examples / num_gradients,
             dict(zip(names, zip(squares, traces, strict=True), strict=True)) if names else {},
         )
-        self.average = self.average.joined(measured.squared_norm, measured.trace, measured.num_steps)
+        self.average = self.average.joined(
+            measured.squared_norm, measured.trace, measured.num_steps
+        )
         return measured
 
     def state(self) -> dict[str, Any]:
@@ -168,7 +208,9 @@ class NoiseMeter:
         return {"sums": self._sums, "num_steps": self._num_steps}
 
     def load_state(self, state: dict[str, Any], own: dict[str, Any] | None) -> None:
-        """Take up what `state` and `own_state` gave; without the latter among another number of workers."""
+        """Take up what `state` and `own_state` gave; without the latter among another number of
+        workers.
+        """
         self.average = Average(**state)
         if own:
             self._sums.copy_(own["sums"])
@@ -179,7 +221,9 @@ class NoiseMeter:
             self._step.sum = self._norms(self._vector.gradients)
 
     def _norms(self, flat: Tensor) -> Tensor:
-        """Squared norms (1,) of a flat tensor, or (slices,) of the slices of one that is as long as the vector."""
+        """Squared norms (1,) of a flat tensor, or (slices,) of the slices of one that is as long as
+        the vector.
+        """
         parts = [flat[part.start : part.stop] for part in self._slices] or [flat]
         return torch.stack([squared_norm(part) for part in parts])
 
@@ -189,7 +233,9 @@ class NoiseMeter:
         return self._loss_scale * scale.factor.double() if scale else self._loss_scale
 
 
-def meter_of(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Strategy) -> NoiseMeter:
+def meter_of(
+    config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Strategy
+) -> NoiseMeter:
     """The meter of a worker, after `Strategy.prepare` and before a model is wrapped.
 
     Raises:
@@ -198,8 +244,10 @@ def meter_of(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: 
     is_own = config.strategy.exchanges_in_passes is None
     if is_own and (isinstance(strategy, InBackward) or not strategy.in_step):
         raise ValueError(
-            "the gradient noise scale with a strategy of your own that synchronises in rounds or exchanges within the "
-            "backward pass: nobody sees a worker's own gradient before it travels. Leave measure.noise_scale out."
+            "the gradient noise scale with a strategy of your own that synchronises in rounds or "
+            "exchanges within the "
+            "backward pass: nobody sees a worker's own gradient before it travels. Leave "
+            "measure.noise_scale out."
         )
     in_passes = isinstance(strategy, InBackward) and config.strategy.exchanges_in_passes is True
     meter = NoiseMeter(
@@ -217,7 +265,9 @@ def meter_of(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: 
 
 
 def measured_steps(num_gradients: int, num_workers: int) -> int:
-    """The steps behind a record: each worker has one gradient in each; a lone worker puts every one on record."""
+    """The steps behind a record: each worker has one gradient in each; a lone worker puts every one
+    on record.
+    """
     return max(1, round(num_gradients / num_workers)) if num_workers > 1 else 1
 
 

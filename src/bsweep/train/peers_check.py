@@ -1,6 +1,7 @@
 """What each worker computes on and with: compared before they train, and on record.
 
-Workers that differ in it would wait for ever for one another, over different backends, or train on different data.
+Workers that differ in it would wait for ever for one another, over different backends, or train on
+different data.
 """
 
 from __future__ import annotations
@@ -38,12 +39,16 @@ def refuse_missing_gpus(seats: Sequence[Peer], device: str) -> None:
     """
     if device != "cuda" and not any(seat["gpus"] for seat in seats):
         return
-    last_of_hosts = {seat["host"]: seat for seat in sorted(seats, key=lambda seat: seat["local_rank"])}
+    last_of_hosts = {
+        seat["host"]: seat for seat in sorted(seats, key=lambda seat: seat["local_rank"])
+    }
     lacking = [_lack(seat) for seat in last_of_hosts.values() if seat["local_rank"] >= seat["gpus"]]
     if lacking:
         raise ValueError(
-            f"{', '.join(lacking)}, but NCCL takes one worker a GPU: give a host no more slots than GPUs "
-            "(launch.hosts, or horovodrun -H; parameter servers need none), see with nvidia-smi why one shows fewer, "
+            f"{', '.join(lacking)}, but NCCL takes one worker a GPU: give a host no more slots "
+            f"than GPUs "
+            "(launch.hosts, or horovodrun -H; parameter servers need none), see with nvidia-smi "
+            "why one shows fewer, "
             "or set device=cpu."
         )
 
@@ -51,7 +56,10 @@ def refuse_missing_gpus(seats: Sequence[Peer], device: str) -> None:
 def _lack(seat: Peer) -> str:
     gpus, workers, visible = seat["gpus"], seat["local_rank"] + 1, seat["cuda_visible_devices"]
     shown = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
-    return f"{seat['host']} has {gpus or 'no'} GPU{'s' * (gpus > 1)}{shown} for {workers} worker{'s' * (workers > 1)}"
+    return (
+        f"{seat['host']} has {gpus or 'no'} GPU{'s' * (gpus > 1)}{shown} for {workers} "
+        f"worker{'s' * (workers > 1)}"
+    )
 
 
 def equipment(device: torch.device, precision: str) -> dict[str, Any]:
@@ -69,7 +77,9 @@ def equipment(device: torch.device, precision: str) -> dict[str, Any]:
 
 
 def data_facts(dataset: Dataset) -> dict[str, Any]:
-    """By which different data are told, of files of their own that hosts may have under the same path."""
+    """By which different data are told, of files of their own that hosts may have under the same
+    path.
+    """
     labels = dataset.train_labels
     some = labels[:: max(1, len(labels) // 1000)].cpu().numpy().tobytes()
     return {
@@ -80,19 +90,24 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
 
 
 def refuse_unequal(peers: Sequence[Peer]) -> None:
-    """ValueError, the same on all workers, if one has another precision or other data than the first."""
+    """ValueError, the same on all workers, if one has another precision or other data than the
+    first.
+    """
     first = peers[0]
     for rank, peer in enumerate(peers):
         pair = f"rank {rank} on {peer['host']}", f"rank 0 on {first['host']}"
         if peer["precision"] != first["precision"]:
             raise ValueError(
-                f"precision={peer['precision']} suits {pair[0]} ({peer['device']}), precision={first['precision']} "
+                f"precision={peer['precision']} suits {pair[0]} ({peer['device']}), "
+                f"precision={first['precision']} "
                 f"{pair[1]} ({first['device']}): set the same for all, such as precision=fp32."
             )
         if any(peer[name] != first[name] for name in ("num_classes", "num_train", "labels")):
             raise ValueError(
-                f"rank {rank} has other data than rank 0: a vocabulary (or classes) of {peer['num_classes']} and "
-                f"{peer['num_train']} training examples, rank 0 has {first['num_classes']} and {first['num_train']}, "
+                f"rank {rank} has other data than rank 0: a vocabulary (or classes) of "
+                f"{peer['num_classes']} and "
+                f"{peer['num_train']} training examples, rank 0 has {first['num_classes']} and "
+                f"{first['num_train']}, "
                 "and labels may differ. Give all hosts the same files."
             )
 
@@ -110,5 +125,7 @@ def devices(peers: Sequence[Peer]) -> str:
 
 def gpu_software(peers: Sequence[Peer]) -> str | None:
     """The GPU drivers and the NCCL versions that workers have; None on CPUs."""
-    said = dict.fromkeys(f"driver {peer['driver']}, NCCL {peer['nccl']}" for peer in peers if peer["nccl"])
+    said = dict.fromkeys(
+        f"driver {peer['driver']}, NCCL {peer['nccl']}" for peer in peers if peer["nccl"]
+    )
     return "; ".join(said) or None

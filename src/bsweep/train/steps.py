@@ -22,9 +22,11 @@ from bsweep.train.noise_meter import NoiseMeter
 
 
 def warm_up(job: Job) -> None:
-    """Whole steps that nothing remembers, at the two sizes that the configured batch leads to: its own and a tail's.
+    """Whole steps that nothing remembers, at the two sizes that the configured batch leads to: its
+    own and a tail's.
 
-    Kernels are loaded and chosen, connections and buckets made, before the clock starts. All workers call it together.
+    Kernels are loaded and chosen, connections and buckets made, before the clock starts. All
+    workers call it together.
 
     Raises:
         ValueError: the model's outputs, or what it makes of them, are not as they should be.
@@ -33,9 +35,11 @@ def warm_up(job: Job) -> None:
     shares = job.policy.of_batches(job.config.worker_batches)
     num_train, size = len(job.dataset.train_labels), plan.round_size(shares)
     with forgotten(job):
-        # Where an epoch's last batch is as large as the others, DDP needs two of them to settle its buckets.
+        # Where an epoch's last batch is as large as the others, DDP needs two of them to settle its
+        # buckets.
         for number, num_examples in enumerate((size, num_train % size or size)):
-            # cuDNN tries what is fastest for full batches alone, and remembers it: others may come at any time.
+            # cuDNN tries what is fastest for full batches alone, and remembers it: others may come
+            # at any time.
             torch.backends.cudnn.benchmark = number == 0
             batch = examples(job, num_examples)
             parts = plan.local_steps(batch, job.place.rank, shares)
@@ -46,7 +50,8 @@ def warm_up(job: Job) -> None:
 
 
 def captured(job: Job) -> tuple[Job, list[Event]]:
-    """The job with the passes of its full steps as a CUDA graph, where all workers may have one; what is to be said.
+    """The job with the passes of its full steps as a CUDA graph, where all workers may have one;
+    what is to be said.
 
     All workers call it together, and leave it together: one takes longer to capture than another.
 
@@ -57,7 +62,10 @@ def captured(job: Job) -> tuple[Job, list[Event]]:
         return job, []
     graph, reason, broke_off = _graph_or_why_not(job)
     every = job.strategy.gather_json({"reason": reason, "broke_off": broke_off})
-    reasons = [(one["broke_off"], rank, one["reason"]) for rank, one in zip(job.strategy.members, every, strict=True)]
+    reasons = [
+        (one["broke_off"], rank, one["reason"])
+        for rank, one in zip(job.strategy.members, every, strict=True)
+    ]
     if not any(reason for _, _, reason in reasons):
         return replace(job, graph=graph), []
     # All or none: the record is of all, and who has none would be waited for at each step.
@@ -69,16 +77,23 @@ def captured(job: Job) -> tuple[Job, list[Event]]:
         reason = f"rank {rank}: {reason}"
     if job.config.graph is True:
         raise ValueError(f"graph=true, but {reason}: leave graph out, or use graph=false.")
-    message = f"no CUDA graph, but full steps kernel by kernel ({reason}); graph=false spares the memory of trying"
+    message = (
+        f"no CUDA graph, but full steps kernel by kernel ({reason}); graph=false spares the memory "
+        f"of trying"
+    )
     return job, [Event(event="warning", message=message)] if broke_off else []
 
 
 capture_broke_off = False
-"""In this process, once: torch 2.13 keeps what the capture had allocated for as long as the process lives."""
+"""In this process, once: torch 2.13 keeps what the capture had allocated for as long as the process
+lives.
+"""
 
 
 def _graph_or_why_not(job: Job) -> tuple[Graph | None, str, bool]:
-    """The graph of this worker's full steps; why there is none, and whether that was found by trying."""
+    """The graph of this worker's full steps; why there is none, and whether that was found by
+    trying.
+    """
     global capture_broke_off
     if reason := no_graph(job):
         return None, reason, False
@@ -125,7 +140,9 @@ def _of_full_steps(job: Job) -> Graph:
     expected = gradients(launch)  # before the graph takes a step's memory for itself
     graph = Graph(launch, part, len(batch), num_passes)
     if (gradients(graph.passes) - expected).norm() > _TOLERANCE * expected.norm():
-        raise RuntimeError("replayed they give other gradients: does the model choose in Python what to compute?")
+        raise RuntimeError(
+            "replayed they give other gradients: does the model choose in Python what to compute?"
+        )
     return graph
 
 
@@ -133,14 +150,20 @@ _TOLERANCE = 0.1  # kernels that add in any order differ by less, in bf16 too
 
 
 def examples(job: Job, number: int) -> Tensor:
-    return torch.arange(min(number, len(job.dataset.train_labels)), device=job.dataset.train_labels.device)
+    return torch.arange(
+        min(number, len(job.dataset.train_labels)), device=job.dataset.train_labels.device
+    )
 
 
 @contextmanager
 def forgotten(job: Job) -> Iterator[None]:
-    """Train, and have the model's statistics, a scale of losses and the random numbers as they were."""
+    """Train, and have the model's statistics, a scale of losses and the random numbers as they
+    were.
+    """
     job.training_model.train()
-    with undisturbed(job.model, job.device, *(job.vector.scale.state.values() if job.vector.scale else ())):
+    with undisturbed(
+        job.model, job.device, *(job.vector.scale.state.values() if job.vector.scale else ())
+    ):
         yield
 
 
@@ -153,7 +176,11 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: in
     crops, noise = augment.crop_stream(job.config.seed, epoch), job.noise
     if noise and noise.needs_halves:
         _halves(job, noise, part, crops)
-    if job.graph and job.graph.fits(part, len(batch), num_passes) and not (noise and noise.needs_passes):
+    if (
+        job.graph
+        and job.graph.fits(part, len(batch), num_passes)
+        and not (noise and noise.needs_passes)
+    ):
         with job.phase("graph"):
             totals = job.graph.passes(part, crops)
     else:
@@ -168,9 +195,11 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: in
 
 
 def _halves(job: Job, noise: NoiseMeter, part: Tensor, crops: int) -> None:
-    """Passes on the two halves of a lone worker's examples, for the noise of their gradients; nothing remembers them.
+    """Passes on the two halves of a lone worker's examples, for the noise of their gradients;
+    nothing remembers them.
 
-    The batch's own gradient is not used beside them: BatchNorm makes it another function than theirs.
+    The batch's own gradient is not used beside them: BatchNorm makes it another function than
+    theirs.
     """
     job.vector.drop_gradients()
     with forgotten(job), job.phase("noise"), job.slowdown.step(len(part)):
@@ -181,15 +210,24 @@ def _halves(job: Job, noise: NoiseMeter, part: Tensor, crops: int) -> None:
             num_labels = len(part) * job.labels_per_example
             job.scaled(job.objective.loss(outputs, targets) / num_labels).backward()
             noise.see_pass(len(half))
-    job.vector.collect_gradients()  # back into their places, where the replay of a graph leaves its own
+    # back into their places, where the replay of a graph leaves its own
+    job.vector.collect_gradients()
 
 
 def passes(
-    job: Job, batch: Tensor, part: Tensor, crops: int | Tensor, num_passes: int = 1, *, check: bool = False
+    job: Job,
+    batch: Tensor,
+    part: Tensor,
+    crops: int | Tensor,
+    num_passes: int = 1,
+    *,
+    check: bool = False,
 ) -> Tensor:
-    """A step's forward and backward passes, which leave this worker's gradient in the vector; see `train_step`.
+    """A step's forward and backward passes, which leave this worker's gradient in the vector; see
+    `train_step`.
 
-    `crops` is the epoch's `augment.crop_stream`; `check` says whether to look at what the model returns, and wait.
+    `crops` is the epoch's `augment.crop_stream`; `check` says whether to look at what the model
+    returns, and wait.
     """
     strategy = job.strategy
     parts = (plan.worker_part(part, i, num_passes) for i in range(num_passes))
@@ -197,7 +235,8 @@ def passes(
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.vector.drop_gradients()
     with job.phase("backward"), job.slowdown.step(len(part)):
-        # A worker that has no example of a tail computes one that counts nothing: some exchanges travel within a pass.
+        # A worker that has no example of a tail computes one that counts nothing: some exchanges
+        # travel within a pass.
         for number, indices in enumerate(filled or [batch[:1]], 1):
             with job.phase("data"):
                 inputs, targets = job.training_examples(indices, crops)
@@ -222,11 +261,15 @@ def passes(
 
 @contextmanager
 def _batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
-    """A lone example, in the tail of an epoch, has no batch statistics where maps are 1x1: use the running ones."""
+    """A lone example, in the tail of an epoch, has no batch statistics where maps are 1x1: use the
+    running ones.
+    """
     if num_examples > 1:
         yield
         return
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    norms = [
+        m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training
+    ]
     for norm in norms:
         norm.eval()
     try:

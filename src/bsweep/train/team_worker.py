@@ -1,7 +1,8 @@
 """A process of a team, which trains point after point; `bsweep.launch.team` starts and leads it.
 
-The folder in which they meet may lie on a file system of several hosts. There, a file that is opened is seen as it was
-last closed, while names may be old: so all files are there from the start, and are opened to be looked at.
+The folder in which they meet may lie on a file system of several hosts. There, a file that is
+opened is seen as it was last closed, while names may be old: so all files are there from the start,
+and are opened to be looked at.
 """
 
 from __future__ import annotations
@@ -41,15 +42,21 @@ class TeamPaths:
         return self.folder / "lifeline"
 
     def through(self, rank: int) -> Path:
-        """A byte of each point that a process has trained: `SPOILT`, if it had better train no other."""
+        """A byte of each point that a process has trained: `SPOILT`, if it had better train no
+        other.
+        """
         return self.folder / f"through.{rank}"
 
 
 def train(paths: TeamPaths) -> None:
     """Be one of the team until its parent has no more points."""
-    from bsweep.train import steps, worker  # import torch, which a parent that only knows the paths does without
+    from bsweep.train import (
+        steps,
+        worker,
+    )  # import torch, which a parent that only knows the paths does without
 
-    gc.freeze()  # what is imported stays: to look through it would take longer than to start a point
+    # what is imported stays: to look through it would take longer than to start a point
+    gc.freeze()
     for run in _points(paths):
         place = worker.take_part(run, worker.train_launched)
         with paths.through(place.rank).open("ab") as file:
@@ -69,7 +76,9 @@ def _points(paths: TeamPaths) -> Iterator[RunPaths]:
 
 
 def _next(paths: TeamPaths, begin: int) -> bytes:
-    """Wait for the line of the points that begins at a byte; with its newline, for half a line is none."""
+    """Wait for the line of the points that begins at a byte; with its newline, for half a line is
+    none.
+    """
     seen, since = -1, time.monotonic()
     while True:
         with paths.points.open("rb") as file:
@@ -80,7 +89,9 @@ def _next(paths: TeamPaths, begin: int) -> bytes:
         if touched != seen:
             seen, since = touched, time.monotonic()
         if time.monotonic() - since > PATIENCE_SECONDS:
-            raise SystemExit(f"bsweep: who started these processes has said nothing for {PATIENCE_SECONDS} s")
+            raise SystemExit(
+                f"bsweep: who started these processes has said nothing for {PATIENCE_SECONDS} s"
+            )
         time.sleep(_POLL_SECONDS)
 
 

@@ -32,7 +32,15 @@ from bsweep.runlog.calibration_file import Numerics
 from bsweep.runlog.errors import Diverged, Stopped, errors_reported
 from bsweep.strategies import InBackward, Strategy
 from bsweep.strategies.single import Single
-from bsweep.train import checkpointing, choose_numerics, evaluation, loop, noise_meter, peers_check, steps
+from bsweep.train import (
+    checkpointing,
+    choose_numerics,
+    evaluation,
+    loop,
+    noise_meter,
+    peers_check,
+    steps,
+)
 from bsweep.train.job import Job, memory_format
 
 Work = Callable[[RunConfig, RunPaths, Place], object]
@@ -50,7 +58,8 @@ def train(
     launched_at: float | None = None,
     on_step: Callable[[], None] = do_nothing,
 ) -> Job:
-    """Train one point; every worker calls this together. The first one that is left writes the records.
+    """Train one point; every worker calls this together. The first one that is left writes the
+    records.
 
     Raises:
         Diverged: on all workers alike, after what was trained so far is on record.
@@ -58,7 +67,10 @@ def train(
         WorkerLost: another worker ended.
     """
     limits = config.launch.memory_limit_mb
-    with prepared(config, paths, place, on_step) as job, memory.limited(limits[place.rank] if limits else None):
+    with (
+        prepared(config, paths, place, on_step) as job,
+        memory.limited(limits[place.rank] if limits else None),
+    ):
         evaluation.refuse_unknown(job)
         steps.warm_up(job)
         job, warnings = steps.captured(job)
@@ -69,11 +81,14 @@ def train(
 
 
 @contextmanager
-def prepared(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None]) -> Iterator[Job]:
+def prepared(
+    config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None]
+) -> Iterator[Job]:
     """This worker, until what it does has ended; all workers call it together.
 
-    The strategy is closed only where all workers end alike: NCCL gives a group up by all processes of a node together,
-    and one that fails would wait there for others, which wait for it in an exchange.
+    The strategy is closed only where all workers end alike: NCCL gives a group up by all processes
+    of a node together, and one that fails would wait there for others, which wait for it in an
+    exchange.
     """
     torch.set_num_threads(place.threads(config.launch.threads_per_worker))
     job = prepare(config, paths, place, on_step)
@@ -87,19 +102,28 @@ def prepared(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable
         job.strategy.close()
 
 
-def prepare(config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None] = do_nothing) -> Job:
+def prepare(
+    config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None] = do_nothing
+) -> Job:
     """What the loop needs of this worker; all workers call it together."""
     gpus = num_gpus(config.device)
     own.search(paths.own)
     (memory.give_back_at_once if config.launch.memory_limit_mb else memory.keep_for_next_step)()
     strategy = strategies.build(config, place, paths)
-    peers_check.refuse_missing_gpus(strategy.gather_json(peers_check.seat(place, gpus)), config.device)
+    peers_check.refuse_missing_gpus(
+        strategy.gather_json(peers_check.seat(place, gpus)), config.device
+    )
     device = choose_device(place, gpus)
     dataset = data.load(config.data, device)
     job_of = functools.partial(_job, config, paths, device, dataset, on_step)
     alone = Single(config, config.strategy, Place(), paths)
     numerics = choose_numerics.agree(
-        config, paths, dataset, strategy, device, lambda numerics: job_of(numerics, alone, Place(), ())
+        config,
+        paths,
+        dataset,
+        strategy,
+        device,
+        lambda numerics: job_of(numerics, alone, Place(), ()),
     )
     precision.round_products(numerics.precision)
     every = strategy.gather_json(
@@ -120,18 +144,28 @@ def _job(
     place: Place,
     every: tuple[Mapping[str, Any], ...],
 ) -> Job:
-    """A worker's model and what trains it, the same at each call; all workers of the strategy call it together."""
+    """A worker's model and what trains it, the same at each call; all workers of the strategy call
+    it together.
+    """
     model = models.initial(
-        config, dataset, device, precision.stored(numerics.precision), memory_format(numerics.channels_last)
+        config,
+        dataset,
+        device,
+        precision.stored(numerics.precision),
+        memory_format(numerics.channels_last),
     )
-    torch.manual_seed(seed_of(config.seed, place.rank, "dropout"))  # differs between workers, and between runs
+    torch.manual_seed(
+        seed_of(config.seed, place.rank, "dropout")
+    )  # differs between workers, and between runs
     vector = Vector(model, strategy.new_gradients)
     optimizer = optim.build(config.optimizer, vector)
     if numerics.precision == "fp16":
         vector.scale = LossScale(vector.gradients)
         vector.scale.guard(optimizer)
     strategy.prepare(vector, optimizer)
-    meter = noise_meter.meter_of(config, vector, optimizer, strategy) if config.measures_noise else None
+    meter = (
+        noise_meter.meter_of(config, vector, optimizer, strategy) if config.measures_noise else None
+    )
     return Job(
         config=config,
         paths=paths,
@@ -148,7 +182,9 @@ def _job(
         strategy=strategy,
         policy=batching.build(config),
         learning_rate=optim.schedule(config),
-        slowdown=Slowdown(config.launch.slowdown[place.rank] if config.launch.slowdown else 1.0, device),
+        slowdown=Slowdown(
+            config.launch.slowdown[place.rank] if config.launch.slowdown else 1.0, device
+        ),
         alive=SignOfLife(paths.alive(place.rank)),
         log=RunLog(paths.metrics),
         on_step=on_step,
@@ -157,7 +193,9 @@ def _job(
 
 
 def choose_device(place: Place, gpus: int) -> torch.device:
-    """The GPU of this worker's own, by its number among the workers of its host; the CPU where there are none."""
+    """The GPU of this worker's own, by its number among the workers of its host; the CPU where
+    there are none.
+    """
     if not gpus:
         return torch.device("cpu")
     torch.cuda.set_device(place.local_rank)
@@ -190,15 +228,18 @@ def _start_record(job: Job, launched_at: float | None) -> runlog.Start:
 
 
 def enter(work: Work) -> NoReturn:
-    """Be a process that a launcher started with a run folder: a parameter server, or a worker that does this work."""
+    """Be a process that a launcher started with a run folder: a parameter server, or a worker that
+    does this work.
+    """
     work_and_leave(lambda: take_part(RunPaths(Path(sys.argv[1])), work))
 
 
 def work_and_leave(work: Callable[[], object]) -> NoReturn:
     """All that a launched process does.
 
-    One that fails leaves at once, when it has said why: what Python does before it ends may wait for other workers. A
-    torchrun that is killed leaves its processes behind, which would train on after the run's end is on record.
+    One that fails leaves at once, when it has said why: what Python does before it ends may wait
+    for other workers. A torchrun that is killed leaves its processes behind, which would train on
+    after the run's end is on record.
     """
     fresh_process.end_with_launcher()
     try:
@@ -226,7 +267,8 @@ def take_part(paths: RunPaths, work: Work) -> Place:
 def _leave(code: int) -> NoReturn:
     """End a process whose work or failure is on record, without the destructors of C++ libraries.
 
-    After Gloo was used, those of torch 2.13 abort one exit in twenty ("terminate called without an active exception").
+    After Gloo was used, those of torch 2.13 abort one exit in twenty ("terminate called without an
+    active exception").
     """
     sys.stdout.flush()
     sys.stderr.flush()

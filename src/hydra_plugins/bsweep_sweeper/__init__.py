@@ -17,14 +17,20 @@ if TYPE_CHECKING:
 
 
 class Sweeper(BasicSweeper):
-    """Expands the grid as Hydra's own sweeper does, and hands its points to whatever `hydra/launcher` is chosen."""
+    """Expands the grid as Hydra's own sweeper does, and hands its points to whatever
+    `hydra/launcher` is chosen.
+    """
 
     def sweep(self, arguments: list[str]) -> list[str]:
-        """Run the grid that `hydra.sweeper.params` and the command line span; the status of every point."""
+        """Run the grid that `hydra.sweeper.params` and the command line span; the status of every
+        point.
+        """
         from bsweep.compose import grid, overrides
         from bsweep.study import sweep  # Hydra imports all plugins at every start
 
-        assert self.config is not None and self.hydra_context is not None and self.launcher is not None
+        assert (
+            self.config is not None and self.hydra_context is not None and self.launcher is not None
+        )
         loader = self.hydra_context.config_loader
         master: DictConfig = self.config
         parser = OverridesParser.create(config_loader=loader)
@@ -44,7 +50,9 @@ class Sweeper(BasicSweeper):
         runs_here = isinstance(self.launcher, BasicLauncher)
 
         def start(places: Sequence[int]) -> list[str]:
-            if runs_here and all(need_nothing_of_hydra):  # Hydra's own launcher would compose each point once more
+            if runs_here and all(
+                need_nothing_of_hydra
+            ):  # Hydra's own launcher would compose each point once more
                 return [_status_here(sweep.run_one, configs[place]) for place in places]
             return self._start([points[place] for place in places])
 
@@ -56,7 +64,9 @@ class Sweeper(BasicSweeper):
             jobs = self.launcher.launch(points, initial_job_idx=0)
         except Exception as error:  # such as sbatch's, or of a job that was cancelled
             name = self.config.hydra.runtime.choices["hydra/launcher"]
-            print(f"bsweep: hydra/launcher={name} could not run the points: {error}", file=sys.stderr)
+            print(
+                f"bsweep: hydra/launcher={name} could not run the points: {error}", file=sys.stderr
+            )
             return ["failed"] * len(points)
         return [_status_of_job(job) for job in jobs]
 
@@ -64,7 +74,9 @@ class Sweeper(BasicSweeper):
         """The axes of an experiment; one that it inherits is not swept where it is null."""
         axes: Any = {} if self.params is None else self.params
         if not hasattr(axes, "items"):
-            raise ValueError(f"hydra.sweeper.params={axes}: give keys with their values, as in {{seed: '0,1'}}.")
+            raise ValueError(
+                f"hydra.sweeper.params={axes}: give keys with their values, as in {{seed: '0,1'}}."
+            )
         return [f"{axis}={values}" for axis, values in axes.items() if values is not None]
 
 
@@ -77,7 +89,9 @@ def _status_here(run_one: Callable[[RunConfig], str], config: RunConfig) -> str:
 
 
 def _status_of_job(job: Any) -> str:
-    return str(job.return_value) if job.status == JobStatus.COMPLETED else _failed(job._return_value)
+    return (
+        str(job.return_value) if job.status == JobStatus.COMPLETED else _failed(job._return_value)
+    )
 
 
 def _failed(error: Exception) -> str:

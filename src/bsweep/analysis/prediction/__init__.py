@@ -1,7 +1,9 @@
-"""Which batch size on how many workers gets to a target soonest, or cheapest, from some of a grid's cells.
+"""Which batch size on how many workers gets to a target soonest, or cheapest, from some of a grid's
+cells.
 
-T(B, N) = S(B) t(B, N): steps to the target by global batch (`steps`) times seconds of a step (`step_time`), each with a
-posterior, so that every cell of a grid has a prediction interval, measured or not.
+T(B, N) = S(B) t(B, N): steps to the target by global batch (`steps`) times seconds of a step
+(`step_time`), each with a posterior, so that every cell of a grid has a prediction interval,
+measured or not.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from bsweep.analysis.loading import load
 from bsweep.analysis.prediction import critical_batch, rates
 from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES, Fits, fit, leave_one_out
 from bsweep.analysis.prediction.forecast import Forecast, default_grid, forecast, grid
-from bsweep.analysis.prediction.objectives import Objective, choose, parse_objective, with_probabilities
+from bsweep.analysis.prediction.objectives import (
+    Objective,
+    choose,
+    parse_objective,
+    with_probabilities,
+)
 from bsweep.analysis.prediction.result import Prediction
 from bsweep.analysis.prediction.selection import Observed, observed, rate_rule
 from bsweep.analysis.prediction.step_time import Timing, probe_timings
@@ -45,23 +52,33 @@ def predict(
         study: a study or its folder.
         target_accuracy: the test accuracy to reach, a fraction; or
         target_loss: the test loss. Without either, the one that the study's runs were ended at.
-        objective: `fastest`, `cheapest` (in worker-seconds, or in money where a price is given), `joules`,
-            `deadline=2h`, `workers<=4`, or some of them joined by commas.
-        batches: global batch sizes of the grid; None: those of the runs, and doublings between them.
+        objective: `fastest`, `cheapest` (in worker-seconds, or in money where a price is given),
+            `joules`, `deadline=2h`, `workers<=4`, or some of them joined by commas.
+        batches: global batch sizes of the grid; None: those of the runs, and doublings between
+            them.
         workers: worker counts of the grid; None: those of the runs.
         price_per_worker_hour: in any currency.
-        where: columns of `study.runs` and the value to choose, where runs differ in more than batch and workers.
+        where: columns of `study.runs` and the value to choose, where runs differ in more than batch
+            and workers.
         probe: a `probe.json`, whose steps and exchange count beside those of the runs.
 
     Raises:
-        ValueError: the target was not reached, points are missing, the grid is one cell, runs differ in more than
-            batch size and workers; the message has the remedy. FileNotFoundError: there is no such study.
+        ValueError: the target was not reached, points are missing, the grid is one cell, runs
+            differ in more than batch size and workers; the message has the remedy.
+            FileNotFoundError: there is no such study.
     """
     wanted = parse_objective(objective, price_per_worker_hour)
     known = study if isinstance(study, Study) else load(study, mix=True)  # `where` may choose
     seen = observed(known, _target(known, target_accuracy, target_loss), where)
     timings = probe_timings(probe) if probe else ()
-    return predict_from(seen, fit(seen, timings), wanted, _grid(seen, batches, workers), price_per_worker_hour, timings)
+    return predict_from(
+        seen,
+        fit(seen, timings),
+        wanted,
+        _grid(seen, batches, workers),
+        price_per_worker_hour,
+        timings,
+    )
 
 
 def predict_from(
@@ -98,12 +115,20 @@ def _target(study: Study, accuracy: float | None, loss: float | None) -> Target:
             if name in study.runs and study.runs[name].notna().any()
         }
         if len(of) != 1 or any(len(values) != 1 for values in of.values()):
-            raise ValueError("give a target: --target-accuracy 0.9, or --target-loss; the runs name no single one.")
-        accuracy, loss = (float(of[name][0]) if name in of else None for name in ("target_accuracy", "target_loss"))
+            raise ValueError(
+                "give a target: --target-accuracy 0.9, or --target-loss; the runs name no single "
+                "one."
+            )
+        accuracy, loss = (
+            float(of[name][0]) if name in of else None
+            for name in ("target_accuracy", "target_loss")
+        )
     return target_of(accuracy, loss)
 
 
-def _grid(seen: Observed, batches: Sequence[int] | None, workers: Sequence[int] | None) -> list[tuple[int, int, int]]:
+def _grid(
+    seen: Observed, batches: Sequence[int] | None, workers: Sequence[int] | None
+) -> list[tuple[int, int, int]]:
     own = default_grid(seen)
     if batches is None and workers is None:
         of = own
@@ -115,8 +140,10 @@ def _grid(seen: Observed, batches: Sequence[int] | None, workers: Sequence[int] 
         )
     if len(of) < 2:
         raise ValueError(
-            f"a grid of {'one cell' if of else 'no cells'}: there is nothing to choose from. Give --batches (global, "
-            "each a multiple of the workers and no larger than the training set) or --workers, as in "
+            f"a grid of {'one cell' if of else 'no cells'}: there is nothing to choose from. Give "
+            f"--batches (global, "
+            "each a multiple of the workers and no larger than the training set) or --workers, as "
+            "in "
             "--batches 32,64,128 --workers 1,2."
         )
     return of
@@ -128,39 +155,59 @@ def _warnings(seen: Observed, fits: Fits, predicted: Forecast, place: int) -> It
     num_reached = runs.loc[runs["reached"].eq(True), "global_batch"].nunique()
     if num_reached < ENOUGH_BATCHES:
         yield (
-            f"{num_reached} batch size{'s' * (num_reached > 1)} reached the target, and S_min + E_min / B has two "
-            f"parameters: {ENOUGH_BATCHES - num_reached} more would test it. Intervals lean on priors."
+            f"{num_reached} batch size{'s' * (num_reached > 1)} reached the target, and S_min + "
+            f"E_min / B has two "
+            f"parameters: {ENOUGH_BATCHES - num_reached} more would test it. Intervals lean on "
+            f"priors."
         )
     known = sorted(set(runs.loc[runs["step_seconds"] > 0, "num_workers"]))
     others = sorted(set(cells["num_workers"]) - set(known))
     if others and (len(known) < 2 or max(others) > max(known)):
         yield (
-            f"steps were timed on {_counts(known)} alone: what an exchange costs on {_counts(others)} is "
+            f"steps were timed on {_counts(known)} alone: what an exchange costs on "
+            f"{_counts(others)} is "
             "a guess within its wide interval. Time a few steps there, or give a probe."
         )
     if runs.loc[runs["device"] == "cpu"].groupby("num_workers")["threads"].first().nunique() > 1:
         yield (
-            "the threads of a worker change with the number of workers: the form of a step's time has each worker "
+            "the threads of a worker change with the number of workers: the form of a step's time "
+            "has each worker "
             "compute as fast as one alone. Give launch.threads_per_worker."
         )
     if cells["num_runs"].iloc[place] and not cells["num_reached"].iloc[place]:
         yield (
-            "no run of the recommended cell reached the target. The prediction takes it that they would have, trained "
-            "for longer, and knows no accuracy beyond which a batch size never gets: train it for longer first."
+            "no run of the recommended cell reached the target. The prediction takes it that they "
+            "would have, trained "
+            "for longer, and knows no accuracy beyond which a batch size never gets: train it for "
+            "longer first."
         )
-    for name, values in mixture.mixture(runs, seen.study.provenance).items():  # hardware was refused
-        yield f"the runs are of different versions of {name}, whose times may differ: {mixture.in_words(values)}."
+    for name, values in mixture.mixture(
+        runs, seen.study.provenance
+    ).items():  # hardware was refused
+        yield (
+            f"the runs are of different versions of {name}, whose times may differ: "
+            f"{mixture.in_words(values)}."
+        )
     yield from _of_times_beside_others(seen)
     if cells["is_extrapolated"].iloc[place]:
-        yield "the recommended cell lies beyond the batches or workers that were run: train it before relying on it."
+        yield (
+            "the recommended cell lies beyond the batches or workers that were run: train it "
+            "before relying on it."
+        )
     yield from critical_batch.disagreements(fits.critical_batches)
 
 
 def _of_times_beside_others(seen: Observed) -> Iterator[str]:
-    is_left_out = seen.runs["run_id"].isin(timed_beside(seen.study.provenance)) & seen.runs["train_seconds"].isna()
+    is_left_out = (
+        seen.runs["run_id"].isin(timed_beside(seen.study.provenance))
+        & seen.runs["train_seconds"].isna()
+    )
     if count := int(is_left_out.sum()):
         runs = f"{count} run{'s' * (count > 1)}"
-        yield f"{runs} had others beside them (launch.parallel): their steps count, their times do not."
+        yield (
+            f"{runs} had others beside them (launch.parallel): their steps count, their times do "
+            f"not."
+        )
 
 
 def _counts(workers: Sequence[int]) -> str:

@@ -1,12 +1,14 @@
-"""Measurements of cells: log y = model + effect of the cell + noise of the run, some of them censored.
+"""Measurements of cells: log y = model + effect of the cell + noise of the run, some of them
+censored.
 
-The effect, normal with deviation tau, is what the model misses at a cell; every run there shares it. The noise, normal
-with deviation sigma, is between runs. So what is predicted of a cell that was measured goes by the model *and* by its
-own runs, and a model that fits badly makes intervals wide. A censored run says that log y is above (or below) a
-bound, no more: it enters by that probability (Tobin, 1958), given the effect, over which is integrated.
+The effect, normal with deviation tau, is what the model misses at a cell; every run there shares
+it. The noise, normal with deviation sigma, is between runs. So what is predicted of a cell that was
+measured goes by the model *and* by its own runs, and a model that fits badly makes intervals wide.
+A censored run says that log y is above (or below) a bound, no more: it enters by that probability
+(Tobin, 1958), given the effect, over which is integrated.
 
-What was interpolated between two evaluations is known to within their distance d: a variance of d^2 / 12 more, that of
-a uniform error, in the noise of such a run.
+What was interpolated between two evaluations is known to within their distance d: a variance of d^2
+/ 12 more, that of a uniform error, in the noise of such a run.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ _CANDIDATES = 64  # for the effect of a cell with censored runs, of which one is
 
 @dataclass(frozen=True)
 class CellRuns:
-    """The runs of one cell, as logarithms: `exact` ones and, of others, bounds that they are `above` or `below`.
+    """The runs of one cell, as logarithms: `exact` ones and, of others, bounds that they are
+    `above` or `below`.
 
-    `resolution` is the variance of an exact one by the distance of its evaluations, the mean over the cell's runs.
+    `resolution` is the variance of an exact one by the distance of its evaluations, the mean over
+    the cell's runs.
     """
 
     exact: Array
@@ -46,7 +50,9 @@ class CellRuns:
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells in order, and of their exact runs the `count`, `mean`, sum of squares `within` and `resolution`."""
+    """Cells in order, and of their exact runs the `count`, `mean`, sum of squares `within` and
+    `resolution`.
+    """
 
     runs: tuple[CellRuns, ...]
     count: Array
@@ -59,21 +65,26 @@ def cells_of(runs: Iterable[CellRuns]) -> Cells:
     known = tuple(runs)
     count = np.array([len(cell.exact) for cell in known], float)
     mean = np.array([cell.exact.mean() if len(cell.exact) else 0.0 for cell in known])
-    within = np.array([np.sum((cell.exact - center) ** 2) for cell, center in zip(known, mean, strict=True)])
+    within = np.array(
+        [np.sum((cell.exact - center) ** 2) for cell, center in zip(known, mean, strict=True)]
+    )
     return Cells(known, count, mean, within, np.array([cell.resolution for cell in known]))
 
 
 def cell_runs(
     exact: ArrayLike = (), above: ArrayLike = (), below: ArrayLike = (), spacing: ArrayLike = 0.0
 ) -> CellRuns:
-    """From amounts; `spacing` is the distance of the evaluations around each exact one, NaN where it is not known."""
+    """From amounts; `spacing` is the distance of the evaluations around each exact one, NaN where
+    it is not known.
+    """
     known, most, least = (np.log(np.asarray(values, float)) for values in (exact, above, below))
     apart = np.nan_to_num(np.broadcast_to(np.asarray(spacing, float), known.shape) / np.exp(known))
     return CellRuns(known, most, least, float(np.mean(apart**2)) / 12 if len(apart) else 0.0)
 
 
 def mean_log(runs: CellRuns, sigma: float) -> float:
-    """The likeliest mean of a cell's logarithms, of deviation `sigma`: censored runs count, by their bounds.
+    """The likeliest mean of a cell's logarithms, of deviation `sigma`: censored runs count, by
+    their bounds.
 
     NaN where bounds alone are known.
     """
@@ -94,7 +105,9 @@ def mean_log(runs: CellRuns, sigma: float) -> float:
 
 
 def log_likelihood(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
-    """Of all runs, by draw: from logarithms by a model, (draws, cells), and deviations, (draws,) or (draws, cells)."""
+    """Of all runs, by draw: from logarithms by a model, (draws, cells), and deviations, (draws,) or
+    (draws, cells).
+    """
     spread = np.broadcast_to(tau if tau.ndim == 2 else tau[:, None], model.shape)
     total = _of_exact(cells, model, sigma[:, None], spread).sum(axis=1)
     for number, cell in enumerate(cells.runs):
@@ -106,8 +119,12 @@ def log_likelihood(cells: Cells, model: Array, sigma: Array, tau: Array) -> Arra
     return np.asarray(total)
 
 
-def draw_effects(cells: Cells, model: Array, sigma: Array, tau: Array, rng: np.random.Generator) -> Array:
-    """The effect of each cell given its runs, a draw for each draw of the parameters: (draws, cells)."""
+def draw_effects(
+    cells: Cells, model: Array, sigma: Array, tau: Array, rng: np.random.Generator
+) -> Array:
+    """The effect of each cell given its runs, a draw for each draw of the parameters: (draws,
+    cells).
+    """
     tau = np.broadcast_to(tau if tau.ndim == 2 else tau[:, None], model.shape)
     drawn = []
     for cell, expected, spread in zip(cells.runs, model.T, tau.T, strict=True):
@@ -120,14 +137,17 @@ def draw_effects(cells: Cells, model: Array, sigma: Array, tau: Array, rng: np.r
 
 
 def _of_exact(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
-    """Normal with variance sigma^2, and that of their resolution, each, and covariance tau^2 between any two of a cell.
+    """Normal with variance sigma^2, and that of their resolution, each, and covariance tau^2
+    between any two of a cell.
 
     Of shape (draws, cells).
     """
     n, own = cells.count, sigma**2 + cells.resolution
     of_mean = own + n * tau**2
     misses = n * (cells.mean - model) ** 2 / of_mean + cells.within / own
-    return np.where(n > 0, -0.5 * ((n - 1) * np.log(own) + np.log(of_mean) + misses + n * _LOG_2PI), 0.0)
+    return np.where(
+        n > 0, -0.5 * ((n - 1) * np.log(own) + np.log(of_mean) + misses + n * _LOG_2PI), 0.0
+    )
 
 
 def _effect(cell: CellRuns, model: Array, sigma: Array, tau: Array) -> tuple[Array, Array]:

@@ -1,8 +1,10 @@
-"""The critical batch size, E_min / S_min, three ways side by side: steps to a target, noise scale, branched runs.
+"""The critical batch size, E_min / S_min, three ways side by side: steps to a target, noise scale,
+branched runs.
 
-The three are defined differently and agree within a factor of a few where all is well (McCandlish et al., arXiv
-1812.06162): the noise scale is of the gradient along one run, steps to a target integrate over whole runs, branches go
-on from one checkpoint. Each has an interval or says that it is not identifiable.
+The three are defined differently and agree within a factor of a few where all is well (McCandlish
+et al., arXiv 1812.06162): the noise scale is of the gradient along one run, steps to a target
+integrate over whole runs, branches go on from one checkpoint. Each has an interval or says that it
+is not identifiable.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from bsweep.analysis.prediction.steps import Known, StepsFit, fit_steps
 from bsweep.analysis.targets import crossings
 
 INTERVAL = (0.05, 0.95)  # quantiles: of all that is said to lie in 90 % intervals
-_NOISE_FACTOR = 3.0  # by which a noise scale may miss the critical batch of steps to a target, as one deviation
+_NOISE_FACTOR = (
+    3.0  # by which a noise scale may miss the critical batch of steps to a target, as one deviation
+)
 _FEWEST_RECORDS = 8  # of a noise scale, for a bootstrap of them to mean anything
 _NUM_BOOTSTRAPS = 2000
 _TOLD = 0.7  # of the prior's width: what is wider was not told by the runs
@@ -30,7 +34,9 @@ _TOLD = 0.7  # of the prior's width: what is wider was not told by the runs
 
 @dataclass(frozen=True)
 class CriticalBatch:
-    """One estimate in examples with its 90 % interval; `verdict` is empty, or why it is not identifiable."""
+    """One estimate in examples with its 90 % interval; `verdict` is empty, or why it is not
+    identifiable.
+    """
 
     source: str
     value: float
@@ -43,7 +49,9 @@ class CriticalBatch:
         return not self.verdict
 
     def as_known(self) -> Known:
-        """What it says of steps to a target: its own width, and the factor by which the definitions may differ."""
+        """What it says of steps to a target: its own width, and the factor by which the definitions
+        may differ.
+        """
         own = np.log(self.high / self.low) / 3.29
         return Known(self.value, float(np.exp(np.hypot(np.log(_NOISE_FACTOR), own))))
 
@@ -52,27 +60,37 @@ def from_steps(fit: StepsFit) -> CriticalBatch:
     """From steps to a target, without what is known from elsewhere."""
     low, value, high = np.quantile(fit.critical_batch, [INTERVAL[0], 0.5, INTERVAL[1]])
     width = np.std(np.log(fit.critical_batch)) / np.log(10)
-    few = f"not identifiable: {len(fit.batches)} batch size{'s' * (len(fit.batches) > 1)} tell little of it"
-    return CriticalBatch("steps to target", float(value), float(low), float(high), few if width > _TOLD else "")
+    few = (
+        f"not identifiable: {len(fit.batches)} batch size{'s' * (len(fit.batches) > 1)} tell "
+        f"little of it"
+    )
+    return CriticalBatch(
+        "steps to target", float(value), float(low), float(high), few if width > _TOLD else ""
+    )
 
 
 def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
     """From records of the gradient noise scale: sum of variances over sum of squared gradients.
 
-    A ratio of averages, for a mean of ratios is dominated by those whose denominator is near zero. Its interval is by
-    resampling blocks of consecutive records of each run in turn (circular block bootstrap; Politis and Romano, 1992),
-    since neighbours are alike. Not identifiable where the squared gradient may be zero or less in more than one of
-    twenty resamples, so that the ratio has no upper end.
+    A ratio of averages, for a mean of ratios is dominated by those whose denominator is near zero.
+    Its interval is by resampling blocks of consecutive records of each run in turn (circular block
+    bootstrap; Politis and Romano, 1992), since neighbours are alike. Not identifiable where the
+    squared gradient may be zero or less in more than one of twenty resamples, so that the ratio has
+    no upper end.
 
     Args:
         records: as `Study.noise_scales`.
         seed: of the resampling.
     """
     source, known = "noise scale", records.dropna(subset=["variance", "gradient_square"])
-    runs = [of[["variance", "gradient_square"]].to_numpy(float) for _, of in known.groupby("run_id")]
+    runs = [
+        of[["variance", "gradient_square"]].to_numpy(float) for _, of in known.groupby("run_id")
+    ]
     if len(known) < _FEWEST_RECORDS:
         lacking = _FEWEST_RECORDS - len(known)
-        verdict = f"not identifiable: {lacking} records are missing" if len(known) else "not measured"
+        verdict = (
+            f"not identifiable: {lacking} records are missing" if len(known) else "not measured"
+        )
         return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
     rng = np.random.default_rng(seed)
     sums = np.sum([_block_sums(of, rng) for of in runs], axis=0)
@@ -89,11 +107,12 @@ def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
 
 
 def noise_scale(study: Study, *, by_layer: bool = False) -> pd.DataFrame:
-    """The gradient noise scale over each whole run that measured it, in examples, or of each tensor of its model.
+    """The gradient noise scale over each whole run that measured it, in examples, or of each tensor
+    of its model.
 
     Returns:
-        A row a run, or a run and layer, with `noise_scale`, the ends of its 90 % interval `low` and `high`, and
-        `verdict`: empty, or why there are none; see `from_noise_scale`.
+        A row a run, or a run and layer, with `noise_scale`, the ends of its 90 % interval `low` and
+        `high`, and `verdict`: empty, or why there are none; see `from_noise_scale`.
     """
     keys, records = ["run_id"], study.noise_scales
     if by_layer:
@@ -118,8 +137,8 @@ def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> Critica
     """From runs that go on from one checkpoint at several batch sizes, each to the same loss.
 
     Args:
-        branches: a row a run, with `global_batch`, and of the evaluations since the checkpoint the columns of
-            `to_target`, steps counted from there.
+        branches: a row a run, with `global_batch`, and of the evaluations since the checkpoint the
+            columns of `to_target`, steps counted from there.
         num_draws: of the posterior.
     """
     source = "branched runs"
@@ -127,7 +146,10 @@ def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> Critica
         return CriticalBatch(source, np.nan, np.nan, np.nan, "not measured")
     reached = branches[branches["reached"].astype(bool)]
     if (number_of := reached["global_batch"].nunique()) < 2:
-        verdict = f"not identifiable: {2 - number_of} branch{'es are' if number_of == 0 else ' is'} missing"
+        verdict = (
+            f"not identifiable: {2 - number_of} branch{'es are' if number_of == 0 else ' is'} "
+            f"missing"
+        )
         return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
     cells = {
         float(batch): to_target_of(branches[branches["global_batch"] == batch], "steps")
@@ -138,21 +160,27 @@ def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> Critica
 
 
 def branches_of(seen: Observed) -> pd.DataFrame:
-    """The table of `from_branches`: runs that went on from one checkpoint, and the run whose checkpoint it was.
+    """The table of `from_branches`: runs that went on from one checkpoint, and the run whose
+    checkpoint it was.
 
-    The target is the one of the prediction: given beforehand, it is the same for any number of branches, whereas a
-    loss that they reached by chance would favour the branch that it is taken from. Branches that did not get there
-    count as bounds. Those of several checkpoints would be fitted apart; the latest one's are taken.
+    The target is the one of the prediction: given beforehand, it is the same for any number of
+    branches, whereas a loss that they reached by chance would favour the branch that it is taken
+    from. Branches that did not get there count as bounds. Those of several checkpoints would be
+    fitted apart; the latest one's are taken.
     """
     found = seen.continued
     if found.empty:
         return pd.DataFrame({"global_batch": []})
     source, begun = found["branch_of"].iloc[-1], float(found["branch_steps"].iloc[-1])
     own = found[(found["branch_of"] == source) & (found["branch_steps"] == begun)]
-    batches = pd.concat([own, seen.runs[seen.runs["run_id"] == source]]).set_index("run_id")["global_batch"]
+    batches = pd.concat([own, seen.runs[seen.runs["run_id"] == source]]).set_index("run_id")[
+        "global_batch"
+    ]
     since = seen.study.evaluations
     since = since[since["run_id"].isin(batches.index) & (since["num_steps"].astype(float) > begun)]
-    return crossings(since.assign(num_steps=since["num_steps"].astype(float) - begun), seen.target).join(batches)
+    return crossings(
+        since.assign(num_steps=since["num_steps"].astype(float) - begun), seen.target
+    ).join(batches)
 
 
 def records_until_target(seen: Observed) -> pd.DataFrame:
@@ -168,7 +196,9 @@ def disagreements(estimates: Sequence[CriticalBatch]) -> Iterator[str]:
     for one, other in combinations([estimate for estimate in estimates if estimate.is_known], 2):
         if one.low > other.high or other.low > one.high:
             yield (
-                f"the critical batch by {one.source} ({number(one.low)} to {number(one.high)}) and by {other.source} "
-                f"({number(other.low)} to {number(other.high)}) disagree beyond their intervals: they are defined "
+                f"the critical batch by {one.source} ({number(one.low)} to {number(one.high)}) and "
+                f"by {other.source} "
+                f"({number(other.low)} to {number(other.high)}) disagree beyond their intervals: "
+                f"they are defined "
                 "differently, and learning rates that do not suit a batch move the first."
             )

@@ -1,4 +1,6 @@
-"""Both fits of a prediction, what each says of the critical batch, and the error of leaving cells out."""
+"""Both fits of a prediction, what each says of the critical batch, and the error of leaving cells
+out.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,18 @@ class Fits:
 
 
 def fit(
-    seen: Observed, timings: Sequence[Timing] = (), num_draws: int = NUM_DRAWS, *, from_one_batch: bool = False
+    seen: Observed,
+    timings: Sequence[Timing] = (),
+    num_draws: int = NUM_DRAWS,
+    *,
+    from_one_batch: bool = False,
 ) -> Fits:
     """Fit steps to the target and step time.
 
-    Where fewer than three batch sizes reached the target, what branches or else the noise scale say of the critical
-    batch counts too, with a factor of three for the difference of definitions. `from_one_batch` accepts a single batch
-    size with nothing of the kind, and so the prior of the critical batch, which is as wide as any.
+    Where fewer than three batch sizes reached the target, what branches or else the noise scale say
+    of the critical batch counts too, with a factor of three for the difference of definitions.
+    `from_one_batch` accepts a single batch size with nothing of the kind, and so the prior of the
+    critical batch, which is as wide as any.
 
     Raises:
         ValueError: too few points; the message says how many are missing.
@@ -46,21 +53,27 @@ def fit(
     noise = critical_batch.from_noise_scale(critical_batch.records_until_target(seen))
     branched = critical_batch.from_branches(critical_batch.branches_of(seen), num_draws)
     elsewhere = next((one.as_known() for one in (branched, noise) if one.is_known), None)
-    if problem := missing(seen, has_estimate=from_one_batch or elsewhere is not None, has_timings=bool(timings)):
+    if problem := missing(
+        seen, has_estimate=from_one_batch or elsewhere is not None, has_timings=bool(timings)
+    ):
         raise ValueError(problem)
     runs = seen.steps()
     num_reached = sum(len(of.exact) + len(of.below) > 0 for of in runs.values())
     alone = fit_steps(runs, num_draws=num_draws) if num_reached > 1 else None
     lacking = f"not identifiable: {2 - num_reached} batch size is missing"
     by_steps = (
-        critical_batch.from_steps(alone) if alone else CriticalBatch("steps to target", *(np.nan,) * 3, verdict=lacking)
+        critical_batch.from_steps(alone)
+        if alone
+        else CriticalBatch("steps to target", *(np.nan,) * 3, verdict=lacking)
     )
     steps = _with_help(runs, alone, elsewhere if num_reached < ENOUGH_BATCHES else None, num_draws)
     step_time = fit_step_time([*seen.timings(), *timings], num_draws)
     return Fits(steps, step_time, (by_steps, noise, branched))
 
 
-def _with_help(runs: Mapping[float, CellRuns], alone: StepsFit | None, help_: Known | None, num_draws: int) -> StepsFit:
+def _with_help(
+    runs: Mapping[float, CellRuns], alone: StepsFit | None, help_: Known | None, num_draws: int
+) -> StepsFit:
     if alone is not None and help_ is None:
         return alone
     return fit_steps(runs, help_, num_draws)
@@ -69,15 +82,18 @@ def _with_help(runs: Mapping[float, CellRuns], alone: StepsFit | None, help_: Kn
 def leave_one_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
     """Each measured cell as predicted from all others.
 
-    Columns: `CELL`; `measured_seconds`, see `measured_log`; `is_bound`, whether no run of it reached the target, so
-    that it is the mean of what they trained, a lower bound; `predicted_seconds`, the median, `low` and `high`, the 90 %
-    prediction interval of such a mean; `error`, predicted over measured less 1, and 0 above a bound; `is_inside`,
-    which of a bound says that the interval does not end below it. Cells without which there is nothing to predict from
+    Columns: `CELL`; `measured_seconds`, see `measured_log`; `is_bound`, whether no run of it
+    reached the target, so that it is the mean of what they trained, a lower bound;
+    `predicted_seconds`, the median, `low` and `high`, the 90 % prediction interval of such a mean;
+    `error`, predicted over measured less 1, and 0 above a bound; `is_inside`, which of a bound says
+    that the interval does not end below it. Cells without which there is nothing to predict from
     are left out; of many cells, some.
     """
     was_trained = seen.runs["reached"].eq(True) | (seen.runs["trained_seconds"] > 0)
     groups = list(seen.runs[was_trained].groupby(CELL))
-    chosen = np.unique(np.linspace(0, len(groups) - 1, min(len(groups), _MOST_LEFT_OUT)).round().astype(int))
+    chosen = np.unique(
+        np.linspace(0, len(groups) - 1, min(len(groups), _MOST_LEFT_OUT)).round().astype(int)
+    )
     rows = []
     for number in chosen:
         key, of_cell = groups[number]
@@ -89,11 +105,24 @@ def leave_one_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFram
         made = forecast(others, fits.steps, fits.step_time, [tuple(map(int, key))])  # type: ignore[list-item]
         scatter = (made.log_run_seconds - made.log_seconds)[:, 0] / np.sqrt(len(of_cell))
         low, high = np.exp(np.quantile(made.log_seconds[:, 0] + scatter, critical_batch.INTERVAL))
-        log, is_bound = measured_log(of_cell, fits.steps, fits.step_time), not of_cell["reached"].eq(True).any()
-        measured = float(np.exp(np.log(of_cell["trained_seconds"].astype(float)).mean() if is_bound else log))
+        log, is_bound = (
+            measured_log(of_cell, fits.steps, fits.step_time),
+            not of_cell["reached"].eq(True).any(),
+        )
+        measured = float(
+            np.exp(np.log(of_cell["trained_seconds"].astype(float)).mean() if is_bound else log)
+        )
         predicted = float(np.exp(np.median(made.log_seconds)))
         error = min(0.0, predicted / measured - 1) if is_bound else predicted / measured - 1
         is_inside = measured <= high and (is_bound or low <= measured)
         rows.append((*key, measured, is_bound, predicted, low, high, error, is_inside))
-    names = ["measured_seconds", "is_bound", "predicted_seconds", "low", "high", "error", "is_inside"]
+    names = [
+        "measured_seconds",
+        "is_bound",
+        "predicted_seconds",
+        "low",
+        "high",
+        "error",
+        "is_inside",
+    ]
     return pd.DataFrame(rows, columns=[*CELL, *names])

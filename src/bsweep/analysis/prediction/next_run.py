@@ -1,9 +1,10 @@
-"""What to run next, to know which cell of a grid is best: by expected gain per worker-second, within a budget.
+"""What to run next, to know which cell of a grid is best: by expected gain per worker-second,
+within a budget.
 
-The gain of a run is its knowledge gradient, see `objectives.gains`: the fraction of the time (or cost) that choosing
-afterwards is expected to save over choosing now. Until a run has reached the target nothing is known of the level of
-steps: then the run goes first that is the cheapest to end at the target, were the critical batch in the middle of the
-grid.
+The gain of a run is its knowledge gradient, see `objectives.gains`: the fraction of the time (or
+cost) that choosing afterwards is expected to save over choosing now. Until a run has reached the
+target nothing is known of the level of steps: then the run goes first that is the cheapest to end
+at the target, were the critical batch in the middle of the grid.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ Key = tuple[int, int, int]
 """`CELL`: global batch, workers, passes."""
 
 End = Literal["sure", "budget", "gain", "runs", ""]
-"""Why there is no next run: the choice is sure, no run fits the budget, none brings much, none is left."""
+"""Why there is no next run: the choice is sure, no run fits the budget, none brings much, none is
+left.
+"""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A run that could be made in a cell: `done_steps` of it are trained, `most_steps` it has at the most."""
+    """A run that could be made in a cell: `done_steps` of it are trained, `most_steps` it has at
+    the most.
+    """
 
     cell: Key
     most_steps: float
@@ -42,7 +47,8 @@ class Offer:
 
 @dataclass(frozen=True)
 class Grid:
-    """`points` is the number of runs of each cell that the whole grid has, each of `most_steps` at the most.
+    """`points` is the number of runs of each cell that the whole grid has, each of `most_steps` at
+    the most.
 
     `other_seconds` are those of a run beside its steps, by workers: to start, and to evaluate.
     """
@@ -56,13 +62,16 @@ class Grid:
         return list(self.points)
 
     def worker_seconds(self, step_time: StepTimeFit, prediction: Prediction | None) -> float:
-        """What the whole grid is predicted to take; without a prediction with all steps that its runs may have."""
+        """What the whole grid is predicted to take; without a prediction with all steps that its
+        runs may have.
+        """
         needed = dict.fromkeys(self.cells, np.inf)
         if prediction is not None:
             rows = prediction.cells[[*CELL, "steps"]].itertuples(index=False, name=None)
             needed |= {(int(b), int(n), int(p)): float(steps) for b, n, p, steps in rows}
         return sum(
-            number * self.run_worker_seconds(Offer(cell, self.most_steps[cell]), needed[cell], step_time)
+            number
+            * self.run_worker_seconds(Offer(cell, self.most_steps[cell]), needed[cell], step_time)
             for cell, number in self.points.items()
         )
 
@@ -76,7 +85,8 @@ class Grid:
 
 @dataclass(frozen=True)
 class Next:
-    """The run to make, or why there is none (`ends`), with the run that would come next if the budget were larger.
+    """The run to make, or why there is none (`ends`), with the run that would come next if the
+    budget were larger.
 
     `gain` is the fraction that it is expected to save, NaN before any run reached the target.
     """
@@ -89,10 +99,14 @@ class Next:
 
 def median_step(step_time: StepTimeFit, cell: Key) -> float:
     batch, workers, passes = cell
-    return float(np.exp(np.median(step_time.log_seconds(Cell(batch / workers / passes, workers, passes)))))
+    return float(
+        np.exp(np.median(step_time.log_seconds(Cell(batch / workers / passes, workers, passes))))
+    )
 
 
-def first_run(grid: Grid, offers: Sequence[Offer], step_time: StepTimeFit, left: Mapping[int, float]) -> Next:
+def first_run(
+    grid: Grid, offers: Sequence[Offer], step_time: StepTimeFit, left: Mapping[int, float]
+) -> Next:
     """The run to begin with while none has reached the target; one that is under way goes on.
 
     Args:
@@ -111,12 +125,17 @@ def first_run(grid: Grid, offers: Sequence[Offer], step_time: StepTimeFit, left:
         costs[offer] = (not offer.done_steps, relative)
     offer = min(offers, key=lambda one: costs[one])
     cost = grid.run_worker_seconds(offer, offer.most_steps, step_time)
-    if left[offer.cell[1]] < grid.other_seconds.get(offer.cell[1], 0.0) * offer.cell[1] or left[offer.cell[1]] <= 0:
+    if (
+        left[offer.cell[1]] < grid.other_seconds.get(offer.cell[1], 0.0) * offer.cell[1]
+        or left[offer.cell[1]] <= 0
+    ):
         return Next(offer, cost, np.nan, "budget")
     return Next(offer, cost, np.nan)
 
 
-def next_run(grid: Grid, offers: Sequence[Offer], prediction: Prediction, left: Mapping[int, float]) -> Next:
+def next_run(
+    grid: Grid, offers: Sequence[Offer], prediction: Prediction, left: Mapping[int, float]
+) -> Next:
     """The run that brings most for its cost, of those that the budget pays for; see `first_run`."""
     table = _gains(grid, offers, prediction)
     if is_sure(prediction.choice):
@@ -131,7 +150,9 @@ def next_run(grid: Grid, offers: Sequence[Offer], prediction: Prediction, left: 
 
 
 def is_sure(choice: Choice) -> bool:
-    """Whether the recommended cell is known well enough: within `CLOSE` of the best with probability `SURE`."""
+    """Whether the recommended cell is known well enough: within `CLOSE` of the best with
+    probability `SURE`.
+    """
     return choice.probability_close >= SURE
 
 

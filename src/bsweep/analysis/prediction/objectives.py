@@ -21,18 +21,25 @@ Measure = Literal["seconds", "worker_seconds", "money", "joules"]
 CLOSE = 0.05  # of the best: within it, cells are as good
 NUM_TIMED_STEPS = 50  # of a cell, which say how long a step takes
 SURE = 0.9  # the probability with which a run is to meet a deadline
-_TELLS_APART = 0.05  # the probability of being better below which a cell is told from the recommended one
+_TELLS_APART = (
+    0.05  # the probability of being better below which a cell is told from the recommended one
+)
 _MEASURES: dict[str, Measure] = {
-    "fastest": "seconds", "cheapest": "worker_seconds", "seconds": "seconds", "worker_seconds": "worker_seconds",
+    "fastest": "seconds", "cheapest": "worker_seconds", "seconds": "seconds",
+    "worker_seconds": "worker_seconds",
     "money": "money", "joules": "joules",
 }  # fmt: skip
 _UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_EXAMPLES = "fastest, cheapest, joules, deadline=2h, workers<=4, or some of them as in cheapest,workers<=4"
+_EXAMPLES = (
+    "fastest, cheapest, joules, deadline=2h, workers<=4, or some of them as in cheapest,workers<=4"
+)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """`minimize` is least among cells on at most `max_workers` that end before a deadline with probability `SURE`."""
+    """`minimize` is least among cells on at most `max_workers` that end before a deadline with
+    probability `SURE`.
+    """
 
     minimize: Measure = "seconds"
     deadline_seconds: float | None = None
@@ -41,10 +48,13 @@ class Objective:
 
 
 def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Objective:
-    """An objective as a user writes it, where a price is given in money; ValueError that names what is wrong."""
+    """An objective as a user writes it, where a price is given in money; ValueError that names what
+    is wrong.
+    """
     if price_per_worker_hour is not None and not 0 < price_per_worker_hour < np.inf:
         raise ValueError(
-            f"--price-per-worker-hour {price_per_worker_hour:g}: give what an hour of a worker costs, such as 2.5."
+            f"--price-per-worker-hour {price_per_worker_hour:g}: give what an hour of a worker "
+            f"costs, such as 2.5."
         )
     found = Objective(text=text)
     given: list[Measure] = []
@@ -57,13 +67,19 @@ def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Ob
             found = replace(found, max_workers=int(limit[1]))
         else:
             names = [*_MEASURES, "deadline=2h", "workers<=4"]
-            raise ValueError(f"objective {part or text!r}: unknown.{did_you_mean(part, names)} Use {_EXAMPLES}.")
+            raise ValueError(
+                f"objective {part or text!r}: unknown.{did_you_mean(part, names)} Use {_EXAMPLES}."
+            )
     if len(set(given)) > 1:
         raise ValueError(f"objective {text!r}: one thing alone can be least. Use {_EXAMPLES}.")
-    within: Measure = "worker_seconds" if found.deadline_seconds else "seconds"  # done in time need not be done sooner
+    within: Measure = (
+        "worker_seconds" if found.deadline_seconds else "seconds"
+    )  # done in time need not be done sooner
     least = given[0] if given else within
     if least == "money" and price_per_worker_hour is None:
-        raise ValueError(f"objective {text!r} needs a price: give --price-per-worker-hour 2.5, say.")
+        raise ValueError(
+            f"objective {text!r} needs a price: give --price-per-worker-hour 2.5, say."
+        )
     is_priced = least == "worker_seconds" and price_per_worker_hour is not None
     return replace(found, minimize="money" if is_priced else least)
 
@@ -80,9 +96,10 @@ def parse_seconds(text: str) -> float:
 class Choice:
     """The recommended cell, by its place in the table of cells, and how sure that is.
 
-    `probability_best` is that of no cell being better, `probability_close` that of none being better by more than
-    `CLOSE`, both of typical runs. `alternatives` are cells that intervals do not tell from it, the likeliest first.
-    `probability_in_time` is that of one run meeting the deadline.
+    `probability_best` is that of no cell being better, `probability_close` that of none being
+    better by more than `CLOSE`, both of typical runs. `alternatives` are cells that intervals do
+    not tell from it, the likeliest first. `probability_in_time` is that of one run meeting the
+    deadline.
     """
 
     place: int
@@ -97,15 +114,20 @@ class Choice:
 
 
 def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False) -> Array:
-    """Logarithm of what is to be least, by draw and cell; ValueError where nothing is known of it."""
+    """Logarithm of what is to be least, by draw and cell; ValueError where nothing is known of
+    it.
+    """
     logs = forecast.log_run_seconds if of_run else forecast.log_seconds
     if objective.minimize == "seconds":
         return logs
     cells = forecast.cells
-    of_worker_second = cells[objective.minimize].to_numpy(float) / cells["worker_seconds"].to_numpy(float)
+    of_worker_second = cells[objective.minimize].to_numpy(float) / cells["worker_seconds"].to_numpy(
+        float
+    )
     if np.isnan(of_worker_second).any():  # only of joules: money has a price
         raise ValueError(
-            "objective joules: no run recorded its energy: the hardware did not say it (NVIDIA's GPUs by NVML, CPUs by "
+            "objective joules: no run recorded its energy: the hardware did not say it (NVIDIA's "
+            "GPUs by NVML, CPUs by "
             "RAPL's counters where they may be read). Use cheapest, which counts worker-seconds."
         )
     return np.asarray(logs + np.log(cells["num_workers"].to_numpy(float) * of_worker_second))
@@ -114,8 +136,8 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
 def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame:
     """The cells with what decides between them.
 
-    Columns more: `is_allowed`; `probability_in_time` (NaN without a deadline); `probability_best` and
-    `probability_close`, see `Choice`, 0 for cells that are not allowed.
+    Columns more: `is_allowed`; `probability_in_time` (NaN without a deadline); `probability_best`
+    and `probability_close`, see `Choice`, 0 for cells that are not allowed.
     """
     cells = forecast.cells
     allowed = (cells["problem"] == "") & (cells["num_workers"] <= (objective.max_workers or np.inf))
@@ -123,7 +145,10 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
     allowed = reachable if reachable.any() else allowed  # that no run got there is said then
     in_time = pd.Series(np.nan, cells.index)
     if objective.deadline_seconds is not None:
-        in_time = pd.Series((forecast.log_run_seconds <= np.log(objective.deadline_seconds)).mean(axis=0), cells.index)
+        in_time = pd.Series(
+            (forecast.log_run_seconds <= np.log(objective.deadline_seconds)).mean(axis=0),
+            cells.index,
+        )
         allowed &= in_time >= SURE
     values = np.where(allowed, log_objective(forecast, objective), np.inf)
     best, close = np.zeros(len(cells)), np.zeros(len(cells))
@@ -131,7 +156,12 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
         least = values.min(axis=1, keepdims=True)
         best = np.bincount(values.argmin(axis=1), minlength=len(cells)) / len(values)
         close = (values <= least + np.log1p(CLOSE)).mean(axis=0)
-    return cells.assign(is_allowed=allowed, probability_in_time=in_time, probability_best=best, probability_close=close)
+    return cells.assign(
+        is_allowed=allowed,
+        probability_in_time=in_time,
+        probability_best=best,
+        probability_close=close,
+    )
 
 
 def choose(forecast: Forecast, objective: Objective) -> Choice:
@@ -144,7 +174,9 @@ def choose(forecast: Forecast, objective: Objective) -> Choice:
     order = allowed[np.argsort(np.median(values[:, allowed], axis=0), kind="stable")]
     place, others = int(order[0]), [int(other) for other in order[1:]]
     better = {other: float((values[:, other] < values[:, place]).mean()) for other in others}
-    low, high = np.exp(np.quantile(log_objective(forecast, objective, of_run=True)[:, place], INTERVAL))
+    low, high = np.exp(
+        np.quantile(log_objective(forecast, objective, of_run=True)[:, place], INTERVAL)
+    )
     in_time = table["probability_in_time"].iloc[place]
     return Choice(
         place=place,
@@ -153,37 +185,50 @@ def choose(forecast: Forecast, objective: Objective) -> Choice:
         high=float(high),
         probability_best=float(table["probability_best"].iloc[place]),
         probability_close=float(table["probability_close"].iloc[place]),
-        alternatives=tuple(sorted((one for one in others if better[one] >= _TELLS_APART), key=lambda o: -better[o])),
+        alternatives=tuple(
+            sorted((one for one in others if better[one] >= _TELLS_APART), key=lambda o: -better[o])
+        ),
         runner_up=others[0] if others else None,
         probability_in_time=None if np.isnan(in_time) else float(in_time),
     )
 
 
 def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
-    possible = table[(table["problem"] == "") & (table["num_workers"] <= (objective.max_workers or np.inf))]
+    possible = table[
+        (table["problem"] == "") & (table["num_workers"] <= (objective.max_workers or np.inf))
+    ]
     if possible.empty:
         fewest = int(table["num_workers"].min())
         reasons = ", ".join(sorted(set(table["problem"]) - {""}))
         return (
-            f"objective {objective.text!r}: no cell is left (the fewest workers of the grid are {fewest}"
+            f"objective {objective.text!r}: no cell is left (the fewest workers of the grid are "
+            f"{fewest}"
             f"{'; ' + reasons if reasons else ''}). Widen the grid by --batches or --workers."
         )
-    nearest = possible.sort_values(["probability_in_time", "seconds"], ascending=[False, True]).iloc[0]
+    nearest = possible.sort_values(
+        ["probability_in_time", "seconds"], ascending=[False, True]
+    ).iloc[0]
     return (
-        f"objective {objective.text!r}: no cell meets the deadline with a probability of {SURE:g}. The nearest is "
+        f"objective {objective.text!r}: no cell meets the deadline with a probability of {SURE:g}. "
+        f"The nearest is "
         f"global batch {nearest['global_batch']} on {counted(nearest['num_workers'], 'worker')}, "
-        f"with {nearest['probability_in_time']:.2f} (median {number(nearest['seconds'])} s). Allow more time or more "
+        f"with {nearest['probability_in_time']:.2f} (median {number(nearest['seconds'])} s). Allow "
+        f"more time or more "
         "workers."
     )
 
 
-def gains(forecast: Forecast, objective: Objective, steps_sigma: Array, step_sigma: Array) -> pd.DataFrame:
-    """What measuring a cell next is expected to bring, for choosing what to run: the knowledge gradient.
+def gains(
+    forecast: Forecast, objective: Objective, steps_sigma: Array, step_sigma: Array
+) -> pd.DataFrame:
+    """What measuring a cell next is expected to bring, for choosing what to run: the knowledge
+    gradient.
 
-    Of logarithms that are jointly normal over cells, a measurement moves all expectations along their covariance with
-    it; the gain is by how much the least of them is expected to fall (Frazier, Powell and Dayanik, 2009), which is the
-    fraction of time (or cost) that choosing afterwards saves over choosing now. Two rows a cell, by `kind`: a `run` to
-    the target, or a few `steps` that are timed. Columns: `CELL`; `local_batch`; `kind`; `gain`; `worker_seconds` of it;
+    Of logarithms that are jointly normal over cells, a measurement moves all expectations along
+    their covariance with it; the gain is by how much the least of them is expected to fall
+    (Frazier, Powell and Dayanik, 2009), which is the fraction of time (or cost) that choosing
+    afterwards saves over choosing now. Two rows a cell, by `kind`: a `run` to the target, or a few
+    `steps` that are timed. Columns: `CELL`; `local_batch`; `kind`; `gain`; `worker_seconds` of it;
     `gain_per_worker_second`. The gain is 0 where the cell itself is not allowed.
 
     Args:
@@ -203,13 +248,21 @@ def gains(forecast: Forecast, objective: Objective, steps_sigma: Array, step_sig
         ("steps", forecast.log_step_seconds, step_sigma, worker_steps),
     ):
         gain = np.zeros(len(table))
-        gain[allowed] = [_gain(values, measured[:, place], float(np.mean(noise**2))) for place in allowed]
-        both.append(cells.assign(kind=kind, gain=gain, worker_seconds=cost, gain_per_worker_second=gain / cost))
+        gain[allowed] = [
+            _gain(values, measured[:, place], float(np.mean(noise**2))) for place in allowed
+        ]
+        both.append(
+            cells.assign(
+                kind=kind, gain=gain, worker_seconds=cost, gain_per_worker_second=gain / cost
+            )
+        )
     return pd.concat(both, ignore_index=True)
 
 
 def _gain(values: Array, measured: Array, noise: float) -> float:
-    """By how much the least mean of some values, (draws, cells), is expected to fall once something is measured."""
+    """By how much the least mean of some values, (draws, cells), is expected to fall once something
+    is measured.
+    """
     means, away = values.mean(axis=0), measured - measured.mean()
     slope = away @ (values - means) / len(values) / np.sqrt(np.mean(away**2) + noise)
     nodes, weights = np.polynomial.hermite_e.hermegauss(41)

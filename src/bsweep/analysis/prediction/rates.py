@@ -1,4 +1,6 @@
-"""Whether the learning rates suit the batch sizes, as far as steps to a target can tell: what to warn of."""
+"""Whether the learning rates suit the batch sizes, as far as steps to a target can tell: what to
+warn of.
+"""
 
 from __future__ import annotations
 
@@ -22,34 +24,43 @@ _RULES = {
 
 
 def warnings(seen: Observed, sigma: float) -> Iterator[str]:
-    """What to know of the learning rates behind a prediction, and where the runs contradict its law."""
+    """What to know of the learning rates behind a prediction, and where the runs contradict its
+    law.
+    """
     runs = seen.runs
     if runs["global_batch"].nunique() > 1 and runs["lr"].nunique() <= 1:
         for rule in sorted(set(runs["lr_rule"].dropna()) & _RULES.keys()):
             yield (
-                f"{rule}: {_RULES[rule]}. S_min + E_min / B is for rates that suit each batch: what follows holds for "
-                "this rule alone, and beyond the batches that were run it is a guess. Use optimizer.lr_rule=linear, or "
+                f"{rule}: {_RULES[rule]}. S_min + E_min / B is for rates that suit each batch: "
+                f"what follows holds for "
+                "this rule alone, and beyond the batches that were run it is a guess. Use "
+                "optimizer.lr_rule=linear, or "
                 "tune optimizer.lr for each batch."
             )
     if (how := schedule(runs)) != "constant":
         yield (
-            f"the learning rate follows a schedule ({how}) over the epochs that a run was to train: steps to a target "
-            "depend on that length, and a run that ends at its target does not see the end of the schedule."
+            f"the learning rate follows a schedule ({how}) over the epochs that a run was to "
+            f"train: steps to a target "
+            "depend on that length, and a run that ends at its target does not see the end of the "
+            "schedule."
         )
     if seen.rates:
         yield (
-            f"several learning rates were tried: each batch goes by its best ({rate_rule(seen)}), chosen by the same "
-            "runs, so that its steps are a little fewer than those of a further run. --where lr=... holds one fixed."
+            f"several learning rates were tried: each batch goes by its best ({rate_rule(seen)}), "
+            f"chosen by the same "
+            "runs, so that its steps are a little fewer than those of a further run. --where "
+            "lr=... holds one fixed."
         )
     yield from contradictions(seen.steps(), sigma, rate_rule(seen))
     yield from _by_workers(runs)
 
 
 def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> Iterator[str]:
-    """Where runs by global batch contradict any S_min + E_min / B: examples that fall with the batch, steps that rise.
+    """Where runs by global batch contradict any S_min + E_min / B: examples that fall with the
+    batch, steps that rise.
 
-    Of two batch sizes that reach the target by more than chance; where one's steps are known as a bound alone, any. Of
-    each kind the worst pair.
+    Of two batch sizes that reach the target by more than chance; where one's steps are known as a
+    bound alone, any. Of each kind the worst pair.
     """
     for what, each in (("examples", 1), ("steps", 0)):
         worst, found = 0.0, ""
@@ -58,13 +69,19 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
             least = _at_least(runs[more]) + each * np.log(more)
             most = _at_most(runs[less]) + each * np.log(less)
             counts = [len(of.exact) for of in (runs[more], runs[less])]
-            chance = sigma * _BEYOND_CHANCE * np.sqrt(1 / counts[0] + 1 / counts[1]) if all(counts) else 0.0
+            chance = (
+                sigma * _BEYOND_CHANCE * np.sqrt(1 / counts[0] + 1 / counts[1])
+                if all(counts)
+                else 0.0
+            )
             if least >= most + chance and (not found or least - most > worst):
                 worst = least - most
                 needed = "took" if counts[0] else "did not reach the target in"
                 found = (
-                    f"batch {more:g} {needed} {number(float(np.exp(least)))} {what}, batch {less:g} no more than "
-                    f"{number(float(np.exp(most)))}. No S_min + E_min / B does that: it is an effect of the learning "
+                    f"batch {more:g} {needed} {number(float(np.exp(least)))} {what}, batch "
+                    f"{less:g} no more than "
+                    f"{number(float(np.exp(most)))}. No S_min + E_min / B does that: it is an "
+                    f"effect of the learning "
                     f"rate (rule: {rule}) rather than of the batch."
                 )
         if found:
@@ -72,7 +89,9 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
 
 
 def _at_least(runs: CellRuns) -> float:
-    """Mean logarithm of the steps that runs take at the least; NaN if one may have taken any number less."""
+    """Mean logarithm of the steps that runs take at the least; NaN if one may have taken any number
+    less.
+    """
     known = [*runs.exact, *runs.above]
     return float(np.mean(known)) if known and not len(runs.below) else np.nan
 
@@ -83,14 +102,21 @@ def _at_most(runs: CellRuns) -> float:
 
 
 def _by_workers(runs: pd.DataFrame) -> Iterator[str]:
-    """Where steps differ between worker counts at one global batch, as BatchNorm on local batches may have them do."""
+    """Where steps differ between worker counts at one global batch, as BatchNorm on local batches
+    may have them do.
+    """
     reached = runs[runs["reached"].eq(True)]
     for batch, of in reached.groupby("global_batch"):
-        groups = [np.log(group["steps_to_target"]) for _, group in of.groupby("num_workers") if len(group) > 1]
+        groups = [
+            np.log(group["steps_to_target"])
+            for _, group in of.groupby("num_workers")
+            if len(group) > 1
+        ]
         for one, other in combinations(groups, 2):
             if differ_by_chance(one, other) < 0.01:
                 change = float(np.exp(abs(one.mean() - other.mean()))) - 1
                 yield (
-                    f"at batch {batch:g} steps differ by {100 * change:.0f} % between worker counts: the prediction "
+                    f"at batch {batch:g} steps differ by {100 * change:.0f} % between worker "
+                    f"counts: the prediction "
                     "takes them as equal (BatchNorm sees the local batch alone)."
                 )

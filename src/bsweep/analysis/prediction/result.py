@@ -1,4 +1,6 @@
-"""A prediction as its readers meet it: a sentence, tables, warnings; for people, notebooks and programs."""
+"""A prediction as its readers meet it: a sentence, tables, warnings; for people, notebooks and
+programs.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ _WIDTH = 100
 class Prediction:
     """What `bsweep.predict` returns.
 
-    `cells` has a row a cell of the grid, see `forecast` and `with_probabilities`; `rate_rule` is the learning-rate rule
-    that all of it holds for. It prints as a sentence, tables and warnings, and shows them in a notebook.
+    `cells` has a row a cell of the grid, see `forecast` and `with_probabilities`; `rate_rule` is
+    the learning-rate rule that all of it holds for. It prints as a sentence, tables and warnings,
+    and shows them in a notebook.
     """
 
     study: str
@@ -48,7 +51,9 @@ class Prediction:
 
     @cached_property
     def leave_one_out(self) -> pd.DataFrame:
-        """Each measured cell as the others predict it; computed when it is asked for, from two fits a cell."""
+        """Each measured cell as the others predict it; computed when it is asked for, from two fits
+        a cell.
+        """
         return leave_one_out(self.seen, self.timings)
 
     @property
@@ -80,11 +85,15 @@ class Prediction:
             "step time missed by the form": step.tau,
         }
         rows = [np.quantile(values, [0.5, *INTERVAL]) for values in drawn.values()]
-        return pd.DataFrame(rows, index=pd.Index(drawn, name="parameter"), columns=["median", "low", "high"])
+        return pd.DataFrame(
+            rows, index=pd.Index(drawn, name="parameter"), columns=["median", "low", "high"]
+        )
 
     def gains(self) -> pd.DataFrame:
         """What measuring each cell next is expected to bring, see `objectives.gains`."""
-        return gains(self.forecast, self.objective, self.fitted.steps.sigma, self.fitted.step_time.sigma)
+        return gains(
+            self.forecast, self.objective, self.fitted.steps.sigma, self.fitted.step_time.sigma
+        )
 
     @property
     def amount(self) -> str:
@@ -99,7 +108,8 @@ class Prediction:
         sure = "" if in_time is None else f", in time with probability {in_time:.2f}"
         time = "" if self.objective.minimize == "seconds" else f", {number(best['seconds'])} s"
         first = (
-            f"{_ADVERB[self.objective.minimize]} to {self.target}: {cell_name(best)}, {self.amount}{time}{sure}. "
+            f"{_ADVERB[self.objective.minimize]} to {self.target}: {cell_name(best)}, "
+            f"{self.amount}{time}{sure}. "
             f"{_basis(best)}. It is the best cell with probability "
             f"{choice.probability_best:.2f}, and within {100 * CLOSE:.0f} % of the best with "
             f"{choice.probability_close:.2f}."
@@ -116,7 +126,12 @@ class Prediction:
         return f"The intervals tell no difference from {shown}{more}."
 
     def __repr__(self) -> str:
-        below = (*self._warned(), *filter(None, [self._not_allowed()]), self._rule(), self._left_out())
+        below = (
+            *self._warned(),
+            *filter(None, [self._not_allowed()]),
+            self._rule(),
+            self._left_out(),
+        )
         wrapped = [textwrap.fill(line, _WIDTH) for line in (self.sentence(), *below)]
         lines = [
             wrapped[0], "", _as_text(self._shown_cells()), "", _as_text(self._shown_fits()), "",
@@ -143,8 +158,12 @@ class Prediction:
             "recommendation": {
                 **best,
                 **asdict(self.choice),
-                "alternatives": [_key(self.cells.iloc[place]) for place in self.choice.alternatives],
-                "runner_up": None if self.choice.runner_up is None else _key(self.cells.iloc[self.choice.runner_up]),
+                "alternatives": [
+                    _key(self.cells.iloc[place]) for place in self.choice.alternatives
+                ],
+                "runner_up": None
+                if self.choice.runner_up is None
+                else _key(self.cells.iloc[self.choice.runner_up]),
             },
             "cells": self.cells.to_dict("records"),
             "fits": self.fits.reset_index().to_dict("records"),
@@ -167,12 +186,15 @@ class Prediction:
         is_unreached = self.cells.loc[left_out, "is_unreached"]
         reasons = ["beyond the objective's limits"] * (not is_unreached.all())
         if is_unreached.any():
-            reasons.append("of a batch size of which runs trained to their end and none reached the target")
+            reasons.append(
+                "of a batch size of which runs trained to their end and none reached the target"
+            )
         return f"Left out: cells {', or '.join(reasons)}."
 
     def _rule(self) -> str:
         return (
-            f"Holds for the learning-rate rule of these runs ({self.rate_rule}), for their model, data and machine, "
+            f"Holds for the learning-rate rule of these runs ({self.rate_rule}), for their model, "
+            f"data and machine, "
             "and if steps depend on the global batch alone, however many workers share it."
         )
 
@@ -181,18 +203,24 @@ class Prediction:
         if len(table) < 2:
             return "Leave-one-cell-out error: too few cells were measured for one."
         return (
-            f"Leave-one-cell-out: each of {len(table)} measured cells is predicted from the others with a median error "
-            f"of {100 * table['error'].abs().median():.0f} % (worst {100 * table['error'].abs().max():.0f} %); "
+            f"Leave-one-cell-out: each of {len(table)} measured cells is predicted from the others "
+            f"with a median error "
+            f"of {100 * table['error'].abs().median():.0f} % (worst "
+            f"{100 * table['error'].abs().max():.0f} %); "
             f"{int(table['is_inside'].sum())} lie in their 90 % interval."
-            + " Cells that did not reach the target count by the time that they trained at the least."
-            * bool(table["is_bound"].any())
+            + " Cells that did not reach the target count by the time that they trained at the "
+            "least." * bool(table["is_bound"].any())
         )
 
     def _shown_cells(self) -> pd.DataFrame:
         rows = []
         for place, cell in enumerate(self.cells.to_dict("records")):
-            mark = f"{cell['num_reached']} of {cell['num_runs']} reached" if cell["num_runs"] else ""
-            mark += "; extrapolated" * bool(cell["is_extrapolated"]) + f"; {cell['problem']}" * bool(cell["problem"])
+            mark = (
+                f"{cell['num_reached']} of {cell['num_runs']} reached" if cell["num_runs"] else ""
+            )
+            mark += "; extrapolated" * bool(
+                cell["is_extrapolated"]
+            ) + f"; {cell['problem']}" * bool(cell["problem"])
             mark += "; left out" * (not cell["is_allowed"] and not cell["problem"])
             row = {
                 "": "*" if place == self.choice.place else "",
@@ -204,7 +232,9 @@ class Prediction:
                 "step (s)": number(cell["step_seconds"]),
                 "worker-seconds": number(cell["worker_seconds"]),
                 **({"money": number(cell["money"])} if self.cells["money"].notna().any() else {}),
-                **({"joules": number(cell["joules"])} if self.cells["joules"].notna().any() else {}),
+                **(
+                    {"joules": number(cell["joules"])} if self.cells["joules"].notna().any() else {}
+                ),
                 "best with": f"{cell['probability_best']:.2f}",
                 "measured (s)": number(cell["measured_seconds"]),
                 "runs": mark.removeprefix("; "),
@@ -214,8 +244,14 @@ class Prediction:
 
     def _shown_fits(self) -> pd.DataFrame:
         rows = [
-            {"fit": str(name), "median": number(median), "90 % interval": f"{number(low)} to {number(high)}"}
-            for name, (median, low, high) in zip(self.fits.index, self.fits.to_numpy(float), strict=True)
+            {
+                "fit": str(name),
+                "median": number(median),
+                "90 % interval": f"{number(low)} to {number(high)}",
+            }
+            for name, (median, low, high) in zip(
+                self.fits.index, self.fits.to_numpy(float), strict=True
+            )
         ]
         return pd.DataFrame(rows)
 
@@ -224,7 +260,8 @@ class Prediction:
         for one in self.critical_batches:
             interval = "" if math.isnan(one.low) else f"{number(one.low)} to {number(one.high)}"
             rows.append({
-                "critical batch by": one.source, "examples": number(one.value), "90 % interval": interval,
+                "critical batch by": one.source, "examples": number(one.value),
+                "90 % interval": interval,
                 "verdict": one.verdict,
             })  # fmt: skip
         return pd.DataFrame(rows)
@@ -242,7 +279,11 @@ def _basis(cell: pd.Series[Any]) -> str:
     """Which runs of its own a cell's prediction has behind it."""
     if cell["num_reached"]:
         return "Measured"
-    return f"Its {cell['num_runs']} own runs did not reach it" if cell["num_runs"] else "Not measured itself"
+    return (
+        f"Its {cell['num_runs']} own runs did not reach it"
+        if cell["num_runs"]
+        else "Not measured itself"
+    )
 
 
 def cell_name(cell: pd.Series[Any]) -> str:
@@ -262,11 +303,14 @@ def _as_text(table: pd.DataFrame) -> str:
     last = len(rows[0]) - 1
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     is_text = [
-        bool(column) and not any(cell[:1].isdigit() for cell in column) for column in zip(*rows[1:], strict=True)
+        bool(column) and not any(cell[:1].isdigit() for cell in column)
+        for column in zip(*rows[1:], strict=True)
     ]
     lines = (
         "  ".join(
-            cell.ljust(widths[place]) if is_text[place] or place == last else cell.rjust(widths[place])
+            cell.ljust(widths[place])
+            if is_text[place] or place == last
+            else cell.rjust(widths[place])
             for place, cell in enumerate(row)
         )
         for row in rows

@@ -1,10 +1,12 @@
-"""Draws from a posterior by sequential Monte Carlo, for a handful of parameters and likelihoods that take microseconds.
+"""Draws from a posterior by sequential Monte Carlo, for a handful of parameters and likelihoods
+that take microseconds.
 
-The parameters are standard normal a priori; whoever asks maps them to what they mean. Points drawn from that prior are
-brought to the posterior through tempered likelihoods, L^t with t from 0 to 1 (Del Moral, Doucet and Jasra, 2006): each
-step halves the effective number of points, resamples them and moves them by differential evolution (ter Braak, 2006),
-which needs neither gradients nor a scale. No starting value has to be chosen, two modes are both found, and parameters
-of which the data say nothing keep their prior. The draws are the same for the same data: the seed is fixed.
+The parameters are standard normal a priori; whoever asks maps them to what they mean. Points drawn
+from that prior are brought to the posterior through tempered likelihoods, L^t with t from 0 to 1
+(Del Moral, Doucet and Jasra, 2006): each step halves the effective number of points, resamples them
+and moves them by differential evolution (ter Braak, 2006), which needs neither gradients nor a
+scale. No starting value has to be chosen, two modes are both found, and parameters of which the
+data say nothing keep their prior. The draws are the same for the same data: the seed is fixed.
 """
 
 from __future__ import annotations
@@ -22,12 +24,16 @@ _LEAST_SHARE = 0.5  # of points that count after a change of temperature
 
 
 def posterior(
-    log_likelihood: Callable[[Array], Array], num_parameters: int, num_draws: int = NUM_DRAWS, seed: int = 0
+    log_likelihood: Callable[[Array], Array],
+    num_parameters: int,
+    num_draws: int = NUM_DRAWS,
+    seed: int = 0,
 ) -> Array:
     """Draws of shape (num_draws, num_parameters), of standard normal parameters given data.
 
     Args:
-        log_likelihood: from points of shape (n, num_parameters) to (n,); -inf where the data are impossible.
+        log_likelihood: from points of shape (n, num_parameters) to (n,); -inf where the data are
+            impossible.
         num_parameters: how many there are.
         num_draws: an even number.
         seed: of the random numbers.
@@ -51,7 +57,9 @@ def _weights(logs: Array) -> Array:
 
 
 def _rise(heights: Array, most: float) -> float:
-    """The change of temperature that leaves the wanted share of points to count, or `most` if that leaves more."""
+    """The change of temperature that leaves the wanted share of points to count, or `most` if that
+    leaves more.
+    """
     wanted = _LEAST_SHARE * len(heights)
 
     def effective(rise: float) -> float:
@@ -80,7 +88,9 @@ def _moved(
     log_likelihood: Callable[[Array], Array],
     rng: np.random.Generator,
 ) -> tuple[Array, Array]:
-    """Each half steps along differences of two points of the other one, which keeps the tempered posterior."""
+    """Each half steps along differences of two points of the other one, which keeps the tempered
+    posterior.
+    """
     points, heights = points.copy(), heights.copy()
     half, dim = len(points) // 2, points.shape[1]
     for own, other in ((slice(0, half), slice(half, None)), (slice(half, None), slice(0, half))):
@@ -90,7 +100,9 @@ def _moved(
         scale[rng.random(len(old)) < 0.1] = 1.0  # from one mode to another
         new = old + scale * (first - second) + 1e-4 * rng.standard_normal(old.shape)
         new_heights = log_likelihood(new)
-        change = temperature * (new_heights - heights[own]) - 0.5 * (np.sum(new**2, axis=1) - np.sum(old**2, axis=1))
+        change = temperature * (new_heights - heights[own]) - 0.5 * (
+            np.sum(new**2, axis=1) - np.sum(old**2, axis=1)
+        )
         accepted = np.log(rng.random(len(old))) < change
         points[own] = np.where(accepted[:, None], new, old)
         heights[own] = np.where(accepted, new_heights, heights[own])

@@ -1,4 +1,6 @@
-"""What a prediction is made from: the runs of a study that differ in batch size, workers and seed alone."""
+"""What a prediction is made from: the runs of a study that differ in batch size, workers and seed
+alone.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from bsweep.config import Target, did_you_mean
 CELL = ["global_batch", "num_workers", "passes"]
 _TIMED = ["local_batch", "num_workers", "passes", "step_seconds", "exposed_seconds"]
 
-# How long a run was to train and when it was asked how good it is, which change neither its steps nor their time.
+# How long a run was to train and when it was asked how good it is, which change neither its steps
+# nor their time.
 _NO_DIFFERENCE = ("target_accuracy", "target_loss", "stop_at_target", "evaluate_every_examples")
 _MEASURING = ("measure.",)
 _MOST_CHOICES = 8  # of the parts of a study that a message names
@@ -33,10 +36,11 @@ _UNSYNCHRONISED = ("asynchronous", "stale_synchronous")
 class Observed:
     """The runs behind a prediction, a row each, with the columns of `to_target` and
 
-    `passes` (forward passes of a step), `step_seconds` (mean over all steps of a run) and `exposed_seconds` (of a step:
-    exchange that no computing hid, and waiting); NaN where not measured. Runs that went on from another one's
-    checkpoint are in `continued`: they say how long their own steps took, and no more, for the first of their steps
-    are another run's. `rates` is the learning rate of each global batch where several were tried.
+    `passes` (forward passes of a step), `step_seconds` (mean over all steps of a run) and
+    `exposed_seconds` (of a step: exchange that no computing hid, and waiting); NaN where not
+    measured. Runs that went on from another one's checkpoint are in `continued`: they say how long
+    their own steps took, and no more, for the first of their steps are another run's. `rates` is
+    the learning rate of each global batch where several were tried.
     """
 
     study: Study
@@ -50,7 +54,9 @@ class Observed:
         known = self.runs.dropna(subset="reached")
         return {
             float(batch): to_target_of(of, "steps")
-            for batch, of in ((one, known[known["global_batch"] == one]) for one in known["global_batch"].unique())
+            for batch, of in (
+                (one, known[known["global_batch"] == one]) for one in known["global_batch"].unique()
+            )
         }
 
     def timings(self) -> list[Timing]:
@@ -60,21 +66,29 @@ class Observed:
         for local_batch, workers, passes, seconds, exposed in rows.itertuples(index=False):
             cell = Cell(float(local_batch), int(workers), int(passes))
             found += [Timing(cell, float(seconds))] if seconds > 0 else []
-            found += [Timing(cell, float(exposed), "exposed")] if exposed > 0 and workers > 1 else []
+            found += (
+                [Timing(cell, float(exposed), "exposed")] if exposed > 0 and workers > 1 else []
+            )
         return found
 
     def without(self, cell: tuple[float, ...]) -> Observed:
         """All runs but those of a cell."""
         runs, continued = (
-            table[~(table[CELL] == list(cell)).all(axis="columns")] for table in (self.runs, self.continued)
+            table[~(table[CELL] == list(cell)).all(axis="columns")]
+            for table in (self.runs, self.continued)
         )
         return replace(self, runs=runs, continued=continued)
 
 
 def to_target_of(runs: pd.DataFrame, amount: str) -> CellRuns:
-    """What runs of one cell need to the target, in `steps` or `seconds`; those that did not reach it as bounds."""
+    """What runs of one cell need to the target, in `steps` or `seconds`; those that did not reach
+    it as bounds.
+    """
     reached, is_bound = runs["reached"].eq(True), runs["is_bound"].eq(True)
-    needed, trained = runs[f"{amount}_to_target"].astype(float), runs[f"trained_{amount}"].astype(float)
+    needed, trained = (
+        runs[f"{amount}_to_target"].astype(float),
+        runs[f"trained_{amount}"].astype(float),
+    )
     is_exact = reached & ~is_bound
     return cell_runs(
         exact=needed[is_exact].dropna(),
@@ -88,21 +102,30 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
     """The runs of a study to predict from.
 
     Raises:
-        ValueError: none are left, or they differ in more than batch size, workers and seed; the message says in what,
-            and how to choose.
+        ValueError: none are left, or they differ in more than batch size, workers and seed; the
+            message says in what, and how to choose.
     """
     runs = _chosen(study.runs, where or {})
     _refuse_unsynchronised(study, runs)
     has_rates = _refuse_mixed(study.runs, runs)
     reached = to_target(study, target)
     passes = pd.to_numeric(runs["accumulation_steps"], errors="coerce").fillna(1).astype(int)
-    others = runs.drop(columns=runs.columns.intersection(reached.columns))  # by the target that a run names itself
-    joined = others.assign(passes=passes).join(reached, on="run_id").join(_step_seconds(study), on="run_id")
-    joined = joined.assign(local_batch=joined["global_batch"] / joined["num_workers"] / joined["passes"])
+    others = runs.drop(
+        columns=runs.columns.intersection(reached.columns)
+    )  # by the target that a run names itself
+    joined = (
+        others.assign(passes=passes)
+        .join(reached, on="run_id")
+        .join(_step_seconds(study), on="run_id")
+    )
+    joined = joined.assign(
+        local_batch=joined["global_batch"] / joined["num_workers"] / joined["passes"]
+    )
     is_continued = continues(joined)
     if is_continued.all():
         raise ValueError(
-            "all runs of the study went on from a checkpoint of another one: there is nothing to predict from. Train "
+            "all runs of the study went on from a checkpoint of another one: there is nothing to "
+            "predict from. Train "
             "some from their beginning."
         )
     known = joined[~is_continued]
@@ -116,7 +139,11 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
 
 def continues(runs: pd.DataFrame) -> pd.Series[bool]:
     """Whether each run went on from a checkpoint of another one."""
-    return runs["branch_of"].notna() & (runs["branch_of"] != "") if "branch_of" in runs else runs["run_id"].isna()
+    return (
+        runs["branch_of"].notna() & (runs["branch_of"] != "")
+        if "branch_of" in runs
+        else runs["run_id"].isna()
+    )
 
 
 def _chosen(runs: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
@@ -128,22 +155,35 @@ def _chosen(runs: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
             raise ValueError(f"--where {name}={value}: no such column of runs.{near}")
         texts = shown.loc[kept.index, name].map(setting_text)
         if not (texts == value).any():
-            raise ValueError(f"--where {name}={value}: no run has it. There is: {', '.join(sorted(set(texts)))}.")
+            raise ValueError(
+                f"--where {name}={value}: no run has it. There is: {', '.join(sorted(set(texts)))}."
+            )
         kept = kept[texts == value]
     kept = of_one_batch(kept)
     if kept.empty:
-        raise ValueError("no run of the study has one batch size from its beginning: there is nothing to predict from.")
+        raise ValueError(
+            "no run of the study has one batch size from its beginning: there is nothing to "
+            "predict from."
+        )
     return kept
 
 
 def of_one_batch(runs: pd.DataFrame) -> pd.DataFrame:
     """Those runs whose batch size no policy changes."""
-    return runs[runs["batching"].isna() | runs["batching"].isin(["", "fixed"])] if "batching" in runs else runs
+    return (
+        runs[runs["batching"].isna() | runs["batching"].isin(["", "fixed"])]
+        if "batching" in runs
+        else runs
+    )
 
 
 def told_apart(runs: pd.DataFrame) -> list[str]:
-    """The settings, other than batch size and workers, that tell runs apart which do not compare; see `keyed`."""
-    return [name for name in cell_keys(_compared(runs)) if name not in ("num_workers", "local_batch")]
+    """The settings, other than batch size and workers, that tell runs apart which do not compare;
+    see `keyed`.
+    """
+    return [
+        name for name in cell_keys(_compared(runs)) if name not in ("num_workers", "local_batch")
+    ]
 
 
 def _compared(runs: pd.DataFrame) -> pd.DataFrame:
@@ -151,7 +191,9 @@ def _compared(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def unsynchronised(study: Study, runs: pd.DataFrame) -> list[str]:
-    """The strategies of those runs whose workers do not take every step together, of which no steps are counted."""
+    """The strategies of those runs whose workers do not take every step together, of which no steps
+    are counted.
+    """
     in_rounds = runs["run_id"].isin(study.rounds["run_id"])
     consistency = runs.get("strategy.consistency", pd.Series(None, index=runs.index, dtype=object))
     return sorted(set(runs.loc[in_rounds | consistency.isin(_UNSYNCHRONISED), "strategy"]))
@@ -160,13 +202,16 @@ def unsynchronised(study: Study, runs: pd.DataFrame) -> list[str]:
 def _refuse_unsynchronised(study: Study, runs: pd.DataFrame) -> None:
     if names := unsynchronised(study, runs):
         raise ValueError(
-            f"the runs with {', '.join(names)} do not take every step together: S_min + E_min / B says nothing of "
-            "steps that are not one gradient of the global batch. Choose others, as in --where strategy=horovod."
+            f"the runs with {', '.join(names)} do not take every step together: S_min + E_min / B "
+            f"says nothing of "
+            "steps that are not one gradient of the global batch. Choose others, as in --where "
+            "strategy=horovod."
         )
 
 
 def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> bool:
-    """ValueError if runs differ in what decides steps or seconds, other than batch size, workers and learning rate.
+    """ValueError if runs differ in what decides steps or seconds, other than batch size, workers
+    and learning rate.
 
     Returns:
         Whether batch sizes were run with several rates.
@@ -176,16 +221,26 @@ def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> bool:
         return has_rates
     remedy = f"Choose one part: {choices(all_runs, runs)}."
     if "hardware" in found:
-        differ = f"of different hardware, whose times do not compare: {'; '.join(found['hardware'])}"
+        differ = (
+            f"of different hardware, whose times do not compare: {'; '.join(found['hardware'])}"
+        )
         raise ValueError(f"the runs are {differ}. {remedy}")
-    told = "; ".join(f"{columns.heading(name)}: {', '.join(values)}" for name, values in found.items())
-    raise ValueError(f"the runs differ in more than batch size, workers and seed ({told}). {remedy}")
+    told = "; ".join(
+        f"{columns.heading(name)}: {', '.join(values)}" for name, values in found.items()
+    )
+    raise ValueError(
+        f"the runs differ in more than batch size, workers and seed ({told}). {remedy}"
+    )
 
 
 def _differing(runs: pd.DataFrame) -> tuple[dict[str, list[str]], bool]:
-    """The values of settings that tell runs apart which do not compare, and whether learning rates differ beside."""
+    """The values of settings that tell runs apart which do not compare, and whether learning rates
+    differ beside.
+    """
     known = keyed(_compared(runs))
-    found = {name: sorted({setting_text(value) for value in known[name]}) for name in told_apart(runs)}
+    found = {
+        name: sorted({setting_text(value) for value in known[name]}) for name in told_apart(runs)
+    }
     found = {name: values for name, values in found.items() if len(values) > 1}
     return found, found.pop("lr", None) is not None
 
@@ -193,13 +248,16 @@ def _differing(runs: pd.DataFrame) -> tuple[dict[str, list[str]], bool]:
 def choices(all_runs: pd.DataFrame, runs: pd.DataFrame, among: pd.DataFrame | None = None) -> str:
     """The `--where` options of each part of `runs` that compares, the one of most runs first.
 
-    `all_runs` are the study's. Options are those that it takes to choose from the runs `among`, by default the same.
+    `all_runs` are the study's. Options are those that it takes to choose from the runs `among`, by
+    default the same.
     """
     names = list(_differing(runs if among is None else among)[0])
     known = keyed(all_runs).loc[runs.index, names].map(setting_text)  # as `_chosen` will know them
     counts = known.groupby(names, sort=False).size().sort_values(ascending=False, kind="stable")
     shown = [
-        " ".join(f"--where {name}={shlex.quote(value)}" for name, value in zip(names, key, strict=True))
+        " ".join(
+            f"--where {name}={shlex.quote(value)}" for name, value in zip(names, key, strict=True)
+        )
         + f" ({count} run{'s' * (count > 1)})"
         for key, count in zip(counts.index.to_frame().to_numpy(), counts, strict=True)
     ]
@@ -220,28 +278,37 @@ def schedule(runs: pd.DataFrame) -> str:
 
 
 def _step_seconds(study: Study) -> pd.DataFrame:
-    """Means over all steps of a run, by `run_id`; of one that went on from another's checkpoint, over its own."""
+    """Means over all steps of a run, by `run_id`; of one that went on from another's checkpoint,
+    over its own.
+    """
     last = study.evaluations.groupby("run_id")[["train_seconds", "num_steps"]].last().astype(float)
     begun = study.runs.loc[continues(study.runs)].set_index("run_id")
     if len(begun):
-        before = begun[["branch_seconds", "branch_steps"]].astype(float).set_axis(last.columns, axis="columns")
+        before = (
+            begun[["branch_seconds", "branch_steps"]]
+            .astype(float)
+            .set_axis(last.columns, axis="columns")
+        )
         last.loc[before.index.intersection(last.index)] -= before
     spent = study.epochs[["exposed_exchange_seconds", "wait_seconds", "num_steps"]].astype(float)
     sums = spent.groupby(study.epochs["run_id"]).sum(min_count=1)
     sums = sums.drop(begun.index, errors="ignore")  # an epoch may be of both
+    exposed = sums["exposed_exchange_seconds"] + sums["wait_seconds"].fillna(0)
     return pd.DataFrame({
         "step_seconds": last["train_seconds"] / last["num_steps"].where(last["num_steps"] > 0),
-        "exposed_seconds": (sums["exposed_exchange_seconds"] + sums["wait_seconds"].fillna(0)) / sums["num_steps"],
+        "exposed_seconds": exposed / sums["num_steps"],
         "waiting_seconds": sums["wait_seconds"] / sums["num_steps"],
     })  # fmt: skip
 
 
 def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> str:
-    """Why there are too few points to predict from, and how many are missing; empty if there are enough.
+    """Why there are too few points to predict from, and how many are missing; empty if there are
+    enough.
 
     Args:
         seen: the runs.
-        has_estimate: whether the critical batch is known from elsewhere, so that one batch size is enough.
+        has_estimate: whether the critical batch is known from elsewhere, so that one batch size is
+            enough.
         has_timings: whether steps were timed elsewhere.
     """
     runs, target = seen.runs, seen.target
@@ -249,23 +316,34 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
         return "no run was evaluated on test examples: there is no time to a target."
     reached = sorted(set(runs.loc[runs["reached"].eq(True), "global_batch"]))
     if not reached:
-        best = runs.dropna(subset="best").sort_values("best", ascending=target.metric == "test_loss").iloc[0]
+        best = (
+            runs.dropna(subset="best")
+            .sort_values("best", ascending=target.metric == "test_loss")
+            .iloc[0]
+        )
         return (
-            f"no run reached {target}. The best seen is {number(float(best['best']))}, at global batch "
-            f"{best['global_batch']} on {best['num_workers']} worker{'s' * int(best['num_workers'] > 1)} after "
-            f"{number(float(best['trained_epochs']))} epochs. Choose a target that runs reach, or train longer."
+            f"no run reached {target}. The best seen is {number(float(best['best']))}, at global "
+            f"batch "
+            f"{best['global_batch']} on {best['num_workers']} "
+            f"worker{'s' * int(best['num_workers'] > 1)} after "
+            f"{number(float(best['trained_epochs']))} epochs. Choose a target that runs reach, or "
+            f"train longer."
         )
     if len(reached) < 2 and not has_estimate:
         return (
-            f"only global batch {reached[0]} reached {target}, and a curve over batch sizes takes two: 1 batch size is "
-            "missing, or the gradient noise scale of a run (measure.noise_scale=true). bsweep recommend runs what it "
+            f"only global batch {reached[0]} reached {target}, and a curve over batch sizes takes "
+            f"two: 1 batch size is "
+            "missing, or the gradient noise scale of a run (measure.noise_scale=true). bsweep "
+            "recommend runs what it "
             "takes."
         )
     if not (runs["step_seconds"] > 0).any() and not has_timings:
         if runs["run_id"].isin(timed_beside(seen.study.provenance)).any():
             return (
-                "all runs whose steps were timed had others beside them (launch.parallel), and such times are left "
-                "out: 1 cell is missing. Time some points alone, with launch.parallel=1 and another seed, say, or take "
+                "all runs whose steps were timed had others beside them (launch.parallel), and "
+                "such times are left "
+                "out: 1 cell is missing. Time some points alone, with launch.parallel=1 and "
+                "another seed, say, or take "
                 "those times in: bsweep.predict(bsweep.load(STUDY, beside=True), ...)."
             )
         return "no run has seconds of training steps: 1 cell is missing."
@@ -277,21 +355,28 @@ def rate_rule(seen: Observed) -> str:
 
     Where several rates were tried for a batch, those that are taken follow.
     """
-    rules: Sequence[str] = [str(rule) for rule in seen.runs["lr_rule"].dropna().unique() if rule != ""]
+    rules: Sequence[str] = [
+        str(rule) for rule in seen.runs["lr_rule"].dropna().unique() if rule != ""
+    ]
     rule = " or ".join(rules) or "not known"
     tried = ", ".join(f"{rate:g} at {batch}" for batch, rate in sorted(seen.rates.items()))
     return f"{rule}, optimizer.lr the best tried at each batch: {tried}" if tried else rule
 
 
 def best_rates(runs: pd.DataFrame, target: Target) -> dict[int, float]:
-    """The learning rate of each global batch with which most runs reach the target, of equals the one in fewest steps.
+    """The learning rate of each global batch with which most runs reach the target, of equals the
+    one in fewest steps.
 
-    Runs that did not reach it count as the steps that they trained, their least. Where none of a batch did, the rate
-    whose best accuracy or loss is best.
+    Runs that did not reach it count as the steps that they trained, their least. Where none of a
+    batch did, the rate whose best accuracy or loss is best.
     """
     logs = np.log(runs["steps_to_target"].fillna(runs["trained_steps"]).astype(float).clip(lower=1))
-    scores = runs.assign(steps=-logs, share=runs["reached"].eq(True), best=target.sign * runs["best"].astype(float))
+    scores = runs.assign(
+        steps=-logs, share=runs["reached"].eq(True), best=target.sign * runs["best"].astype(float)
+    )
     means = scores.groupby(["global_batch", "lr"])[["share", "steps", "best"]].mean()
     by = means["steps"].where(means["share"] > 0, means["best"])
     order = means.assign(by=by).sort_values(["share", "by"], ascending=False)
-    return {int(batch): float(rate) for batch, rate in order.groupby(level="global_batch").head(1).index}
+    return {
+        int(batch): float(rate) for batch, rate in order.groupby(level="global_batch").head(1).index
+    }

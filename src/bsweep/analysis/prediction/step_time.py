@@ -1,13 +1,16 @@
-"""Seconds of a step by local batch and workers, in Pollux's form (Qiao et al., OSDI 2021), from steps of a few cells.
+"""Seconds of a step by local batch and workers, in Pollux's form (Qiao et al., OSDI 2021), from
+steps of a few cells.
 
-    T = (passes - 1) T_grad + (T_grad^g + T_sync^g)^(1/g),   T_grad = a_c + b_c b,   T_sync = a_s + b_s max(N - 2, 0)
+    T = (passes - 1) T_grad + (T_grad^g + T_sync^g)^(1/g),   T_grad = a_c + b_c b,   T_sync = a_s +
+    b_s max(N - 2, 0)
 
-with T_sync = 0 for one worker. Errors are multiplicative. What the data do not tell keeps its prior, so that an
-exchange measured on two workers says little of eight, and says so by its interval. Priors, as medians with a factor of
-one standard deviation, in units of the median step measured (t) and the geometric mean local batch (b0): a_c and b_c b0
-half of t, factor 10; a_s a tenth of t, factor 10; b_s a tenth of a_s, factor 10; g log-uniform in [1, 10]; scatter
-between runs 0.05, factor 2; what the form misses at a cell 0.05, factor 2, in variance more for each doubling of batch
-or workers beyond those measured.
+with T_sync = 0 for one worker. Errors are multiplicative. What the data do not tell keeps its
+prior, so that an exchange measured on two workers says little of eight, and says so by its
+interval. Priors, as medians with a factor of one standard deviation, in units of the median step
+measured (t) and the geometric mean local batch (b0): a_c and b_c b0 half of t, factor 10; a_s a
+tenth of t, factor 10; b_s a tenth of a_s, factor 10; g log-uniform in [1, 10]; scatter between runs
+0.05, factor 2; what the form misses at a cell 0.05, factor 2, in variance more for each doubling of
+batch or workers beyond those measured.
 """
 
 from __future__ import annotations
@@ -29,11 +32,15 @@ from bsweep.core import pollux
 Kind = Literal["step", "compute", "exposed", "exchange"]
 
 _FACTOR, _SPREAD, _SPREAD_FACTOR = 10.0, 0.05, 2.0
-_CLOCK_SPREAD = 0.25  # of what a run says of its exchange, which other clocks took and computing disturbs
+_CLOCK_SPREAD = (
+    0.25  # of what a run says of its exchange, which other clocks took and computing disturbs
+)
 
 
 class Cell(NamedTuple):
-    """What decides a step's time: examples of a forward pass of one worker, passes of a step, and workers."""
+    """What decides a step's time: examples of a forward pass of one worker, passes of a step, and
+    workers.
+    """
 
     local_batch: float
     num_workers: int
@@ -41,8 +48,8 @@ class Cell(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Seconds measured: a whole `step`, its passes alone (`compute`), the `exchange` alone, or what of it computing did
-    not hide (`exposed`).
+    """Seconds measured: a whole `step`, its passes alone (`compute`), the `exchange` alone, or what
+    of it computing did not hide (`exposed`).
     """
 
     cell: Cell
@@ -52,7 +59,9 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepTimeFit:
-    """The posterior, by draw; `cells` are those whose whole steps were timed, `effects` are by draw and cell."""
+    """The posterior, by draw; `cells` are those whose whole steps were timed, `effects` are by draw
+    and cell.
+    """
 
     cells: tuple[Cell, ...]
     pass_seconds: Array  # a_c
@@ -63,21 +72,31 @@ class StepTimeFit:
     sigma: Array
     tau: Array
     effects: Array
-    passed: tuple[Cell, ...]  # those whose steps or passes were timed: what lies beyond them is extrapolated
+    passed: tuple[
+        Cell, ...
+    ]  # those whose steps or passes were timed: what lies beyond them is extrapolated
     seed: int = 0
 
     def log_seconds(self, cell: Cell) -> Array:
-        """Log of a step's seconds by draw: by the form, and what it misses at the cell; of no single run."""
+        """Log of a step's seconds by draw: by the form, and what it misses at the cell; of no
+        single run.
+        """
         model = np.log(_seconds(self._coefficients(), [cell], ["step"])[:, 0])
         if cell in self.cells:
             return np.asarray(model + self.effects[:, self.cells.index(cell)])
         beyond = _doublings(cell.local_batch, [one.local_batch for one in self.passed])
         beyond += _doublings(cell.num_workers, [one.num_workers for one in self.passed])
-        rng = np.random.default_rng([self.seed, round(1e3 * cell.local_batch), cell.num_workers, cell.passes])
-        return np.asarray(model + self.tau * np.sqrt(1 + beyond) * rng.standard_normal(len(self.tau)))
+        rng = np.random.default_rng(
+            [self.seed, round(1e3 * cell.local_batch), cell.num_workers, cell.passes]
+        )
+        return np.asarray(
+            model + self.tau * np.sqrt(1 + beyond) * rng.standard_normal(len(self.tau))
+        )
 
     def shares(self, cell: Cell) -> tuple[Array, Array, Array]:
-        """The parts of a step by draw: the fixed cost of its passes, computing that grows with the batch, exchange."""
+        """The parts of a step by draw: the fixed cost of its passes, computing that grows with the
+        batch, exchange.
+        """
         whole = _seconds(self._coefficients(), [cell], ["step"])[:, 0]
         fixed = cell.passes * self.pass_seconds / whole
         computing = cell.passes * self.example_seconds * cell.local_batch / whole
@@ -85,11 +104,14 @@ class StepTimeFit:
 
     def _coefficients(self) -> tuple[Array, ...]:
         return (
-            self.pass_seconds, self.example_seconds, self.sync_seconds, self.sync_worker_seconds, self.overlap
+            self.pass_seconds, self.example_seconds, self.sync_seconds, self.sync_worker_seconds,
+            self.overlap
         )  # fmt: skip
 
 
-def fit_step_time(timings: Sequence[Timing], num_draws: int = NUM_DRAWS, seed: int = 0) -> StepTimeFit:
+def fit_step_time(
+    timings: Sequence[Timing], num_draws: int = NUM_DRAWS, seed: int = 0
+) -> StepTimeFit:
     """Fit the form to timings, of which one at least is of whole steps."""
     grouped: dict[tuple[Kind, Cell], list[float]] = defaultdict(list)
     for timing in timings:
@@ -115,7 +137,9 @@ def fit_step_time(timings: Sequence[Timing], num_draws: int = NUM_DRAWS, seed: i
 
     def log_likelihood(points: Array) -> Array:
         *coefficients, sigma, tau = parameters(points)
-        return cells.log_likelihood(of_cells, model(tuple(coefficients)), sigma, np.hypot(tau[:, None], clock))
+        return cells.log_likelihood(
+            of_cells, model(tuple(coefficients)), sigma, np.hypot(tau[:, None], clock)
+        )
 
     *coefficients, sigma, tau = parameters(posterior(log_likelihood, 7, num_draws, seed))
     rng, spread = np.random.default_rng([seed, 2]), np.hypot(tau[:, None], clock)
@@ -125,12 +149,14 @@ def fit_step_time(timings: Sequence[Timing], num_draws: int = NUM_DRAWS, seed: i
     passed = tuple(cell for kind, cell in keys if kind in ("step", "compute"))
     fixed, per_example, sync, per_worker, overlap = coefficients
     return StepTimeFit(
-        timed, fixed, per_example, sync, per_worker, overlap, sigma, tau, effects[:, whole], passed, seed
+        timed, fixed, per_example, sync, per_worker, overlap, sigma, tau, effects[:, whole],
+        passed, seed
     )  # fmt: skip
 
 
 def probe_timings(path: str | Path) -> tuple[Timing, ...]:
-    """What a `probe.json` says: the passes of the slowest worker at each local batch, and an exchange alone.
+    """What a `probe.json` says: the passes of the slowest worker at each local batch, and an
+    exchange alone.
 
     Raises:
         ValueError: it is no probe, or workers were probed at no batch in common.
@@ -138,16 +164,28 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
     try:
         told = json.loads(Path(path).read_text(encoding="utf-8"))
         workers, passes = len(told["workers"]), int(told["probed"]["accumulation_steps"])
-        of_workers = [{one["local_batch"]: one["step_seconds"] for one in of["batches"]} for of in told["workers"]]
+        of_workers = [
+            {one["local_batch"]: one["step_seconds"] for one in of["batches"]}
+            for of in told["workers"]
+        ]
         exchange = float(told["exchange_seconds"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: no probe ({error}). Run `bsweep probe` first.") from None
     shared = sorted(set.intersection(*map(set, of_workers)))
     if not shared:
-        raise ValueError(f"{path}: its workers were probed at no batch in common. Probe workers that are alike.")
+        raise ValueError(
+            f"{path}: its workers were probed at no batch in common. Probe workers that are alike."
+        )
     slowest = {batch: max(float(of[batch]) for of in of_workers) for batch in shared}
-    timings = [Timing(Cell(float(batch), workers, passes), seconds, "compute") for batch, seconds in slowest.items()]
-    alone = [Timing(Cell(float(shared[0]), workers, passes), exchange, "exchange")] if exchange > 0 else []
+    timings = [
+        Timing(Cell(float(batch), workers, passes), seconds, "compute")
+        for batch, seconds in slowest.items()
+    ]
+    alone = (
+        [Timing(Cell(float(shared[0]), workers, passes), exchange, "exchange")]
+        if exchange > 0
+        else []
+    )
     return (*timings, *alone)
 
 

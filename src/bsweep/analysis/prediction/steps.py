@@ -1,13 +1,17 @@
-"""Steps to a target by batch size: S(B) = S_min + E_min / B, from runs of which some never got there.
+"""Steps to a target by batch size: S(B) = S_min + E_min / B, from runs of which some never got
+there.
 
-McCandlish et al. (arXiv 1812.06162), Shallue et al. (JMLR 20:112). It holds for learning rates that suit each batch
-size, tuned or by a rule within its range. Priors, all weak, medians with a factor of one standard deviation:
+McCandlish et al. (arXiv 1812.06162), Shallue et al. (JMLR 20:112). It holds for learning rates that
+suit each batch size, tuned or by a rule within its range. Priors, all weak, medians with a factor
+of one standard deviation:
 
 - S at the geometric mean B0 of the batches: the median of what was measured, factor 10;
-- critical batch E_min / S_min: B0, factor 10; where another measurement of it is to count, that one with factor 3;
+- critical batch E_min / S_min: B0, factor 10; where another measurement of it is to count, that one
+  with factor 3;
 - scatter of log S between seeds: 0.08, factor 2;
-- what the law misses of log S at a batch size: 0.05, factor 2. Beyond the batches of the runs its variance grows by as
-  much with each doubling, so that going far from what was measured costs width.
+- what the law misses of log S at a batch size: 0.05, factor 2. Beyond the batches of the runs its
+  variance grows by as much with each doubling, so that going far from what was measured costs
+  width.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ _SCATTER, _MISSED, _SPREAD_FACTOR = 0.08, 0.05, 2.0
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a critical batch from elsewhere: its median, and the factor of one standard deviation."""
+    """What is known of a critical batch from elsewhere: its median, and the factor of one standard
+    deviation.
+    """
 
     critical_batch: float
     factor: float
@@ -35,7 +41,9 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class StepsFit:
-    """The posterior, by draw: `minimum_steps`, `minimum_examples`, `sigma`, `tau`; `effects` by draw and batch."""
+    """The posterior, by draw: `minimum_steps`, `minimum_examples`, `sigma`, `tau`; `effects` by
+    draw and batch.
+    """
 
     batches: tuple[float, ...]
     minimum_steps: Array
@@ -54,18 +62,29 @@ class StepsFit:
         return np.asarray(np.log(self.minimum_steps + self.minimum_examples / batch))
 
     def log_steps(self, batch: float) -> Array:
-        """Log of S at a batch size by draw: by the law, and what it misses there; of no single run."""
+        """Log of S at a batch size by draw: by the law, and what it misses there; of no single
+        run.
+        """
         if batch in self.batches:
             return self.curve(batch) + self.effects[:, self.batches.index(batch)]
         beyond = max(0.0, np.log2(batch / max(self.batches)), np.log2(min(self.batches) / batch))
-        rng = np.random.default_rng([self.seed, round(1e3 * batch)])  # one effect, however many workers share it
-        return np.asarray(self.curve(batch) + self.tau * np.sqrt(1 + beyond) * rng.standard_normal(len(self.tau)))
+        rng = np.random.default_rng(
+            [self.seed, round(1e3 * batch)]
+        )  # one effect, however many workers share it
+        return np.asarray(
+            self.curve(batch) + self.tau * np.sqrt(1 + beyond) * rng.standard_normal(len(self.tau))
+        )
 
 
 def fit_steps(
-    runs: Mapping[float, CellRuns], known: Known | None = None, num_draws: int = NUM_DRAWS, seed: int = 0
+    runs: Mapping[float, CellRuns],
+    known: Known | None = None,
+    num_draws: int = NUM_DRAWS,
+    seed: int = 0,
 ) -> StepsFit:
-    """Fit the law to the runs by global batch, of which one at least reached the target (or bounds it from above)."""
+    """Fit the law to the runs by global batch, of which one at least reached the target (or bounds
+    it from above).
+    """
     batches, of_batches = tuple(sorted(runs)), cells.cells_of(runs[batch] for batch in sorted(runs))
     levels = np.concatenate([np.concatenate([of.exact, of.below]) for of in of_batches.runs])
     assert len(levels), "no run reached the target"
@@ -77,7 +96,12 @@ def fit_steps(
         level = np.median(levels) + np.log(_LEVEL_FACTOR) * points[:, 0]
         critical = np.exp(np.log(prior.critical_batch) + np.log(prior.factor) * points[:, 1])
         sigma = _SCATTER * _SPREAD_FACTOR ** points[:, 2]
-        return level - np.log1p(critical / middle), critical, sigma, _MISSED * _SPREAD_FACTOR ** points[:, 3]
+        return (
+            level - np.log1p(critical / middle),
+            critical,
+            sigma,
+            _MISSED * _SPREAD_FACTOR ** points[:, 3],
+        )
 
     def model(log_minimum: Array, critical: Array) -> Array:
         return np.asarray(log_minimum[:, None] + np.log1p(critical[:, None] * inverse))
