@@ -91,7 +91,7 @@ def wait_until(
     [
         ("horovod", 1, "core.tensor_files", "write", 3),  # as it saves
         ("servers", 2, "strategies.server", "Server._step", 27),
-        ("servers", 0, "runlog.checkpoint", "Checkpoint.complete", 2),
+        ("servers", 0, "runlog.checkpoint_files", "Checkpoint.complete", 2),
         ("diloco", 1, "strategies.eager", "EagerDiLoCo.end_round", 11),
     ],
 )
