@@ -55,7 +55,7 @@ from bsweep.config.whole import write_whole  # noqa: E402
 from bsweep.core.ranks import Place  # noqa: E402
 from bsweep.data import augment  # noqa: E402
 from bsweep.runlog import RunPaths, read_records  # noqa: E402
-from bsweep.study import attempts  # noqa: E402
+from bsweep.study import provenance  # noqa: E402
 from bsweep.train import steps, worker  # noqa: E402
 from bsweep.train.job import Job  # noqa: E402
 from tests.support.running import compose, tool  # noqa: E402
@@ -76,7 +76,7 @@ def main(given: argparse.Namespace) -> int:
         )
         return 2
     grid = alone.QUICK if given.quick else alone.Grid(given.models, given.batches, given.rounds)
-    hardware = attempts.provenance(compose("local_batch=64"))
+    hardware = provenance.provenance(compose("local_batch=64"))
     file = given.json or (None if given.names or grid != alone.Grid() else default_file(hardware))
     part = file and file.with_name(f"{file.stem}.part.json")
     if part:

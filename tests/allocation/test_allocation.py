@@ -15,7 +15,7 @@ import yaml
 from bsweep import allocation
 from bsweep.allocation import ProbedBatch, ProbedWorker, devices, fill_in
 from bsweep.config import ConfigError, RunConfig, conf_dir, read, save
-from bsweep.study import attempts
+from bsweep.study import checks
 from tests.support.running import TINY, bsweep, compose
 
 NODES = ("4 RTX 2080 Ti", "3 RTX 2080 Ti + TITAN RTX", "4 A30", "2 RTX 3090 + 2 V100")
@@ -247,9 +247,9 @@ def test_a_round_longer_than_an_epoch_is_a_warning(tmp_path: Path) -> None:
         "num_workers=2",
         f"results_dir={tmp_path}",
     )
-    (warning,) = attempts.check(compose(*point, "strategy.sync_every=6"))
+    (warning,) = checks.check(compose(*point, "strategy.sync_every=6"))
     assert "a round of 96 examples is longer than an epoch of 90" in warning and "[6, 6]" in warning
-    assert not attempts.check(compose(*point, "strategy.sync_every=5"))
+    assert not checks.check(compose(*point, "strategy.sync_every=5"))
 
 
 def test_given_lists_win_and_need_no_probe(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from bsweep import batching
 from bsweep.batching import GradientNoise, Policy, Seen
 from bsweep.config import ConfigError, conf_dir, save
 from bsweep.data.plan import Share, global_batch
-from bsweep.study import attempts, branching
+from bsweep.study import branching, checks
 from tests.strategies.test_equivalence import NUM_TRAIN, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.support.policies import Doubling
 from tests.support.running import ROOT, TINY, compose
@@ -481,4 +481,4 @@ def test_a_policy_that_would_exceed_the_training_set_is_refused() -> None:
         ConfigError,
         match="max_global_batch=1000 is larger than the training set of 90 examples: use 90",
     ):
-        attempts.check(config)
+        checks.check(config)

@@ -21,9 +21,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bsweep as library
+from bsweep.cli import run as command
 from bsweep.compose.overrides import as_hydra_takes
-from bsweep.config import GROUPS, ConfigError, known_keys, names, parse, read, save, variants
-from bsweep.study import attempts, sweep
+from bsweep.config import (
+    GROUPS,
+    ConfigError,
+    RunConfig,
+    known_keys,
+    names,
+    parse,
+    read,
+    save,
+    variants,
+)
+from bsweep.study import attempts
 from tests.support.running import TINY, bsweep, compose, tool
 
 Type = Callable[..., tuple[int, str]]
@@ -44,9 +55,7 @@ def type_run(
     def run(*arguments: str) -> tuple[int, str]:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["bsweep"])
-            sweep.STATUSES.clear()
-            sweep.STUDIES.clear()
-            code = sweep.run(arguments)
+            code = command.run(arguments)
         return code, capsys.readouterr().err
 
     return run
@@ -107,9 +116,9 @@ def type_run(
             ["hydra/job_logging=default", "launch.parallel=auto"],
             ["hydra/job_logging=default with launch.parallel=auto", "share one log"],
         ),
-        (["++hydra.mode=RUN"], ["bsweep's own sweeper"]),
+        (["++hydra.mode=RUN"], ["bsweep itself checks"]),
         (["hydra.sweeper.params=3"], ["hydra.sweeper.params=3"]),
-        (["hydra.sweeper._target_=x"], ["Invalid plugin 'x'"]),
+        (["hydra.sweeper._target_=x"], ["bsweep itself checks"]),
         ([f"seed={'9' * 5000}"], ["seed=9999", "(5,005 letters)"]),
         (
             [
@@ -207,10 +216,16 @@ def test_a_grid_is_composed_once_for_its_settings_and_once_for_all_its_points(
 def test_a_point_that_cannot_be_run_fails_alone(
     type_run: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "run_point", lambda config, *_: 1 // config.seed and "completed")
+    ended = []
+
+    def run_point(config: RunConfig, *_: object) -> str:
+        ended.append(1 // config.seed)
+        return "completed"
+
+    monkeypatch.setattr(attempts, "run_point", run_point)
     code, said = type_run("-m", "local_batch=8", "seed=0,1")
     assert code == 1 and said.count("a point could not be run: ZeroDivisionError") == 1
-    assert sweep.STATUSES == ["failed", "completed"]
+    assert ended == [1]
 
 
 def test_a_launcher_of_hydras_that_fails_is_quoted_without_a_traceback(

@@ -112,7 +112,7 @@ def test_tries_are_further_and_further_apart(
             else Outcome("failed", "a host was lost", may_pass=True)
         )
 
-    assert attempts.run_point(config, Progress(1), start) == "completed"
+    assert attempts.run_point(config, [], Progress(1), start) == "completed"
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 

@@ -265,7 +265,7 @@ def test_bad_input_exits_with_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main._run("probe", arguments) == main.BAD_CONFIG
+    assert main._run("probe", arguments) == 2
     said = capsys.readouterr().err
     for words in expected:
         assert words in said

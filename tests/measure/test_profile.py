@@ -207,7 +207,7 @@ def test_bad_input_exits_with_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main._run("profile", arguments) == main.BAD_CONFIG
+    assert main._run("profile", arguments) == 2
     said = capsys.readouterr().err
     assert said.count("bsweep: ") == 1 and all(words in said for words in expected)
     assert not list(tmp_path.rglob("config.yaml"))

@@ -9,11 +9,12 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -22,7 +23,7 @@ import bsweep as package
 from bsweep import analysis, plots, report, runlog
 from bsweep.analysis import Study, prediction
 from bsweep.analysis.prediction.selection import observed
-from bsweep.cli import main
+from bsweep.cli import report as report_command
 from bsweep.config import ConfigError, target_of
 from bsweep.launch import environment, seats, team
 from bsweep.launch.seats import Seats, Size
@@ -372,19 +373,24 @@ def test_points_with_a_result_need_no_room(tmp_path: Path, monkeypatch: pytest.M
     sized(monkeypatch, 2)
     given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1")
     configs = [point(1, *given), point(1, *given, "seed=1"), point(2, *given)]
-    monkeypatch.setattr(sweep, "_refuse_impossible", lambda _: None)
-    monkeypatch.setattr(sweep, "_join", lambda *_: None)
-    monkeypatch.setattr(attempts, "ask_for_calibration", lambda _: None)
-    for results, at_once in ((0, True), (1, False)):
+    grid = SimpleNamespace(configs=configs, runs_elsewhere=False, surrounds_points=False)
+    started: list[str] = []
+    for how in ("_start_at_once", "_start_in_turn"):
+
+        def start(_: object, places: Sequence[int], how: str = how) -> list[str]:
+            started.append(how)
+            return ["completed"] * len(places)
+
+        monkeypatch.setattr(sweep.Sweep, how, start)
+    for results in (0, 1):
         monkeypatch.setattr(
             attempts,
             "result_of",
             lambda config, of=results: "completed" if config.seed < of else None,
         )
-        monkeypatch.setattr(sweep, "PROGRESS", None)
-        monkeypatch.setattr(sweep, "_ARE_AT_ONCE", None)
-        assert sorted(sweep._prepare(configs, ())) == [0, 1, 2]
-        assert at_once is sweep._ARE_AT_ONCE
+        with sweep.Sweep(cast(Any, grid), ()) as points:
+            assert points.run() == ["completed"] * 3
+    assert started == ["_start_at_once", "_start_in_turn"]
     team.expect(())
 
 
@@ -666,7 +672,7 @@ def test_a_report_says_how_many_times_are_left_out(
     monkeypatch.setattr(
         report, "_write_files", lambda study, folder, command: written.append((study, command))
     )
-    assert main.report([str(tmp_path / "s"), *flags]) == 0
+    assert report_command.run([str(tmp_path / "s"), *flags]) == 0
     ((study, command),) = written
     assert study.runs["train_seconds"].isna().all() == (not flags) and command.endswith(
         " ".join(["/s", *flags])

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bsweep.compose import hydra_run
+from bsweep.compose import hydra_grid
 from bsweep.core import fresh_process
 
 _IMPORTED = (
@@ -34,7 +34,7 @@ _IMPORTED = (
     "bsweep.measure.probe_worker",
     "bsweep.measure.profile_worker",
     "bsweep.report",
-    "bsweep.study.sweep",
+    "bsweep.cli.run",
     "horovod.runner.launch",
     "horovod.torch",
     "hydra.main",
@@ -51,7 +51,7 @@ def main(path: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     for module in _IMPORTED:
         importlib.import_module(module)
-    hydra_run.first_point(
+    hydra_grid.first_point(
         ["local_batch=8"]
     )  # Hydra finds its plugins, and its parser gets to know the grammar
     # The rendezvous of torchrun asks for its stack again and again. For each frame whose file is no

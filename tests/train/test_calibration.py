@@ -28,7 +28,7 @@ from bsweep.runlog import (
     write_json,
 )
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
-from bsweep.study import attempts
+from bsweep.study import provenance
 from bsweep.train import choose_numerics, steps, worker
 from tests.support.running import TINY, bsweep, compose
 from tests.support.synthetic_study import META, write_run
@@ -392,7 +392,9 @@ def ask(cwd: Path) -> Path:
     path.parent.mkdir(parents=True)
     calibration_file.write(
         path,
-        Calibration(1, wanted_batches=(8, 16), hardware=hardware_words(attempts.provenance(AUTO))),
+        Calibration(
+            1, wanted_batches=(8, 16), hardware=hardware_words(provenance.provenance(AUTO))
+        ),
     )
     return path
 

@@ -15,7 +15,7 @@ import bsweep as package
 from bsweep.analysis import target_of, to_target
 from bsweep.config import ConfigError
 from bsweep.runlog import read_records
-from bsweep.study import attempts
+from bsweep.study import checks
 from tests.strategies.test_equivalence import _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.study.test_run import runs, summary
 from tests.support.running import TINY, bsweep, compose
@@ -151,8 +151,8 @@ def test_evaluations_that_would_never_come_are_refused(
 ) -> None:
     point = (*TINY, "model=tiny_cnn", "launch=inline", "strategy=single", "local_batch=8")
     with pytest.raises(ConfigError) as caught:
-        attempts.check(compose(*point, *overrides))
+        checks.check(compose(*point, *overrides))
     for words in expected:
         assert words in str(caught.value)
-    attempts.check(compose(*point, "target_loss=0.5"))
-    attempts.check(compose(*point, "target_loss=0.5", "epochs=1", "evaluate_every_examples=89"))
+    checks.check(compose(*point, "target_loss=0.5"))
+    checks.check(compose(*point, "target_loss=0.5", "epochs=1", "evaluate_every_examples=89"))

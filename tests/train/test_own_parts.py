@@ -15,7 +15,7 @@ from bsweep.config import ConfigError, RunConfig, own, read
 from bsweep.config.own import Own
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Vector
-from bsweep.study import attempts
+from bsweep.study import checks
 from tests.numerics.test_optim import make_model, train
 from tests.support.running import TINY, bsweep, compose
 
@@ -109,7 +109,7 @@ def resolved(*overrides: str) -> RunConfig:
 def test_torchs_optimizers_are_as_good_as_ones_own() -> None:
     options = ("+optimizer.options.alpha=0.9", "optimizer.lr=0.01", "optimizer.weight_decay=0.1")
     config = resolved("optimizer=own", "optimizer.target=torch.optim:RMSprop", *options)
-    attempts.check(config)
+    checks.check(config)
     plain, model = make_model(), make_model()
     reference = RMSprop(plain.parameters(), lr=0.01, alpha=0.9, weight_decay=0.1)
     vector = Vector(model)
@@ -220,7 +220,7 @@ def test_what_is_none_is_said_before_anything_starts(
     overrides: tuple[str, ...], expected: str
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
-        attempts.check(resolved(*overrides))
+        checks.check(resolved(*overrides))
 
 
 def test_two_workers_train_with_parts_of_ones_own_alone(folder: Path) -> None:

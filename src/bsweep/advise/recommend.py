@@ -17,12 +17,13 @@ from bsweep.analysis.prediction.next_run import Key, Next
 from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective, parse_seconds
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import missing
-from bsweep.cli.main import BAD_CONFIG
+from bsweep.compose import hydra_grid, overrides
 from bsweep.config import ConfigError, RunConfig, flatten, target_of
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
+from bsweep.core.terminal import BAD_CONFIG
 from bsweep.launch import team
-from bsweep.study import attempts, attendance, sweep
+from bsweep.study import attempts, attendance, checks
 from bsweep.study.estimate import duration
 
 
@@ -42,9 +43,9 @@ def run(arguments: Sequence[str]) -> int:
         budget = None if options.budget is None else parse_seconds(options.budget)
         metric = "target_accuracy" if options.target_loss is None else "target_loss"
         given = [*options.overrides, f"{metric}={target.value!r}"]
-        configs, code = sweep.composed(given)
-        if not configs:
-            return code
+        with hydra_grid.composed(overrides.arranged(given)) as grid:
+            configs = grid.configs
+        checks.check_all(configs)
         sys.argv = ["bsweep recommend", *arguments]  # the command that the records of its runs have
         search = Search(_cells(configs, objective), given, target, objective, budget, price)
         return _led(search, options.json)
@@ -166,7 +167,7 @@ def _key(config: RunConfig) -> Key:
 def _led(search: Search, as_json: bool) -> int:
     present = attendance.Attendance()
     search.study_dir.mkdir(parents=True, exist_ok=True)
-    attempts.refuse_newer(search.study_dir)
+    checks.refuse_newer(search.study_dir)
     present.join(search.study_dir)
     try:
         attempts.ask_for_calibration(

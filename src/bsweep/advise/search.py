@@ -31,7 +31,7 @@ from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_
 from bsweep.config import RunConfig, Target
 from bsweep.launch import Outcome
 from bsweep.runlog import RunPaths, is_stop_requested, request_stop
-from bsweep.study import attempts, commands, states
+from bsweep.study import attempts, checks, commands, side_runs, states
 from bsweep.study.estimate import duration
 from bsweep.study.progress import Progress
 
@@ -148,7 +148,7 @@ class Search:
             )
         say(f"timing a few steps of {named(cell)}")
         began = time.monotonic()
-        found = attempts.try_out(self.cells[cell][0], lambda line: print(line, file=sys.stderr))
+        found = side_runs.try_out(self.cells[cell][0], lambda line: print(line, file=sys.stderr))
         took = time.monotonic() - began
         if not isinstance(found, str):
             self.probes[cell] = _Probe(self.kind, list(cell), found[0], took)
@@ -394,7 +394,7 @@ def _train(config: RunConfig, seconds: float) -> str:
         return launch.launch(config, paths, poll)
 
     try:
-        return attempts.run_point(config, progress, within)
+        return attempts.run_point(config, checks.check(config), progress, within)
     except KeyboardInterrupt:
         if not asked or progress.was_interrupted:
             raise

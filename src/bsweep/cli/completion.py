@@ -5,24 +5,28 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
+import sys
 from collections.abc import Callable, Sequence
+
+from bsweep.cli.main import USAGE
+from bsweep.compose import hydra_grid, overrides
+from bsweep.config import ConfigError
+from bsweep.core.terminal import BAD_CONFIG
 
 TAKE_OVERRIDES = ("run", "plan", "probe", "profile", "recommend", "doctor")
 
 
-def complete(
-    arguments: Sequence[str], commands: Sequence[str], hydra: Callable[[Sequence[str]], int]
-) -> int:
+def run(arguments: Sequence[str]) -> int:
     """Print the script that has a shell complete (`install=bash`), or what a line can go on with
-    (`query=bash`).
+    (`query=bash`); the exit code.
 
     Args:
         arguments: What follows `bsweep -sc`.
-        commands: Those of bsweep.
-        hydra: Runs what Hydra makes of its arguments; its exit code.
     """
     if not any(argument.startswith("query=") for argument in arguments):
-        return hydra(["-sc", *arguments])
+        return _ask_hydra(arguments)
+    commands = sorted(set(re.findall(r"bsweep ([a-z][\w-]*)", USAGE)))
     words = os.environ.get("COMP_LINE", "").split(" ")[1:]
     if len(words) < 2:
         print(
@@ -35,8 +39,16 @@ def complete(
         # flags.
         typed = [word for word in words[1:-1] if word and not word.startswith("-")]
         os.environ["COMP_LINE"] = " ".join(["bsweep", "-m", *typed, words[-1]])
-        print(_quietly(lambda: hydra(["-sc", *arguments])), end="")
+        print(_quietly(lambda: _ask_hydra(arguments)), end="")
     return 0  # a study is a file, which the shell itself completes
+
+
+def _ask_hydra(arguments: Sequence[str]) -> int:
+    try:
+        return hydra_grid.show("bsweep", overrides.arranged(["-sc", *arguments]))
+    except ConfigError as error:
+        print(f"bsweep: {overrides.explain(error)}", file=sys.stderr)
+        return BAD_CONFIG
 
 
 def _quietly(query: Callable[[], int]) -> str:

@@ -4,6 +4,7 @@ mend.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bsweep.cli import measure
 from bsweep.config import ProcessesConfig, RunConfig
 from bsweep.config.launch import slots_by_host
 from bsweep.launch import preflight, ssh
@@ -27,10 +29,29 @@ _MOST_PAIRS_HOSTS = 5  # of which all pairs are measured; of more, each and the 
 _LINK_SECONDS = 30.0
 
 
-def run(config: RunConfig, as_json: bool) -> int:
-    """Print what was found; 0 where all is well, 1 where there is something to mend."""
+def run(arguments: Sequence[str]) -> int:
+    """Print what this machine and its hosts are, and what to mend.
+
+    Returns:
+        The exit code: 0 where all is well, 1 where there is something to mend.
+    """
+    parser = argparse.ArgumentParser(
+        prog="bsweep doctor", description="What machines are, and what to mend on them."
+    )
+    parser.add_argument(
+        "--hosts", metavar="HOSTS", help="as launch.hosts: h1:4,h2:4, h[1-2]:4 or @FILE"
+    )
+    parser.add_argument("--json", action="store_true", help="all that was found, for programs")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="as for bsweep run, of a point to look at"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    hosts = [f"launch.hosts='{options.hosts}'"] if options.hosts else []
+    config = measure.one_point([*options.overrides, *hosts])
+    if isinstance(config, int):
+        return config
     found = examine(config)
-    if as_json:
+    if options.json:
         print(json.dumps(found, indent=2))
     else:
         show(found)

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep.cli.main import BAD_CONFIG, end_with_reader
-from bsweep.config import RunConfig
+from bsweep.compose import hydra_grid, overrides
+from bsweep.config import ConfigError, RunConfig
 from bsweep.core.ranks import inside_horovodrun
-from bsweep.study import attempts, commands, overview, sweep
+from bsweep.core.terminal import BAD_CONFIG, end_with_reader
+from bsweep.study import checks, commands, overview, side_runs
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Timed
 from bsweep.study.overview import Row
@@ -27,9 +28,16 @@ def run(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return BAD_CONFIG
-    configs, code = sweep.composed(
-        [argument for argument in arguments if argument not in _OWN_FLAGS]
-    )
+    try:
+        given = overrides.arranged([word for word in arguments if word not in _OWN_FLAGS])
+        if overrides.only_shows(given):
+            return hydra_grid.show("bsweep run", given)
+        with hydra_grid.composed(given) as grid:
+            configs = grid.configs
+        checks.check_all(configs)
+    except ConfigError as error:
+        print(f"bsweep: {overrides.explain(error)}", file=sys.stderr)
+        return BAD_CONFIG
     by_study: dict[Path, dict[str, RunConfig]] = {}
     for config in configs:
         by_study.setdefault(config.study_dir, {}).setdefault(config.run_id, config)
@@ -41,11 +49,11 @@ def run(arguments: Sequence[str]) -> int:
     if "--json" not in arguments:
         for study_dir, (rows, source) in plans.items():
             print(f"{study_dir}:\n{overview.plan_text(rows, source)}")
-    elif configs:
+    else:
         every = [row for rows, _ in plans.values() for row in rows]
         sources = "; ".join(dict.fromkeys(source for _, source in plans.values() if source))
         print(overview.as_json(every, sources, studies=[str(one) for one in plans]))
-    return code
+    return 0
 
 
 def _planned(
@@ -73,7 +81,7 @@ def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
         for batch in sorted({min(by_batch), max(by_batch)}):
             point, config = by_batch[batch]
             print(f"trying {point.run_id} for a few steps", file=sys.stderr)
-            tried = attempts.try_out(config, lambda line: print(line, file=sys.stderr))
+            tried = side_runs.try_out(config, lambda line: print(line, file=sys.stderr))
             if isinstance(tried, str):
                 print(f"bsweep: {point.run_id}: {tried}", file=sys.stderr)
             else:

@@ -12,34 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bsweep.cli.main import BAD_CONFIG, end_with_reader
 from bsweep.config import did_you_mean
 from bsweep.core.ranks import Place, inside_horovodrun
+from bsweep.core.terminal import BAD_CONFIG, end_with_reader
 from bsweep.study import attendance, commands, overview, states
 from bsweep.study.commands import Command
 
-Sweep = Callable[[], int]
-
 _WATCH_SECONDS = 2.0
 _STOP_POLL_SECONDS = 0.2
-
-
-def run(command: str, arguments: Sequence[str]) -> int:
-    """One of the commands; its exit code."""
-    if command in ("resume", "retry") and inside_horovodrun():
-        from bsweep.study import sweep
-
-        return sweep.led(lambda: _run(command, arguments))
-    return _run(command, arguments)
-
-
-def _run(command: str, arguments: Sequence[str]) -> int:
-    try:
-        found = _COMMANDS[command](arguments)
-    except (ValueError, OSError) as error:
-        print(f"bsweep: {error}", file=sys.stderr)
-        return BAD_CONFIG
-    return found if isinstance(found, int) else found()  # a sweep, whose errors are its own
 
 
 def status(arguments: Sequence[str]) -> int:
@@ -95,7 +75,32 @@ def stop(arguments: Sequence[str]) -> int:
     return 0
 
 
-def resume(arguments: Sequence[str]) -> int | Sweep:
+def resume(arguments: Sequence[str]) -> int:
+    """Run what is left of a study's commands; the exit code."""
+    return _led(_resume, arguments)
+
+
+def retry(arguments: Sequence[str]) -> int:
+    """Repeat points that did not complete; the exit code."""
+    return _led(_retry, arguments)
+
+
+def _led(find: Callable[[Sequence[str]], int | Callable[[], int]], arguments: Sequence[str]) -> int:
+    """Find what is to be run, and run it; the exit code. A sweep tells its errors itself."""
+    from bsweep.cli import run  # imports Hydra
+
+    def lead() -> int:
+        try:
+            found = find(arguments)
+        except (ValueError, OSError) as error:
+            print(f"bsweep: {error}", file=sys.stderr)
+            return BAD_CONFIG
+        return found if isinstance(found, int) else found()
+
+    return run.led(lead)
+
+
+def _resume(arguments: Sequence[str]) -> int | Callable[[], int]:
     """Run the study's commands again, for the points that are left."""
     study_dir = (
         _parser("resume", "Run what is left of a study's commands.").parse_args(arguments).study
@@ -111,7 +116,7 @@ def resume(arguments: Sequence[str]) -> int | Sweep:
     return _again(study_dir, left, repeats=False)
 
 
-def retry(arguments: Sequence[str]) -> int | Sweep:
+def _retry(arguments: Sequence[str]) -> int | Callable[[], int]:
     """Set points aside that ended in certain ways, and run them anew."""
     parser = _parser("retry", "Repeat points that did not complete.")
     default = ",".join(states.FAILURES)
@@ -135,7 +140,7 @@ def retry(arguments: Sequence[str]) -> int | Sweep:
     return _again(options.study, chosen, repeats=True)
 
 
-def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Sweep:
+def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Callable[[], int]:
     """What runs the points of the study's commands that are among these."""
     leading = [
         one for one in commands.read(study_dir) if run_ids & {point.run_id for point in one.points}
@@ -152,9 +157,9 @@ def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Sweep:
         return BAD_CONFIG
     for command in leading:
         _refuse_elsewhere(study_dir, command)
-    from bsweep.study import sweep
+    from bsweep.cli import run  # imports Hydra
 
-    return functools.partial(sweep.run_again, study_dir, leading, run_ids, repeats)
+    return functools.partial(run.run_again, study_dir, leading, run_ids, repeats)
 
 
 def _refuse_elsewhere(study_dir: Path, command: Command) -> None:
@@ -182,12 +187,3 @@ def _parser(command: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"bsweep {command}", description=description)
     parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
     return parser
-
-
-_COMMANDS: dict[str, Callable[[Sequence[str]], int | Sweep]] = {
-    "status": status,
-    "stop": stop,
-    "resume": resume,
-    "retry": retry,
-}
-NAMES = tuple(_COMMANDS)

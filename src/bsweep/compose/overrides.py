@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString, ValueType
 from hydra.errors import HydraException
@@ -41,22 +40,50 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: a flag is unknown or lacks its value, or Hydra would fail over an override.
     """
-    parser = _Parser(parents=[get_args_parser()], add_help=False)
-    parsed = parser.parse_intermixed_args(list(arguments))
-    if parsed.experimental_rerun is not None:
+    typed = parsed(arguments)
+    if typed.experimental_rerun is not None:
         raise ConfigError(
             "--experimental-rerun: no configuration is pickled here. Type the command again: what "
-            "is completed is "
-            "skipped. Each run's meta.json has it."
+            "is completed is skipped. Each run's meta.json has it."
         )
     flags = list(arguments)
-    for override in parsed.overrides:
+    for override in typed.overrides:
         flags.remove(override)
-    if parsed.shell_completion:
-        return [*flags, *parsed.overrides]
-    overrides = [as_hydra_takes(override) for override in parsed.overrides]
+    if typed.shell_completion:
+        return [*flags, *typed.overrides]
+    overrides = [as_hydra_takes(override) for override in typed.overrides]
     refuse(overrides)
     return [*flags, *overrides]
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return Hydra's flags that bsweep passes on, and the overrides.
+
+    Raises:
+        ConfigError: a flag is unknown or lacks its value.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    add = parser.add_argument
+    add("overrides", nargs="*")
+    for flag in ("--multirun", "-m"), ("--help", "-h"), ("--hydra-help",), ("--resolve",):
+        add(*flag, action="store_true")
+    add("--cfg", "-c", choices=("job", "hydra", "all"))
+    add("--info", "-i", nargs="?", const="all", choices=_INFO)
+    add("--package", "-p")
+    add("--config-dir", "-cd")
+    add("--config-name", "-cn")
+    add("--experimental-rerun")
+    add("--shell-completion", "-sc", action="store_true")
+    return parser.parse_intermixed_args(list(arguments))
+
+
+def only_shows(arguments: Sequence[str]) -> bool:
+    """Return True if Hydra is to print something instead of composing points to run."""
+    given = parsed(arguments)
+    return bool(given.help or given.hydra_help or given.cfg or given.info or given.shell_completion)
+
+
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -127,8 +154,8 @@ def _problems(text: str, override: Override) -> Iterator[str]:
         yield f"{text}: no key before the '='."
     elif max(map(len, re.split(r"[./]", key))) > _MOST_LETTERS:
         yield f"{text}: unknown key; none has more than {_MOST_LETTERS} letters."
-    elif key in ("hydra/sweeper", "hydra.mode"):
-        yield f"{text}: bsweep's own sweeper checks and runs all points; leave it out."
+    elif key in ("hydra/sweeper", "hydra.sweeper._target_", "hydra.mode"):
+        yield f"{text}: bsweep itself checks and runs all points: leave it out."
     elif key in (*GROUPS, _EXPERIMENT) or key == "hydra" or "/" in key:
         yield from _problems_of_group(text, key, override)
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import sys
+import threading
 from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
+
+BAD_CONFIG, INTERRUPTED = 2, 130
+"""Exit codes: nothing was started; a signal ended the command."""
 
 
 def leave() -> None:
@@ -35,3 +40,21 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
     if number == signal.SIGHUP:
         leave()
     signal.default_int_handler(number, frame)
+
+
+def end_with_reader() -> None:
+    """Have this process, which only prints, end as `cat` does once nobody reads what it prints."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Have an interrupt arrive anew that came in a destructor or a callback, where Python drops
+    what is raised.
+
+    It does so as SIGTERM, which is never ignored.
+    """
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        # A little later: in here it would be dropped too.
+        threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM)).start()
+    else:
+        sys.__unraisablehook__(unraisable)

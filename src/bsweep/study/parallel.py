@@ -25,7 +25,7 @@ from bsweep.launch import Outcome, seats
 from bsweep.launch.seats import Seats
 from bsweep.launch.stop import Signals
 from bsweep.runlog import RunPaths, calibration_file
-from bsweep.study import attempts
+from bsweep.study import attempts, provenance
 from bsweep.study.progress import Progress
 
 _POLL_SECONDS = 0.2
@@ -93,7 +93,7 @@ def run(configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> li
     Raises:
         KeyboardInterrupt: they were to stop, and have.
     """
-    attempts.provenance(configs[0])  # which no thread is to ask for that sees its own cores alone
+    provenance.provenance(configs[0])  # which no thread is to ask for that sees its own cores alone
     crew = _Crew(configs, progress, run_one)
     with Signals() as signals, ThreadPoolExecutor(len(crew.machine.cores)) as pool:
         try:
@@ -211,7 +211,7 @@ def _is_to_measure(config: RunConfig) -> bool:
     """Whether a point is to find out, for all of its study, what is fastest, or may have to."""
     if not calibration_file.is_asked(config):
         return False
-    here = runlog.hardware_words(attempts.provenance(config))
+    here = runlog.hardware_words(provenance.provenance(config))
     found = calibration_file.asked(calibration_file.path_of(config, here), config, here)
     return found is not None and found.is_open
 

@@ -1,0 +1,108 @@
+"""`bsweep probe` and `bsweep profile`: the workers of one point, measured."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from bsweep import allocation, launch
+from bsweep.compose import hydra_grid, overrides
+from bsweep.compose.grid import values_of
+from bsweep.config import ConfigError, ProcessesConfig, RunConfig, own, parse, slurm
+from bsweep.core.ranks import inside_horovodrun
+from bsweep.core.terminal import BAD_CONFIG
+from bsweep.runlog import profile_file
+from bsweep.study import checks, side_runs
+
+_BAD = (ConfigError, HydraException, OmegaConfBaseException)  # mended by typing something else
+
+
+def probe(arguments: Sequence[str]) -> int:
+    """Measure the workers of the point that `arguments` give, and print what was found; the exit
+    code.
+    """
+    config = _measured("probe", side_runs.probe, arguments)
+    if isinstance(config, int):
+        return config
+    print(allocation.table(allocation.read_probe(config)))
+    print(allocation.probe_path(config))
+    return 0
+
+
+def profile(arguments: Sequence[str]) -> int:
+    """Print what the steps of the point that `arguments` give consist of, and where the traces are;
+    the exit code.
+    """
+    config = _measured("profile", side_runs.profile, arguments, allocation.fill_in)
+    if isinstance(config, int):
+        return config
+    workers = profile_file.read(config)
+    print(profile_file.table(workers))
+    print(profile_file.bottleneck(workers))
+    for path in sorted(profile_file.folder_of(config).glob("trace.*")):
+        print(path)
+    return 0
+
+
+def one_point(arguments: Sequence[str]) -> RunConfig | int:
+    """A point to look at hosts for, by the keys that say where; the exit code where they are
+    wrong.
+    """
+    try:
+        composed = hydra_grid.first_point(overrides.arranged(arguments))
+        if composed.local_batch is None and composed.global_batch is None:
+            composed.local_batch = 8
+        config = own.resolve(parse(values_of(composed)))
+        if not isinstance(config.launch, ProcessesConfig):
+            raise ConfigError(f"launch={config.launch.name} starts no processes: leave it out.")
+        launch.check_hosts(config)
+    except (*_BAD, ValueError) as error:
+        print(f"bsweep: {overrides.explain(error)}", file=sys.stderr)
+        return BAD_CONFIG
+    return config
+
+
+def _measured(
+    command: str,
+    measure: Callable[[RunConfig, Callable[[str], None]], launch.Outcome],
+    arguments: Sequence[str],
+    fill_in: Callable[[RunConfig], RunConfig] = lambda config: config,
+) -> RunConfig | int:
+    """The first point that `arguments` give, once it is measured; the exit code if it is not."""
+    problem = next(
+        (
+            f"{flag}: leave it out, one point is measured"
+            for flag in arguments
+            if flag.startswith("-")
+        ),
+        "",
+    )
+    if inside_horovodrun():
+        problem = f"bsweep {command} starts its own workers: leave horovodrun out"
+    problem = problem or slurm.started_often(os.environ)
+    if problem:
+        print(f"bsweep: {problem}", file=sys.stderr)
+        return BAD_CONFIG
+    try:
+        composed = hydra_grid.first_point(overrides.arranged(arguments))
+        config = fill_in(own.resolve(parse(values_of(composed))))
+        warnings = checks.check(config)
+        config.study_dir.mkdir(parents=True, exist_ok=True)
+        if unready := checks.unready_hosts([config]):
+            raise ConfigError(*unready)
+    except (*_BAD, OSError) as error:
+        print(f"bsweep: {overrides.explain(error)}", file=sys.stderr)
+        return BAD_CONFIG
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    outcome = measure(config, lambda line: print(line, file=sys.stderr))
+    if outcome.status != "completed":
+        print(
+            f"bsweep: the {command} ended as {outcome.status}: {outcome.message}", file=sys.stderr
+        )
+        return 1
+    return config

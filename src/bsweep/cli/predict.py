@@ -1,0 +1,67 @@
+"""`bsweep predict`: the best cell of a study's grid."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print which cell of a study's grid gets to a target first, or cheapest; the exit code."""
+    say = "Predict time to a target for every batch size and worker count, and recommend one."
+    parser = argparse.ArgumentParser(prog="bsweep predict", description=say)
+    add = parser.add_argument
+    add("study", help="the study's folder, such as results/quickstart")
+    add("--target-accuracy", type=float, help="test accuracy to reach, such as 0.9")
+    add("--target-loss", type=float, help="test loss to reach instead")
+    add(
+        "--objective",
+        default="fastest",
+        help="fastest | cheapest | joules | deadline=2h | 'workers<=4', joined by commas",
+    )
+    add(
+        "--batches",
+        type=_counts,
+        help="global batch sizes of the grid, such as 32,64,128 (default: those of the runs)",
+    )
+    add(
+        "--workers",
+        type=_counts,
+        help="worker counts of the grid, such as 1,2,4 (default: those of the runs)",
+    )
+    add("--price-per-worker-hour", type=float, help="for the cost in money")
+    add(
+        "--where",
+        action="append",
+        default=[],
+        metavar="COLUMN=VALUE",
+        help="choose among runs; may be repeated",
+    )
+    add("--probe", help="a probe.json whose steps and exchange count too")
+    add("--json", action="store_true", help="all of it for programs")
+    options = vars(parser.parse_args(arguments))
+    as_json, study = options.pop("json"), options.pop("study")
+    from bsweep.analysis import predict as predicted
+
+    where = dict(_column_and_value(text) for text in options.pop("where"))
+    prediction = predicted(study, **options, where=where)
+    print(json.dumps(prediction.as_json(), indent=2, allow_nan=False) if as_json else prediction)
+    return 0
+
+
+def _column_and_value(text: str) -> tuple[str, str]:
+    column, found, value = text.partition("=")
+    if not found:
+        raise ValueError(
+            f"--where {text}: give a column and its value, as in --where strategy=horovod."
+        )
+    return column, value
+
+
+def _counts(text: str) -> list[int]:
+    """`8,16,32` as numbers; ValueError, which argparse turns into a message, for others."""
+    counts = [int(part) for part in text.split(",")]
+    if min(counts) < 1:
+        raise ValueError(text)
+    return counts

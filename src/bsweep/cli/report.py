@@ -1,0 +1,48 @@
+"""`bsweep report`: a study's figures, tables and page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bsweep.core.terminal import BAD_CONFIG
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Write the report of a study and print its path; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="bsweep report", description="Write a study's figures, tables and page."
+    )
+    parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
+    parser.add_argument("--out", type=Path, help="where to write it (default: STUDY/report)")
+    parser.add_argument(
+        "--mix", action="store_true", help="also runs of different hardware, versions or precision"
+    )
+    parser.add_argument(
+        "--beside", action="store_true", help="also times of runs beside others (launch.parallel)"
+    )
+    options = parser.parse_args(arguments)
+    from bsweep import report as writer
+    from bsweep.config.whole import is_full, no_space
+
+    try:
+        print(
+            writer.write(
+                options.study, options.out, mix=options.mix, beside=options.beside, say=_say
+            )
+        )
+    except (ValueError, OSError) as error:
+        is_no_space = isinstance(error, OSError) and is_full(error)
+        _say(
+            no_space(options.out or options.study / "report", "give --out DIR")
+            if is_no_space
+            else str(error)
+        )
+        return BAD_CONFIG
+    return 0
+
+
+def _say(line: str) -> None:
+    print(f"bsweep: {line}", file=sys.stderr)

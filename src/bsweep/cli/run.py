@@ -1,0 +1,135 @@
+"""`bsweep run`: the points that were typed, composed, checked, and run by one sweep."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence, Set
+from pathlib import Path
+
+from bsweep.cli import report
+from bsweep.compose import hydra_grid, overrides
+from bsweep.config import ConfigError, RunConfig, slurm
+from bsweep.config.whole import is_full
+from bsweep.core.ranks import inside_horovodrun
+from bsweep.core.terminal import BAD_CONFIG
+from bsweep.study.commands import Command
+from bsweep.study.sweep import Sweep
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Train the points that arguments give; the exit code."""
+    return led(lambda: _train(arguments)[0])
+
+
+def led(lead: Callable[[], int]) -> int:
+    """Return what `lead` gives, which one process runs; inside horovodrun the others follow it."""
+    if not inside_horovodrun():
+        if problem := slurm.started_often(os.environ):
+            print(f"bsweep: {problem}", file=sys.stderr)
+            return BAD_CONFIG
+        return lead()
+    from bsweep.launch import warm  # imports Horovod and torch
+
+    return warm.run(lead)
+
+
+def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repeats: bool) -> int:
+    """Train points that a study's commands lead to, each in its folder; the exit code.
+
+    Args:
+        study_dir: The study.
+        kept: Its commands.
+        run_ids: The points.
+        repeats: Set aside what there is of them.
+    """
+    missing, study_dir = set(run_ids), study_dir.resolve()
+
+    def is_wanted(config: RunConfig) -> bool:
+        return config.run_id in missing and config.study_dir.resolve() == study_dir
+
+    code = 0
+    for command in kept:
+        if missing.isdisjoint(point.run_id for point in command.points):
+            continue
+        os.chdir(command.folder)
+        print(f"bsweep run {shlex.join(command.arguments)}", file=sys.stderr)
+        ended, taken = _train(command.arguments, is_wanted, repeats)
+        code, missing = max(code, ended), missing - taken
+    if missing:
+        some = ", ".join(sorted(missing)[:3])
+        print(
+            f"bsweep: the study's commands no longer lead to {len(missing)} of its points "
+            f"({some}): the folder was moved, or defaults or code have changed since. Type them "
+            "again",
+            file=sys.stderr,
+        )
+    return max(code, 1) if missing else code
+
+
+def _train(
+    arguments: Sequence[str],
+    is_wanted: Callable[[RunConfig], bool] = lambda config: True,
+    repeats: bool = False,
+) -> tuple[int, Set[str]]:
+    """Train points that arguments lead to; the exit code, and the ids of those points."""
+    typed = [argument for argument in arguments if argument != "--report"]
+    try:
+        _refuse_flags(typed)
+        given = overrides.arranged(typed)
+        if overrides.only_shows(given):
+            return hydra_grid.show("bsweep run", given), set()
+        sys.argv = ["bsweep run", *given]  # the command that the records of its runs have
+        with (
+            hydra_grid.composed(given) as grid,
+            Sweep(grid, arguments, is_wanted, repeats) as sweep,
+        ):
+            statuses = sweep.run()
+    except (ConfigError, OSError) as error:
+        if isinstance(error, OSError) and not is_full(error):
+            raise
+        print(f"bsweep: {overrides.explain(error)}", file=sys.stderr)
+        return BAD_CONFIG, set()
+    code = 0 if all(status == "completed" for status in statuses) else 1
+    return max(code, _tell(sweep, "--report" in arguments)), sweep.run_ids
+
+
+def _refuse_flags(arguments: Sequence[str]) -> None:
+    """ConfigError for flags that do not go together with others, or with horovodrun."""
+    shows_point = {"--cfg", "-c", "--info", "-i"} & set(arguments)
+    if shows_point and {"-m", "--multirun"} & set(arguments):
+        raise ConfigError(
+            "--cfg and --info show one point: leave out -m, and give each key one value"
+        )
+    starts_elsewhere = any(
+        argument.startswith("hydra/launcher=") and argument != "hydra/launcher=basic"
+        for argument in arguments
+    )
+    if inside_horovodrun() and starts_elsewhere:
+        raise ConfigError(
+            "inside horovodrun its processes run the points: leave out hydra/launcher"
+        )
+
+
+def _tell(sweep: Sweep, wants_report: bool) -> int:
+    """Print what follows from the runs of a sweep; the exit code."""
+    code = 0
+    for study_dir, configs in sorted(sweep.studies.items()):
+        if len({config.allocation.name for config in configs}) > 1:
+            _print_idle_seconds(study_dir)
+        if wants_report:
+            code = max(code, min(report.run([str(study_dir)]), 1))  # 2: nothing was started
+    return code
+
+
+def _print_idle_seconds(folder: Path) -> None:
+    """Print what allocations are compared by: the idle seconds of each node."""
+    from bsweep import analysis, report
+
+    try:
+        table = report.idle_text(analysis.load(folder))
+    except (OSError, ValueError) as error:
+        table = f"bsweep: no table of idle seconds: {error}"
+    if table:
+        print(table)

@@ -1,0 +1,210 @@
+"""Hydra's part of a command: it composes the points of a grid, and may start them elsewhere.
+
+Hydra's own entry point leads a sweep through a sweeper plug-in, which calls the program back for
+each point. Here the program leads: Hydra composes, and gives the points as values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra import compose, initialize_config_dir
+
+# Hydra has no public way to start its launchers without a sweeper of its own: a launcher asks for
+# these callbacks.
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig
+
+from bsweep.compose import grid, overrides
+from bsweep.config import ConfigError, RunConfig, conf_dir
+
+_CONFIG, _VERSION = "config", "1.3"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The points of a command, in the order of its axes, and what Hydra does beside them."""
+
+    configs: list[RunConfig]
+    runs_elsewhere: bool
+    """`hydra/launcher` starts the points in processes of its own."""
+    surrounds_points: bool
+    """Hydra sets variables, writes logs or calls back around each point."""
+
+    _points: list[list[str]]  # the overrides of each
+    _master: DictConfig
+    _context: HydraContext
+
+    def launch(self, places: Sequence[int], run_point: Callable[[RunConfig], str]) -> list[str]:
+        """Have Hydra's launcher run points, each composed anew.
+
+        Args:
+            places: Which of `configs`.
+            run_point: Runs a point and returns its status; it can be pickled where the launcher
+                runs points elsewhere.
+
+        Returns:
+            The status of each point.
+        """
+        name = self._master.hydra.runtime.choices["hydra/launcher"]
+        callbacks = self._context.callbacks
+        callbacks.on_multirun_start(config=self._master, config_name=_CONFIG)
+        try:
+            launcher = Plugins.instance().instantiate_launcher(
+                hydra_context=self._context,
+                task_function=lambda composed: run_point(grid.to_config(composed)),
+                config=self._master,
+            )
+            jobs = launcher.launch([self._points[place] for place in places], initial_job_idx=0)
+        except Exception as error:  # such as sbatch's, or of a job that was cancelled
+            print(
+                f"bsweep: hydra/launcher={name} could not run the points: {error}", file=sys.stderr
+            )
+            return ["failed"] * len(places)
+        finally:
+            callbacks.on_multirun_end(config=self._master, config_name=_CONFIG)
+        return [_status(job) for job in jobs]
+
+
+def say_could_not_run(error: BaseException) -> None:
+    """Print that a point could not be run, and why."""
+    print(f"bsweep: a point could not be run: {error!r}", file=sys.stderr)
+
+
+@contextmanager
+def composed(arguments: Sequence[str]) -> Iterator[Grid]:
+    """Compose the points that arguments give. Hydra's launchers work as long as it is entered.
+
+    Args:
+        arguments: Flags and overrides as `overrides.arranged` gives them.
+
+    Raises:
+        ConfigError: lists what is wrong with any of them.
+    """
+    flags = overrides.parsed(arguments)
+    given = list(flags.overrides)
+    if flags.config_dir:
+        folder = Path(flags.config_dir).resolve()
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir {flags.config_dir}: no such folder.")
+        given.append(f"hydra.searchpath=['file://{folder}']")
+    with initialize_config_dir(str(conf_dir()), job_name="sweep", version_base=_VERSION):
+        try:
+            found = _compose(flags.config_name or _CONFIG, given)
+        except Exception as error:
+            if "HYDRA_FULL_ERROR" in os.environ:
+                raise
+            raise ConfigError(overrides.explain(error)) from error
+        yield found
+
+
+def _compose(name: str, given: list[str]) -> Grid:
+    loader = GlobalHydra.instance().config_loader()
+    master = loader.load_configuration(name, given, run_mode=RunMode.MULTIRUN)
+    axes = [overrides.as_hydra_takes(axis) for axis in _axes(master)]
+    arguments = [*axes, *master.hydra.overrides.task]
+    overrides.refuse(arguments)
+    parser = OverridesParser.create(config_loader=loader)
+    points = _points(parser.parse_overrides(arguments))
+    is_surrounded: list[bool] = []
+
+    def compose_point(point: list[str]) -> DictConfig:
+        composed = loader.load_sweep_config(master, point)
+        overrides.refuse_settings(composed)
+        is_surrounded.append(bool(overrides.around_point(composed)))
+        return composed
+
+    configs = grid.configs(compose_point, points)
+    is_elsewhere = master.hydra.runtime.choices["hydra/launcher"] != "basic"
+    context = HydraContext(config_loader=loader, callbacks=Callbacks(master))
+    return Grid(configs, is_elsewhere, any(is_surrounded), points, master, context)
+
+
+def _axes(master: DictConfig) -> list[str]:
+    """The axes of an experiment; one that it inherits is not swept where it is null."""
+    axes: Any = master.hydra.sweeper.params or {}
+    if not isinstance(axes, Mapping | DictConfig):
+        raise ValueError(
+            f"hydra.sweeper.params={axes}: give keys with their values, as in {{seed: '0,1'}}."
+        )
+    return [f"{axis}={values}" for axis, values in axes.items() if values is not None]
+
+
+def _points(given: Sequence[Override]) -> list[list[str]]:
+    """The overrides of each point of a grid; of those of one key the last one counts."""
+    axes: dict[str, list[str]] = {}
+    for override in given:
+        key = override.get_key_element()
+        if override.is_sweep_override():
+            axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            axes[key] = [f"{key}={override.get_value_element_as_str()}"]
+    return [list(point) for point in itertools.product(*axes.values())]
+
+
+def _status(job: JobReturn) -> str:
+    if job.status == JobStatus.COMPLETED:
+        return str(job.return_value)
+    say_could_not_run(job._return_value)
+    return "failed"
+
+
+def show(name: str, arguments: Sequence[str]) -> int:
+    """Have Hydra print what its flags ask for: help, the configuration, completions.
+
+    Args:
+        name: What was typed before the arguments.
+        arguments: Flags and overrides as `overrides.arranged` gives them.
+
+    Returns:
+        The exit code.
+    """
+    sys.argv = [name, *arguments]
+    wants_traceback = "HYDRA_FULL_ERROR" in os.environ
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting with 1
+    main = hydra.main(version_base=_VERSION, config_path=str(conf_dir()), config_name=_CONFIG)
+    try:
+        main(lambda composed: None)()
+    except Exception as error:
+        if wants_traceback:
+            raise
+        raise ConfigError(overrides.explain(error)) from error
+    finally:
+        if not wants_traceback:
+            del os.environ["HYDRA_FULL_ERROR"]
+    return 0
+
+
+def first_point(arguments: Sequence[str]) -> DictConfig:
+    """What Hydra composes, with the first value of each axis that an experiment or the command line
+    sweeps.
+
+    Raises:
+        HydraException: an override is none, or names what there is not.
+    """
+    given = overrides.first_values(arguments)
+    with initialize_config_dir(str(conf_dir()), version_base=_VERSION):
+        axes = (
+            compose(_CONFIG, list(given.values()), return_hydra_config=True).hydra.sweeper.params
+            or {}
+        )
+        swept = [
+            f"{axis}={values}"
+            for axis, values in axes.items()
+            if values is not None and axis not in given
+        ]
+        return compose(_CONFIG, [*overrides.first_values(swept).values(), *given.values()])

@@ -1,0 +1,96 @@
+"""What a run says of where it came from: its code, its machine, and how it was started."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bsweep.config import RunConfig
+from bsweep.core.ranks import inside_horovodrun, num_cores
+
+
+def provenance(config: RunConfig) -> dict[str, Any]:
+    """Which code ran on what, started how: enough to tell two runs apart that should have
+    agreed.
+    """
+    return {"hosts": config.launch.named_hosts, **surroundings()}
+
+
+@functools.cache  # asking git and the driver takes longer than a short point's first steps
+def surroundings() -> dict[str, Any]:
+    return {
+        "command": _command(),
+        "host": platform.node(),
+        "cpu": _cpu_model(),
+        "cores": num_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": _output(
+            "nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"
+        ),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in _PACKAGES},
+        **_commit(),
+    }
+
+
+def _command() -> str:
+    """What was typed, to be typed again."""
+    prefix = f"horovodrun -np {os.environ['HOROVOD_SIZE']} " if inside_horovodrun() else ""
+    return f"{prefix}{sys.argv[0]} {shlex.join(sys.argv[1:])}"
+
+
+_PACKAGES = (
+    "bsweep",
+    "torch",
+    "torchvision",
+    "horovod",
+    "hydra-core",
+    "timm",
+    "tokenizers",
+    "numpy",
+)
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> dict[str, Any]:
+    """The checkout's commit, if this code runs from a checkout."""
+    folder = Path(__file__).parent
+    commit = _output("git", "-C", str(folder), "rev-parse", "HEAD")
+    if not commit or not _output("git", "-C", str(folder), "ls-files", Path(__file__).name):
+        return {"commit": None, "dirty": None}
+    changed = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit[0], "dirty": bool(changed)}
+
+
+def _output(*command: str) -> list[str]:
+    """The lines that a command prints; none if it is not there or fails."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return result.stdout.splitlines()
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()

@@ -1,0 +1,102 @@
+"""Runs that are no points of a study: probes, profiles, and a few steps that are timed."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from bsweep import allocation, data, launch, runlog
+from bsweep.config import RunConfig, own, save
+from bsweep.launch import Outcome
+from bsweep.launch.team import Entry
+from bsweep.runlog import RunPaths, profile_file
+from bsweep.study.attempts import ask_for_calibration, paths_of
+from bsweep.study.progress import Output
+
+_TRIED_STEPS = 10
+
+
+def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
+    """Measure a point's workers; what they found is where an allocation looks for it, unless they
+    failed.
+
+    Args:
+        config: The point, whose allocation need not be resolved.
+        say: Called with each line of the workers' output.
+    """
+    paths = RunPaths(config.study_dir / ".probe")
+    outcome = _launch_beside(config, paths, say, "bsweep.measure.probe_worker")
+    if outcome.status == "completed":
+        found = runlog.read_json(paths.folder / "probe.json")
+        assert found, "the probe completed without an answer"
+        path = allocation.probe_path(config)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        runlog.write_json(path, found)
+    return outcome
+
+
+def profile(config: RunConfig, say: Callable[[str], None]) -> Outcome:
+    """Profile a point's workers, see `probe`; what they found is where `anatomy.read` looks for
+    it.
+    """
+    shutil.rmtree(profile_file.folder_of(config), ignore_errors=True)
+    return _launch_beside(
+        config, RunPaths(config.study_dir / ".profile"), say, "bsweep.measure.profile_worker"
+    )
+
+
+def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float] | str:
+    """Train a point for a few steps, in a folder of its own that does not stay.
+
+    Returns:
+        Seconds of a step, and seconds that the point would take beside its steps; why there are
+        none, otherwise.
+    """
+    num_train = min(data.prepare(config.data).num_train, _TRIED_STEPS * config.examples_per_step)
+    shared = next(
+        one for one in config.study_dir.resolve().parents if one.exists()
+    )  # which other hosts see, too
+    with tempfile.TemporaryDirectory(
+        prefix=".bsweep.", dir=shared if config.launch.named_hosts else None
+    ) as folder:
+        short = replace(
+            config, results_dir=folder, epochs=1, data=replace(config.data, subset=num_train)
+        )
+        paths, began = paths_of(short), time.time()
+        outcome = _launch_beside(short, paths, say, "bsweep.train.worker")
+        seconds = time.time() - began
+        records, _ = runlog.read_records(paths.metrics)
+    epochs = runlog.numbered(records, "epoch")
+    if outcome.status != "completed" or not epochs:
+        return f"{outcome.status}: {outcome.message}"
+    train_seconds = float(epochs[0]["train_seconds"])
+    start_seconds = (
+        float(next(record["time"] for record in records if record["type"] == "start")) - began
+    )
+    evaluation_seconds = max(0.0, seconds - start_seconds - train_seconds)
+    steps = num_train / config.examples_per_step
+    return train_seconds / steps, start_seconds + config.epochs * evaluation_seconds
+
+
+def _launch_beside(
+    config: RunConfig, paths: RunPaths, say: Callable[[str], None], entry: Entry
+) -> Outcome:
+    """Have a point's workers do something else than train, in a folder of their own."""
+    shutil.rmtree(paths.folder, ignore_errors=True)
+    paths.folder.mkdir(parents=True)
+    save(config, paths.config)
+    own.keep(config, paths.own)
+    paths.metrics.touch()
+    ask_for_calibration([config], paths.folder)
+    output = Output(paths, config.num_workers)
+
+    def show() -> None:
+        for line in output.new_lines():
+            say(line)
+
+    outcome = launch.launch(config, paths, show, entry)
+    show()
+    return outcome
