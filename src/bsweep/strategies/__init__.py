@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from bsweep.config import RunConfig, resolve
 from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths
-from bsweep.strategies.base import InBackward, Rounds, Strategy
+
+if TYPE_CHECKING:
+    from bsweep.strategies.base import InBackward, Rounds, Strategy
 
 __all__ = ["InBackward", "Rounds", "Strategy", "build", "serve"]
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: a parent that only shards a model's layers does without torch.
+    if name in __all__:
+        return getattr(importlib.import_module("bsweep.strategies.base"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:
