@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,15 +19,18 @@ import numpy as np
 import pytest
 
 import bsweep
-from bsweep.advise import recommend
+from bsweep import launch
+from bsweep.advise import recommend, search
 from bsweep.analysis.prediction import Prediction, fit, predict_from
 from bsweep.analysis.prediction.next_run import SHARE, Grid, Key, Next, Offer, first_run, next_run
 from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.selection import Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
-from bsweep.config import ConfigError, target_of
+from bsweep.config import ConfigError, RunConfig, target_of
 from bsweep.core import energy
-from bsweep.runlog import Status
+from bsweep.launch import Outcome
+from bsweep.runlog import RunPaths, Status, is_stop_requested
+from bsweep.study import attempts
 from tests.support.running import Fork, compose, imported_first
 from tests.support.running import bsweep as command
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
@@ -387,3 +391,33 @@ def test_joules_that_nobody_counts_are_refused_before_anything_runs(
     for name in ("energy_uj", "max_energy_range_uj"):
         (package / name).write_text("1000")
     assert len(recommend._cells(configs, parse_objective("joules"))) == 2
+
+
+@pytest.mark.parametrize("has_signal", [False, True])
+def test_a_run_that_was_retried_ends_the_search_by_a_signal_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_signal: bool
+) -> None:
+    """What a person is told of a retry says nothing of who asked the run to stop."""
+    tries: list[int] = []
+
+    def launched(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
+        tries.append(1)
+        if len(tries) == 1:
+            return Outcome("failed", "a host was lost", may_pass=True)
+        paths.alive(0).parent.mkdir(parents=True, exist_ok=True)
+        paths.alive(0).touch()
+        if has_signal:
+            os.kill(os.getpid(), signal.SIGINT)
+        while not is_stop_requested(paths):
+            on_poll()
+        return Outcome("interrupted", "stopped at a checkpoint")
+
+    monkeypatch.setattr(launch, "launch", launched)
+    monkeypatch.setattr(attempts, "pause", lambda seconds: None)
+    config = compose("local_batch=8", f"results_dir={tmp_path}", "launch.retries=1")
+    if has_signal:
+        with pytest.raises(attempts.StopRequested):
+            search._train(config, 0.0)
+    else:
+        assert search._train(config, 0.0) == "interrupted"
+    assert len(tries) == 2

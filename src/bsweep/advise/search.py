@@ -378,9 +378,10 @@ def _typed(overrides: Sequence[str], config: RunConfig) -> list[str]:
 def _train(config: RunConfig, seconds: float) -> str:
     """Run a point, and have it stop where it is after so many seconds; its status.
 
-    KeyboardInterrupt if somebody else asked it to stop.
+    Raises:
+        StopRequested: somebody else asked it to stop.
     """
-    progress = _Watched(1)
+    progress = Progress(1)
     began, asked = time.monotonic(), False
 
     def within(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
@@ -395,8 +396,8 @@ def _train(config: RunConfig, seconds: float) -> str:
 
     try:
         return attempts.run_point(config, checks.check(config), progress, within)
-    except KeyboardInterrupt:
-        if not asked or progress.was_interrupted:
+    except attempts.StopRequested as stop:
+        if not asked or stop.by_signal:
             raise
         status = states.of_run(
             attempts.paths_of(config).folder
@@ -404,16 +405,6 @@ def _train(config: RunConfig, seconds: float) -> str:
         if status == "interrupted":
             say("the run is broken off here, at a checkpoint from which it can go on")
         return status
-
-
-class _Watched(Progress):
-    """Knows whether a signal came while a run was to stop anyway."""
-
-    was_interrupted = False
-
-    def note(self, line: str) -> None:
-        self.was_interrupted = True
-        super().note(line)
 
 
 def say(line: str) -> None:

@@ -47,6 +47,8 @@ class Stopping:
         self._seen_at = 0.0  # and when that was seen
         self._passes_on = False
         self._handlers: dict[int, Any] = {}
+        self.has_signal = False
+        """A signal came, whatever else asked the run to stop."""
 
     def __enter__(self) -> Stopping:
         if terminal.is_interrupted:
@@ -130,7 +132,10 @@ class Stopping:
         return self._asked_at is not None
 
     def ask(self) -> bool:
-        """Ask the run to stop; False if that is no time to ask, but it is to end at once."""
+        """Ask the run to stop, for a signal; False if that is no time to ask, but it is to end at
+        once.
+        """
+        self.has_signal = True
         if self._asked_at is not None or not self._can_save or not self._paths.alive(0).exists():
             self._asked_at = _LONG_AGO
             self._say("ending at once")

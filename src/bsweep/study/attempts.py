@@ -20,6 +20,19 @@ from bsweep.study import attendance, branching, states
 from bsweep.study.progress import Progress
 from bsweep.study.provenance import provenance, surroundings
 
+
+class StopRequested(KeyboardInterrupt):
+    """A run was asked to stop, and its sweep with it.
+
+    Args:
+        by_signal: A signal asked for it, and not the file `stop` of the run alone.
+    """
+
+    def __init__(self, *, by_signal: bool) -> None:
+        super().__init__()
+        self.by_signal = by_signal
+
+
 Launch = Callable[[RunConfig, RunPaths, Callable[[], None]], Outcome]
 
 
@@ -78,8 +91,7 @@ def run_point(config: RunConfig, warnings: list[str], progress: Progress, start:
     taken up where it left a checkpoint, and set aside in the study's `.previous` folder otherwise.
 
     Raises:
-        KeyboardInterrupt: the run was to stop, and its sweep with it; the run may be taken up
-            again.
+        StopRequested: the run was to stop, and its sweep with it; the run may be taken up again.
     """
     paths = paths_of(config)
     if result := result_of(config):
@@ -145,9 +157,12 @@ def _attempt(
             log.write(event)
     progress.begin(config, paths, warnings)
     outcome = Outcome("interrupted", "interrupted while it ran")
+    stopping = Stopping(config, paths, progress.note)
     try:
-        with Stopping(config, paths, progress.note) as stopping:
+        with stopping:
             outcome = start(config, paths, stopping.polled_with(progress.poll))
+    except KeyboardInterrupt as error:
+        raise StopRequested(by_signal=stopping.has_signal) from error
     except Exception as error:
         traceback.print_exc()
         outcome = Outcome("failed", f"{type(error).__name__}: {error}")
@@ -162,7 +177,7 @@ def _attempt(
         was_to_stop = is_stop_requested(paths)
         paths.stop.unlink(missing_ok=True)
     if was_to_stop:
-        raise KeyboardInterrupt
+        raise StopRequested(by_signal=stopping.has_signal)
     return outcome
 
 
