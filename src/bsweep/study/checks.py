@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from bsweep import allocation, data, models, runlog
@@ -115,9 +114,13 @@ def unready_hosts(configs: Iterable[RunConfig]) -> list[str]:
 
 
 def refuse_newer(study_dir: Path) -> None:
-    """ValueError if a newer bsweep wrote to the study: this one would not know its runs, and repeat
-    them.
+    """ConfigError if a newer bsweep wrote to the study: this one would not know its runs, and
+    repeat them.
     """
     for summary in study_dir.glob("*/summary.json"):
-        with suppress(runlog.Damaged):
+        try:
             runlog.read_summary(RunPaths(summary.parent))
+        except runlog.Damaged:
+            pass  # such a run is repeated
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
