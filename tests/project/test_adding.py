@@ -50,7 +50,7 @@ class TwiceConfig(StrategyConfig):
     scale: Positive
 
     builds: ClassVar[str] = "bsweep.strategies.twice:Twice"
-    launchers: ClassVar[tuple[str, ...]] = ("torchrun",)
+    kind_can: ClassVar[Capabilities] = Capabilities(launchers=("torchrun",))
 
 
 """,
@@ -152,7 +152,7 @@ def loss_gap(study, gaps):
         "src/bsweep/runlog/records.py": [
             ("    peak_memory_bytes: Natural | None\n", "    num_tensors: int\n")
         ],
-        "src/bsweep/loop.py": [
+        "src/bsweep/train/loop.py": [
             ("    return runlog.Epoch(\n", "        num_tensors=len(job.vector.tensors),\n")
         ],
         "src/bsweep/analysis/columns.py": [

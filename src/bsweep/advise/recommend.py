@@ -136,7 +136,7 @@ def _may_tell_energy(config: RunConfig) -> bool:
 
 def _problems(config: RunConfig) -> list[str]:
     found = []
-    if not config.strategy.in_step:
+    if not config.strategy.can.in_step:
         found.append(
             f"strategy={config.strategy.name}: its workers do not take every step together, and "
             f"S_min + E_min / B says "

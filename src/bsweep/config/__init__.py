@@ -26,6 +26,7 @@ from bsweep.config.batching import (
     RaiseInsteadOfDecayConfig,
     ScheduleConfig,
 )
+from bsweep.config.capabilities import Capabilities
 from bsweep.config.card import Card, resolve
 from bsweep.config.compression import (
     AnyCompression,
@@ -154,6 +155,7 @@ __all__ = [
     "BatchingConfig",
     "BySpeedConfig",
     "CABSConfig",
+    "Capabilities",
     "Card",
     "ChangingConfig",
     "Cifar10Config",

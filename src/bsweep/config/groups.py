@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from bsweep.config.capabilities import Capabilities
 from bsweep.config.card import Card
 from bsweep.config.point import Point
 from bsweep.config.values import (
@@ -157,77 +158,13 @@ class StrategyConfig(Card):
     `bsweep.strategies.Strategy`.
     """
 
-    launchers: ClassVar[tuple[str, ...]] = ()
-    """Those that can start its processes; a strategy without exchange takes any."""
-
-    takes_codecs: ClassVar[bool] = False
-    replicates: ClassVar[bool] = False
-    """Whether after each step all workers have the same parameters and optimizer: any number can go
-    on from one's.
-    """
-
-    own_compression: ClassVar[str] = ""
-    """The key of a compression of its own, if it has one."""
-
-    takes_local_steps: ClassVar[bool] = False
-    """Whether workers step alone between two synchronisations, each as often as it is given."""
+    kind_can: ClassVar[Capabilities] = Capabilities()
+    """What every strategy of this kind can do; `can` adds what its keys decide."""
 
     @property
-    def in_step(self) -> bool:
-        """Whether all workers pass each step together."""
-        return True
-
-    @property
-    def why_apart(self) -> str:
-        """Why workers have no model in common before an epoch ends, with the remedy; empty where
-        they have.
-        """
-        return ""
-
-    @property
-    def why_no_noise(self) -> str:
-        """Why the gradient noise scale cannot be measured, with the remedy; empty where it can."""
-        if self.in_step:
-            return ""
-        return (
-            "its workers do not step together, so that there is no gradient of all of them at one "
-            "model. Use "
-            "strategy=horovod, allreduce or ddp, or leave the noise scale out."
-        )
-
-    @property
-    def uses_horovod(self) -> bool:
-        """Whether it exchanges over Horovod, whose processes are started by horovodrun."""
-        return False
-
-    @property
-    def needs_mpi(self) -> bool:
-        """Whether it needs a Horovod that was built with MPI."""
-        return False
-
-    @property
-    def needs_gpus(self) -> str:
-        """Why it runs on GPUs alone, with the remedy; empty where it does not."""
-        return ""
-
-    @property
-    def refuses_fp16(self) -> str:
-        """Why workers cannot leave out a step whose gradients overflowed, with the remedy; empty
-        where they can.
-        """
-        return ""
-
-    @property
-    def exchanges_in_passes(self) -> bool | None:
-        """Whether gradients travel from within the backward pass; None: the strategy itself
-        tells.
-        """
-        return False
-
-    @property
-    def outlives_workers(self) -> bool:
-        """Whether the others have something left to do when a worker is lost."""
-        return False
+    def can(self) -> Capabilities:
+        """What it can do."""
+        return self.kind_can
 
     @property
     def patience_seconds(self) -> float:
@@ -284,11 +221,6 @@ class StrategyConfig(Card):
         """What the run id depends on beside the keys."""
         return {}
 
-    @property
-    def leaves_processes_clean(self) -> bool:
-        """Whether processes that have trained with it may train another run."""
-        return not self.outlives_workers
-
     def variables(self) -> Mapping[str, str]:
         """What its processes read from their environment once, when they begin to exchange."""
         return {}
@@ -301,14 +233,14 @@ class StrategyConfig(Card):
     def problems(self, point: Point) -> Iterator[str]:
         if why_not := point.launch.why_not(self):
             yield why_not
-        if point.evaluate_every_examples and self.why_apart:
+        if point.evaluate_every_examples and self.can.why_apart:
             yield (
                 f"evaluate_every_examples={point.evaluate_every_examples} with "
-                f"strategy={self.name}: {self.why_apart}, "
+                f"strategy={self.name}: {self.can.why_apart}, "
                 "or evaluate_every_examples=null to evaluate at the ends of epochs."
             )
-        if point.precision == "fp16" and self.refuses_fp16:
-            yield f"precision=fp16 with strategy={self.name}: {self.refuses_fp16}"
+        if point.precision == "fp16" and self.can.why_no_fp16:
+            yield f"precision=fp16 with strategy={self.name}: {self.can.why_no_fp16}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,7 +311,7 @@ class AllocationConfig(Card):
                     f"num_workers={point.num_workers}: "
                     "give one for each worker."
                 )
-        if not point.strategy.takes_local_steps and (
+        if not point.strategy.can.takes_local_steps and (
             self.shares_steps or self.local_steps is not None
         ):
             steps = f"allocation.local_steps={show(self.local_steps)}"
@@ -449,10 +381,11 @@ class LaunchConfig(Card):
 
     def why_not(self, strategy: StrategyConfig) -> str:
         """Why it cannot start the processes of a strategy, with the remedy; empty where it can."""
-        if not strategy.launchers or self.name in strategy.launchers:
+        launchers = strategy.can.launchers
+        if not launchers or self.name in launchers:
             return ""
         return (
-            f"strategy={strategy.name} is started by {' or '.join(strategy.launchers)}, not by "
+            f"strategy={strategy.name} is started by {' or '.join(launchers)}, not by "
             f"launch={self.name}."
         )
 

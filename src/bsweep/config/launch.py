@@ -145,13 +145,14 @@ class SrunConfig(ProcessesConfig):
 
     def why_not(self, strategy: StrategyConfig) -> str:
         named = f"launch=srun with strategy={strategy.name}"
-        if strategy.uses_horovod or (strategy.launchers and "torchrun" not in strategy.launchers):
+        can = strategy.can
+        if can.uses_horovod or (can.launchers and "torchrun" not in can.launchers):
             return (
                 f"{named}: Horovod's workers find each other through horovodrun. Use "
                 f"launch=horovodrun "
                 "launch.hosts=slurm, or another strategy such as strategy=allreduce."
             )
-        if strategy.outlives_workers:
+        if can.outlives_workers:
             return (
                 f"{named}, which is to go on without lost workers: SLURM ends all with the first "
                 f"that is lost. Use "

@@ -20,6 +20,10 @@ class MeasureConfig(Schema):
     noise_scale_per_layer: bool = False
 
 
+_NOT_IN_STEP = (
+    "its workers do not step together, so that there is no gradient of all of them at one model. "
+    "Use strategy=horovod, allreduce or ddp, or leave the noise scale out."
+)
 NO_MEASURES = MeasureConfig()  # of runs that do not name them
 
 
@@ -34,7 +38,7 @@ def measure_problems(config: RunConfig) -> Iterator[str]:
     if c.optimizer.measures_noise:
         key = f"optimizer.lr_rule={c.optimizer.lr_rule}"
     what = f"{key} with strategy={c.strategy.name}"
-    if reason := c.strategy.why_no_noise:
+    if reason := c.strategy.can.why_no_noise if c.strategy.can.in_step else _NOT_IN_STEP:
         yield f"{what}: {reason}"
     if c.compression.builds:
         yield (
@@ -42,7 +46,7 @@ def measure_problems(config: RunConfig) -> Iterator[str]:
             f"gradient. "
             "Use compression=none to measure the noise scale."
         )
-    if measured.noise_scale_per_layer and c.strategy.exchanges_in_passes:
+    if measured.noise_scale_per_layer and c.strategy.can.exchanges_in_passes:
         yield (
             f"{what} and measure.noise_scale_per_layer=true: what travels within the backward pass "
             f"is cut into "

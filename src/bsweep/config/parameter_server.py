@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from bsweep.config.capabilities import Capabilities
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.point import Point
 from bsweep.config.values import Count, Natural, Processes
@@ -22,39 +23,29 @@ class ParameterServerConfig(StrategyConfig):
     colocated: bool
 
     builds: ClassVar[str] = "bsweep.strategies.parameter_server:ParameterServer"
-    launchers: ClassVar[tuple[str, ...]] = ("torchrun",)
+    kind_can: ClassVar[Capabilities] = Capabilities(
+        launchers=("torchrun",),
+        why_no_fp16=(
+            "servers step where they hold a part of the gradient alone, and one that overflowed "
+            "would be left out by "
+            "some of them. Use precision=fp32 or bf16, or strategy=allreduce."
+        ),
+        why_no_noise=(
+            "its servers alone have the sum of all gradients, each a part of it. Use "
+            "strategy=horovod, allreduce or "
+            "ddp, or leave the noise scale out."
+        ),
+    )
 
     @property
-    def in_step(self) -> bool:
-        return self.consistency == "synchronous"
-
-    @property
-    def why_apart(self) -> str:
-        if self.in_step:
-            return ""
-        return (
+    def can(self) -> Capabilities:
+        in_step = self.consistency == "synchronous"
+        apart = (
             f"with strategy.consistency={self.consistency} workers have models of their own until "
             f"an epoch ends. Use "
             "strategy.consistency=synchronous"
         )
-
-    @property
-    def why_no_noise(self) -> str:
-        if not self.in_step:
-            return super().why_no_noise
-        return (
-            "its servers alone have the sum of all gradients, each a part of it. Use "
-            "strategy=horovod, allreduce or "
-            "ddp, or leave the noise scale out."
-        )
-
-    @property
-    def refuses_fp16(self) -> str:
-        return (
-            "servers step where they hold a part of the gradient alone, and one that overflowed "
-            "would be left out by "
-            "some of them. Use precision=fp32 or bf16, or strategy=allreduce."
-        )
+        return replace(self.kind_can, in_step=in_step, why_apart="" if in_step else apart)
 
     def num_shards(self, num_workers: int) -> int:
         return self.num_servers or max(1, num_workers // 2)

@@ -403,7 +403,7 @@ def _graph_contradictions(c: RunConfig) -> Iterator[str]:
     remedy = "Leave graph out, or use graph=false."
     if c.device == "cpu":
         yield f"graph=true with device=cpu: there are CUDA graphs on GPUs alone. {remedy}"
-    if c.strategy.exchanges_in_passes:
+    if c.strategy.can.exchanges_in_passes:
         yield (
             f"graph=true with strategy={c.strategy.name}: it exchanges within the backward pass. "
             f"{remedy}"
@@ -418,17 +418,18 @@ def _graph_contradictions(c: RunConfig) -> Iterator[str]:
 
 
 def _codec_contradictions(c: RunConfig) -> Iterator[str]:
-    if c.compression.builds and not c.strategy.takes_codecs:
+    if c.compression.builds and not c.strategy.can.takes_codecs:
         cards = (
             card
             for card in variants("strategy")
-            if issubclass(card, StrategyConfig) and card.takes_codecs
+            if issubclass(card, StrategyConfig) and card.kind_can.takes_codecs
         )
         *others, last = (name for card in cards for name in names(card))
         yield (
             f"compression={c.compression.name} with strategy={c.strategy.name}: only "
             f"{', '.join(others)} and {last} "
-            f"take a codec.{c.strategy.own_compression} Use compression=none or another strategy."
+            f"take a codec.{c.strategy.can.own_compression} "
+            "Use compression=none or another strategy."
         )
 
 

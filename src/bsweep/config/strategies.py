@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from bsweep.config.capabilities import Capabilities
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.own import Own
 from bsweep.config.parameter_server import ParameterServerConfig
@@ -35,7 +36,7 @@ class SingleConfig(StrategyConfig):
     name: Literal["single"]
 
     builds: ClassVar[str] = "bsweep.strategies.single:Single"
-    replicates: ClassVar[bool] = True
+    kind_can: ClassVar[Capabilities] = Capabilities(replicates=True)
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
@@ -56,9 +57,12 @@ class HorovodConfig(StrategyConfig):
     cache_capacity: Natural
 
     builds: ClassVar[str] = "bsweep.strategies.horovod:Horovod"
-    replicates: ClassVar[bool] = True
-    launchers: ClassVar[tuple[str, ...]] = ("horovodrun", "inline")
-    takes_codecs: ClassVar[bool] = True
+    kind_can: ClassVar[Capabilities] = Capabilities(
+        launchers=("horovodrun", "inline"),
+        uses_horovod=True,
+        takes_codecs=True,
+        replicates=True,
+    )
 
     knobs: ClassVar[Mapping[str, tuple[str, int]]] = {
         "fusion_threshold_mb": ("HOROVOD_FUSION_THRESHOLD", 2**20),
@@ -70,24 +74,18 @@ class HorovodConfig(StrategyConfig):
     """
 
     @property
-    def uses_horovod(self) -> bool:
-        return True
-
-    @property
-    def exchanges_in_passes(self) -> bool:
-        return self.buckets > 1
-
-    @property
-    def needs_mpi(self) -> bool:
-        return self.op == "adasum"
-
-    @property
-    def why_no_noise(self) -> str:
+    def can(self) -> Capabilities:
         no_sum = (
             "strategy.op=adasum is no sum of gradients. Use strategy.op=average, or leave the "
             "noise scale out."
         )
-        return no_sum if self.op == "adasum" else ""
+        is_adasum = self.op == "adasum"
+        return replace(
+            self.kind_can,
+            exchanges_in_passes=self.buckets > 1,
+            needs_mpi=is_adasum,
+            why_no_noise=no_sum if is_adasum else "",
+        )
 
     def variables(self) -> dict[str, str]:
         """Those of the knobs that are not at their default; Horovod 0.28.1 cannot restart where any
@@ -153,47 +151,36 @@ class DDPConfig(StrategyConfig):
     bucket_mb: Annotated[Megabytes, Field(le=2**20)]
 
     builds: ClassVar[str] = "bsweep.strategies.ddp:DDP"
-    launchers: ClassVar[tuple[str, ...]] = ("torchrun",)
-    own_compression: ClassVar[str] = " strategy.hook is DDP's own compression."
-
-    @property
-    def replicates(self) -> bool:  # type: ignore[override]
-        return self.hook != "powersgd"  # which remembers on each worker what did not travel
-
-    @property
-    def leaves_processes_clean(self) -> bool:
+    kind_can: ClassVar[Capabilities] = Capabilities(
+        launchers=("torchrun",),
+        own_compression=" strategy.hook is DDP's own compression.",
+        exchanges_in_passes=True,
         # each run's group has to stay, see `bsweep.strategies.ddp`, with its connections and
         # threads
-        return False
+        leaves_processes_clean=False,
+    )
 
     @property
-    def exchanges_in_passes(self) -> bool:
-        return True
-
-    @property
-    def why_no_noise(self) -> str:
-        if self.hook == "none":
-            return ""
-        return (
+    def can(self) -> Capabilities:
+        no_noise = (
             f"what strategy.hook={self.hook} lets through is not the gradient. Use "
             f"strategy.hook=none, or leave the "
             "noise scale out."
         )
-
-    @property
-    def needs_gpus(self) -> str:
-        needs = "strategy.hook=bf16 needs GPUs, with NCCL: use strategy.hook=fp16 or none on CPUs."
-        return needs if self.hook == "bf16" else ""
-
-    @property
-    def refuses_fp16(self) -> str:
-        if self.hook != "powersgd":
-            return ""
-        return (
+        no_cpu = "strategy.hook=bf16 needs GPUs, with NCCL: use strategy.hook=fp16 or none on CPUs."
+        no_fp16 = (
             "what strategy.hook=powersgd keeps for later steps would keep a gradient that "
             "overflowed. Use "
             "strategy.hook=fp16, precision=fp32 or bf16, or strategy=allreduce "
             "compression=powersgd."
+        )
+        is_powersgd = self.hook == "powersgd"  # remembers on each worker what did not travel
+        return replace(
+            self.kind_can,
+            replicates=not is_powersgd,
+            why_no_fp16=no_fp16 if is_powersgd else "",
+            why_no_noise=no_noise if self.hook != "none" else "",
+            why_no_cpu=no_cpu if self.hook == "bf16" else "",
         )
 
     @property
@@ -219,9 +206,9 @@ class AllReduceConfig(StrategyConfig):
     transport: Transport | Literal["auto"] = "auto"
 
     builds: ClassVar[str] = "bsweep.strategies.allreduce:AllReduce"
-    replicates: ClassVar[bool] = True
-    launchers: ClassVar[tuple[str, ...]] = ("torchrun",)
-    takes_codecs: ClassVar[bool] = True
+    kind_can: ClassVar[Capabilities] = Capabilities(
+        launchers=("torchrun",), takes_codecs=True, replicates=True
+    )
     added_later: ClassVar[Mapping[str, object]] = {"transport": "auto"}
 
     def why_not_shared(self, point: Point) -> str:
@@ -250,11 +237,7 @@ class LocalSGDConfig(StrategyConfig):
     algorithm: Algorithm
 
     builds: ClassVar[str] = "bsweep.strategies.local_sgd:LocalSGD"
-    launchers: ClassVar[tuple[str, ...]] = ("torchrun",)
-
-    @property
-    def in_step(self) -> bool:
-        return False
+    kind_can: ClassVar[Capabilities] = Capabilities(launchers=("torchrun",), in_step=False)
 
     @property
     def in_probe(self) -> AllReduceConfig:
@@ -278,12 +261,13 @@ class EitherConfig(StrategyConfig):
 
     algorithm: Algorithm | Literal["horovod"]
 
-    launchers: ClassVar[tuple[str, ...]] = ("torchrun", "horovodrun")
-    takes_codecs: ClassVar[bool] = True
+    kind_can: ClassVar[Capabilities] = Capabilities(
+        launchers=("torchrun", "horovodrun"), takes_codecs=True
+    )
 
     @property
-    def uses_horovod(self) -> bool:
-        return self.algorithm == "horovod"
+    def can(self) -> Capabilities:
+        return replace(self.kind_can, uses_horovod=self.algorithm == "horovod")
 
     @property
     def in_probe(self) -> HorovodConfig | AllReduceConfig:
@@ -293,7 +277,7 @@ class EitherConfig(StrategyConfig):
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
-        wanted = "horovodrun" if self.uses_horovod else "torchrun"
+        wanted = "horovodrun" if self.can.uses_horovod else "torchrun"
         if point.launch.name != wanted and point.launch.name in ("torchrun", "horovodrun"):
             yield (
                 f"strategy.algorithm={self.algorithm} with launch={point.launch.name}: {wanted} "
@@ -318,26 +302,25 @@ class DiLoCoConfig(EitherConfig):
     loss_timeout_seconds: Seconds
 
     builds: ClassVar[str] = "bsweep.strategies.eager:build"
-    takes_local_steps: ClassVar[bool] = True
+    kind_can: ClassVar[Capabilities] = replace(
+        EitherConfig.kind_can, in_step=False, takes_local_steps=True
+    )
     changes_no_number: ClassVar[tuple[str, ...]] = ("loss_timeout_seconds",)
 
     @property
-    def in_step(self) -> bool:
-        return False
-
-    @property
-    def why_apart(self) -> str:
-        if not self.overlap:
-            return ""
-        return (
+    def can(self) -> Capabilities:
+        apart = (
             "with strategy.overlap=true workers are ahead of what travels, each with a model of "
             "its own, until an "
             "epoch ends. Use strategy.overlap=false"
         )
-
-    @property
-    def outlives_workers(self) -> bool:
-        return self.on_loss != "fail"
+        outlives_workers = self.on_loss != "fail"
+        return replace(
+            super().can,
+            why_apart=apart if self.overlap else "",
+            outlives_workers=outlives_workers,
+            leaves_processes_clean=not outlives_workers,
+        )
 
     @property
     def patience_seconds(self) -> float:
@@ -384,7 +367,7 @@ class DiLoCoConfig(EitherConfig):
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
-        if self.uses_horovod and self.on_loss != "fail":
+        if self.can.uses_horovod and self.on_loss != "fail":
             yield (
                 f"strategy.on_loss={self.on_loss} with strategy.algorithm=horovod: horovodrun ends "
                 f"all workers with "
@@ -424,17 +407,17 @@ class OwnStrategyConfig(Own, EitherConfig):
 
     builds: ClassVar[str] = "bsweep.strategies.own:build"
     takes: ClassVar[tuple[str, ...]] = ("config", "strategy", "place", "paths")
-    launchers: ClassVar[tuple[str, ...]] = ("torchrun", "horovodrun", "inline")
-    exchanges_in_passes: ClassVar[bool | None] = None
+    kind_can: ClassVar[Capabilities] = replace(
+        EitherConfig.kind_can,
+        launchers=("torchrun", "horovodrun", "inline"),
+        exchanges_in_passes=None,
+        leaves_processes_clean=False,  # who knows what it leaves
+    )
     transport: ClassVar[Transport] = "network"  # whose sums nobody else reads while they are made
 
     @property
     def local_steps(self) -> int:
         return self.sync_every
-
-    @property
-    def leaves_processes_clean(self) -> bool:
-        return False  # who knows what it leaves
 
 
 AnyStrategy = Annotated[

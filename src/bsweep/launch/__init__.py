@@ -29,12 +29,10 @@ def check(config: RunConfig) -> list[str]:
         ValueError: the point cannot run here.
     """
     check_hosts(config)
-    strategy = config.strategy
-    if inside_horovodrun() and strategy.launchers and not strategy.uses_horovod:
+    strategy, can = config.strategy, config.strategy.can
+    if inside_horovodrun() and can.launchers and not can.uses_horovod:
         what = (
-            " with another strategy.algorithm than horovod"
-            if "horovodrun" in strategy.launchers
-            else ""
+            " with another strategy.algorithm than horovod" if "horovodrun" in can.launchers else ""
         )
         raise ValueError(
             f"strategy={strategy.name}{what} inside horovodrun: torchrun starts its processes. "
@@ -54,7 +52,7 @@ def check(config: RunConfig) -> list[str]:
             f"num_workers out, "
             f"or start horovodrun -np {config.num_workers}."
         )
-    if config.launch.uses_horovod or strategy.uses_horovod:
+    if config.launch.uses_horovod or can.uses_horovod:
         _check_horovod(config)
     on_gpus = _on_gpus(config)
     if config.device == "cuda" and not on_gpus:
@@ -65,8 +63,8 @@ def check(config: RunConfig) -> list[str]:
         raise ValueError(
             "graph=true, but this machine shows no GPU: leave graph out, or use graph=false."
         )
-    if strategy.needs_gpus and not on_gpus:
-        raise ValueError(strategy.needs_gpus)
+    if can.why_no_cpu and not on_gpus:
+        raise ValueError(can.why_no_cpu)
     if config.launch.memory_limit_mb and (on_gpus or not memory.can_limit()):
         raise ValueError(
             "launch.memory_limit_mb limits what Linux gives to a process, which does not count a "
@@ -170,7 +168,7 @@ def _check_horovod(config: RunConfig) -> None:
             "which torchrun "
             "starts, and one worker with launch=inline strategy=single."
         )
-    if config.strategy.needs_mpi and not _has_mpi():
+    if config.strategy.can.needs_mpi and not _has_mpi():
         raise ValueError(
             "strategy.op=adasum needs a Horovod built with MPI, and this one is built with Gloo: "
             "use "

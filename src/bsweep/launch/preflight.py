@@ -74,7 +74,7 @@ def _key(config: RunConfig) -> tuple[Any, ...]:
         config.study_dir.absolute(),
         config.data,
         config.device,
-        config.strategy.uses_horovod,
+        config.strategy.can.uses_horovod,
     )
 
 
@@ -239,7 +239,7 @@ def _of_versions(config: RunConfig, there: Mapping[str, Any], here: Mapping[str,
     found = []
     pairs = {"Python": tuple(facts["python"].rpartition(".")[0] for facts in (there, here))}
     for package in machine_facts.PACKAGES:
-        if package != "horovod" or config.launch.uses_horovod or config.strategy.uses_horovod:
+        if package != "horovod" or config.launch.uses_horovod or config.strategy.can.uses_horovod:
             pairs[package] = tuple(_public(facts["versions"][package]) for facts in (there, here))
     for name, (its, ours) in pairs.items():
         if its != ours:

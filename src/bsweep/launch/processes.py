@@ -139,7 +139,7 @@ def launch(
     failed = not started.is_through and any(command.returncode for command in started.commands)
     if ended and (
         ended.status in ("diverged", "interrupted")
-        or config.strategy.outlives_workers
+        or config.strategy.can.outlives_workers
         or not failed
     ):
         return ended
@@ -202,7 +202,9 @@ def worker_command(
     read = f". {shlex.quote(str(paths.environment.resolve()))}; "
     run = f"{shlex.join([sys.executable, '-u', '-m', *words])} >{folder}/stdout 2>{folder}/stderr"
     single = f"export {LAUNCHER}=$PPID; exec {run}"
-    script = f"{run}; echo $? >{folder}/exit_code" if config.strategy.outlives_workers else single
+    script = (
+        f"{run}; echo $? >{folder}/exit_code" if config.strategy.can.outlives_workers else single
+    )
     return ["sh", "-c", read + script]
 
 
@@ -245,7 +247,7 @@ def _wait(
         if started.is_through or None not in codes:
             return None
         # The first command keeps the workers' meeting point: they do not outlive it.
-        outlive = config.strategy.outlives_workers and seen != launched
+        outlive = config.strategy.can.outlives_workers and seen != launched
         if codes[0] if outlive else any(codes):
             failed_at = failed_at or time.monotonic()
         elif any(codes) and recorded(paths):
@@ -261,7 +263,7 @@ def _wait(
         if beat != seen:
             seen, seen_at = beat, time.monotonic()
         silent = time.monotonic() - seen_at
-        if config.strategy.outlives_workers and silent > _grace(config) and recorded(paths):
+        if config.strategy.can.outlives_workers and silent > _grace(config) and recorded(paths):
             return None  # what is left was given up by the others, and cannot end
         if seen == launched and silent > launch.start_timeout_seconds:
             return (

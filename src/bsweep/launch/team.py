@@ -193,7 +193,7 @@ def key_of(config: RunConfig) -> Hashable:
     launch, strategy = config.launch, config.strategy
     if not isinstance(launch, ProcessesConfig) or not launch.reuse or launch.memory_limit_mb:
         return None
-    if not strategy.leaves_processes_clean:
+    if not strategy.can.leaves_processes_clean:
         return None
     variables = tuple(sorted(strategy.variables().items()))
     # It may change settings of torch, or torch.

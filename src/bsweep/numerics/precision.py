@@ -49,7 +49,7 @@ def choose(config: RunConfig, device: torch.device) -> str:
         )
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return "bf16"
-    return "fp32" if config.strategy.refuses_fp16 else "fp16"
+    return "fp32" if config.strategy.can.why_no_fp16 else "fp16"
 
 
 def stored(precision: str) -> torch.dtype:

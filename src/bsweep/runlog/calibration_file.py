@@ -311,7 +311,7 @@ def choose(config: RunConfig, calibration: Calibration | None, default: Numerics
     elif calibration and calibration.timed:
         found = calibration.ranked(config)[0][0]
     is_refused = found.precision == "fp16" and bool(
-        config.strategy.refuses_fp16
+        config.strategy.can.why_no_fp16
     )  # of a later sweep in the same study
     return Numerics(
         ("fp32" if is_refused else found.precision)

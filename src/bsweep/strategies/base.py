@@ -101,7 +101,7 @@ class Strategy(ABC):
         self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
     ) -> None:
         self.meter = Meter()
-        self.replicates = strategy.replicates
+        self.replicates = strategy.can.replicates
         self.rank, self.num_workers = place.rank, place.num_workers
         self.members = tuple(range(place.num_workers))
         """The ranks that still take part."""

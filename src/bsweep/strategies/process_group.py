@@ -98,7 +98,7 @@ def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     around it only.
     """
     assert isinstance(config.launch, ProcessesConfig), config.launch
-    if config.strategy.outlives_workers:
+    if config.strategy.can.outlives_workers:
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = (
             "1"  # else its watchdog ends those who wait for a lost worker
         )

@@ -76,7 +76,7 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
     if not checkpoints(source):
         yield "it has no checkpoint, as a completed run has none."
     for run, whose in ((config, "this run's"), (other, "its")):
-        if not run.strategy.replicates or run.compression.builds:
+        if not run.strategy.can.replicates or run.compression.builds:
             yield (
                 f"each worker has a memory of its own with {whose} strategy={run.strategy.name} "
                 f"and "

@@ -46,7 +46,7 @@ def check(config: RunConfig) -> list[str]:
             f"accumulation_steps={config.accumulation_steps}) is "
             f"larger than the training set of {info.num_train} examples: choose a smaller batch."
         )
-    if config.strategy.takes_local_steps:
+    if config.strategy.can.takes_local_steps:
         each = (
             batch * steps
             for batch, steps in zip(config.worker_batches, config.local_steps, strict=True)

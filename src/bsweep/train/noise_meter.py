@@ -241,7 +241,7 @@ def meter_of(
     Raises:
         ValueError: a strategy of the user's own hides its gradients.
     """
-    is_own = config.strategy.exchanges_in_passes is None
+    is_own = config.strategy.can.exchanges_in_passes is None
     if is_own and (isinstance(strategy, InBackward) or not strategy.in_step):
         raise ValueError(
             "the gradient noise scale with a strategy of your own that synchronises in rounds or "
@@ -249,7 +249,7 @@ def meter_of(
             "backward pass: nobody sees a worker's own gradient before it travels. Leave "
             "measure.noise_scale out."
         )
-    in_passes = isinstance(strategy, InBackward) and config.strategy.exchanges_in_passes is True
+    in_passes = isinstance(strategy, InBackward) and config.strategy.can.exchanges_in_passes is True
     meter = NoiseMeter(
         vector,
         optimizer,

@@ -108,7 +108,7 @@ def _graph_or_why_not(job: Job) -> tuple[Graph | None, str, bool]:
 
 def no_graph(job: Job) -> str:
     """Why the passes of this worker's full steps cannot be a graph; empty where they may be one."""
-    in_passes = job.config.strategy.exchanges_in_passes
+    in_passes = job.config.strategy.can.exchanges_in_passes
     if job.device.type != "cuda":
         return "there is no GPU"
     if job.slowdown.factor != 1:

@@ -1,0 +1,42 @@
+"""What a strategy can do is one value on its card, which others ask."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from bsweep.config import Capabilities, StrategyConfig, variants
+from tests.support.running import compose
+
+NAMES = {one.name for one in fields(Capabilities)}
+
+
+@pytest.mark.parametrize("card", variants("strategy"))
+def test_a_strategy_says_what_it_can_do_in_one_value(card: type[StrategyConfig]) -> None:
+    assert isinstance(card.kind_can, Capabilities)
+    beside = NAMES & set(dir(card))
+    assert not beside, f"nobody asks a card itself for {beside}: say it in kind_can or can"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key", "of_kind", "found"),
+    [
+        ("horovod strategy.buckets=4", "exchanges_in_passes", False, True),
+        ("horovod strategy.op=adasum", "needs_mpi", False, True),
+        ("ddp", "replicates", False, True),
+        ("ddp strategy.hook=powersgd", "replicates", False, False),
+        ("parameter_server strategy.consistency=asynchronous", "in_step", True, False),
+        ("diloco", "outlives_workers", False, False),
+        ("diloco strategy.on_loss=continue", "outlives_workers", False, True),
+        ("diloco strategy.on_loss=continue", "leaves_processes_clean", True, False),
+        ("diloco strategy.algorithm=horovod launch=horovodrun", "uses_horovod", False, True),
+        ("own strategy.target=a.py:b", "exchanges_in_passes", None, None),
+    ],
+)
+def test_keys_decide_what_a_kind_leaves_open(
+    strategy: str, key: str, of_kind: bool | None, found: bool | None
+) -> None:
+    card = compose("local_batch=8", "num_workers=2", *f"strategy={strategy}".split()).strategy
+    assert getattr(card.kind_can, key) is of_kind
+    assert getattr(card.can, key) is found
