@@ -41,6 +41,7 @@ from bsweep.config.compression import (
     TernGradConfig,
     TopKConfig,
 )
+from bsweep.config.contradictions import refuse_contradictions, refuse_vain_evaluations
 from bsweep.config.data import (
     AnyData,
     Cifar10Config,
@@ -92,21 +93,9 @@ from bsweep.config.optimizers import (
     scaled_rate,
 )
 from bsweep.config.parameter_server import ParameterServerConfig
+from bsweep.config.parsing import conf_dir, known_keys, parse, unknown_key, validate, variants_with
 from bsweep.config.point import Point
-from bsweep.config.run import (
-    GROUPS,
-    RunConfig,
-    conf_dir,
-    is_left_out,
-    known_keys,
-    names,
-    parse,
-    refuse_contradictions,
-    unknown_key,
-    validate,
-    variants,
-    variants_with,
-)
+from bsweep.config.run import GROUPS, RunConfig, is_left_out, names, variants
 from bsweep.config.saved import read, save
 from bsweep.config.strategies import (
     PLAIN_HOROVOD,
@@ -121,7 +110,7 @@ from bsweep.config.strategies import (
     SingleConfig,
     Transport,
 )
-from bsweep.config.target import Target, refuse_vain_evaluations, target_of
+from bsweep.config.target import Target, target_of
 from bsweep.config.values import (
     ConfigError,
     LrRule,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ConfigDict
 
-if TYPE_CHECKING:
-    from bsweep.config.point import Point
+from bsweep.config.point import Point
 
 
 @dataclass(frozen=True, kw_only=True)

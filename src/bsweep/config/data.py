@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.groups import DataConfig, Kind
+from bsweep.config.groups import DataConfig
 from bsweep.config.own import Own
 from bsweep.config.point import Point
-from bsweep.config.values import Count, Natural, PathName, Share, Side, Width, show
+from bsweep.config.values import Count, Kind, Natural, PathName, Share, Side, Width, show
 
 _MOST_BYTES = 2**40  # of examples that are made up
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bsweep.config.capabilities import Capabilities
 from bsweep.config.card import Card
-from bsweep.config.point import Point
+from bsweep.config.point import Point, StrategyFacts
 from bsweep.config.values import (
     Count,
+    Kind,
     LrRule,
     Megabytes,
     NonNegative,
@@ -26,8 +27,6 @@ from bsweep.config.values import (
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-Kind = Literal["images", "text", "anything"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,7 +378,7 @@ class LaunchConfig(Card):
         """
         return None
 
-    def why_not(self, strategy: StrategyConfig) -> str:
+    def why_not(self, strategy: StrategyFacts) -> str:
         """Why it cannot start the processes of a strategy, with the remedy; empty where it can."""
         launchers = strategy.can.launchers
         if not launchers or self.name in launchers:

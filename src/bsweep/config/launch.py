@@ -12,9 +12,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bsweep.config import slurm
-from bsweep.config.groups import LaunchConfig, StrategyConfig
+from bsweep.config.groups import LaunchConfig
 from bsweep.config.hosts import SLURM, Hosts
-from bsweep.config.point import Point
+from bsweep.config.point import Point, StrategyFacts
 from bsweep.config.values import Count, Interface, Natural, Parallel, PathName, Port, Variable, show
 
 
@@ -143,7 +143,7 @@ class SrunConfig(ProcessesConfig):
     def named_hosts(self) -> str | None:
         return slurm.hosts(os.environ)
 
-    def why_not(self, strategy: StrategyConfig) -> str:
+    def why_not(self, strategy: StrategyFacts) -> str:
         named = f"launch=srun with strategy={strategy.name}"
         can = strategy.can
         if can.uses_horovod or (can.launchers and "torchrun" not in can.launchers):

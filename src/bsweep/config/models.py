@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.groups import Kind, ModelConfig
+from bsweep.config.groups import ModelConfig
 from bsweep.config.own import Options, Own
 from bsweep.config.point import Point
-from bsweep.config.values import Count, Fraction, Width, show
+from bsweep.config.values import Count, Fraction, Kind, Width, show
 
 
 @dataclass(frozen=True, kw_only=True)

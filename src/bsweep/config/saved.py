@@ -8,7 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from bsweep.config.run import RunConfig, parse
+from bsweep.config.parsing import parse
+from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.config.whole import write_whole
 

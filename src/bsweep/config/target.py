@@ -6,14 +6,8 @@ One rule for workers, which end a run by it, and for tables: see `bsweep.analysi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from bsweep.config.values import ConfigError, show
-
-if TYPE_CHECKING:
-    from bsweep.config.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -63,43 +57,3 @@ def target_of(accuracy: float | None = None, loss: float | None = None) -> Targe
         if loss is not None
         else Target("test_accuracy", float(accuracy or 0))
     )
-
-
-def target_problems(config: RunConfig) -> Iterator[str]:
-    """What contradicts what in the keys of a target, with the remedy."""
-    given = {key: getattr(config, key) for key in ("target_accuracy", "target_loss")}
-    try:
-        target = config.target
-    except ValueError as error:
-        keys = [f"{key}={show(value)}" for key, value in given.items() if value is not None]
-        yield f"{' and '.join(keys)}: {error}"
-        return
-    if target is None and not config.stop_at_target:
-        yield (
-            "stop_at_target=false without a target: give target_accuracy=0.9 or target_loss=0.5, "
-            "or leave it out."
-        )
-
-
-def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
-    """ConfigError if no evaluation comes where it was asked for, or too few to confirm a target."""
-    every = config.evaluate_every_examples
-    if every and every > config.epochs * num_train:
-        raise ConfigError(
-            f"evaluate_every_examples={every} is more than epochs={config.epochs} of {num_train} "
-            f"examples train on: "
-            f"use less than {num_train}, or evaluate_every_examples=null for the ends of epochs."
-        )
-    per_round = sum(
-        batch * steps
-        for batch, steps in zip(config.worker_batches, config.local_steps, strict=True)
-    )
-    is_within = every is not None and every < num_train and per_round < num_train
-    if config.target and config.epochs == 1 and not is_within:
-        raise ConfigError(
-            f"{config.target} is reached when two of three evaluations in a row are as good, but "
-            f"epochs=1 has one "
-            f"evaluation, at its end: use epochs=2 or more, or "
-            f"evaluate_every_examples={max(1, num_train // 10)}, and "
-            f"rounds of fewer than {num_train} examples."
-        )

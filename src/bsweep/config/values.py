@@ -41,6 +41,9 @@ Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=
 
 
 LrRule = Literal["fixed", "per_worker", "linear", "sqrt", "adascale"]
+Kind = Literal["images", "text", "anything"]
+"""Of what a data set consists."""
+
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 
 

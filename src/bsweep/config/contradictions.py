@@ -1,0 +1,116 @@
+"""What contradicts what in a point: what its cards say, and what no card can say alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bsweep.config.groups import StrategyConfig
+from bsweep.config.run import RunConfig, names, variants
+from bsweep.config.values import ConfigError, show
+
+
+def refuse_contradictions(config: RunConfig) -> None:
+    """ConfigError that lists which values of a configuration contradict each other, if any do."""
+    problems = list(_contradictions(config))
+    if problems:
+        raise ConfigError(*problems)
+
+
+def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
+    """ConfigError if no evaluation comes where it was asked for, or too few to confirm a target."""
+    every = config.evaluate_every_examples
+    if every and every > config.epochs * num_train:
+        raise ConfigError(
+            f"evaluate_every_examples={every} is more than epochs={config.epochs} of {num_train} "
+            f"examples train on: "
+            f"use less than {num_train}, or evaluate_every_examples=null for the ends of epochs."
+        )
+    per_round = sum(
+        batch * steps
+        for batch, steps in zip(config.worker_batches, config.local_steps, strict=True)
+    )
+    is_within = every is not None and every < num_train and per_round < num_train
+    if config.target and config.epochs == 1 and not is_within:
+        raise ConfigError(
+            f"{config.target} is reached when two of three evaluations in a row are as good, but "
+            f"epochs=1 has one "
+            f"evaluation, at its end: use epochs=2 or more, or "
+            f"evaluate_every_examples={max(1, num_train // 10)}, and "
+            f"rounds of fewer than {num_train} examples."
+        )
+
+
+def _contradictions(config: RunConfig) -> Iterator[str]:
+    c = config
+    if (c.local_batch is None) == (c.global_batch is None):
+        yield (
+            f"local_batch={show(c.local_batch)} and global_batch={show(c.global_batch)}: give "
+            f"exactly one, for "
+            "example local_batch=64, and set the other to null where an experiment or data=text "
+            "gives it."
+        )
+    if c.precision == "tf32" and c.device == "cpu":
+        yield (
+            "precision=tf32 with device=cpu: only GPUs have TF32. Use precision=fp32, or "
+            "device=cuda."
+        )
+    if c.graph is True:
+        yield from _graph_contradictions(c)
+    yield from _target_contradictions(c)
+    yield from c.measure.problems(c)
+    yield from c.model.problems(c)
+    yield from c.launch.problems(c)
+    yield from c.strategy.problems(c)
+    yield from _codec_contradictions(c)
+    for card in (c.compression, c.allocation, c.batching, c.optimizer, c.data):
+        yield from card.problems(c)
+
+
+def _graph_contradictions(c: RunConfig) -> Iterator[str]:
+    remedy = "Leave graph out, or use graph=false."
+    if c.device == "cpu":
+        yield f"graph=true with device=cpu: there are CUDA graphs on GPUs alone. {remedy}"
+    if c.strategy.can.exchanges_in_passes:
+        yield (
+            f"graph=true with strategy={c.strategy.name}: it exchanges within the backward pass. "
+            f"{remedy}"
+        )
+    if c.launch.slowdown:
+        yield f"graph=true with launch.slowdown, which stretches the passes. {remedy}"
+    if c.data.device == "cpu":
+        yield (
+            f"graph=true with data.device=cpu: a graph cannot wait for examples on their way. "
+            f"{remedy}"
+        )
+
+
+def _codec_contradictions(c: RunConfig) -> Iterator[str]:
+    if c.compression.builds and not c.strategy.can.takes_codecs:
+        cards = (
+            card
+            for card in variants("strategy")
+            if issubclass(card, StrategyConfig) and card.kind_can.takes_codecs
+        )
+        *others, last = (name for card in cards for name in names(card))
+        yield (
+            f"compression={c.compression.name} with strategy={c.strategy.name}: only "
+            f"{', '.join(others)} and {last} "
+            f"take a codec.{c.strategy.can.own_compression} "
+            "Use compression=none or another strategy."
+        )
+
+
+def _target_contradictions(config: RunConfig) -> Iterator[str]:
+    """What contradicts what in the keys of a target, with the remedy."""
+    given = {key: getattr(config, key) for key in ("target_accuracy", "target_loss")}
+    try:
+        target = config.target
+    except ValueError as error:
+        keys = [f"{key}={show(value)}" for key, value in given.items() if value is not None]
+        yield f"{' and '.join(keys)}: {error}"
+        return
+    if target is None and not config.stop_at_target:
+        yield (
+            "stop_at_target=false without a target: give target_accuracy=0.9 or target_loss=0.5, "
+            "or leave it out."
+        )

@@ -1,0 +1,153 @@
+"""A composed configuration as a `RunConfig`, or as all that is wrong with it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from bsweep.config.contradictions import refuse_contradictions
+from bsweep.config.run import RunConfig, names, variants
+from bsweep.config.values import ConfigError, abbreviated, did_you_mean, shortened, show
+
+_ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
+
+
+def parse(composed: Mapping[str, Any]) -> RunConfig:
+    """The run that a composed, resolved configuration describes.
+
+    Raises:
+        ConfigError: a key is unknown, a value has the wrong type or range, or values contradict
+            each other.
+    """
+    config = validate(composed)
+    refuse_contradictions(config)
+    return config
+
+
+def validate(composed: Mapping[str, Any]) -> RunConfig:
+    """As `parse`, but for values that contradict each other: each key is looked at by itself."""
+    try:
+        # Strict JSON rules: 3.5 is no int and "yes" no bool, but a list may fill a tuple.
+        return _ADAPTER.validate_json(json.dumps(dict(composed)), strict=True)
+    except ValidationError as error:
+        raise ConfigError(*(_explain(problem) for problem in error.errors())) from None
+    except TypeError as error:  # a date, a set, a key that is a list
+        raise ConfigError(f"a value that JSON has not: {error}.") from None
+
+
+def conf_dir() -> Path:
+    """The configuration folder: inside an installed package, or beside `src/` in a checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parents[1] / "conf"
+
+
+def variants_with(key: str) -> list[str]:
+    """The options of a group that have a dotted key: `strategy.num_servers` is parameter_server's
+    alone.
+    """
+    group, _, key_of_group = key.partition(".")
+    owners = (
+        card for card in variants(group) if key_of_group in {field.name for field in fields(card)}
+    )
+    return [name for card in owners for name in names(card)]
+
+
+def unknown_key(key: str) -> str:
+    """What to say of a key that a configuration does not have."""
+    owners = variants_with(key)
+    if owners:
+        group = key.partition(".")[0]
+        return (
+            f"{key}: only {group}={' or '.join(owners)} has this key. Choose it, or leave the key "
+            f"out; in a sweep over "
+            f"{group}, ++{key}=... gives it to each."
+        )
+    return f"{shortened(key)}: unknown key.{_meant(key)}"
+
+
+def _meant(key: str) -> str:
+    """` Did you mean 'x'?`: first of the keys in the same group, then of those that end alike, then
+    of all.
+    """
+    group, _, name = key.rpartition(".")
+    others = [known for known in known_keys() if known != key]
+    within = [
+        known.removeprefix(f"{group}.")
+        for known in others
+        if group and known.startswith(f"{group}.")
+    ]
+    if near := did_you_mean(name, within):
+        return near.replace("'", f"'{group}.", 1)
+    alike = [known for known in others if known.endswith(f".{name}")]
+    if short := abbreviated(name, within):
+        alike = [f"{group}.{short}"]
+    return f" Did you mean '{alike[0]}'?" if alike else did_you_mean(key, others)
+
+
+@functools.cache
+def known_keys() -> tuple[str, ...]:
+    """All keys of all variants, dotted: what a mistyped key may have meant."""
+    return tuple(sorted(set(_keys(RunConfig))))
+
+
+_NAME_FORM = "letters a to z, digits, '.', '_', '+' or '-'"
+_FORMS = {
+    "launch.network_interface": "eth0",
+}
+
+
+def _explain(problem: Any) -> str:
+    """One pydantic problem as `key=value: what is wrong`, without the names of variants in its
+    path.
+    """
+    kind, value = problem["type"], problem["input"]
+    path = [str(part) for part in problem["loc"]]
+    if len(path) > 1 and len(variants(path[0])) > 1:
+        path.pop(1)  # the variant, which pydantic puts after the group
+    key = ".".join(path)
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        return unknown_key(key)
+    if kind in ("missing", "missing_argument"):
+        return f"{key}: no value given."
+    if kind == "union_tag_invalid":
+        known = problem["ctx"]["expected_tags"]
+        return f"{key}={shortened(show(value.get('name')))}: unknown. Known: {known}."
+    if kind == "union_tag_not_found":
+        return (
+            f"{key}: it has no name. Choose one: "
+            f"{', '.join(name for card in variants(key) for name in names(card))}."
+        )
+    if kind == "json_invalid":
+        return "a value holds bytes that are no text in UTF-8: give other names."
+    if kind == "value_error":
+        return f"{key}={shortened(show(value))}: {problem['ctx']['error']}."
+    if kind == "literal_error" and isinstance(value, str):
+        known = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
+        return (
+            f"{key}={shortened(value)}: unknown.{did_you_mean(value, known)} Known: "
+            f"{problem['ctx']['expected']}."
+        )
+    if kind == "string_pattern_mismatch":
+        return f"{key}={shortened(value)}: not of the form {_FORMS.get(key, _NAME_FORM)}."
+    return f"{key}={shortened(show(value))}: {problem['msg'][0].lower()}{problem['msg'][1:]}."
+
+
+def _keys(schema: type, prefix: str = "") -> Iterator[str]:
+    hints = typing.get_type_hints(schema)
+    for one in fields(schema):
+        yield f"{prefix}{one.name}"
+        hint = hints[one.name]
+        variants = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        for variant in variants:
+            if is_dataclass(variant) and isinstance(variant, type):
+                yield from _keys(variant, f"{one.name}.")
