@@ -11,7 +11,7 @@ import pytest
 import bsweep
 from bsweep.advise import replay
 from bsweep.analysis.keys import keyed
-from bsweep.config import save
+from bsweep.config import save_config
 from bsweep.plots import FIGURES
 from bsweep.runlog import BatchChanged, NoiseScale, RunLog, RunPaths, Start, Step
 from bsweep.train import noise_meter
@@ -32,7 +32,7 @@ def write_run(study: Path, noise_scale: float | None, *overrides: str) -> str:
     )
     paths = RunPaths(study / config.run_id)
     paths.folder.mkdir(parents=True)
-    save(config, paths.config)
+    save_config(config, paths.config)
     with RunLog(paths.metrics) as log:
         log.write(
             Start(

@@ -14,7 +14,7 @@ import yaml
 
 from bsweep import allocation
 from bsweep.allocation import ProbedBatch, ProbedWorker, devices, fill_in
-from bsweep.config import ConfigError, RunConfig, conf_dir, read, save
+from bsweep.config import ConfigError, RunConfig, conf_dir, read_config, save_config
 from bsweep.study import checks
 from tests.support.running import TINY, bsweep, compose
 
@@ -191,8 +191,8 @@ def test_every_policy_composes_and_resolves(name: str, tmp_path: Path) -> None:
 
 
 def read_back(config: RunConfig, tmp_path: Path) -> RunConfig:
-    save(config, tmp_path / "config.yaml")
-    return read(tmp_path / "config.yaml")
+    save_config(config, tmp_path / "config.yaml")
+    return read_config(tmp_path / "config.yaml")
 
 
 def test_hybrid_fits_the_steps_to_its_batches(tmp_path: Path) -> None:

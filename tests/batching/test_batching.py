@@ -13,7 +13,7 @@ import torch
 
 from bsweep import batching
 from bsweep.batching import GradientNoise, Policy, Seen
-from bsweep.config import ConfigError, conf_dir, save
+from bsweep.config import ConfigError, conf_dir, save_config
 from bsweep.data.plan import Share, global_batch
 from bsweep.study import branching, checks
 from tests.strategies.test_equivalence import NUM_TRAIN, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
@@ -462,7 +462,7 @@ def test_what_contradicts_a_policy_is_refused_with_the_remedy(
 
 def test_a_run_whose_policy_decided_for_another_batch_is_not_gone_on_with(tmp_path: Path) -> None:
     words = ("batching=noise_scale", "model=tiny_cnn", "strategy=allreduce", "num_workers=2")
-    save(compose(*words, "global_batch=64"), tmp_path / "config.yaml")
+    save_config(compose(*words, "global_batch=64"), tmp_path / "config.yaml")
     with pytest.raises(
         ConfigError, match="what batching=noise_scale has decided is for its batch and its workers"
     ):

@@ -30,8 +30,8 @@ from bsweep.config import (
     known_keys,
     names,
     parse,
-    read,
-    save,
+    read_config,
+    save_config,
     variants,
 )
 from bsweep.study import attempts
@@ -395,8 +395,8 @@ def test_any_value_of_any_key_is_a_run_or_an_error_of_the_schema(
     except ConfigError:
         return
     path = tmp_path_factory.getbasetemp() / "config.yaml"
-    save(config, path)
-    assert read(path) == config and config.run_id and config.study_dir
+    save_config(config, path)
+    assert read_config(path) == config and config.run_id and config.study_dir
 
 
 @functools.cache

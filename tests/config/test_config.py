@@ -16,9 +16,9 @@ from bsweep.config import (
     RunConfig,
     conf_dir,
     names,
-    read,
+    read_config,
     resolve,
-    save,
+    save_config,
     variants,
 )
 from tests.support.running import compose
@@ -402,11 +402,11 @@ def test_local_sgd_under_a_rule_that_went_by_the_global_batch_once_is_another_ru
 
 def test_a_configuration_that_was_saved_before_a_key_was_added_reads_back(tmp_path: Path) -> None:
     config = compose("local_batch=64", "num_workers=2")
-    save(config, tmp_path / "config.yaml")
+    save_config(config, tmp_path / "config.yaml")
     saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
     del saved["launch"]["threads_per_worker"], saved["batching"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
-    assert read(tmp_path / "config.yaml") == config
+    assert read_config(tmp_path / "config.yaml") == config
     assert (
         compose("local_batch=64", "num_workers=2", "launch.threads_per_worker=1").run_id
         != config.run_id
@@ -415,8 +415,8 @@ def test_a_configuration_that_was_saved_before_a_key_was_added_reads_back(tmp_pa
 
 def test_saved_configuration_reads_back(tmp_path: Path) -> None:
     config = compose("local_batch=64", "num_workers=2", "optimizer=adamw", "data=synthetic")
-    save(config, tmp_path / "config.yaml")
-    assert read(tmp_path / "config.yaml") == config
+    save_config(config, tmp_path / "config.yaml")
+    assert read_config(tmp_path / "config.yaml") == config
 
 
 @pytest.mark.parametrize("group", GROUPS)

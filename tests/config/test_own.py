@@ -139,7 +139,7 @@ def test_of_an_installed_package_the_version_counts_and_nothing_is_kept(folder: 
     import yaml
 
     card = resolved("yaml:dump")
-    assert card.fingerprint == f"PyYAML=={yaml.__version__}" and own.load(card) is yaml.dump
+    assert card.fingerprint == f"PyYAML=={yaml.__version__}" and own.load_target(card) is yaml.dump
     own.keep(_Config(model=card), folder / "run/own")
     assert not (folder / "run/own").exists()
 
@@ -152,7 +152,7 @@ def test_a_worker_finds_what_was_kept_wherever_it_starts(folder: Path, target: s
     unload()
     sys.path.remove(str(folder)) if str(folder) in sys.path else None
     own.search(folder / "run/own")
-    module = sys.modules[own.load(card).__module__]
+    module = sys.modules[own.load_target(card).__module__]
     assert Path(str(module.__file__)).is_relative_to(folder / "run/own")
 
 

@@ -211,6 +211,6 @@ def test_a_vocabulary_other_than_the_datas_is_refused() -> None:
         "model=llama_tiny",
         "model.vocabulary_size=99",
     )
-    config.model.check(99)
+    config.model.check_num_classes(99)
     with pytest.raises(ValueError, match=r"model\.vocabulary_size=99, .* 256 tokens: .*null"):
-        config.model.check(256)
+        config.model.check_num_classes(256)

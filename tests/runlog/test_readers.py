@@ -257,21 +257,21 @@ def reason(read: Callable[[], object], *errors: type[Exception]) -> str | None:
 
 def test_anything_as_config_yaml_is_read_or_said(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    schema.save(compose("local_batch=8"), path)
+    schema.save_config(compose("local_batch=8"), path)
     as_yaml, as_json = (
         path.read_bytes(),
-        json.dumps(json.loads(json.dumps(schema.read(path), default=vars))).encode(),
+        json.dumps(json.loads(json.dumps(schema.read_config(path), default=vars))).encode(),
     )
     longer = st.binary(max_size=60).map(lambda more: as_yaml + more)
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
-        reason(lambda: schema.read(path), ConfigError)
+        reason(lambda: schema.read_config(path), ConfigError)
 
     fuzz(read, st.sampled_from(ODD_YAML), damaged(as_json), damaged(as_json), longer)
     for content in ODD_YAML:
         path.write_bytes(content)
-        assert reason(lambda: schema.read(path), ConfigError), content
+        assert reason(lambda: schema.read_config(path), ConfigError), content
 
 
 def test_anything_as_calibration_json_is_read_or_taken_for_none(tmp_path: Path) -> None:

@@ -168,6 +168,6 @@ def test_a_run_is_checked_without_its_weights() -> None:
         )
         return compose("local_batch=8", "model=tiny_cnn", *servers)
 
-    sharding.check(run(2), num_classes=10, shape=(3, 32, 32))
+    sharding.check_sharding(run(2), num_classes=10, shape=(3, 32, 32))
     with pytest.raises(ValueError, match="layers with parameters"):
-        sharding.check(run(100), num_classes=10, shape=(3, 32, 32))
+        sharding.check_sharding(run(100), num_classes=10, shape=(3, 32, 32))

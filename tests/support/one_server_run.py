@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bsweep.config import ParameterServerConfig, RunConfig, read, save
+from bsweep.config import ParameterServerConfig, RunConfig, read_config, save_config
 from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Vector
@@ -46,7 +46,7 @@ class Case:
     def save(self, folder: Path, config: RunConfig) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "case.json").write_text(json.dumps(dataclasses.asdict(self)))
-        save(config, RunPaths(folder).config)
+        save_config(config, RunPaths(folder).config)
 
 
 def make_vector(seed: int = 0) -> Vector:
@@ -72,7 +72,7 @@ def learning_rate(config: RunConfig, step: int) -> float:
 
 def run(folder: Path) -> None:
     case = Case(**json.loads((folder / "case.json").read_text()))
-    config, paths = read(RunPaths(folder).config), RunPaths(folder)
+    config, paths = read_config(RunPaths(folder).config), RunPaths(folder)
     rank, size = int(os.environ["RANK"]), config.num_workers + config.num_server_processes
     if rank >= size:
         return

@@ -11,7 +11,7 @@ from torch.optim import RMSprop
 
 from bsweep import batching
 from bsweep.batching import Policy
-from bsweep.config import ConfigError, RunConfig, own, read
+from bsweep.config import ConfigError, RunConfig, own, read_config
 from bsweep.config.own import Own
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Vector
@@ -258,7 +258,7 @@ def test_two_workers_train_with_parts_of_ones_own_alone(folder: Path) -> None:
     assert result.returncode == 0, result.stderr
     losses = {}
     for path in (folder / "results/s").glob("*/summary.json"):
-        codec = read(path.with_name("config.yaml")).compression
+        codec = read_config(path.with_name("config.yaml")).compression
         losses[codec.options["limit"] if isinstance(codec, Own) else None] = json.loads(
             path.read_text()
         )["train_loss"]

@@ -27,7 +27,7 @@ import yaml
 from bsweep import batching, runlog
 from bsweep.batching import GradientNoise, Policy, Seen
 from bsweep.batching.goodput import StepTime
-from bsweep.config import ConfigError, RunConfig, conf_dir, did_you_mean, own, parse, read
+from bsweep.config import ConfigError, RunConfig, conf_dir, did_you_mean, own, parse, read_config
 from bsweep.data.plan import Share, global_batch, round_size
 from bsweep.numerics import optim
 from bsweep.numerics.noise_scale import Average
@@ -208,7 +208,7 @@ def _recorded(folder: Path) -> Recorded:
     """Of a run folder; without a step where it has not begun. Damaged, Newer or ConfigError if it
     cannot be read.
     """
-    run, config = runlog.read_run(folder), read(RunPaths(folder).config)
+    run, config = runlog.read_run(folder), read_config(RunPaths(folder).config)
     start = next((record for record in run.records if record["type"] == "start"), {"num_train": 0})
     noises, average = [], Average()
     for record in numbered(run.records, "noise_scale", by="num_steps"):

@@ -193,7 +193,7 @@ def _saved_config(folder: Path) -> Mapping[str, Any]:
     """The configuration that waits for its run, both batch sizes filled in."""
     path = RunPaths(folder).config
     try:
-        config = schema.read(path)
+        config = schema.read_config(path)
     except (OSError, ValueError) as error:
         raise Damaged(f"{path}: cannot be read: {error} {REMEDY}") from None
     return {

@@ -48,16 +48,16 @@ class StepTime:
         logs = np.log([seconds for _, seconds in timings])
 
         def residuals(point: Any) -> Any:
-            modelled = np.log([self._of(point, of) for of, _ in timings])
+            modelled = np.log([self._seconds_at(point, of) for of, _ in timings])
             return np.concatenate([(modelled - logs) / _SPREAD, point])
 
         self._point = least_squares(residuals, self._point).x
 
     def seconds(self, shares: Sequence[Share]) -> float:
         """Of a step in which the workers take these shares."""
-        return self._of(self._point, shares)
+        return self._seconds_at(self._point, shares)
 
-    def _of(self, point: Any, shares: Sequence[Share]) -> float:
+    def _seconds_at(self, point: Any, shares: Sequence[Share]) -> float:
         fixed = self._typical / 2 * _FACTOR ** point[0]
         each = self._typical / 2 / self._middle * _FACTOR ** point[1]
         sync = self._typical / 10 * _FACTOR ** point[2] * self._exchanges

@@ -71,7 +71,7 @@ class Codec(ABC):
             "random": self.generator.get_state() if self.generator else None,
         }
 
-    def load(self, saved: dict[str, Any]) -> None:
+    def load_saved(self, saved: dict[str, Any]) -> None:
         """Take up what `saved` gave."""
         for tensor, value in zip(self.state, saved["state"], strict=True):
             tensor.copy_(value)

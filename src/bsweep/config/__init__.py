@@ -96,7 +96,7 @@ from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.parsing import conf_dir, known_keys, parse, unknown_key, validate, variants_with
 from bsweep.config.point import Point
 from bsweep.config.run import GROUPS, RunConfig, is_left_out, names, variants
-from bsweep.config.saved import read, save
+from bsweep.config.saved import read_config, save_config
 from bsweep.config.strategies import (
     PLAIN_HOROVOD,
     Algorithm,
@@ -224,11 +224,11 @@ __all__ = [
     "names",
     "parse",
     "plain_file",
-    "read",
+    "read_config",
     "refuse_contradictions",
     "refuse_vain_evaluations",
     "resolve",
-    "save",
+    "save_config",
     "scaled_rate",
     "shortened",
     "show",

@@ -97,7 +97,7 @@ class ModelConfig(Card):
                 "Use local_batch=2 or more."
             )
 
-    def check(self, num_classes: int) -> None:
+    def check_num_classes(self, num_classes: int) -> None:
         """Raises ValueError if the model was configured for other classes, or another vocabulary,
         than the data's.
         """

@@ -61,7 +61,7 @@ class LlamaConfig(ModelConfig):
                 "divides."
             )
 
-    def check(self, num_classes: int) -> None:
+    def check_num_classes(self, num_classes: int) -> None:
         if self.vocabulary_size not in (None, num_classes):
             raise ValueError(
                 f"model.vocabulary_size={self.vocabulary_size}, but the vocabulary of the data has "

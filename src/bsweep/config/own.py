@@ -110,7 +110,7 @@ def resolve(config: _Config) -> _Config:
     return replace(config, **found) if found else config
 
 
-def load(card: Own) -> Callable[..., Any]:
+def load_target(card: Own) -> Callable[..., Any]:
     """The callable that a resolved card names; workers `search` the run folder first."""
     assert card.fingerprint, "own.resolve(config) comes first"
     module = importlib.import_module(_module_name(card.target.rpartition(":")[0], card.fingerprint))
@@ -125,7 +125,7 @@ def call(card: Own, *arguments: object) -> Any:
     """What the callable returns for what the card `takes`, and the options. Raises whatever it
     raises.
     """
-    return load(card)(*arguments, **card.options)
+    return load_target(card)(*arguments, **card.options)
 
 
 def made(group: str, card: Own, kind: type[Any], *arguments: object) -> Any:

@@ -1,4 +1,4 @@
-"""Configurations as files: what `save` writes, `read` gives back."""
+"""Configurations as files: what `save_config` writes, `read_config` gives back."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bsweep.config.values import ConfigError
 from bsweep.config.whole import write_whole
 
 
-def save(config: RunConfig, path: Path) -> None:
-    """Write a resolved configuration; `read` gives it back."""
+def save_config(config: RunConfig, path: Path) -> None:
+    """Write a resolved configuration; `read_config` gives it back."""
     write_whole(
         path, yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False).encode()
     )
 
 
-def read(path: Path) -> RunConfig:
-    """The configuration that `save` wrote; ConfigError if it is none."""
+def read_config(path: Path) -> RunConfig:
+    """The configuration that `save_config` wrote; ConfigError if it is none."""
     content = path.read_bytes()
     try:
         _refuse_unlike_saved(content)
@@ -39,8 +39,8 @@ _DEEPEST = 20  # levels
 
 
 def _refuse_unlike_saved(content: bytes) -> None:
-    """ValueError for what `save` never writes: a few aliases may stand for gigabytes, and deep
-    levels end Python.
+    """ValueError for what `save_config` never writes: a few aliases may stand for gigabytes, and
+    deep levels end Python.
     """
     depth = 0
     for event in yaml.parse(content, _LOADER):

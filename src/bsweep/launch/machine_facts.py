@@ -138,7 +138,7 @@ def _of_point(path: Path, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{path.parent}: {error.strerror}")
         return {"point": None}
     try:
-        card = schema.read(path).data
+        card = schema.read_config(path).data
         return {"point": seen, "data": {**asdict(data.prepare(card)), "files": fingerprint(card)}}
     except (OSError, ValueError) as error:
         problems.append(str(error))

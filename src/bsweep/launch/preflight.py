@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bsweep.config import ProcessesConfig, RunConfig, SshConfig, own, resolve, save
+from bsweep.config import ProcessesConfig, RunConfig, SshConfig, own, resolve, save_config
 from bsweep.config.launch import nodes_of
 from bsweep.launch import machine_facts, ssh
 from bsweep.runlog import RunPaths
@@ -97,7 +97,7 @@ def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = Fals
     config.study_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".preflight.", dir=config.study_dir) as seen:
         point = Path(seen).resolve() / "config.yaml"
-        save(config, point)
+        save_config(config, point)
         own.keep(config, RunPaths(point.parent).own)  # data may be made by it
         request = machine_facts.Request(
             point=str(point), device=config.device, hosts=tuple(hosts), is_thorough=is_thorough

@@ -56,7 +56,7 @@ def check(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
     Raises:
         ValueError: the model cannot be built, is not for such data, or needs larger batches.
     """
-    config.model.check(num_classes)
+    config.model.check_num_classes(num_classes)
     if config.model.has_batchnorm is not None:
         return
     from torch.nn.modules.batchnorm import _BatchNorm

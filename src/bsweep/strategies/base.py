@@ -32,7 +32,7 @@ class Meter:
     exchange_steps: int = 0
     seconds: list[float] = field(
         default_factory=list
-    )  # one for each exchange, waiting for others included; see `read`
+    )  # one for each exchange, waiting for others included; see `read_clocks`
     codec_seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class Meter:
             (begin, mark(gradients.device), slice(num_before, len(self._exchanges)))
         )
 
-    def read(self) -> None:
+    def read_clocks(self) -> None:
         """Bring `seconds` and `codec_seconds` up to date, once a GPU has come so far."""
         seconds = [seconds_between(begin, end) for begin, end in self._exchanges]
         for begin, end, within in self._codecs:
@@ -180,7 +180,7 @@ class Strategy(ABC):
         the exchange.
         """
         meter, self.meter = self.meter, Meter()
-        meter.read()
+        meter.read_clocks()
         counts = [
             meter.sent_bytes,
             meter.received_bytes,
@@ -225,7 +225,7 @@ class Strategy(ABC):
         """What this worker alone knows, such as what it has counted of the epoch; otherwise as
         `state`.
         """
-        self.meter.read()
+        self.meter.read_clocks()
         return {"meter": asdict(self.meter)}
 
     def load_own_state(self, state: dict[str, Any]) -> None:

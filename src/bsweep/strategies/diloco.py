@@ -301,7 +301,7 @@ class DiLoCo(Rounds):
         meter = self._exchange.meter
         before = sum(meter.seconds), meter.codec_seconds or 0.0
         self._exchange.exchange()
-        meter.read()  # a round ends when a GPU has its sum
+        meter.read_clocks()  # a round ends when a GPU has its sum
         return [sum(meter.seconds) - before[0], (meter.codec_seconds or 0.0) - before[1]]
 
     def _weight(self, members: Sequence[int], num_examples: Tensor, num_steps: Tensor) -> float:

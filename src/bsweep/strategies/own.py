@@ -20,13 +20,13 @@ def build(
     return built
 
 
-def check(config: RunConfig) -> None:
+def check_own_strategy(config: RunConfig) -> None:
     """What can be said of a target before there are workers. ConfigError if it cannot be the run's
     strategy.
     """
     strategy = config.strategy
     assert isinstance(strategy, OwnStrategyConfig), strategy
-    target = own.load(strategy)
+    target = own.load_target(strategy)
     if isinstance(target, type):
         _refuse(target, config, strategy)
 

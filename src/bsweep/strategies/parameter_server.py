@@ -77,7 +77,7 @@ class ParameterServer(TorchStrategy, Rounds):
         if self.rank == 0:
             for part in self._parts:
                 part.describe()
-                part.load()
+                part.load_parameters()
         super().prepare(
             vector, optimizer
         )  # from here on all servers and workers have worker 0's parameters
@@ -98,7 +98,7 @@ class ParameterServer(TorchStrategy, Rounds):
         self._vector.parameters.copy_(parameters)
         if self.rank == 0:
             for part in self._parts:
-                part.load()
+                part.load_parameters()
         self._meet()  # nobody pushes before
         self._clock, self._wait_seconds, self.meter = 0, 0.0, Meter()
 
@@ -135,7 +135,7 @@ class ParameterServer(TorchStrategy, Rounds):
         exchange.
         """
         meter, self.meter = self.meter, Meter()
-        meter.read()
+        meter.read_clocks()
         own = [meter.sent_bytes, meter.received_bytes, sum(meter.seconds), self._wait_seconds]
         self._wait_seconds = 0.0
         every = self.gather(
@@ -226,7 +226,7 @@ class _Part:
         self.link.ask(Request(Kind.LAYOUT, num_bytes=len(layout)), layout)
         self.link.wait()
 
-    def load(self) -> None:
+    def load_parameters(self) -> None:
         """Have the server begin with these parameters, and wait until it does."""
         self.link.ask(Request(Kind.LOAD), self._pack(self._vector.parameters))
         self.link.wait()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _ELEMENT_BYTES = 4  # `chunk_bytes` counts fp32, whatever travels
 
 
-def check(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
+def check_sharding(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
     """`shards` of a run's model, for its ValueError only."""
     if isinstance(config.strategy, ParameterServerConfig) and config.num_shards > 1:
         from bsweep import models

@@ -79,7 +79,7 @@ class Summing(Strategy):
     def load_own_state(self, state: dict[str, Any]) -> None:
         super().load_own_state(state)
         if self._codec and state["codec"]:
-            self._codec.load(state["codec"])
+            self._codec.load_saved(state["codec"])
 
     def exchange(self) -> None:
         """Replace the gradients by their sum over workers.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bsweep import data, runlog
-from bsweep.config import RunConfig, own, save
+from bsweep.config import RunConfig, own, save_config
 from bsweep.launch import Outcome, team
 from bsweep.launch.stop import Stopping, pause, seconds_before_retry
 from bsweep.runlog import Event, RunLog, RunPaths, calibration_file, is_stop_requested
@@ -138,7 +138,7 @@ def _attempt(
         time.time(),
         time.monotonic(),
     )  # the latter goes on where somebody sets the clock
-    save(config, paths.config)
+    save_config(config, paths.config)
     own.keep(config, paths.own)
     was_beside_others = runlog.read_meta(paths).get(
         "beside_others", False

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from bsweep.config import ConfigError, RunConfig, flatten, read, show
+from bsweep.config import ConfigError, RunConfig, flatten, read_config, show
 from bsweep.runlog import (
     Checkpoint,
     Continued,
@@ -72,7 +72,7 @@ def begin(config: RunConfig, paths: RunPaths) -> None:
 
 
 def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
-    other = read(source.config)
+    other = read_config(source.config)
     if not checkpoints(source):
         yield "it has no checkpoint, as a completed run has none."
     for run, whose in ((config, "this run's"), (other, "its")):

@@ -11,7 +11,7 @@ from bsweep.core.ranks import inside_horovodrun
 from bsweep.launch import check as check_launch
 from bsweep.launch import preflight
 from bsweep.runlog import RunPaths
-from bsweep.strategies import sharding
+from bsweep.strategies.sharding import check_sharding
 from bsweep.study import branching
 from bsweep.study.attempts import paths_of, result_of
 from bsweep.trackers import check as check_trackers
@@ -31,7 +31,7 @@ def check(config: RunConfig) -> list[str]:
         info = data.prepare(config.data)
         models.check(config, info.num_classes, info.shape)
         _try_own(config, info)
-        sharding.check(config, info.num_classes, info.shape)
+        check_sharding(config, info.num_classes, info.shape)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.examples_per_step > info.num_train:
@@ -80,9 +80,9 @@ def _try_own(config: RunConfig, info: data.DataInfo) -> None:
 
         batching.build(config)
     if "strategy" in parts:
-        from bsweep.strategies import own as own_strategy
+        from bsweep.strategies.own import check_own_strategy
 
-        own_strategy.check(config)
+        check_own_strategy(config)
 
 
 def check_all(configs: Iterable[RunConfig]) -> list[list[str]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from bsweep import allocation, data, launch, runlog
-from bsweep.config import RunConfig, own, save
+from bsweep.config import RunConfig, own, save_config
 from bsweep.launch import Outcome
 from bsweep.launch.team import Entry
 from bsweep.runlog import RunPaths, profile_file
@@ -87,7 +87,7 @@ def _launch_beside(
     """Have a point's workers do something else than train, in a folder of their own."""
     shutil.rmtree(paths.folder, ignore_errors=True)
     paths.folder.mkdir(parents=True)
-    save(config, paths.config)
+    save_config(config, paths.config)
     own.keep(config, paths.own)
     paths.metrics.touch()
     ask_for_calibration([config], paths.folder)

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 from bsweep import batching, data, models, runlog, strategies
-from bsweep.config import RunConfig, own, read
+from bsweep.config import RunConfig, own, read_config
 from bsweep.core import fresh_process, memory
 from bsweep.core.gpus import num_gpus
 from bsweep.core.randomness import seed_of
@@ -253,7 +253,7 @@ def work_and_leave(work: Callable[[], object]) -> NoReturn:
 
 def take_part(paths: RunPaths, work: Work) -> Place:
     """Serve, or do this work, in the run of a folder; which process of it this one is."""
-    config = read(paths.config)
+    config = read_config(paths.config)
     place = Place.from_environment(config.num_server_processes)
     with suppress(Diverged, Stopped), errors_reported(paths, place):
         if place.is_server:
