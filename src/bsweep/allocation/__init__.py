@@ -78,7 +78,7 @@ def doubts(config: RunConfig) -> list[str]:
         return []
     return [
         f"local batch {batch} of worker {rank} is the largest that its probe had time for: more "
-        f"may fit"
+        "may fit"
         for rank, (worker, batch) in enumerate(zip(workers, config.local_batches, strict=True))
         if worker.stopped_by == "seconds" and batch == worker.largest_batch
     ]

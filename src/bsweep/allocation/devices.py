@@ -40,8 +40,8 @@ def device(entry: str) -> Device:
             near = did_you_mean(name, [str(key) for key in _table()])
             raise ConfigError(
                 f"allocation.devices: '{name}' is not in conf/devices.yaml.{near} Known: "
-                f"{', '.join(_table())}. "
-                "For another device leave allocation.devices out: `bsweep probe` measures it."
+                f"{', '.join(_table())}. For another device leave allocation.devices out: `bsweep "
+                "probe` measures it."
             )
         found += [known()[plain(name)]] * count
     return Device(

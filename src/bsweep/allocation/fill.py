@@ -123,8 +123,8 @@ def _refuse_unprobed(config: RunConfig, batches: Sequence[int]) -> None:
             why = "fits" if worker.stopped_by == "out_of_memory" else "was probed with"
             problems.append(
                 f"local batch {batch}: worker {rank} ({worker.host}, {worker.device}) {why} "
-                f"{worker.largest_batch} at "
-                f"most, says {probe_path(config)}. Use a smaller batch, or more accumulation_steps."
+                f"{worker.largest_batch} at most, says {probe_path(config)}. Use a smaller batch, "
+                "or more accumulation_steps."
             )
     if problems:
         raise ConfigError(*problems)
@@ -139,7 +139,7 @@ def _flops(config: RunConfig, a: AllocationConfig) -> list[float]:
             raise ConfigError(
                 f"allocation.devices={show(a.devices)} names {len(a.devices)} devices for "
                 f"num_workers={config.num_workers}: give one entry for each worker, such as '4 "
-                f"A30'."
+                "A30'."
             )
         return [devices.device(entry).flops for entry in a.devices]
     workers = read_probe(config).workers

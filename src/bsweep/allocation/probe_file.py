@@ -151,7 +151,7 @@ def read_probe(config: RunConfig) -> Probe:
     if len(probe.workers) != config.num_workers:
         raise ConfigError(
             f"{path} has {len(probe.workers)} workers, num_workers={config.num_workers}: {remedy} "
-            f"again."
+            "again."
         )
     return probe
 

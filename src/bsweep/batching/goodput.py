@@ -152,7 +152,7 @@ class Goodput(Measuring[GoodputConfig]):
         }
         reason = (
             f"a step takes {inputs['step_seconds']:.3g} s and the noise scale is {noise_scale:.4g} "
-            f"examples"
+            "examples"
         )
         return Decision(best, inputs, reason)
 

@@ -55,8 +55,7 @@ class DecidingConfig(BatchingConfig):
         if point.allocation.adapts:
             yield (
                 f"allocation.adapt_every with batching={self.name}: two would decide how many "
-                f"local steps a worker "
-                "takes. Use batching=fixed, or allocation.adapt_every=null."
+                "local steps a worker takes. Use batching=fixed, or allocation.adapt_every=null."
             )
 
 
@@ -84,35 +83,31 @@ class ChangingConfig(DecidingConfig):
             key, bound = ("min", least) if configured < least else ("max", most)
             yield (
                 f"batching.{key}_global_batch={bound} excludes the configured global batch of "
-                f"{configured}, with which "
-                f"a run begins: use batching.{key}_global_batch={configured}, or another batch."
+                f"{configured}, with which a run begins: use "
+                f"batching.{key}_global_batch={configured}, or another batch."
             )
         if self.min_global_batch is not None and self.min_global_batch < self._least_batch(point):
             yield (
                 f"batching.min_global_batch={self.min_global_batch} is too small for "
-                f"num_workers={point.num_workers}: "
-                f"each needs an example, or two for the statistics of BatchNorm, and a lone one "
-                f"two for the noise. Use "
+                f"num_workers={point.num_workers}: each needs an example, or two for the "
+                "statistics of BatchNorm, and a lone one two for the noise. Use "
                 f"{self._least_batch(point)} or more."
             )
         if self._needs_halves(point) and configured < 2:
             yield (
                 f"batching={self.name} with one example a step: a lone worker measures the noise "
-                f"by the halves of its "
-                "batch. Use local_batch=2 or more."
+                "by the halves of its batch. Use local_batch=2 or more."
             )
         largest = max(point.local_batches)
         if self.max_local_batch is not None and self.max_local_batch < largest:
             yield (
                 f"batching.max_local_batch={self.max_local_batch} is smaller than the configured "
-                f"local batch of "
-                f"{largest}, which fits: use {largest} or more, or leave it out."
+                f"local batch of {largest}, which fits: use {largest} or more, or leave it out."
             )
         if self.fits_batch_to_rate and point.optimizer.rate_follows_batch:
             yield (
                 f"optimizer.lr_rule={point.optimizer.lr_rule} with batching={self.name}: "
-                f"{self.fits_batch_to_rate}. "
-                "Use optimizer.lr_rule=fixed."
+                f"{self.fits_batch_to_rate}. Use optimizer.lr_rule=fixed."
             )
 
     def _least_batch(self, point: Point) -> int:
@@ -133,8 +128,7 @@ class ChangingConfig(DecidingConfig):
         if self.max_global_batch is not None and self.max_global_batch > num_train:
             yield (
                 f"batching.max_global_batch={self.max_global_batch} is larger than the training "
-                f"set of {num_train} "
-                f"examples: use {num_train} or less."
+                f"set of {num_train} examples: use {num_train} or less."
             )
 
 
@@ -164,8 +158,8 @@ class ScheduleConfig(ChangingConfig):
         if self.factor < 1 and self.rate == "seesaw":
             yield (
                 f"batching.rate=seesaw with batching.factor={self.factor:g}: Seesaw grows the "
-                f"batch where a schedule "
-                "would lower the rate. Use batching.factor=2, or batching.rate=by_rule."
+                "batch where a schedule would lower the rate. Use batching.factor=2, or "
+                "batching.rate=by_rule."
             )
 
 
@@ -185,9 +179,8 @@ class RaiseInsteadOfDecayConfig(ChangingConfig):
         if point.optimizer.schedule != "multistep":
             yield (
                 f"batching={self.name} with optimizer.schedule={point.optimizer.schedule}: the "
-                f"batch grows where a "
-                "multistep schedule would lower the rate. Use optimizer.schedule=multistep "
-                "'optimizer.milestones=[30,40]', in epochs."
+                "batch grows where a multistep schedule would lower the rate. Use "
+                "optimizer.schedule=multistep 'optimizer.milestones=[30,40]', in epochs."
             )
 
 

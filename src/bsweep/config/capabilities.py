@@ -1,4 +1,4 @@
-"""What a strategy can do, and what it refuses: one value that others ask instead of its name."""
+"""Capabilities of a strategy: one value that others ask instead of its name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a strategy can do. A `why_...` holds the reason with the remedy, or nothing."""
+    """Facts of a strategy; a `why_...` is a reason with its remedy, empty where there is none."""
 
     launchers: tuple[str, ...] = ()
     """Launchers that can start its processes; none named: any can, for it exchanges nothing."""

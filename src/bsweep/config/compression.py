@@ -46,8 +46,7 @@ class SparseConfig(CodecConfig):
         if len(self.warmup_densities) >= point.epochs:
             yield (
                 f"compression.density={self.density:g} is never reached: the warm-up has "
-                f"{len(self.warmup_densities)} "
-                f"densities, and epochs={point.epochs}"
+                f"{len(self.warmup_densities)} densities, and epochs={point.epochs}"
             )
         else:
             yield from super().warnings(point)

@@ -1,4 +1,4 @@
-"""What contradicts what in a point: what its cards say, and what no card can say alone."""
+"""Contradictions within a point: those that its cards name, and those that no card sees alone."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from bsweep.config.values import ConfigError, show
 
 
 def refuse_contradictions(config: RunConfig) -> None:
-    """ConfigError that lists which values of a configuration contradict each other, if any do."""
+    """Raise a ConfigError that lists all values that contradict each other, if any do."""
     problems = list(_contradictions(config))
     if problems:
         raise ConfigError(*problems)
 
 
 def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
-    """ConfigError if no evaluation comes where it was asked for, or too few to confirm a target."""
+    """Raise a ConfigError if no evaluation comes where it was asked for, or too few to confirm a
+    target.
+    """
     every = config.evaluate_every_examples
     if every and every > config.epochs * num_train:
         raise ConfigError(
             f"evaluate_every_examples={every} is more than epochs={config.epochs} of {num_train} "
-            f"examples train on: "
-            f"use less than {num_train}, or evaluate_every_examples=null for the ends of epochs."
+            f"examples train on: use less than {num_train}, or evaluate_every_examples=null for "
+            "the ends of epochs."
         )
     per_round = sum(
         batch * steps
@@ -33,10 +35,9 @@ def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
     if config.target and config.epochs == 1 and not is_within:
         raise ConfigError(
             f"{config.target} is reached when two of three evaluations in a row are as good, but "
-            f"epochs=1 has one "
-            f"evaluation, at its end: use epochs=2 or more, or "
-            f"evaluate_every_examples={max(1, num_train // 10)}, and "
-            f"rounds of fewer than {num_train} examples."
+            "epochs=1 has one evaluation, at its end: use epochs=2 or more, or "
+            f"evaluate_every_examples={max(1, num_train // 10)}, and rounds of fewer than "
+            f"{num_train} examples."
         )
 
 
@@ -45,9 +46,8 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     if (c.local_batch is None) == (c.global_batch is None):
         yield (
             f"local_batch={show(c.local_batch)} and global_batch={show(c.global_batch)}: give "
-            f"exactly one, for "
-            "example local_batch=64, and set the other to null where an experiment or data=text "
-            "gives it."
+            "exactly one, for example local_batch=64, and set the other to null where an "
+            "experiment or data=text gives it."
         )
     if c.precision == "tf32" and c.device == "cpu":
         yield (
@@ -79,7 +79,7 @@ def _graph_contradictions(c: RunConfig) -> Iterator[str]:
         yield f"graph=true with launch.slowdown, which stretches the passes. {remedy}"
     if c.data.device == "cpu":
         yield (
-            f"graph=true with data.device=cpu: a graph cannot wait for examples on their way. "
+            "graph=true with data.device=cpu: a graph cannot wait for examples on their way. "
             f"{remedy}"
         )
 
@@ -94,9 +94,8 @@ def _codec_contradictions(c: RunConfig) -> Iterator[str]:
         *others, last = (name for card in cards for name in names(card))
         yield (
             f"compression={c.compression.name} with strategy={c.strategy.name}: only "
-            f"{', '.join(others)} and {last} "
-            f"take a codec.{c.strategy.can.own_compression} "
-            "Use compression=none or another strategy."
+            f"{', '.join(others)} and {last} take a codec.{c.strategy.can.own_compression} Use "
+            "compression=none or another strategy."
         )
 
 

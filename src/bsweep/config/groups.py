@@ -72,14 +72,12 @@ class ModelConfig(Card):
         if self.learns_from == "images" and point.data.consists_of == "text":
             yield (
                 f"model={self.name} learns from images, data={point.data.name} has none: use "
-                f"model=llama_tiny or "
-                "llama_150m, or data=digits."
+                "model=llama_tiny or llama_150m, or data=digits."
             )
         if self.learns_from == "text" and point.data.consists_of == "images":
             yield (
                 f"model={self.name} learns from text, data={point.data.name} are images: use "
-                f"data=text data.path=FILE, "
-                "or model=resnet18."
+                "data=text data.path=FILE, or model=resnet18."
             )
 
     def lone_examples(self, point: Point) -> Iterator[str]:
@@ -93,8 +91,7 @@ class ModelConfig(Card):
             )
             yield (
                 f"{batch}=1 with model={self.name}: BatchNorm needs more than one example for its "
-                f"statistics. "
-                "Use local_batch=2 or more."
+                "statistics. Use local_batch=2 or more."
             )
 
     def check_num_classes(self, num_classes: int) -> None:
@@ -146,8 +143,7 @@ class OptimizerConfig(Card):
         if self.warmup_epochs > point.epochs:
             yield (
                 f"optimizer.warmup_epochs={self.warmup_epochs:g} is longer than "
-                f"epochs={point.epochs}: "
-                "the learning rate would never reach its base value."
+                f"epochs={point.epochs}: the learning rate would never reach its base value."
             )
 
 
@@ -158,11 +154,11 @@ class StrategyConfig(Card):
     """
 
     kind_can: ClassVar[Capabilities] = Capabilities()
-    """What every strategy of this kind can do; `can` adds what its keys decide."""
+    """Capabilities of every strategy of this kind; `can` adds what its keys decide."""
 
     @property
     def can(self) -> Capabilities:
-        """What it can do."""
+        """Capabilities with its keys as they are; others ask no more than this."""
         return self.kind_can
 
     @property
@@ -235,8 +231,8 @@ class StrategyConfig(Card):
         if point.evaluate_every_examples and self.can.why_apart:
             yield (
                 f"evaluate_every_examples={point.evaluate_every_examples} with "
-                f"strategy={self.name}: {self.can.why_apart}, "
-                "or evaluate_every_examples=null to evaluate at the ends of epochs."
+                f"strategy={self.name}: {self.can.why_apart}, or evaluate_every_examples=null to "
+                "evaluate at the ends of epochs."
             )
         if point.precision == "fp16" and self.can.why_no_fp16:
             yield f"precision=fp16 with strategy={self.name}: {self.can.why_no_fp16}"
@@ -262,8 +258,8 @@ class CodecConfig(Card):
         if share is not None and workers > 1 and share >= 2 / workers:
             yield (
                 f"compression={self.name} cannot win on {workers} workers: each sends "
-                f"{workers - 1} payloads of "
-                f"{share:.3g} of the gradient, a ring {2 * (workers - 1) / workers:.3g} of it"
+                f"{workers - 1} payloads of {share:.3g} of the gradient, a ring "
+                f"{2 * (workers - 1) / workers:.3g} of it"
             )
 
 
@@ -307,8 +303,7 @@ class AllocationConfig(Card):
             if values is not None and len(values) != point.num_workers:
                 yield (
                     f"allocation.{key}={show(values)} has {len(values)} numbers for "
-                    f"num_workers={point.num_workers}: "
-                    "give one for each worker."
+                    f"num_workers={point.num_workers}: give one for each worker."
                 )
         if not point.strategy.can.takes_local_steps and (
             self.shares_steps or self.local_steps is not None
@@ -317,9 +312,8 @@ class AllocationConfig(Card):
             what = f"allocation={self.name}" if self.shares_steps else steps
             yield (
                 f"{what} with strategy={point.strategy.name}: every step is a synchronisation, so "
-                f"that there are no "
-                "local steps to share. Use strategy=diloco, or allocation=batch_by_flops or "
-                "batch_by_memory."
+                "that there are no local steps to share. Use strategy=diloco, or "
+                "allocation=batch_by_flops or batch_by_memory."
             )
         if point.global_batch is not None:
             yield from self._batch_problems(point, point.global_batch)
@@ -331,22 +325,21 @@ class AllocationConfig(Card):
         if global_batch % parts:
             yield (
                 f"global_batch={global_batch} cannot be divided by "
-                f"{'' if uneven else f'num_workers={workers} x '}"
-                f"accumulation_steps={passes}: choose a multiple of {parts}, such as "
+                f"{'' if uneven else f'num_workers={workers} x '}accumulation_steps={passes}: "
+                f"choose a multiple of {parts}, such as "
                 f"{max(1, round(global_batch / parts)) * parts}."
             )
         elif global_batch < workers * passes:
             yield (
                 f"global_batch={global_batch} is too small for num_workers={workers} x "
-                f"accumulation_steps={passes}: "
-                "every worker needs an example for each forward pass."
+                f"accumulation_steps={passes}: every worker needs an example for each forward pass."
             )
         elif point.examples_per_step != global_batch:
             yield (
                 f"allocation.local_batches={show(self.local_batches)} x "
-                f"accumulation_steps={passes} sum to "
-                f"{point.examples_per_step}, but global_batch={global_batch}: give "
-                f"global_batch={point.examples_per_step}, or other batches."
+                f"accumulation_steps={passes} sum to {point.examples_per_step}, but "
+                f"global_batch={global_batch}: give global_batch={point.examples_per_step}, or "
+                "other batches."
             )
 
 
@@ -393,11 +386,11 @@ class LaunchConfig(Card):
             yield (
                 f"launch.slowdown={show(self.slowdown)} has {len(self.slowdown)} factors for "
                 f"num_workers={point.num_workers}: give one for each worker, 1 for an undisturbed "
-                f"one."
+                "one."
             )
         if self.memory_limit_mb is not None and len(self.memory_limit_mb) != point.num_workers:
             yield (
                 f"launch.memory_limit_mb={show(self.memory_limit_mb)} has "
-                f"{len(self.memory_limit_mb)} limits for "
-                f"num_workers={point.num_workers}: give one for each worker."
+                f"{len(self.memory_limit_mb)} limits for num_workers={point.num_workers}: give one "
+                "for each worker."
             )

@@ -26,9 +26,8 @@ _SLOTS = re.compile(r"[1-9]\d{0,3}")
 _HOST = f"{_NAME.pattern}:{_SLOTS.pattern}"
 _FORM = (
     "not of the form h1:4,h2:4 (host:slots; names of letters, digits, '.', '_' or '-', the first a "
-    "letter or digit; "
-    "h[1-4,7]:2 for h1:2,h2:2,h3:2,h4:2,h7:2; @FILE for a file of such lines; slurm for the hosts "
-    "of an allocation)"
+    "letter or digit; h[1-4,7]:2 for h1:2,h2:2,h3:2,h4:2,h7:2; @FILE for a file of such lines; "
+    "slurm for the hosts of an allocation)"
 )
 
 

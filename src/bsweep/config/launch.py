@@ -28,9 +28,8 @@ class InlineConfig(LaunchConfig):
     def problems(self, point: Point) -> Iterator[str]:
         if point.num_workers > 1:
             yield (
-                f"launch=inline runs one worker in this process, but "
-                f"num_workers={point.num_workers}: "
-                "leave launch out or use num_workers=1."
+                "launch=inline runs one worker in this process, but "
+                f"num_workers={point.num_workers}: leave launch out or use num_workers=1."
             )
         yield from super().problems(point)
 
@@ -95,8 +94,7 @@ class SshConfig(ProcessesConfig):
         if self.hosts and self.parallel != 1:
             yield (
                 f"launch.parallel={show(self.parallel)} with launch.hosts={self.hosts}: points run "
-                f"at once on one "
-                "machine alone. Leave one of them out."
+                "at once on one machine alone. Leave one of them out."
             )
         if (
             self.hosts and not self.uses_allocation
@@ -105,8 +103,7 @@ class SshConfig(ProcessesConfig):
             if len(slots) < point.num_workers:
                 yield (
                     f"num_workers={point.num_workers}, but launch.hosts={self.hosts} offers "
-                    f"{len(slots)} slots: name "
-                    "more hosts or slots, or use fewer workers."
+                    f"{len(slots)} slots: name more hosts or slots, or use fewer workers."
                 )
             if len(set(named)) < len(named):
                 yield f"launch.hosts={self.hosts} names a host twice: give all its slots at once."
@@ -149,14 +146,13 @@ class SrunConfig(ProcessesConfig):
         if can.uses_horovod or (can.launchers and "torchrun" not in can.launchers):
             return (
                 f"{named}: Horovod's workers find each other through horovodrun. Use "
-                f"launch=horovodrun "
-                "launch.hosts=slurm, or another strategy such as strategy=allreduce."
+                "launch=horovodrun launch.hosts=slurm, or another strategy such as "
+                "strategy=allreduce."
             )
         if can.outlives_workers:
             return (
                 f"{named}, which is to go on without lost workers: SLURM ends all with the first "
-                f"that is lost. Use "
-                "launch=torchrun launch.hosts=slurm."
+                "that is lost. Use launch=torchrun launch.hosts=slurm."
             )
         return ""
 

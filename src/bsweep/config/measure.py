@@ -42,13 +42,13 @@ class MeasureConfig(Schema):
         if self.noise_scale_per_layer and can.exchanges_in_passes:
             yield (
                 f"{what} and measure.noise_scale_per_layer=true: what travels within the backward "
-                "pass is cut into buckets, not layers. "
-                "Use strategy=horovod strategy.buckets=1, or strategy=allreduce."
+                "pass is cut into buckets, not layers. Use strategy=horovod strategy.buckets=1, or "
+                "strategy=allreduce."
             )
         if point.examples_per_step == 1:
             yield (
-                f"{key} with a batch of one example, which has no halves: "
-                "use local_batch=2 or more."
+                f"{key} with a batch of one example, which has no halves: use local_batch=2 or "
+                "more."
             )
 
 

@@ -56,18 +56,16 @@ class LlamaConfig(ModelConfig):
         if self.hidden_size % (2 * self.num_heads):
             yield (
                 f"model.hidden_size={self.hidden_size} with model.num_heads={self.num_heads}: "
-                f"rotary embeddings "
-                "need heads of equal, even size. Use a hidden size that twice the number of heads "
-                "divides."
+                "rotary embeddings need heads of equal, even size. Use a hidden size that twice "
+                "the number of heads divides."
             )
 
     def check_num_classes(self, num_classes: int) -> None:
         if self.vocabulary_size not in (None, num_classes):
             raise ValueError(
                 f"model.vocabulary_size={self.vocabulary_size}, but the vocabulary of the data has "
-                f"{num_classes} "
-                "tokens: use model.vocabulary_size=null, which takes the data's, or another "
-                "data.tokenizer."
+                f"{num_classes} tokens: use model.vocabulary_size=null, which takes the data's, or "
+                "another data.tokenizer."
             )
 
 
@@ -89,8 +87,7 @@ class LibraryConfig(ModelConfig):
             if key in self.options:
                 yield (
                     f"model.options.{key}={show(self.options[key])}: classes and channels are the "
-                    f"data's, and no "
-                    "weights are loaded. Leave it out."
+                    "data's, and no weights are loaded. Leave it out."
                 )
 
 

@@ -233,7 +233,7 @@ def _resolved(group: str, card: Own) -> Own:
     if not all(name.isidentifier() for name in names.split(".")):
         raise ConfigError(
             f"{group}.target={card.target}: not of the form path/file.py:name or "
-            f"package.module:name."
+            "package.module:name."
         )
     path = Path(where).expanduser().absolute()
     try:
@@ -285,7 +285,7 @@ def _of_module(name: str, folder: Path) -> _Source:
     if not path.is_absolute():
         raise ValueError(
             f"there is no module {top}, neither in {here} nor installed. A file is given as "
-            f"path/file.py:name."
+            "path/file.py:name."
         )
     if version := _installed_version(top, path):
         return _Source(path, version, {})
@@ -321,8 +321,7 @@ def _files(path: Path) -> dict[str, bytes]:
     if (size := sum(file.stat().st_size for file in kept)) > _MOST_BYTES:
         raise ValueError(
             f"{path} holds {size / 2**20:.0f} MiB, and every run folder gets a copy: keep data "
-            f"elsewhere, or "
-            "install the package."
+            "elsewhere, or install the package."
         )
     return {str(file.relative_to(path.parent)): file.read_bytes() for file in kept}
 
@@ -378,7 +377,7 @@ def _check_call(group: str, card: Own, function: Callable[..., Any]) -> None:
     if len(positional) < len(card.takes) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         raise ConfigError(
             f"{group}.target={card.target}: it must take {', '.join(card.takes)}, by position and "
-            f"first."
+            "first."
         )
     given = [p.name for p in positional[: len(card.takes)]]
     known = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

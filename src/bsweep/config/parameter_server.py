@@ -27,13 +27,11 @@ class ParameterServerConfig(StrategyConfig):
         launchers=("torchrun",),
         why_no_fp16=(
             "servers step where they hold a part of the gradient alone, and one that overflowed "
-            "would be left out by "
-            "some of them. Use precision=fp32 or bf16, or strategy=allreduce."
+            "would be left out by some of them. Use precision=fp32 or bf16, or strategy=allreduce."
         ),
         why_no_noise=(
             "its servers alone have the sum of all gradients, each a part of it. Use "
-            "strategy=horovod, allreduce or "
-            "ddp, or leave the noise scale out."
+            "strategy=horovod, allreduce or ddp, or leave the noise scale out."
         ),
     )
 
@@ -42,8 +40,7 @@ class ParameterServerConfig(StrategyConfig):
         in_step = self.consistency == "synchronous"
         apart = (
             f"with strategy.consistency={self.consistency} workers have models of their own until "
-            f"an epoch ends. Use "
-            "strategy.consistency=synchronous"
+            "an epoch ends. Use strategy.consistency=synchronous"
         )
         return replace(self.kind_can, in_step=in_step, why_apart="" if in_step else apart)
 
@@ -70,18 +67,17 @@ class ParameterServerConfig(StrategyConfig):
         if self.colocated and num_shards > point.num_workers:
             yield (
                 f"strategy.num_servers={num_shards} with strategy.colocated=true and "
-                f"num_workers={point.num_workers}: "
-                "a colocated server lives with a worker. Use at most one for each worker."
+                f"num_workers={point.num_workers}: a colocated server lives with a worker. Use at "
+                "most one for each worker."
             )
         if optimizer.needs_global_norm and num_shards > 1:
             yield (
                 f"optimizer={optimizer.name} clips by the norm of the whole gradient, which no one "
-                f"of {num_shards} "
-                "servers has: use strategy.num_servers=1, or another optimizer."
+                f"of {num_shards} servers has: use strategy.num_servers=1, or another optimizer."
             )
         if optimizer.needs_layer_norms and self.sharding in ("memory", "hashed_chunks"):
             yield (
                 f"optimizer={optimizer.name} needs the norms of whole layers, which "
-                f"strategy.sharding={self.sharding} "
-                "cuts: use strategy.sharding=layer, or optimizer=sgd."
+                f"strategy.sharding={self.sharding} cuts: use strategy.sharding=layer, or "
+                "optimizer=sgd."
             )

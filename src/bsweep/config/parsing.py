@@ -1,4 +1,4 @@
-"""A composed configuration as a `RunConfig`, or as all that is wrong with it."""
+"""Parsing: a composed configuration becomes a `RunConfig`, or a list of all that is wrong."""
 
 from __future__ import annotations
 
@@ -69,8 +69,7 @@ def unknown_key(key: str) -> str:
         group = key.partition(".")[0]
         return (
             f"{key}: only {group}={' or '.join(owners)} has this key. Choose it, or leave the key "
-            f"out; in a sweep over "
-            f"{group}, ++{key}=... gives it to each."
+            f"out; in a sweep over {group}, ++{key}=... gives it to each."
         )
     return f"{shortened(key)}: unknown key.{_meant(key)}"
 

@@ -1,6 +1,6 @@
-"""What cards may ask of the point that they are part of, and of its other cards.
+"""Facts that cards may ask of the point that they are part of, and of its other cards.
 
-They are protocols, so that a card needs to know neither `RunConfig` nor the cards of other groups.
+These are protocols, so that a card needs to know neither `RunConfig` nor the cards of other groups.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class SingleConfig(StrategyConfig):
         yield from super().problems(point)
         if point.num_workers > 1:
             yield (
-                f"strategy=single exchanges nothing, but num_workers={point.num_workers}: "
-                "use strategy=horovod or num_workers=1."
+                f"strategy=single exchanges nothing, but num_workers={point.num_workers}: use "
+                "strategy=horovod or num_workers=1."
             )
 
 
@@ -108,10 +108,8 @@ class HorovodConfig(StrategyConfig):
             if wanted != started_with:
                 raise ValueError(
                     f"strategy.{key}={wanted:g}, but horovodrun started its processes with "
-                    f"{started_with:g}, and "
-                    f"Horovod reads it only then: start {variable}={wanted * unit:g} horovodrun "
-                    f"..., or leave "
-                    f"strategy.{key} out."
+                    f"{started_with:g}, and Horovod reads it only then: start "
+                    f"{variable}={wanted * unit:g} horovodrun ..., or leave strategy.{key} out."
                 )
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -122,13 +120,12 @@ class HorovodConfig(StrategyConfig):
         if self.op == "adasum":
             yield (
                 f"strategy.op=adasum is no sum, compression={codec} needs one: use "
-                f"strategy.op=average."
+                "strategy.op=average."
             )
         if self.buckets > 1:
             yield (
                 f"strategy.buckets={self.buckets} with compression={codec}: a codec takes the "
-                f"whole gradient at once. "
-                "Use strategy.buckets=1."
+                "whole gradient at once. Use strategy.buckets=1."
             )
 
 
@@ -164,14 +161,12 @@ class DDPConfig(StrategyConfig):
     def can(self) -> Capabilities:
         no_noise = (
             f"what strategy.hook={self.hook} lets through is not the gradient. Use "
-            f"strategy.hook=none, or leave the "
-            "noise scale out."
+            "strategy.hook=none, or leave the noise scale out."
         )
         no_cpu = "strategy.hook=bf16 needs GPUs, with NCCL: use strategy.hook=fp16 or none on CPUs."
         no_fp16 = (
             "what strategy.hook=powersgd keeps for later steps would keep a gradient that "
-            "overflowed. Use "
-            "strategy.hook=fp16, precision=fp32 or bf16, or strategy=allreduce "
+            "overflowed. Use strategy.hook=fp16, precision=fp32 or bf16, or strategy=allreduce "
             "compression=powersgd."
         )
         is_powersgd = self.hook == "powersgd"  # remembers on each worker what did not travel
@@ -194,8 +189,7 @@ class DDPConfig(StrategyConfig):
         if point.launch.slowdown:
             yield (
                 "launch.slowdown with strategy=ddp: its exchange hides in the backward pass, so "
-                "that computing cannot "
-                "be stretched alone. Use strategy=allreduce."
+                "that computing cannot be stretched alone. Use strategy=allreduce."
             )
 
 
@@ -281,8 +275,7 @@ class EitherConfig(StrategyConfig):
         if point.launch.name != wanted and point.launch.name in ("torchrun", "horovodrun"):
             yield (
                 f"strategy.algorithm={self.algorithm} with launch={point.launch.name}: {wanted} "
-                f"starts its processes. "
-                f"Type launch={wanted} strategy.algorithm={self.algorithm}."
+                f"starts its processes. Type launch={wanted} strategy.algorithm={self.algorithm}."
             )
 
 
@@ -311,8 +304,7 @@ class DiLoCoConfig(EitherConfig):
     def can(self) -> Capabilities:
         apart = (
             "with strategy.overlap=true workers are ahead of what travels, each with a model of "
-            "its own, until an "
-            "epoch ends. Use strategy.overlap=false"
+            "its own, until an epoch ends. Use strategy.overlap=false"
         )
         outlives_workers = self.on_loss != "fail"
         return replace(
@@ -361,8 +353,7 @@ class DiLoCoConfig(EitherConfig):
         ):
             yield (
                 f"strategy.weighting=fednova counts steps of optimizer={point.optimizer.name} as "
-                f"plain ones: it is "
-                "known for sgd alone"
+                "plain ones: it is known for sgd alone"
             )
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -370,15 +361,14 @@ class DiLoCoConfig(EitherConfig):
         if self.can.uses_horovod and self.on_loss != "fail":
             yield (
                 f"strategy.on_loss={self.on_loss} with strategy.algorithm=horovod: horovodrun ends "
-                f"all workers with "
-                "the first. Use strategy.on_loss=fail, or strategy.algorithm=native "
-                "launch=torchrun."
+                "all workers with the first. Use strategy.on_loss=fail, or "
+                "strategy.algorithm=native launch=torchrun."
             )
         if self.overlap and self.on_loss != "fail":
             yield (
                 f"strategy.overlap=true with strategy.on_loss={self.on_loss}: what travels while a "
-                f"worker is lost "
-                "cannot be repeated. Use strategy.on_loss=fail, or strategy.overlap=false."
+                "worker is lost cannot be repeated. Use strategy.on_loss=fail, or "
+                "strategy.overlap=false."
             )
         if self.weights is not None:
             yield from self._weight_problems(self.weights, point.num_workers)
@@ -388,15 +378,15 @@ class DiLoCoConfig(EitherConfig):
         if len(weights) != num_workers:
             yield (
                 f"{given} has {len(weights)} weights for num_workers={num_workers}: give one for "
-                f"each worker."
+                "each worker."
             )
         if abs(sum(weights) - 1) > 1e-6:
             yield f"{given} sum to {sum(weights):.9g}: give weights that sum to 1."
         if min(weights, default=1) == 0 and self.on_loss != "fail":
             yield (
                 f"{given} with strategy.on_loss={self.on_loss}: nothing would count when the "
-                f"others are lost. Give "
-                "each worker a weight greater than 0, or use strategy.on_loss=fail."
+                "others are lost. Give each worker a weight greater than 0, or use "
+                "strategy.on_loss=fail."
             )
 
 

@@ -67,7 +67,7 @@ def _fit_for_files(text: str) -> str:
     if "\0" in text or any(len(os.fsencode(part)) > _MOST_PART_BYTES for part in path.parts):
         raise ValueError(
             f"no file system takes a name of more than {_MOST_PART_BYTES} bytes, or with a zero "
-            f"byte"
+            "byte"
         )
     try:
         whole = os.fsencode(path.expanduser().absolute())

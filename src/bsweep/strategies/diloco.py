@@ -397,8 +397,7 @@ class DiLoCo(Rounds):
         goes_on = self._strategy.on_loss == "continue"
         message = (
             f"{self._config.process_name(lost)} was lost in round {self._round}: no sign of life "
-            f"for "
-            f"strategy.loss_timeout_seconds={self._strategy.loss_timeout_seconds:g}; "
+            f"for strategy.loss_timeout_seconds={self._strategy.loss_timeout_seconds:g}; "
             + ("the others go on" if goes_on else "stopped after the round")
         )
         self.records.append(Event(event="worker_lost", message=message))

@@ -39,13 +39,12 @@ def _refuse(kind: type, config: RunConfig, strategy: OwnStrategyConfig) -> None:
     if strategy.sync_every > 1 and not issubclass(kind, Rounds):
         raise ConfigError(
             f"strategy.sync_every={strategy.sync_every} with strategy.target={strategy.target}: "
-            f"{kind.__name__} "
-            "synchronises at each step. Inherit bsweep.strategies.Rounds, or use "
+            f"{kind.__name__} synchronises at each step. Inherit bsweep.strategies.Rounds, or use "
             "strategy.sync_every=1."
         )
     if config.compression.builds and not issubclass(kind, Summing):
         raise ConfigError(
             f"compression={config.compression.name} with strategy.target={strategy.target}: "
-            f"{kind.__name__} takes no "
-            "codec. Inherit bsweep.strategies.summing.Summing, or use compression=none."
+            f"{kind.__name__} takes no codec. Inherit bsweep.strategies.summing.Summing, or use "
+            "compression=none."
         )

@@ -50,7 +50,7 @@ class RollCall:
             if self._rank not in self.members or not self._store.check(keys):
                 raise WorkerLost(
                     f"the other workers went on without rank {self._rank}, which was silent for "
-                    f"too long"
+                    "too long"
                 )
             every = [self._store.get(key) for key in keys]
             if self._number > 2:

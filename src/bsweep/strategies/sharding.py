@@ -137,21 +137,18 @@ def _nothing_held(
         case "layer" | "layer_round_robin":
             return (
                 f"strategy.num_servers={num_servers} with strategy.sharding={strategy.sharding}: "
-                f"the model has "
-                f"{len(_layers(slices))} layers with parameters, and each stays whole. Use at most "
-                f"as many servers, or "
-                "strategy.sharding=memory."
+                f"the model has {len(_layers(slices))} layers with parameters, and each stays "
+                "whole. Use at most as many servers, or strategy.sharding=memory."
             )
         case "memory":
             return (
                 f"strategy.num_servers={num_servers}, but the model has {_size(slices)} "
-                f"parameters: use fewer servers."
+                "parameters: use fewer servers."
             )
         case "hashed_chunks":
             return (
                 f"strategy.num_servers={num_servers} with "
-                f"strategy.chunk_bytes={strategy.chunk_bytes}: the chunks fall "
-                f"to {num_busy} servers only. Use a smaller strategy.chunk_bytes, fewer servers, "
-                f"or "
+                f"strategy.chunk_bytes={strategy.chunk_bytes}: the chunks fall to {num_busy} "
+                "servers only. Use a smaller strategy.chunk_bytes, fewer servers, or "
                 "strategy.sharding=memory."
             )
