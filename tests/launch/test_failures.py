@@ -177,6 +177,16 @@ def test_what_a_start_has_left_ends_where_its_file_is_gone(tmp_path: Path) -> No
     assert left.wait(60) == 1
 
 
+def test_what_watches_a_command_on_a_host_imports_nothing_of_this_package(tmp_path: Path) -> None:
+    """Every start on a host waits for it."""
+    file = tmp_path / "lifeline"
+    lifeline.begin(file)
+    python, *words = lifeline.words(file, 600, ["true"])
+    traced = [python, "-X", "importtime", *words]
+    result = subprocess.run(traced, capture_output=True, text=True, timeout=60, check=True)
+    assert "psutil" in result.stderr and "bsweep" not in result.stderr
+
+
 def test_what_a_killed_launcher_has_started_ends_with_it(tmp_path: Path) -> None:
     """It would train on, and write to a run whose end is on record."""
     work = (

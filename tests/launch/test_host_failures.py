@@ -344,6 +344,19 @@ def test_a_key_that_ssh_would_not_take_is_told(tmp_path: Path) -> None:
     assert f"chmod 600 {key}" in open_to_all
 
 
+def test_other_code_anywhere_in_the_package_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bsweep.__file__", str(tmp_path / "__init__.py"))
+    module = tmp_path / "train/steps.py"
+    module.parent.mkdir()
+    digests = set()
+    for text in ("a = 1", "a = 2"):
+        module.write_text(text)
+        digests.add(machine_facts.code_digest())
+    assert len(digests) == 2
+
+
 def test_other_files_of_the_same_names_are_told(tmp_path: Path) -> None:
     prints = []
     for content in ("one text", "two text", "one text"):

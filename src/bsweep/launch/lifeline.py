@@ -50,8 +50,7 @@ def words(path: Path, seconds: float, command: Sequence[str]) -> list[str]:
     """The command line that runs a command so, of the start that has begun."""
     return [
         sys.executable,
-        "-m",
-        "bsweep.launch.lifeline",
+        __file__,  # not as a module, whose package imports what takes a second
         str(path),
         _name(path.read_text()),
         f"{seconds:g}",

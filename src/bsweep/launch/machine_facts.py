@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+import bsweep
 from bsweep import config as schema
 from bsweep import data
 from bsweep.config import DataConfig, own
@@ -73,8 +74,8 @@ def facts(request: Request) -> dict[str, Any]:
 
 
 def code_digest() -> str:
-    """By which another version of this package is told, also where its number is the same."""
-    package = Path(__file__).parent
+    """Return a digest of this package's code, which tells versions of the same number apart."""
+    package = Path(bsweep.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
