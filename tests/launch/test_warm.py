@@ -117,9 +117,9 @@ def test_points_leave_no_memory_to_the_next(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
     monkeypatch.setattr(hvd, "allgather_object", agree)
     monkeypatch.setattr(warm, "recorded", lambda _: Outcome("completed"))
-    assert warm._train(compose("local_batch=8"), RunPaths(tmp_path), lambda: None) == Outcome(
-        "completed"
-    )
+    rank = warm.WarmRank()
+    ended = rank._train(compose("local_batch=8"), RunPaths(tmp_path), lambda: None)
+    assert ended == Outcome("completed")
     assert order == ["trained", "given back", "agreed"]
 
 

@@ -16,12 +16,14 @@ from bsweep.launch import warm
 
 
 def main(number: int, device: torch.device) -> int:
+    rank = warm.WarmRank()
+    rank.agree_where_to_meet()
     for attempt in range(number):
         if hvd.rank() == attempt % hvd.size():
             time.sleep(0.05)  # the others wait for this rank, which fails
         else:
             _wait_in_vain(device)
-        warm._restart()
+        rank.restart()
         assert hvd.allgather_object(attempt) == [attempt] * hvd.size()
         for size in (1, 3, 4099):
             numbers = torch.arange(size, dtype=torch.float64, device=device)
@@ -44,5 +46,4 @@ if __name__ == "__main__":
     device = torch.device(sys.argv[2], hvd.local_rank())
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    warm._agree_where_to_meet()
     sys.exit(main(int(sys.argv[1]), device))
