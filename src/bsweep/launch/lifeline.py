@@ -1,11 +1,30 @@
-"""A command on a host that ends with the launcher on another: what a cut link leaves there would
-use the host for ever.
+"""Run a command on a host, and end it when the launcher on another is not heard of any more.
 
-`python -m bsweep.launch.lifeline FILE START SECONDS COMMAND...` runs the command and ends with its
-exit code. It ends all that the command started when the launcher has not touched FILE for SECONDS,
-when the file names another start than its own, when the run that it trains belongs to another one
-since, or when nobody reads this process's output any more, as where ssh has gone. The first and the
-last are told by the other's absence alone: a network that is cut sends no word of it.
+`python lifeline.py FILE START SECONDS COMMAND...` runs the command and ends with its exit code. It
+ends all that the command started when the launcher has not touched FILE for SECONDS, when the file
+names another start than its own, when the run that it trains belongs to another one since, or when
+nobody reads this process's output any more, as where ssh has gone. The first and the last are told
+by the other's absence alone: a network that is cut sends no word of it, and what it leaves there
+would use the host for ever.
+
+These are all signs of life in bsweep:
+
+| who watches | whom | by | for | gives up after |
+|---|---|---|---|---|
+| a process | its parent | the kernel (`core.fresh_process`) | a kill, on Linux | 0 s |
+| this module | the launcher | FILE, touched each second | a kill or a cut link | SECONDS (1) |
+| a team's process | the launcher | FILE | a kill, where no other tells | 60 s |
+| the launcher | workers | `rank.N/alive`, touched at steps | a worker that hangs | time-outs (2) |
+| DiLoCo's workers (3) | each other | the store (`strategies.roll_call`) | a lost worker | (3) |
+| a sweep | another one | a lease, touched each 10 s | a dead host (4) | 120 s |
+| ssh, Horovod | their peers | messages of their own | a cut link, a lost launcher | (5) |
+
+1. 60 s (`train.team_worker.PATIENCE_SECONDS`), or `launch.stall_timeout_seconds` if that is less.
+2. `launch.start_timeout_seconds` before the first sign, `launch.stall_timeout_seconds` after it. By
+   the same file, `launch.stop` sees how long a step takes that it asked to be the last.
+3. With `strategy.on_loss` other than `fail`: `strategy.loss_timeout_seconds`.
+4. Where the file system has no locks: `runlog.locks`.
+5. ssh: three signs, at most 15 s apart. Horovod: twice `launch.stall_timeout_seconds`.
 """
 
 from __future__ import annotations
@@ -80,7 +99,11 @@ def run(path: str, start: str, seconds: float, command: Sequence[str]) -> int:
                 said = None  # its name may be seen late
             if latest != touched:
                 touched, seen_at = latest, time.monotonic()
-            if time.monotonic() - seen_at > seconds or reader.poll(0) or not _is_of(said, start):
+            if (
+                time.monotonic() - seen_at > seconds
+                or reader.poll(0)
+                or not _belongs_to(said, start)
+            ):
                 return 1
     except _Told:
         return 128 + signal.SIGTERM
@@ -98,7 +121,7 @@ def _name(said: str) -> str:
     return said.partition("\n")[0]
 
 
-def _is_of(said: str | None, start: str) -> bool:
+def _belongs_to(said: str | None, start: str) -> bool:
     """Whether a file names a start, and that of the run which it trains does, by all that can be
     seen.
     """

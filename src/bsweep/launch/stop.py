@@ -146,7 +146,8 @@ class Stopping:
         return True
 
 
-_elsewhere: list[Stopping] = []  # of the points that other threads run
+# Of the process, as signals are: its main thread gets them for points that other threads run.
+_elsewhere: list[Stopping] = []
 _all_are_to_stop = threading.Event()
 
 
