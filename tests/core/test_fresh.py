@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bsweep.config import InlineConfig, RunConfig
+from bsweep.config import RunConfig
 from bsweep.core import fresh_process, memory
 from bsweep.launch import failure, inline
+from bsweep.launch.launcher import LaunchRequest
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import spoils_process
@@ -102,13 +103,11 @@ def test_inline_trains_in_fresh_processes_under_a_limit_and_after_a_point_withou
     lone = (*TINY, "local_batch=8", "num_workers=1", "launch=inline", "strategy=single")
     plain, limited = compose(*lone), compose(*lone, "launch.memory_limit_mb=[64]")
 
-    def outcome(config: RunConfig) -> Outcome:
-        assert isinstance(config.launch, InlineConfig)
-        return inline.launch(
-            config, config.launch, RunPaths(tmp_path), lambda: None, "bsweep.train.worker"
-        )
+    launcher = inline.Inline()
 
-    monkeypatch.setattr(inline, "_is_spoilt", False)
+    def outcome(config: RunConfig) -> Outcome:
+        return launcher.launch(LaunchRequest(config, RunPaths(tmp_path), lambda: None))
+
     assert outcome(limited) == Outcome("failed", "ValueError: there")
     assert outcome(plain) == Outcome("out_of_memory", "MemoryError: here")
     assert outcome(plain) == Outcome("failed", "ValueError: there")
@@ -118,11 +117,11 @@ def test_a_crash_under_a_limit_is_out_of_memory(tmp_path: Path) -> None:
     point = (*TINY, "local_batch=8", "num_workers=2", "strategy=ddp")
     paths, log = RunPaths(tmp_path), tmp_path / "launcher.log"
     for code in (-signal.SIGSEGV, 128 + signal.SIGSEGV):
-        crashed = failure.of(
+        crashed = failure.outcome(
             compose(*point, "launch.memory_limit_mb=[64,32]"), paths, [(1, code)], log
         )
         assert crashed.status == "out_of_memory"
         assert crashed.message.startswith(
             "rank 1 was ended by SIGSEGV under its memory limit of 32 MiB"
         )
-        assert failure.of(compose(*point), paths, [(1, code)], log).status == "failed"
+        assert failure.outcome(compose(*point), paths, [(1, code)], log).status == "failed"

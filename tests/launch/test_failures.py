@@ -19,7 +19,8 @@ import torch.distributed as dist
 from bsweep import runlog
 from bsweep.config import RunConfig
 from bsweep.core import fresh_process
-from bsweep.launch import failure, lifeline, processes, stop
+from bsweep.launch import failure, lifeline, stop
+from bsweep.launch.launcher import LaunchRequest
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import WorkerLost, said_by, worker_lost
@@ -27,6 +28,7 @@ from bsweep.strategies import ddp
 from bsweep.study import attempts
 from bsweep.study.progress import Progress
 from bsweep.train import peers_check, worker
+from tests.support.launching import Scripted
 from tests.support.running import TINY, bsweep, compose, imported_first, popen
 
 POINT = ("local_batch=10", "num_workers=2", "strategy=ddp", "model=tiny_cnn", "epochs=1", *TINY)
@@ -60,12 +62,12 @@ def test_only_a_kill_outranks_what_a_worker_said(paths: RunPaths, number: int, n
     launcher.
     """
     runlog.write_json(paths.rank_logs(0) / "error.json", {**ERROR, "time": 1.0})
-    outcome = failure.of(point(), paths, [(1, -number)], paths.logs / "none")
+    outcome = failure.outcome(point(), paths, [(1, -number)], paths.logs / "none")
     assert outcome.message.startswith(named)
 
 
 def test_without_a_word_the_crashed_is_named_before_those_who_merely_ended(paths: RunPaths) -> None:
-    outcome = failure.of(point(), paths, [(0, 1), (1, -signal.SIGABRT)], paths.logs / "none")
+    outcome = failure.outcome(point(), paths, [(0, 1), (1, -signal.SIGABRT)], paths.logs / "none")
     assert outcome.message.startswith("rank 1 was ended by SIGABRT")
 
 
@@ -74,7 +76,7 @@ def test_who_ended_without_a_word_is_named_before_those_who_waited_for_it(paths:
     runlog.write_json(
         paths.rank_logs(0) / "error.json", {**ERROR, "is_consequence": True, "time": 1.0}
     )
-    outcome = failure.of(point(), paths, [(0, 1)], paths.logs / "none")
+    outcome = failure.outcome(point(), paths, [(0, 1)], paths.logs / "none")
     assert outcome.message.startswith(
         "rank 1 ended without a word, perhaps killed from outside; then rank 0 ended"
     )
@@ -133,7 +135,7 @@ def test_nodes_that_slurm_lost_together_are_all_named(
     console.write_text(
         "srun: error: Node failure on n[01-02,04]\nsrun: error: Node failure on n04, aborting\n"
     )
-    outcome = failure.of(
+    outcome = failure.outcome(
         compose("local_batch=8", "strategy=ddp", "launch=srun"), paths, [], console, [1]
     )
     assert re.findall(r"host (\w+) is lost", outcome.message) == ["n01", "n02", "n04"]
@@ -218,14 +220,7 @@ def test_a_launcher_that_waits_in_vain_tells_the_first_error(paths: RunPaths) ->
     """And not that it took too long, where a process said what was wrong and did not end."""
     runlog.write_json(paths.rank_logs(1) / "error.json", {**ERROR, "time": 1.0})
     config = point("launch.start_timeout_seconds=1")
-    outcome = processes.launch(
-        config,
-        paths,
-        lambda: None,
-        "bsweep.train.worker",
-        lambda *_: [["sleep", "60"]],
-        lambda _: [],
-    )
+    outcome = Scripted(["sleep", "60"]).launch(LaunchRequest(config, paths, lambda: None))
     assert (outcome.status, outcome.message) == (
         "out_of_memory",
         f"rank 1 failed: {ERROR['message']}",

@@ -20,9 +20,11 @@ import psutil
 import pytest
 
 from bsweep import launch
-from bsweep.config import HorovodrunConfig, RunConfig, own
-from bsweep.launch import failure, horovodrun, lifeline, machine_facts, preflight, processes, ssh
+from bsweep.config import RunConfig, own
+from bsweep.launch import failure, horovodrun, lifeline, machine_facts, preflight, ssh
+from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog import RunPaths
+from tests.support.launching import Scripted
 from tests.support.running import HOSTS, TINY, bsweep, compose, on, popen, tool
 
 POINT = (
@@ -141,14 +143,8 @@ def test_a_host_that_does_not_answer_ends_the_wait_for_workers_who_would_outlive
     diloco = ("strategy=diloco", "strategy.on_loss=continue", "optimizer=adamw_diloco")
     config = over(*diloco, "launch.stall_timeout_seconds=6")
     began = time.monotonic()
-    outcome = processes.launch(
-        config,
-        paths,
-        lambda: None,
-        "bsweep.train.worker",
-        lambda *_: [["sleep", "60"], ["sh", "-c", script]],
-        lambda _: [],
-    )
+    launcher = Scripted(["sleep", "60"], ["sh", "-c", script])
+    outcome = launcher.launch(LaunchRequest(config, paths, lambda: None))
     assert time.monotonic() - began < 30
     assert outcome.status == "failed"
     assert outcome.message.startswith(
@@ -171,9 +167,7 @@ def test_hosts_whose_connection_ended_by_itself_are_named_as_lost_and_no_others(
     hosts = "launch.hosts='localhost:1,h2:1,h3:1,h4:1'"
     config = over("strategy=ddp", "num_workers=4", hosts, "launch.stall_timeout_seconds=6")
     commands = [["sleep", "60"], *(["sh", "-c", script] for script in (waits, lost, lost_later))]
-    outcome = processes.launch(
-        config, paths, lambda: None, "bsweep.train.worker", lambda *_: commands, lambda _: []
-    )
+    outcome = Scripted(*commands).launch(LaunchRequest(config, paths, lambda: None))
     assert re.findall(
         r"host (h\d) is lost: Timeout, server h3 not responding", outcome.message
     ) == ["h3", "h4"]
@@ -220,7 +214,7 @@ def test_a_launchers_end_is_told_in_a_sentence(
 ) -> None:
     log = tmp_path / "launcher.log"
     log.write_text(console)
-    outcome = failure.of(over("strategy=horovod"), RunPaths(tmp_path), [], log, codes)
+    outcome = failure.outcome(over("strategy=horovod"), RunPaths(tmp_path), [], log, codes)
     assert outcome.message.startswith(said)
     assert "\n" not in outcome.message
 
@@ -231,7 +225,7 @@ def test_a_lone_host_that_horovodrun_cannot_reach_is_named(tmp_path: Path) -> No
         "ssh not successful for host h2:\nssh: connect to host h2 port 22: Connection refused\n"
     )
     config = compose(*POINT, "local_batch=8", "launch.hosts='h2:2'", "strategy=horovod")
-    outcome = failure.of(config, RunPaths(tmp_path), [], log, [1])
+    outcome = failure.outcome(config, RunPaths(tmp_path), [], log, [1])
     assert outcome.message.startswith(
         "host h2 is lost: connect to host h2 port 22: Connection refused: start an sshd"
     )
@@ -242,7 +236,7 @@ def test_a_launcher_that_ends_while_workers_train_is_told_so(tmp_path: Path) -> 
     paths.rank_logs(0).mkdir(parents=True)
     paths.alive(0).touch()
     paths.launcher_log.write_text("RuntimeError: Event loop stopped\n")
-    outcome = failure.of(compose("local_batch=8"), paths, [], paths.launcher_log, [1])
+    outcome = failure.outcome(compose("local_batch=8"), paths, [], paths.launcher_log, [1])
     assert outcome.message.startswith(
         "the workers' launcher ended while they trained (exit code 1): RuntimeError"
     )
@@ -275,7 +269,7 @@ def test_what_differs_on_a_host_is_told_with_a_remedy(
 ) -> None:
     with answers(**changes) as both:
         assert said in "\n".join(
-            preflight.of(over("launch.network_interface=null"), {"h2": 2}, both)
+            preflight.host_problems(over("launch.network_interface=null"), {"h2": 2}, both)
         )
 
 
@@ -285,7 +279,7 @@ def test_hosts_that_are_alike_and_another_build_of_the_same_torch_are_no_problem
         versions = both[1].facts["versions"]
         other = {**versions, "torch": f"{preflight._public(versions['torch'])}+other"}
         both[1] = dataclasses.replace(both[1], facts={**both[1].facts, "versions": other})
-        assert preflight.of(over(), {"h2": 2}, both) == []
+        assert preflight.host_problems(over(), {"h2": 2}, both) == []
 
 
 @pytest.mark.parametrize(
@@ -297,14 +291,12 @@ def test_horovodrun_is_told_the_interface_where_another_machine_is_to_be_reached
     """Where all workers are here it looks for the loopback, and ends if it may use another
     interface alone.
     """
-    launched, paths = (
-        over(f"launch.hosts='{hosts}'", "launch.network_interface=eth0"),
-        RunPaths(tmp_path),
-    )
-    assert isinstance(launched.launch, HorovodrunConfig)
+    config = over(f"launch.hosts='{hosts}'", "launch.network_interface=eth0")
+    paths = RunPaths(tmp_path)
     paths.logs.mkdir()
     lifeline.begin(paths.lifeline)
-    words = horovodrun.command(launched, launched.launch, paths, [], paths.lifeline)
+    request = LaunchRequest(config, paths, lambda: None)
+    (words,) = horovodrun.Horovodrun().commands(request, [], paths.lifeline)
     assert ("--network-interfaces" in words) is is_named
 
 
@@ -337,9 +329,9 @@ def test_a_key_that_ssh_would_not_take_is_told(tmp_path: Path) -> None:
     key = tmp_path / "key"
     config = over(f"launch.ssh_identity_file={key}")
     with answers() as both:
-        (missing,) = preflight.of(config, {"h2": 1}, both)
+        (missing,) = preflight.host_problems(config, {"h2": 1}, both)
         key.touch(mode=0o644)
-        (open_to_all,) = preflight.of(config, {"h2": 1}, both)
+        (open_to_all,) = preflight.host_problems(config, {"h2": 1}, both)
     assert "there is no such file" in missing
     assert f"chmod 600 {key}" in open_to_all
 

@@ -131,7 +131,7 @@ def test_ranks_that_failed_are_read_from_what_srun_prints() -> None:
         "srun: error: h1: tasks 0-1,3: Terminated\n"
         "srun: error: h3: task 4: Segmentation fault (core dumped)\n"
     )
-    assert srun.failures(printed) == [
+    assert srun.Srun().failures(printed) == [
         (3, 3),
         (0, -signal.SIGTERM),
         (1, -signal.SIGTERM),
@@ -144,7 +144,7 @@ def test_a_node_that_slurm_lost_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
         monkeypatch.setenv(name, value)
     (tmp_path / "log").write_text("srun: error: Node failure on n02\nsrun: Job step aborted\n")
     config = compose("local_batch=8", "num_workers=4", "strategy=ddp", "launch=srun")
-    outcome = failure.of(config, RunPaths(tmp_path), [], tmp_path / "log", [1])
+    outcome = failure.outcome(config, RunPaths(tmp_path), [], tmp_path / "log", [1])
     assert outcome.message.startswith(
         "host n02 is lost: the connection ended, or SLURM lost the node"
     )

@@ -4,6 +4,7 @@ another.
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -199,12 +200,8 @@ def test_points_of_other_code_of_ones_own_need_other_processes(tmp_path: Path) -
 
 def test_who_had_better_train_no_other_point_says_so(tmp_path: Path) -> None:
     led = leading.Team.__new__(leading.Team)
-    led._through, led._num_points, led._said_at = (
-        [tmp_path / "0", tmp_path / "1"],
-        2,
-        time.monotonic(),
-    )
-    led._touched_at = led._said_at
+    led._through, led._num_points = [tmp_path / "0", tmp_path / "1"], 2
+    led._touched_at = time.monotonic()
     for second, is_spoilt in ((b".", False), (team_worker.SPOILT, True)):
         for path, last in zip(led._through, (b".", second), strict=True):
             path.write_bytes(b"." + last)
@@ -235,6 +232,7 @@ def test_who_hears_of_no_parent_any_more_ends(
     """As processes on other hosts would, whose parent was killed while they waited."""
     monkeypatch.setattr(team_worker, "PATIENCE_SECONDS", 0.2)
     paths = TeamPaths(tmp_path)
+    paths.lifeline.touch()
     paths.points.write_text("first\nsecond")
     assert team_worker._next(paths, 0) == b"first\n"
     with pytest.raises(SystemExit, match="has said nothing"):
@@ -242,6 +240,25 @@ def test_who_hears_of_no_parent_any_more_ends(
     paths.points.write_text("first\nsecond\n\n")
     assert team_worker._next(paths, len(b"first\n")) == b"second\n"
     assert team_worker._next(paths, len(b"first\nsecond\n")) == b"\n"
+
+
+def test_who_hears_of_a_parent_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team_worker, "PATIENCE_SECONDS", 1)
+    paths, is_over = TeamPaths(tmp_path), threading.Event()
+    paths.points.touch()
+    paths.lifeline.touch()
+
+    def lead() -> None:
+        for _ in range(30):
+            time.sleep(0.05)
+            paths.lifeline.touch()
+        is_over.set()
+        paths.points.write_text("first\n")
+
+    thread = threading.Thread(target=lead)
+    thread.start()
+    assert team_worker._next(paths, 0) == b"first\n" and is_over.is_set()
+    thread.join()
 
 
 def test_code_of_ones_own_is_imported_anew_for_each_run(tmp_path: Path) -> None:

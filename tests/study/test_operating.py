@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from bsweep import runlog
-from bsweep.config import InlineConfig
 from bsweep.core import terminal
 from bsweep.launch import inline, stop
+from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog import (
     RunPaths,
     Step,
@@ -248,11 +248,11 @@ def test_what_fails_by_an_interrupt_is_no_failed_run(
         sys.modules, "bsweep.measure.probe_worker", SimpleNamespace(measure=measure)
     )
     config, paths = compose("local_batch=2", *ALONE), RunPaths(tmp_path)
-    how, outcomes = config.launch, list[Any]()
-    assert isinstance(how, InlineConfig)
+    outcomes = list[Any]()
 
     def launched(poll: Callable[[], None]) -> None:
-        outcomes.append(inline.launch(config, how, paths, poll, "bsweep.measure.probe_worker"))
+        request = LaunchRequest(config, paths, poll, "bsweep.measure.probe_worker")
+        outcomes.append(inline.Inline().launch(request))
 
     with pytest.raises(KeyboardInterrupt), stop.Stopping(config, paths, print) as stopping:
         launched(stopping.polled_with(lambda: None))

@@ -21,7 +21,7 @@ from bsweep import launch
 from bsweep.config import HorovodrunConfig
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place, num_cores
-from bsweep.launch import environment
+from bsweep.launch import checks, environment
 from bsweep.runlog import RunPaths, read_records
 from bsweep.runlog.errors import errors_reported
 from bsweep.train import worker
@@ -662,7 +662,7 @@ def test_threads_of_a_worker_are_as_many_as_asked_and_on_record(tmp_path: Path) 
 
 
 def test_missing_horovod_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_has_horovod", lambda: False)
+    monkeypatch.setattr(checks, "_has_horovod", lambda: False)
     with pytest.raises(
         ValueError, match=r"bsweep setup-horovod.*scripts/setup\.sh.*strategy=ddp, allreduce"
     ):

@@ -160,7 +160,7 @@ def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk:
     silent = RunPaths(
         next(tiny_disk.glob("s/b8_*"))
     )  # its launcher had no room for what it had to say
-    launcher = failure.of(compose("local_batch=8"), silent, [], Path(os.devnull), [120])
+    launcher = failure.outcome(compose("local_batch=8"), silent, [], Path(os.devnull), [120])
     assert f"no space left for {silent.logs}. Free some there" in launcher.message
     ballast.unlink()
     again = bsweep("run", *SHORT, f"results_dir={tiny_disk}", cwd=tiny_disk.parent)

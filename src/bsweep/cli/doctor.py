@@ -81,7 +81,7 @@ def examine(config: RunConfig) -> dict[str, Any]:
         for answer in (answers if not slots or not any(map(ssh.is_here, slots)) else answers[1:])
     }
     to_mend = [
-        *preflight.of(config, slots, answers),
+        *preflight.host_problems(config, slots, answers),
         *_to_mend(config, machines),
         *_of_links([*links, *clocks.values()]),
     ]

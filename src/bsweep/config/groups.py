@@ -347,7 +347,7 @@ class AllocationConfig(Card):
 class LaunchConfig(Card):
     """What all launchers share; see `conf/launch/`.
 
-    `builds` a module with `launch(config, launch, paths, on_poll, entry)`, see `bsweep.launch`.
+    `builds` a `bsweep.launch.launcher.Launcher`, which is made without arguments.
     """
 
     slowdown: tuple[Slowdown, ...] | None

@@ -22,7 +22,7 @@ from bsweep.config.values import Count, Interface, Natural, Parallel, PathName, 
 class InlineConfig(LaunchConfig):
     name: Literal["inline"]
 
-    builds: ClassVar[str] = "bsweep.launch.inline"
+    builds: ClassVar[str] = "bsweep.launch.inline:Inline"
     starts_processes: ClassVar[bool] = False
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -114,7 +114,7 @@ class SshConfig(ProcessesConfig):
 class HorovodrunConfig(SshConfig):
     name: Literal["horovodrun"]
 
-    builds: ClassVar[str] = "bsweep.launch.horovodrun"
+    builds: ClassVar[str] = "bsweep.launch.horovodrun:Horovodrun"
     uses_horovod: ClassVar[bool] = True
 
 
@@ -122,14 +122,14 @@ class HorovodrunConfig(SshConfig):
 class TorchrunConfig(SshConfig):
     name: Literal["torchrun"]
 
-    builds: ClassVar[str] = "bsweep.launch.torchrun"
+    builds: ClassVar[str] = "bsweep.launch.torchrun:Torchrun"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SrunConfig(ProcessesConfig):
     name: Literal["srun"]
 
-    builds: ClassVar[str] = "bsweep.launch.srun"
+    builds: ClassVar[str] = "bsweep.launch.srun:Srun"
     gives_gpus: ClassVar[bool] = True
 
     @property

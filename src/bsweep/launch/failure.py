@@ -22,15 +22,15 @@ _QUOTED_LINES = 15
 _KILLED = "killed from outside, perhaps by the kernel for lack of memory"
 
 
-def of(
+def outcome(
     config: RunConfig,
     paths: RunPaths,
     failures: Sequence[tuple[int, int]],
     console: Path,
     codes: Sequence[int | None] = (),
 ) -> Outcome:
-    """Which process failed first and why: one that was killed, else by its own word, else by its
-    host, its command.
+    """Return which process failed first and why: one that was killed, else by its own word, else by
+    its host, its command.
 
     Other signals than SIGKILL may be consequences: NCCL's watchdog aborts those who wait for a
     worker that failed.
@@ -44,9 +44,9 @@ def of(
     """
     num_processes = config.num_workers + config.num_server_processes
     silent = [(r, code) for r, code in failures if not (paths.rank_logs(r) / "error.json").exists()]
-    killed = [(rank, code) for rank, code in silent if _signal(code) == signal.SIGKILL]
+    is_killed = any(_signal(code) == signal.SIGKILL for _, code in silent)
     error = first_error(paths, num_processes)
-    if error and not killed:
+    if error and not is_killed:
         rank, outcome, trace = error
         message = (
             f"{config.process_name(rank)} failed: "
@@ -54,11 +54,24 @@ def of(
         )
         return Outcome(outcome.status, message.strip())
     lost = _lost_hosts(config, silent, console, codes)
-    if lost and not killed:
-        why = ssh.reason(_read(console)) or "the connection ended, or SLURM lost the node"
+    if lost and not is_killed:
+        why = ssh.reason(_text_of(console)) or "the connection ended, or SLURM lost the node"
         return Outcome("failed", loss(dict.fromkeys(lost, why), f"see {console}"), may_pass=True)
     if not failures:
-        return Outcome("failed", _of_command(paths, console, codes), may_pass=True)
+        return Outcome("failed", _why_command_ended(paths, console, codes), may_pass=True)
+    return _outcome_of_codes(config, paths, failures, silent)
+
+
+def _outcome_of_codes(
+    config: RunConfig,
+    paths: RunPaths,
+    failures: Sequence[tuple[int, int]],
+    silent: Sequence[tuple[int, int]],
+) -> Outcome:
+    """Return which process failed first and why, by the exit codes alone; the silent ones left no
+    error behind.
+    """
+    killed = [(rank, code) for rank, code in silent if _signal(code) == signal.SIGKILL]
     crashed = [(rank, code) for rank, code in silent if _signal(code) not in (None, signal.SIGTERM)]
     rank, code = (killed or crashed or silent or failures)[0]
     limits = config.launch.memory_limit_mb
@@ -99,7 +112,7 @@ def _lost_hosts(
     if hosts is None:
         return []
     if not isinstance(config.launch, SshConfig):
-        said = re.findall(_LOST_BY_SLURM, _read(console), re.MULTILINE)
+        said = re.findall(_LOST_BY_SLURM, _text_of(console), re.MULTILINE)
         return list(dict.fromkeys(host for listed in said for host in _spelled_out(listed)))
     nodes = [host for host, _ in nodes_of(hosts, config.num_workers, config.num_server_processes)]
     if not config.launch.uses_horovod:  # a command for each
@@ -108,7 +121,7 @@ def _lost_hosts(
         of_rank = hosts_of_ranks(hosts, config.num_workers, config.num_server_processes)
         ended = [of_rank[rank] for rank, code in silent if code == ssh.EXIT_CODE]
         said = re.findall(
-            r"^ssh not successful for host (\S+):$", _read(console), re.MULTILINE
+            r"^ssh not successful for host (\S+):$", _text_of(console), re.MULTILINE
         )  # horovodrun's words
         ended += [host for host in said if host in nodes]
     return list(dict.fromkeys(host for host in ended if not ssh.is_here(host)))
@@ -131,7 +144,7 @@ def loss(hosts: Mapping[str, str], more: str) -> str:
     return f"{said}: {ssh.remedy(said)} ({more})"
 
 
-def _of_command(paths: RunPaths, console: Path, codes: Sequence[int | None]) -> str:
+def _why_command_ended(paths: RunPaths, console: Path, codes: Sequence[int | None]) -> str:
     """Why what starts the workers ended, where no worker is to blame by name."""
     began = any(paths.logs.glob("rank.*/alive"))
     what = (
@@ -144,7 +157,7 @@ def _of_command(paths: RunPaths, console: Path, codes: Sequence[int | None]) -> 
         one.name if one else f"exit code {code}"
         for one, code in zip(signals, filter(None, codes), strict=True)
     ]
-    lines = _plain(_read(console).splitlines())
+    lines = _plain(_text_of(console).splitlines())
     why = ssh.reason("\n".join(lines)) or next(
         (line for line in reversed(lines) if _ERROR.match(line)), ""
     )
@@ -198,5 +211,5 @@ def _plain(lines: Sequence[str]) -> list[str]:
     ]
 
 
-def _read(console: Path) -> str:
+def _text_of(console: Path) -> str:
     return console.read_text(errors="replace")

@@ -13,52 +13,55 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from bsweep.config import InlineConfig, RunConfig
+from bsweep.config import RunConfig
 from bsweep.config.whole import is_full
 from bsweep.core import fresh_process
+from bsweep.core.ranks import Place
+from bsweep.launch.launcher import Launcher, LaunchRequest
 from bsweep.launch.outcome import Outcome, recorded
-from bsweep.launch.team import Entry
 from bsweep.runlog import RunPaths
 
-_is_spoilt = False  # this process, for training
+
+class Inline(Launcher):
+    """One worker in this process."""
+
+    def __init__(self) -> None:
+        self._is_spoilt = False  # this process, for training
+
+    def launch(self, request: LaunchRequest) -> Outcome:
+        """Run a point and return how it ended."""
+        from bsweep.runlog.errors import (
+            described,
+            spoils_process,
+            status_of,
+        )  # torch is imported only where a worker runs
+
+        is_apart = self._is_spoilt or bool(request.config.launch.memory_limit_mb)
+        try:
+            _work(request, is_apart)
+        except Exception as error:
+            # raises an interrupt that it may have failed by, as imports of torch and numpy do at
+            # times
+            request.on_poll()
+            self._is_spoilt = self._is_spoilt or (not is_apart and spoils_process(error))
+            if not (
+                isinstance(error, OSError) and is_full(error)
+            ):  # which says what to do, and is nobody's mistake
+                traceback.print_exc()
+            return Outcome(status_of(error), described(error))
+        ended = recorded(request.paths)
+        assert ended, "the worker returned without its last record"
+        return ended
 
 
-def launch(
-    config: RunConfig,
-    launch: InlineConfig,
-    paths: RunPaths,
-    on_poll: Callable[[], None],
-    entry: Entry,
-) -> Outcome:
-    """See `bsweep.launch.launch`."""
-    from bsweep.core.ranks import Place
-    from bsweep.runlog.errors import (
-        described,
-        spoils_process,
-        status_of,
-    )  # torch is imported only where a worker runs
-
-    global _is_spoilt
-    is_apart = _is_spoilt or bool(launch.memory_limit_mb)
-    try:
-        if entry != "bsweep.train.worker":
-            importlib.import_module(entry).measure(config, paths, Place(), on_step=on_poll)
-        elif is_apart:
-            fresh_process.call(_train, config, paths, time.time(), on_poll=on_poll)
-        else:
-            _train(config, paths, time.time(), on_poll)
-    except Exception as error:
-        # raises an interrupt that it may have failed by, as imports of torch and numpy do at times
-        on_poll()
-        _is_spoilt = _is_spoilt or (not is_apart and spoils_process(error))
-        if not (
-            isinstance(error, OSError) and is_full(error)
-        ):  # which says what to do, and is nobody's mistake
-            traceback.print_exc()
-        return Outcome(status_of(error), described(error))
-    ended = recorded(paths)
-    assert ended, "the worker returned without its last record"
-    return ended
+def _work(request: LaunchRequest, is_apart: bool) -> None:
+    config, paths, on_poll = request.config, request.paths, request.on_poll
+    if request.entry != "bsweep.train.worker":
+        importlib.import_module(request.entry).measure(config, paths, Place(), on_step=on_poll)
+    elif is_apart:
+        fresh_process.call(_train, config, paths, time.time(), on_poll=on_poll)
+    else:
+        _train(config, paths, time.time(), on_poll)
 
 
 def _train(
@@ -67,7 +70,6 @@ def _train(
     launched_at: float,
     on_step: Callable[[], None] = lambda: None,
 ) -> None:
-    from bsweep.core.ranks import Place
     from bsweep.runlog.errors import Diverged, Stopped
     from bsweep.train import worker
 

@@ -69,7 +69,7 @@ def facts(request: Request) -> dict[str, Any]:
         "free_temporary_bytes": shutil.disk_usage(tempfile.gettempdir()).free,
     }
     if request.point:
-        found |= _of_point(Path(request.point), problems)
+        found |= _facts_of_point(Path(request.point), problems)
     return {**found, "problems": problems}
 
 
@@ -129,7 +129,7 @@ def _files(path: Path) -> Iterator[tuple[Path, int]]:
                 return
 
 
-def _of_point(path: Path, problems: list[str]) -> dict[str, Any]:
+def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
     """What is seen of a point that another machine has just written, and of its data."""
     try:
         seen = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bsweep.config import ProcessesConfig, RunConfig, SshConfig, own, resolve, save_config
+from bsweep.config import ProcessesConfig, RunConfig, SshConfig, own, save_config
 from bsweep.config.launch import nodes_of
 from bsweep.launch import machine_facts, ssh
+from bsweep.launch.launcher import host_launcher_of
 from bsweep.runlog import RunPaths
 
 _MOST_AT_ONCE = 64
@@ -35,9 +36,8 @@ class Answer:
     problem: str = ""
 
 
-_ready: dict[
-    tuple[Any, ...], dict[str, int]
-] = {}  # workers that hosts were found ready for, by what points need
+_ready: dict[tuple[Any, ...], dict[str, int]] = {}
+"""A cache: how many workers hosts were found ready for, by what points need."""
 
 
 def problems(configs: Iterable[RunConfig]) -> list[str]:
@@ -54,7 +54,7 @@ def problems(configs: Iterable[RunConfig]) -> list[str]:
                 points[key] = config
     found: list[str] = []
     for key, hosts in wanted.items():
-        of_these = of(points[key], hosts, ask_all(points[key], list(hosts)))
+        of_these = host_problems(points[key], hosts, ask_all(points[key], list(hosts)))
         if not of_these:
             _ready[key] = {**_ready.get(key, {}), **hosts}
         found += of_these
@@ -147,12 +147,7 @@ def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> A
 def command(host: str, launch: ProcessesConfig, *words: str) -> list[str]:
     """What runs `python -m` with such words on a host."""
     module = [sys.executable, "-m", *words]
-    return module if ssh.is_here(host) else _on_host(host, launch, module)
-
-
-def _on_host(host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
-    command: list[str] = resolve(launch.builds).on_host(host, launch, words)
-    return command
+    return module if ssh.is_here(host) else host_launcher_of(launch).on_host(host, launch, module)
 
 
 def _explain(code: int, said: str) -> str:
@@ -185,18 +180,20 @@ def _explain(code: int, said: str) -> str:
     )
 
 
-def of(config: RunConfig, workers: Mapping[str, int], answers: Sequence[Answer]) -> list[str]:
-    """What is wrong with hosts that are to run so many workers, of which the first answer is this
+def host_problems(
+    config: RunConfig, workers: Mapping[str, int], answers: Sequence[Answer]
+) -> list[str]:
+    """Return what is wrong with hosts that are to run so many workers; the first answer is this
     machine's.
     """
     launch, here = config.launch, answers[0].facts
     assert isinstance(launch, ProcessesConfig), launch
     assert here is not None
-    found = [] if all(ssh.is_here(host) for host in workers) else _of_key(launch)
+    found = [] if all(ssh.is_here(host) for host in workers) else _key_problems(launch)
     if launch.uses_horovod and not any(
         ssh.is_here(answer.host) for answer in answers[1:]
     ):  # horovodrun needs it
-        found += [f"this machine: {problem}" for problem in _of_interface(launch, here)]
+        found += [f"this machine: {problem}" for problem in _interface_problems(launch, here)]
     has_gpus = config.device == "cuda" or any(
         answer.facts and answer.facts["gpus"] for answer in answers
     )
@@ -204,8 +201,11 @@ def of(config: RunConfig, workers: Mapping[str, int], answers: Sequence[Answer])
         if answer.facts is None:
             found.append(f"{answer.host}: {answer.problem}")
             continue
-        there = [*_of_versions(config, answer.facts, here), *_of_interface(launch, answer.facts)]
-        there += [*_of_files(config, answer.facts, here), *answer.facts["problems"]]
+        there = [
+            *_version_problems(config, answer.facts, here),
+            *_interface_problems(launch, answer.facts),
+        ]
+        there += [*_file_problems(config, answer.facts, here), *answer.facts["problems"]]
         if answer.facts["unresolved"]:
             names = ", ".join(answer.facts["unresolved"])
             there.append(f"it cannot resolve {names}: hosts must know each other's names")
@@ -219,7 +219,7 @@ def of(config: RunConfig, workers: Mapping[str, int], answers: Sequence[Answer])
     return list(dict.fromkeys(found))
 
 
-def _of_key(launch: ProcessesConfig) -> list[str]:
+def _key_problems(launch: ProcessesConfig) -> list[str]:
     """What is wrong with the key that opens the hosts."""
     given = launch.ssh_identity_file if isinstance(launch, SshConfig) else None
     if not given:
@@ -235,7 +235,9 @@ def _of_key(launch: ProcessesConfig) -> list[str]:
     return []
 
 
-def _of_versions(config: RunConfig, there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+def _version_problems(
+    config: RunConfig, there: Mapping[str, Any], here: Mapping[str, Any]
+) -> list[str]:
     found = []
     pairs = {"Python": tuple(facts["python"].rpartition(".")[0] for facts in (there, here))}
     for package in machine_facts.PACKAGES:
@@ -259,7 +261,7 @@ def _public(version: str | None) -> str | None:
     return version and version.partition("+")[0]
 
 
-def _of_interface(launch: ProcessesConfig, facts: Mapping[str, Any]) -> list[str]:
+def _interface_problems(launch: ProcessesConfig, facts: Mapping[str, Any]) -> list[str]:
     wanted, there = launch.network_interface, facts["interfaces"]
     if not wanted or wanted in there:
         return []
@@ -267,7 +269,9 @@ def _of_interface(launch: ProcessesConfig, facts: Mapping[str, Any]) -> list[str
     return [f"launch.network_interface={wanted} is not there, or has no address. There are {known}"]
 
 
-def _of_files(config: RunConfig, there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+def _file_problems(
+    config: RunConfig, there: Mapping[str, Any], here: Mapping[str, Any]
+) -> list[str]:
     if there["point"] != here["point"]:
         folder = config.study_dir.absolute()
         return [
@@ -295,7 +299,7 @@ def silent_hosts(config: RunConfig) -> dict[str, str]:
     def knock(host: str) -> str | None:
         try:
             said = subprocess.run(
-                _on_host(host, launch, ["true"]),
+                host_launcher_of(launch).on_host(host, launch, ["true"]),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

@@ -3,84 +3,82 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import shlex
 import signal
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep.config import ProcessesConfig, RunConfig, SrunConfig
+from bsweep.config import ProcessesConfig
 from bsweep.config.launch import hosts_of_ranks, nodes_of
 from bsweep.launch import environment, processes
-from bsweep.launch.outcome import Outcome
-from bsweep.launch.team import Entry
-from bsweep.runlog import RunPaths
+from bsweep.launch.launcher import LaunchRequest
 
 # The step shares the job with the sweep itself, and its tasks share memory and cores of their nodes
 # by themselves.
 _SRUN = ("srun", "--overlap", "--overcommit", "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=1")
 
 
-def launch(
-    config: RunConfig,
-    launch: SrunConfig,
-    paths: RunPaths,
-    on_poll: Callable[[], None],
-    entry: Entry,
-) -> Outcome:
-    """See `bsweep.launch.launch`."""
-    start = partial(command, config, launch, paths)
-    return processes.launch(config, paths, on_poll, entry, lambda *of: [start(*of)], failures)
+class Srun(processes.ProcessLauncher):
+    """One srun command, a step with a task for each rank."""
 
+    def commands(
+        self, request: LaunchRequest, words: Sequence[str], lifeline: Path
+    ) -> list[list[str]]:
+        """Return the step of a point: a task for each rank in their order, on the host of its
+        slot.
+        """
+        config, launch = request.config, request.card
+        assert launch.named_hosts, "a point outside an allocation is refused"
+        shape = config.num_workers, config.num_server_processes
+        ranks = hosts_of_ranks(launch.named_hosts, *shape)
+        # As with torchrun, servers that run beside workers count their local ranks by themselves.
+        seats = [
+            f"{seat}/{number}"
+            for _, number in nodes_of(launch.named_hosts, *shape)
+            for seat in range(number)
+        ]
+        port = processes.meeting_port()
+        # SLURM sends SIGTERM to all processes of a job: workers leave it to the sweep, which has
+        # them save where they are.
+        worker = [
+            "sh",
+            "-c",
+            "trap '' TERM; exec \"$@\"",
+            "sh",
+            *processes.worker_command(request, "RANK", words),
+        ]
+        script = (
+            f'set -- {" ".join(seats)}; shift "$SLURM_PROCID"; '
+            f'export RANK="$SLURM_PROCID" WORLD_SIZE={len(ranks)} LOCAL_RANK="${{1%/*}}" '
+            f'LOCAL_WORLD_SIZE="${{1#*/}}" '
+            f"MASTER_ADDR={ranks[0]} MASTER_PORT={port}; exec "
+            f"{shlex.join(processes.watched(launch, lifeline, worker))}"
+        )
+        return [[*_step(ranks), "sh", "-c", script]]
 
-def command(
-    config: RunConfig, launch: SrunConfig, paths: RunPaths, words: Sequence[str], lifeline: Path
-) -> list[str]:
-    """The step of a point: a task for each rank in their order, on the host of its slot."""
-    assert launch.named_hosts, "a point outside an allocation is refused"
-    shape = config.num_workers, config.num_server_processes
-    ranks = hosts_of_ranks(launch.named_hosts, *shape)
-    # As with torchrun, servers that run beside workers count their local ranks by themselves.
-    seats = [
-        f"{seat}/{number}"
-        for _, number in nodes_of(launch.named_hosts, *shape)
-        for seat in range(number)
-    ]
-    port = random.SystemRandom().randrange(
-        20_000, 30_000
-    )  # below the range that systems give to clients
-    # SLURM sends SIGTERM to all processes of a job: workers leave it to the sweep, which has them
-    # save where they are.
-    worker = [
-        "sh",
-        "-c",
-        "trap '' TERM; exec \"$@\"",
-        "sh",
-        *processes.worker_command(config, paths, "RANK", words),
-    ]
-    script = (
-        f'set -- {" ".join(seats)}; shift "$SLURM_PROCID"; '
-        f'export RANK="$SLURM_PROCID" WORLD_SIZE={len(ranks)} LOCAL_RANK="${{1%/*}}" '
-        f'LOCAL_WORLD_SIZE="${{1#*/}}" '
-        f"MASTER_ADDR={ranks[0]} MASTER_PORT={port}; exec "
-        f"{shlex.join(processes.watched(launch, lifeline, worker))}"
-    )
-    return [*_step(ranks), "sh", "-c", script]
+    def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
+        """Return what runs words on a host, in the folder where this process is."""
+        shown = environment.in_the_open(os.environ, launch)
+        # Without the variables of the step or script around it, by which srun would go, too.
+        return [
+            "env",
+            "-i",
+            *(f"{name}={value}" for name, value in shown.items()),
+            *_step([host]),
+            *words,
+        ]
 
-
-def on_host(host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
-    """What runs words on a host, in the folder where this process is."""
-    shown = environment.in_the_open(os.environ, launch)
-    # Without the variables of the step or script around it, by which srun would go, too.
-    return [
-        "env",
-        "-i",
-        *(f"{name}={value}" for name, value in shown.items()),
-        *_step([host]),
-        *words,
-    ]
+    def failures(self, console: str) -> list[tuple[int, int]]:
+        """Return ranks that failed by srun's word, the first one first, and their exit codes."""
+        pattern = r"^srun: error: \S+: tasks? ([\d,-]+): (\w[^(\n]*)"
+        found = re.findall(pattern, console, re.MULTILINE)
+        codes: dict[int, int] = {}
+        for tasks, said in found:
+            for first, last in re.findall(r"(\d+)(?:-(\d+))?", tasks):
+                for rank in range(int(first), int(last or first) + 1):
+                    codes.setdefault(rank, _code(said.strip()))
+        return list(codes.items())
 
 
 def _step(ranks: Sequence[str]) -> list[str]:
@@ -93,17 +91,6 @@ def _step(ranks: Sequence[str]) -> list[str]:
         "--distribution=arbitrary",
         f"--nodelist={','.join(ranks)}",
     ]
-
-
-def failures(console: str) -> list[tuple[int, int]]:
-    """Ranks that failed by srun's word, the first one first, and their exit codes."""
-    found = re.findall(r"^srun: error: \S+: tasks? ([\d,-]+): (\w[^(\n]*)", console, re.MULTILINE)
-    codes: dict[int, int] = {}
-    for tasks, said in found:
-        for first, last in re.findall(r"(\d+)(?:-(\d+))?", tasks):
-            for rank in range(int(first), int(last or first) + 1):
-                codes.setdefault(rank, _code(said.strip()))
-    return list(codes.items())
 
 
 def _code(said: str) -> int:

@@ -62,9 +62,13 @@ def command(host: str, launch: SshConfig, script: str) -> list[str]:
     return ["ssh", "-T", *options(launch), *where, "--", host, f"exec sh -c {shlex.quote(script)}"]
 
 
-def on_host(host: str, launch: SshConfig, words: Sequence[str]) -> list[str]:
-    """What runs words on a host, in the folder where this process is."""
-    return command(host, launch, script(environment.in_the_open(os.environ, launch), words))
+class OverSsh:
+    """A launcher that reaches other hosts by ssh."""
+
+    def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
+        """Return what runs words on a host, in the folder where this process is."""
+        assert isinstance(launch, SshConfig), launch
+        return command(host, launch, script(environment.in_the_open(os.environ, launch), words))
 
 
 def script(env: Mapping[str, str], words: Sequence[str]) -> str:

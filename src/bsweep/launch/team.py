@@ -16,36 +16,26 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import psutil
 
 from bsweep.config import ProcessesConfig, RunConfig, own
 from bsweep.core.fresh_process import end_with_parent
-from bsweep.launch import lifeline
+from bsweep.launch import environment, lifeline
+from bsweep.launch.launcher import Entry as Entry  # for `bsweep.study`
+from bsweep.launch.launcher import HostLauncher, LaunchRequest
 from bsweep.runlog import RunPaths
 from bsweep.train.team_worker import PATIENCE_SECONDS, SPOILT, TeamPaths
 
 _EXIT_SECONDS = 10
 
-Entry = Literal[
-    "bsweep.train.worker", "bsweep.measure.probe_worker", "bsweep.measure.profile_worker"
-]
-"""The module that a process runs: it trains, or measures for `bsweep probe` or `bsweep profile`."""
-
-Commands = Callable[[Sequence[str], Path], Sequence[Sequence[str]]]
-"""What starts processes that run `python -m` with such words: one command for each host where there
-are several.
-
-Processes on other hosts go by the file, see `bsweep.launch.lifeline`.
-"""
-
 
 def lifeline_seconds(launch: ProcessesConfig) -> float:
-    """How long processes on other hosts stay without a sign of their launcher's."""
+    """Return how long processes stay without a sign of their launcher's."""
     return min(PATIENCE_SECONDS, launch.stall_timeout_seconds)
 
 
@@ -59,15 +49,12 @@ class Started:
     """One of them has said that it had better train no other."""
 
     def __init__(
-        self,
-        words: Sequence[str],
-        file: Path,
-        env: Mapping[str, str],
-        run: RunPaths,
-        commands: Commands,
+        self, request: LaunchRequest, launcher: HostLauncher, words: Sequence[str], file: Path
     ) -> None:
-        to_start = commands(words, file)
-        self.console = run.launcher_log
+        environment.write(request.paths.environment, environment.by_file(os.environ, request.card))
+        env = environment.in_the_open(os.environ, request.card)
+        to_start = launcher.commands(request, words, file)
+        self.console = request.paths.launcher_log
         self._lifeline = file.open("r+")  # its name may be that of a later start's, some day
         self._touched_at = float("-inf")
         self.commands: list[subprocess.Popen[bytes]] = []
@@ -80,9 +67,7 @@ class Started:
                 raise
 
     def look_after(self) -> None:
-        """To be called a few times a second while they train; other hosts see that somebody waits
-        for them.
-        """
+        """Touch the lifeline, once a second; to be called a few times a second while they train."""
         if time.monotonic() - self._touched_at > 1:
             self._touched_at = time.monotonic()
             with suppress(OSError):
@@ -115,31 +100,19 @@ class Started:
 class Team(Started):
     """Processes that train several points."""
 
-    def __init__(
-        self, config: RunConfig, run: RunPaths, env: Mapping[str, str], commands: Commands
-    ) -> None:
-        self.key = key_of(config)
-        assert isinstance(config.launch, ProcessesConfig), config.launch
-        self._idle_seconds = lifeline_seconds(config.launch) / 2  # that it may be left alone
-        self._paths = TeamPaths(
-            Path(tempfile.mkdtemp(prefix=".team.", dir=config.study_dir)).resolve()
-        )
-        self._through = [
-            self._paths.through(rank)
-            for rank in range(config.num_workers + config.num_server_processes)
-        ]
+    def __init__(self, request: LaunchRequest, launcher: HostLauncher) -> None:
+        self.key = key_of(request.config)
+        self._idle_seconds = lifeline_seconds(request.card) / 2  # that it may be left alone
+        folder = tempfile.mkdtemp(prefix=".team.", dir=request.config.study_dir)
+        self._paths = TeamPaths(Path(folder).resolve())
+        self._through = [self._paths.through(rank) for rank in request.ranks]
         for path in self._through:
             path.touch()
         lifeline.begin(self._paths.lifeline)
         self._num_points = 0
-        self.train(run)
-        super().__init__(
-            ["bsweep.train.team_worker", str(self._paths.folder)],
-            self._paths.lifeline,
-            env,
-            run,
-            commands,
-        )
+        self.train(request.paths)
+        words = ["bsweep.train.team_worker", str(self._paths.folder)]
+        super().__init__(request, launcher, words, self._paths.lifeline)
 
     def train(self, run: RunPaths) -> None:
         """Have all train the point of a folder."""
@@ -149,7 +122,7 @@ class Team(Started):
         self._say(str(run.folder.resolve()))
 
     def can_train(self, config: RunConfig) -> bool:
-        is_waiting = time.monotonic() - self._said_at < self._idle_seconds
+        is_waiting = time.monotonic() - self._touched_at < self._idle_seconds
         return (
             is_waiting
             and key_of(config) == self.key
@@ -161,8 +134,6 @@ class Team(Started):
         said = [path.read_bytes() for path in self._through]
         self.is_through = all(len(each) == self._num_points for each in said)
         self.is_spoilt = any(SPOILT in each for each in said)
-        if time.monotonic() - self._said_at > 1:
-            self._say()
 
     def end(self) -> None:
         if self.is_through:
@@ -174,16 +145,9 @@ class Team(Started):
         super().end()
         shutil.rmtree(self._paths.folder, ignore_errors=True)
 
-    def _say(self, *lines: str) -> None:
-        """Write lines to the points, or that there is still somebody who might."""
-        self._said_at = time.monotonic()
+    def _say(self, line: str) -> None:
         with self._paths.points.open("a") as file:
-            file.writelines(f"{line}\n" for line in lines)
-            os.utime(file.fileno())
-
-
-_coming: Counter[Hashable] = Counter()  # points that the sweep has still to launch, by their keys
-_idle: Team | None = None
+            file.write(f"{line}\n")
 
 
 def key_of(config: RunConfig) -> Hashable:
@@ -208,60 +172,65 @@ def by_processes(configs: Mapping[int, RunConfig]) -> list[int]:
     return sorted(configs, key=lambda index: first[keys[index]])
 
 
-def expect(configs: Iterable[RunConfig]) -> None:
-    """Say what a sweep is about to launch: processes are kept while others of their points are to
-    come.
+class ProcessPool:
+    """The processes of a sweep: it keeps those that have trained a point while others like it are
+    to come.
     """
-    _coming.clear()
-    _coming.update(key for config in configs if (key := key_of(config)))
+
+    def __init__(self) -> None:
+        self._coming: Counter[Hashable] = Counter()  # points still to be launched, by their keys
+        self._idle: Team | None = None
+
+    def expect(self, configs: Iterable[RunConfig]) -> None:
+        """Say which points are about to be launched."""
+        self._coming.clear()
+        self._coming.update(key for config in configs if (key := key_of(config)))
+
+    def expect_again(self, config: RunConfig) -> None:
+        """Say that a point is launched once more."""
+        if key := key_of(config):
+            self._coming[key] += 1
+
+    @contextmanager
+    def processes_for(self, request: LaunchRequest, launcher: HostLauncher) -> Iterator[Started]:
+        """Give the processes that train a point: those of the one before, or others started for
+        it.
+        """
+        key = key_of(request.config)
+        self._coming[key] -= 1
+        team, is_warm = self._idle, self._idle is not None and self._idle.can_train(request.config)
+        if team is None or not is_warm:
+            self.end()
+            team = Team(request, launcher) if self._coming[key] > 0 else None
+        started = team or _lone(request, launcher)
+        self._idle = None
+        try:
+            if team and is_warm:
+                team.train(request.paths)
+            yield started
+        finally:
+            if team and team.is_through and not team.is_spoilt and self._coming[key] > 0:
+                self._idle = team
+            else:
+                started.end()
+
+    def end(self) -> None:
+        """End the processes that wait for a further point."""
+        idle, self._idle = self._idle, None
+        if idle:
+            idle.end()
 
 
-def expect_again(config: RunConfig) -> None:
-    """Say that a point of the sweep is launched once more."""
-    if key := key_of(config):
-        _coming[key] += 1
+def _lone(request: LaunchRequest, launcher: HostLauncher) -> Started:
+    file = request.paths.lifeline
+    lifeline.begin(file)
+    words = [request.entry, str(request.paths.folder.resolve())]
+    return Started(request, launcher, words, file.resolve())
 
 
-@contextmanager
-def of(
-    config: RunConfig, run: RunPaths, entry: Entry, env: Mapping[str, str], commands: Commands
-) -> Iterator[Started]:
-    """The processes that train a point: those that trained the one before, or others started for
-    it.
-    """
-    global _idle
-    key = key_of(config)
-    _coming[key] -= 1
-    team, is_warm = _idle, _idle is not None and _idle.can_train(config)
-    if team is None or not is_warm:
-        end()
-        team = Team(config, run, env, commands) if _coming[key] > 0 else None
-    started = team or _lone(run, entry, env, commands)
-    _idle = None
-    try:
-        if team and is_warm:
-            team.train(run)
-        yield started
-    finally:
-        if team and team.is_through and not team.is_spoilt and _coming[key] > 0:
-            _idle = team
-        else:
-            started.end()
-
-
-def _lone(run: RunPaths, entry: Entry, env: Mapping[str, str], commands: Commands) -> Started:
-    lifeline.begin(run.lifeline)
-    return Started([entry, str(run.folder.resolve())], run.lifeline.resolve(), env, run, commands)
-
-
-def end() -> None:
-    """End the processes that wait for a further point."""
-    global _idle
-    idle, _idle = _idle, None
-    if idle:
-        idle.end()
-
-
+pool = ProcessPool()
+"""This process's: the sweep says here what is to come, for a launch does not say whose it is."""
+expect, expect_again, end = pool.expect, pool.expect_again, pool.end
 atexit.register(end)
 
 

@@ -21,7 +21,7 @@ from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths
 
 PATIENCE_SECONDS = 60
-"""Who finds the points untouched for so long has lost its parent, and ends."""
+"""Exit if what started these processes has not touched the lifeline for so long."""
 
 SPOILT = b"!"
 _POLL_SECONDS = 0.02
@@ -38,7 +38,7 @@ class TeamPaths:
 
     @property
     def lifeline(self) -> Path:
-        """What its processes on other hosts go by, see `bsweep.launch.lifeline`."""
+        """Touched while somebody may have a point for the team, see `bsweep.launch.lifeline`."""
         return self.folder / "lifeline"
 
     def through(self, rank: int) -> Path:
@@ -83,9 +83,11 @@ def _next(paths: TeamPaths, begin: int) -> bytes:
     while True:
         with paths.points.open("rb") as file:
             file.seek(begin)
-            line, touched = file.readline(), os.fstat(file.fileno()).st_mtime_ns
+            line = file.readline()
         if line.endswith(b"\n"):
             return line
+        with paths.lifeline.open("rb") as file:
+            touched = os.fstat(file.fileno()).st_mtime_ns
         if touched != seen:
             seen, since = touched, time.monotonic()
         if time.monotonic() - since > PATIENCE_SECONDS:

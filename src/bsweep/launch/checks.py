@@ -1,0 +1,268 @@
+"""Whether a point can run here, and what is doubtful about it: asked before anything starts."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import psutil
+
+from bsweep.config import ProcessesConfig, RunConfig, show
+from bsweep.config.launch import most_at_once, nodes_of, slots_by_host, slots_of
+from bsweep.core import memory
+from bsweep.core.gpus import num_gpus
+from bsweep.core.ranks import Place, inside_horovodrun, num_cores
+from bsweep.launch import environment, ssh
+
+
+def check(config: RunConfig) -> list[str]:
+    """Return what is doubtful about a point on this machine; the run's record will carry it.
+
+    Raises:
+        ValueError: the point cannot run here.
+    """
+    check_hosts(config)
+    if inside_horovodrun():
+        _check_inside_horovodrun(config)
+    if config.launch.uses_horovod or config.strategy.can.uses_horovod:
+        _check_horovod(config)
+    on_gpus = _on_gpus(config)
+    if not on_gpus:
+        _check_without_gpus(config)
+    if config.launch.memory_limit_mb:
+        _check_memory_limit(on_gpus)
+    if isinstance(config.launch, ProcessesConfig):
+        _check_variables(config.launch)
+    if not config.launch.starts_processes:
+        return _too_many_threads(config)
+    return [
+        *_doubts_about_machines(config),
+        *config.compression.warnings(config),
+        *config.strategy.warnings(config),
+    ]
+
+
+def check_hosts(config: RunConfig) -> None:
+    """Refuse a point that is to have the hosts of an allocation which is not there, or too small.
+
+    Raises:
+        ValueError: so it is.
+    """
+    launch = config.launch
+    if not isinstance(launch, ProcessesConfig) or not launch.uses_allocation:
+        return
+    if launch.named_hosts is None:
+        raise ValueError(
+            f"launch={launch.name} on the hosts of an allocation, but this is none (there is no "
+            f"SLURM_JOB_NODELIST): "
+            "start it by sbatch or within salloc, or use launch=torchrun or horovodrun and name "
+            "launch.hosts."
+        )
+    if (slots := len(slots_of(launch.named_hosts))) < config.num_workers:
+        raise ValueError(
+            f"num_workers={config.num_workers}, but the allocation offers {slots} slots "
+            f"({launch.named_hosts}): ask "
+            "SLURM for more nodes, tasks or GPUs, or use fewer workers."
+        )
+
+
+def _check_inside_horovodrun(config: RunConfig) -> None:
+    strategy = config.strategy
+    if strategy.can.launchers and not strategy.can.uses_horovod:
+        what = (
+            " with another strategy.algorithm than horovod"
+            if "horovodrun" in strategy.can.launchers
+            else ""
+        )
+        raise ValueError(
+            f"strategy={strategy.name}{what} inside horovodrun: torchrun starts its processes. "
+            "Leave horovodrun out, or use strategy=horovod."
+        )
+    if most_at_once(config.launch) > 1:
+        raise ValueError(
+            "launch.parallel inside horovodrun, whose processes train one point after another: "
+            "leave one of them out."
+        )
+    if config.num_workers != (started := Place.from_environment().num_workers):
+        raise ValueError(
+            f"num_workers={config.num_workers}, but horovodrun started {started} processes: leave "
+            f"num_workers out, or start horovodrun -np {config.num_workers}."
+        )
+
+
+def _check_without_gpus(config: RunConfig) -> None:
+    if config.device == "cuda":
+        raise ValueError(
+            "device=cuda, but this machine shows no GPU: use device=auto or device=cpu."
+        )
+    if config.graph is True:
+        raise ValueError(
+            "graph=true, but this machine shows no GPU: leave graph out, or use graph=false."
+        )
+    if config.strategy.can.why_no_cpu:
+        raise ValueError(config.strategy.can.why_no_cpu)
+
+
+def _check_memory_limit(on_gpus: bool) -> None:
+    if on_gpus or not memory.can_limit():
+        raise ValueError(
+            "launch.memory_limit_mb limits what Linux gives to a process, which does not count a "
+            "GPU's memory: set device=cpu, or leave it out."
+        )
+    if inside_horovodrun():
+        raise ValueError(
+            "launch.memory_limit_mb inside horovodrun, whose processes go on after a point: one "
+            "that is out of memory would spoil the next. Leave horovodrun out, so that each point "
+            "has processes of its own."
+        )
+
+
+def _check_variables(launch: ProcessesConfig) -> None:
+    missing = environment.missing(launch)
+    if missing:
+        raise ValueError(
+            f"launch.environment={show(launch.environment)}: {', '.join(missing)} not set here. "
+            f"Export "
+            f"{'them' if len(missing) > 1 else 'it'}, or leave "
+            f"{'them' if len(missing) > 1 else 'it'} out."
+        )
+    interface = launch.network_interface
+    if interface and not launch.named_hosts and interface not in (there := psutil.net_if_addrs()):
+        raise ValueError(
+            f"launch.network_interface={interface}: this machine has no such interface. It has "
+            f"{', '.join(there)}."
+        )
+
+
+def _on_gpus(config: RunConfig) -> bool:
+    """Whether workers train on GPUs, as far as can be seen from here: other hosts' are not.
+
+    Raises:
+        ValueError: torch cannot use this machine's.
+    """
+    if config.launch.named_hosts:
+        return config.device != "cpu"
+    return num_gpus(config.device) > 0
+
+
+def _check_horovod(config: RunConfig) -> None:
+    if not _has_horovod():
+        raise ValueError(
+            "Horovod is not installed: `bsweep setup-horovod` compiles it, as scripts/setup.sh "
+            "does in a checkout. "
+            "Without it there are strategy=ddp, allreduce, local_sgd, parameter_server and diloco, "
+            "which torchrun "
+            "starts, and one worker with launch=inline strategy=single."
+        )
+    if config.strategy.can.needs_mpi and not _has_mpi():
+        raise ValueError(
+            "strategy.op=adasum needs a Horovod built with MPI, and this one is built with Gloo: "
+            "use "
+            "strategy.op=average, or install MPI and rebuild Horovod with HOROVOD_WITH_MPI=1."
+        )
+    if inside_horovodrun():
+        config.strategy.refuse_started(os.environ)
+
+
+@functools.cache  # a sweep asks for every point
+def _has_horovod() -> bool:
+    return importlib.util.find_spec("horovod") is not None
+
+
+def _has_mpi() -> bool:
+    import horovod.torch as hvd
+
+    return bool(hvd.mpi_built())
+
+
+def _doubts_about_machines(config: RunConfig) -> list[str]:
+    """Return warnings about where processes run, on this machine and on hosts.
+
+    Raises:
+        ValueError: this machine has fewer GPUs than workers.
+    """
+    here, workers, hosts = _num_workers_here(config), config.num_workers, config.launch.named_hosts
+    gpus, cores = num_gpus(config.device) if here else 0, num_cores()
+    if gpus and here > gpus:
+        placed = (
+            f"launch.hosts={hosts} places {here} workers here"
+            if hosts
+            else f"{here} workers are to run here"
+        )
+        raise ValueError(
+            f"num_workers={workers}: {placed}, but this machine has {gpus} GPU{'s' * (gpus > 1)}, "
+            f"and NCCL takes one "
+            "worker a GPU: give each host no more slots than GPUs, name further hosts in "
+            "launch.hosts, use fewer "
+            "workers, or set device=cpu."
+        )
+    if hosts:
+        return [*_servers_beside_workers(config, hosts), *_idle_nodes(config, hosts)]
+    if here < workers:
+        return []  # the other hosts' cores are not seen from here
+    processes = workers + config.num_server_processes
+    if not gpus and processes > cores:
+        counts = ((workers, "worker"), (processes - workers, "server"), (cores, "core"))
+        *kinds, shared = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts if count]
+        return [
+            (
+                f"{' and '.join(kinds)} share {shared}: their times say little about workers with "
+                f"cores of their own"
+            )
+        ]
+    return _too_many_threads(config)
+
+
+def _num_workers_here(config: RunConfig) -> int:
+    """How many of the workers this machine runs."""
+    hosts = config.launch.named_hosts
+    if hosts:
+        return sum(
+            number for host, number in nodes_of(hosts, config.num_workers) if ssh.is_here(host)
+        )
+    place = Place.from_environment()
+    return place.local_workers if place.local_workers < place.num_workers else config.num_workers
+
+
+def _servers_beside_workers(config: RunConfig, hosts: str) -> list[str]:
+    """A warning where the hosts have too few slots for servers of their own."""
+    beside = config.num_workers + config.num_server_processes - len(slots_of(hosts))
+    if beside <= 0:
+        return []
+    return [
+        (
+            f"{beside} of {config.num_server_processes} servers run beside workers: "
+            f"launch.hosts={hosts} has no more slots"
+        )
+    ]
+
+
+def _idle_nodes(config: RunConfig, hosts: str) -> list[str]:
+    """A warning where an allocation has nodes that nothing runs on, but that are paid for."""
+    used = dict(nodes_of(hosts, config.num_workers, config.num_server_processes))
+    idle = [host for host in slots_by_host(hosts) if host not in used]
+    assert isinstance(config.launch, ProcessesConfig), config.launch
+    if not idle or not config.launch.uses_allocation:
+        return []
+    some = ", ".join(idle[:3]) + ", ..." * (len(idle) > 3)
+    return [
+        (
+            f"{len(idle)} of the allocation's {len(idle) + len(used)} nodes are not used ({some}): "
+            f"ask "
+            f"for fewer"
+        )
+    ]
+
+
+def _too_many_threads(config: RunConfig) -> list[str]:
+    """A warning where workers on this machine are given more threads than it has cores."""
+    threads, workers, cores = config.launch.threads_per_worker, config.num_workers, num_cores()
+    if threads is None or threads * workers <= cores:
+        return []
+    return [
+        (
+            f"launch.threads_per_worker={threads} x {workers} workers share {cores} cores: their "
+            f"threads take turns"
+        )
+    ]

@@ -1,0 +1,28 @@
+"""A launcher whose commands a test gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bsweep.config import ProcessesConfig
+from bsweep.launch import processes
+from bsweep.launch.launcher import LaunchRequest
+
+
+class Scripted(processes.ProcessLauncher):
+    """Starts these commands for every point; no rank fails by their word, and no host answers."""
+
+    def __init__(self, *commands: list[str]) -> None:
+        self._commands = list(commands)
+
+    def commands(
+        self, request: LaunchRequest, words: Sequence[str], lifeline: Path
+    ) -> list[list[str]]:
+        return self._commands
+
+    def failures(self, console: str) -> list[tuple[int, int]]:
+        return []
+
+    def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
+        return ["false"]
