@@ -56,7 +56,7 @@ from bsweep.core.ranks import Place  # noqa: E402
 from bsweep.data import augment  # noqa: E402
 from bsweep.runlog import RunPaths, read_records  # noqa: E402
 from bsweep.study import provenance  # noqa: E402
-from bsweep.train import steps, worker  # noqa: E402
+from bsweep.train import graph_capture, step, warm_up, worker  # noqa: E402
 from bsweep.train.job import Job  # noqa: E402
 from tests.support.running import compose, tool  # noqa: E402
 
@@ -143,17 +143,17 @@ def bench_step(*model: str) -> dict[str, Seconds]:
 def step_rounds(size: int, *model: str) -> Seconds:
     config = compose(f"local_batch={size}", "strategy=single", *model, "data=synthetic")
     job = prepare(config)
-    batch = steps.examples(job, size)
+    batch = job.first_examples(size)
     if job.device.type == "cuda":
-        steps.warm_up(job)
-        job, warnings = steps.captured(job)
+        warm_up.make_steps(job)
+        job, warnings = graph_capture.captured(job)
         print(
             f"CUDA graph: {'yes' if job.graph else 'no'}",
             *(warning.message for warning in warnings),
         )
     programs = {
         "plain": plain_loop(job, size),
-        "step": lambda: steps.train_step(job, batch, batch, 1),
+        "step": lambda: step.train_step(job, batch, batch, 1),
         "core": core_of(job, batch),
     }
     on_gpu = job.device.type == "cuda"
@@ -543,9 +543,9 @@ def bench_memory(*overrides: str) -> dict[str, int]:
     job = prepare(config)
     images = job.dataset.train_inputs.numel() + job.dataset.test_inputs.numel()
     state = 3 * job.vector.num_bytes  # parameters, gradients, momentum
-    batch = steps.examples(job, 64)
+    batch = job.first_examples(64)
     for _ in range(3):
-        steps.train_step(job, batch, batch, 1)
+        step.train_step(job, batch, batch, 1)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     print(
         f"memory above the interpreter's {before / MEGABYTE:.0f} MB: {peak / MEGABYTE:.0f} MB, of "

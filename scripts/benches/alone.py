@@ -30,7 +30,7 @@ from bsweep.core.ranks import Place
 from bsweep.measure import profile_worker
 from bsweep.runlog import calibration_file, profile_file
 from bsweep.study import attempts
-from bsweep.train import steps, worker
+from bsweep.train import step, worker
 from bsweep.train.job import Job
 from tests.support.running import compose, write_text
 
@@ -134,7 +134,7 @@ def job_of(config: RunConfig, place: Place) -> Job:
 def of_job(job: Job, size: int, num_passes: int = 1) -> Program:
     batch = torch.arange(size, device=job.dataset.train_labels.device)
     job.training_model.train()
-    return lambda: steps.train_step(job, batch, batch, 1, num_passes)
+    return lambda: step.train_step(job, batch, batch, 1, num_passes)
 
 
 def accumulation(grid: Grid) -> dict[str, Seconds]:

@@ -15,7 +15,7 @@ from benches.common import Program, Seconds, alternating, calls_of, medians
 from bsweep import batching
 from bsweep.core.ranks import Place
 from bsweep.data.plan import Share
-from bsweep.train import noise_meter, steps
+from bsweep.train import noise_meter, step
 from bsweep.train.job import Job
 from tests.support.running import compose
 
@@ -42,18 +42,18 @@ def noise(grid: alone.Grid) -> dict[str, Seconds]:
 def of_job(job: Job, name: str, rounds: int) -> Seconds:
     batch = torch.arange(SIZE, device=job.dataset.train_labels.device)
     meter = job.noise
-    assert meter
+    assert isinstance(meter, noise_meter.NoiseMeter)
 
     def halves() -> None:
         meter.begin_step([Share(SIZE, 1)], SIZE, 0, False)
-        steps._halves(job, meter, batch, 1)
-        meter.end_step()
+        step._pass_on_halves(job, batch, 1)
+        meter.after_step()
 
     def among_two() -> None:
         meter.begin_step([Share(SIZE, 1)] * 2, 2 * SIZE, 0, False)
-        meter.see_own()
+        meter.before_exchange()
         meter._see_sum()  # as the optimizer's hook does
-        meter.end_step()
+        meter.after_step()
 
     programs = {"step": alone.of_job(job, SIZE), "halves": halves, "among two": among_two}
     seconds = alternating(programs, rounds, calls=calls_of(SIZE))

@@ -33,7 +33,7 @@ from bsweep.config import RunConfig
 from bsweep.core.ranks import Place, num_cores
 from bsweep.data import plan
 from bsweep.strategies import process_group
-from bsweep.train import steps
+from bsweep.train import step
 from bsweep.train.job import Job
 from tests.support.running import meeting_at, meeting_port, tool, write_text
 
@@ -159,7 +159,7 @@ def of_job(job: Job, size: int) -> Program:
     batch = torch.arange(2 * size, device=job.dataset.train_labels.device)
     part = plan.worker_part(batch, job.place.rank, 2)
     job.training_model.train()
-    return lambda: steps.train_step(job, batch, part, 1)
+    return lambda: step.train_step(job, batch, part, 1)
 
 
 def plain_programs(job: Job, size: int, with_horovod: bool) -> dict[str, Program]:

@@ -273,15 +273,15 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
     """
     (tmp_path / "sitecustomize.py").write_text(
         "import time, torch\n"
-        "import bsweep.train.steps as steps\n"
-        "plain = steps.train_step\n"
+        "import bsweep.train.step as step\n"
+        "plain = step.train_step\n"
         "def scarce(job, *a, **k):\n"
         "    time.sleep(0.003)\n"  # so that few large steps take less than many
         "    if job.config.local_batch == 80 or job.config.local_batch == 64 and job.config.epochs "
         "> 1:\n"
         "        raise torch.OutOfMemoryError('no room')\n"
         "    return plain(job, *a, **k)\n"
-        "steps.train_step = scarce\n"
+        "step.train_step = scarce\n"
     )
     grid = (*TINY[1:], "local_batch=16,64,80", "num_workers=1,2", "strategy=allreduce")
     wanted = (

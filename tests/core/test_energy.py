@@ -60,7 +60,7 @@ def test_what_the_hardware_does_not_say_is_not_known(
 def test_an_epoch_records_what_its_steps_used_and_nothing_of_evaluations(
     packages: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from bsweep.train import evaluation, steps
+    from bsweep.train import evaluation, step
 
     def hungry(plain: Any) -> Any:
         def used(*arguments: object) -> Any:
@@ -70,7 +70,7 @@ def test_an_epoch_records_what_its_steps_used_and_nothing_of_evaluations(
 
         return used
 
-    monkeypatch.setattr(steps, "train_step", hungry(steps.train_step))
+    monkeypatch.setattr(step, "train_step", hungry(step.train_step))
     monkeypatch.setattr(evaluation, "evaluate", hungry(evaluation.evaluate))
     config = compose(
         *TINY, "model=tiny_cnn", "launch=inline", "strategy=single", "local_batch=30", "epochs=2",

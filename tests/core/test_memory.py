@@ -15,7 +15,7 @@ from torch import Tensor
 from bsweep.core import memory
 from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths, read_records
-from bsweep.train import evaluation, steps, worker
+from bsweep.train import evaluation, step, worker
 from bsweep.train.job import Job
 from tests.support.gpus import on_gpus
 from tests.support.running import TINY, compose
@@ -53,9 +53,9 @@ def test_each_epochs_training_and_evaluation_have_peaks_of_their_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, within: str
 ) -> None:
     """A gauge stands for the device's: steps fill it to 10, evaluations to 100."""
-    gauge, plain_step, plain_evaluate = [0], steps.train_step, evaluation.evaluate
+    gauge, plain_step, plain_evaluate = [0], step.train_step, evaluation.evaluate
 
-    def step(*arguments: Any) -> Tensor:
+    def train_step(*arguments: Any) -> Tensor:
         gauge[0] = max(gauge[0], 10)
         return plain_step(*arguments)
 
@@ -63,7 +63,7 @@ def test_each_epochs_training_and_evaluation_have_peaks_of_their_own(
         gauge[0] = max(gauge[0], 100)
         return plain_evaluate(job)
 
-    monkeypatch.setattr(steps, "train_step", step)
+    monkeypatch.setattr(step, "train_step", train_step)
     monkeypatch.setattr(evaluation, "evaluate", evaluate)
     monkeypatch.setattr(memory, "reset_peak", lambda _: gauge.__setitem__(0, 1))
     monkeypatch.setattr(memory, "peak_bytes", lambda _: gauge[0])

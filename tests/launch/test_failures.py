@@ -235,16 +235,16 @@ def test_a_worker_that_fails_waits_for_nobody(tmp_path: Path) -> None:
         "import os, time\n"
         "if 'RANK' in os.environ:\n"
         "    import torch.distributed as dist\n"
-        "    import bsweep.train.steps as steps\n"
+        "    import bsweep.train.step as step\n"
         "    dist.destroy_process_group = lambda *a, **k: time.sleep(600)\n"
-        "    plain, calls = steps.train_step, []\n"
+        "    plain, calls = step.train_step, []\n"
         "    def failing(*a, **k):\n"
         "        calls.append(1)\n"
         "        if len(calls) == 3:\n"
         "            time.sleep(600 if os.environ['RANK'] == '0' else 0)\n"
         "            raise RuntimeError('CUDA error: an illegal memory access was encountered')\n"
         "        return plain(*a, **k)\n"
-        "    steps.train_step = failing\n"
+        "    step.train_step = failing\n"
     )
     began = time.monotonic()
     result = bsweep(

@@ -125,13 +125,13 @@ def test_a_point_that_fails_costs_itself_and_a_fresh_start(
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('RANK', os.environ.get('HOROVOD_RANK')) == '1':\n"
-        "    import bsweep.train.steps as steps\n"
-        "    plain = steps.train_step\n"
+        "    import bsweep.train.step as step\n"
+        "    plain = step.train_step\n"
         "    def failing(job, *a, **k):\n"
         "        if job.config.local_batch == 16:\n"
         f"            {failure}\n"
         "        return plain(job, *a, **k)\n"
-        "    steps.train_step = failing\n"
+        "    step.train_step = failing\n"
     )
     grid = (
         "-m",

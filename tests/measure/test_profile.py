@@ -18,7 +18,7 @@ from bsweep.numerics import optim
 from bsweep.numerics.clock import PhaseClock
 from bsweep.runlog import RunPaths, profile_file
 from bsweep.runlog.profile_file import Anatomy
-from bsweep.train import steps, worker
+from bsweep.train import graph_capture, step, worker
 from bsweep.train.job import Job
 from tests.support.gpus import on_gpus
 from tests.support.running import TINY, bsweep, compose
@@ -62,13 +62,13 @@ def test_every_part_of_a_step_is_timed_and_nothing_is_trained(device: str, tmp_p
     )
     assert torch.equal(job.vector.parameters, before)
     optim.set_learning_rate(job.optimizer, 0.1)
-    steps.train_step(job, torch.arange(16), torch.arange(16), 1, 2)
+    step.train_step(job, torch.arange(16), torch.arange(16), 1, 2)
     assert not torch.equal(job.vector.parameters, before), "a step would have trained"
 
 
 @pytest.mark.parametrize("device", [on_gpus("cuda")])
 def test_a_graph_is_one_part_and_its_kernels_are_counted(device: str, tmp_path: Path) -> None:
-    job, _ = steps.captured(prepared(tmp_path, *ALONE, f"device={device}", "graph=true"))
+    job, _ = graph_capture.captured(prepared(tmp_path, *ALONE, f"device={device}", "graph=true"))
     assert profile_worker.dissect(job, most_rounds=4).parts.keys() == {
         "graph",
         "exchange",

@@ -250,7 +250,7 @@ def test_an_error_of_a_worker_shows_their_traceback_and_the_next_point_runs(fold
     theirs = [line for line in lines if line.strip().startswith("File")]
     assert (
         re.search(r'own/mine_\w+.py", line \d+, in forward', theirs[0])
-        and "steps.py" not in ends["failed"]
+        and "step.py" not in ends["failed"]
     )
 
 

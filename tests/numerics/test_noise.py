@@ -24,7 +24,7 @@ from bsweep.numerics import noise_scale
 from bsweep.numerics.noise_scale import Average, of_parts, squared_norm
 from bsweep.numerics.vector import Vector
 from bsweep.runlog import RunPaths
-from bsweep.train import loop, noise_meter, steps, worker
+from bsweep.train import loop, noise_meter, step, worker
 from bsweep.train.job import Job
 from tests.strategies.test_equivalence import CONTRACT, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.support import running
@@ -296,13 +296,10 @@ def test_no_measured_step_waits_for_the_device(
     )
     job = on_meta(*words, folder=tmp_path, monkeypatch=monkeypatch)
     batch = torch.arange(8 * num_passes, device="meta")
-    assert job.noise
     with Operations() as operations:
         job.noise.begin_step(job.policy.shares(0), len(batch), 0, False)
-        assert job.noise.needs_passes == (num_passes > 1) and job.noise.needs_halves == (
-            num_passes == 1
-        )
-        steps.train_step(job, batch, batch, 1, num_passes)
+        assert job.noise.needs_passes == (num_passes > 1)
+        step.train_step(job, batch, batch, 1, num_passes)
     assert operations.launched and not operations.waited
 
 
@@ -457,8 +454,8 @@ def test_a_strategy_that_lets_one_worker_step_for_all_is_told() -> None:
     shares = (plan.Share(8, 1, num_passes=1), plan.Share(8, 1, num_passes=1))
     for number in range(noise_meter.RECORD_STEPS):
         meter.begin_step(shares, 16, number, has_graph=False)
-        meter.see_own()
-        meter.end_step()
+        meter.before_exchange()
+        meter.after_step()
     first = torch.tensor([10.0, 20.0, 160.0, 1.0, 1.0], dtype=torch.float64)
     with pytest.raises(ValueError, match="not every worker's optimizer takes each"):
         meter.record(lambda own: torch.stack([first, own]))

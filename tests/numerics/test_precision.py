@@ -19,9 +19,10 @@ from bsweep.core.ranks import Place
 from bsweep.numerics import precision
 from bsweep.numerics.precision import LossScale
 from bsweep.runlog import RunPaths
-from bsweep.train import checkpointing, steps
-from bsweep.train.checkpointing import Cursor
+from bsweep.train import checkpointing, step
+from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
+from bsweep.train.noise_meter import NoiseHook
 from tests.compression.test_compression import (
     CODECS,
     SimulatedGroup,
@@ -84,7 +85,7 @@ def test_a_warm_up_leaves_the_scale_as_it_was() -> None:
     job = SimpleNamespace(
         model=model, training_model=model, device=CPU, vector=SimpleNamespace(scale=scale)
     )
-    with steps.forgotten(cast(Job, job)):
+    with step.forgotten(cast(Job, job)):
         optimizer.step()
         assert float(scale.factor) == 2**15
     assert float(scale.factor) == 2**16 and scale.count_skipped() == 0
@@ -104,13 +105,13 @@ def test_a_codec_forgets_a_step_that_was_left_out(name: str) -> None:
         scale = LossScale(vector.gradients)
         scale.guard(optimizer)
         received = []
-        for step in range(4):
-            if step == 1 and not overflows:
+        for number in range(4):
+            if number == 1 and not overflows:
                 continue
             vector.gradients.copy_(
-                random_gradients(vector.gradients, seed=10 * step + group.rank) * scale.factor
+                random_gradients(vector.gradients, seed=10 * number + group.rank) * scale.factor
             )
-            vector.gradients[7] += torch.inf if step == 1 and group.rank == 1 else 0
+            vector.gradients[7] += torch.inf if number == 1 and group.rank == 1 else 0
             with scale.removed(codec.state):
                 codec.exchange(vector.gradients, group)
             received.append(vector.gradients.clone())
@@ -160,13 +161,14 @@ def test_a_checkpoint_holds_the_scale(tmp_path: Any) -> None:
             "policy": policy,
             "optimizer": optimizer,
             "model": nn.Identity(),
+            "dataset": SimpleNamespace(train_labels=torch.zeros(10)),
         }
         vector = SimpleNamespace(scale=scale, gradients=parameter.grad, parameters=parameter.data)
         place, paths = Place(), RunPaths(tmp_path)
         return cast(
             Job,
             SimpleNamespace(
-                **fields, vector=vector, place=place, paths=paths, device=CPU, noise=None
+                **fields, vector=vector, place=place, paths=paths, device=CPU, noise=NoiseHook()
             ),
         )
 
@@ -175,7 +177,7 @@ def test_a_checkpoint_holds_the_scale(tmp_path: Any) -> None:
     stopped.optimizer.step()
     stopped.vector.gradients.zero_()
     stopped.optimizer.step()
-    checkpointing.save(stopped, Cursor.of(CPU))
+    checkpointing.save(stopped, Cursor.of(CPU, 10))
     assert checkpointing.load(again)
     assert stopped.vector.scale and again.vector.scale
     assert {key: float(value) for key, value in again.vector.scale.state.items()} == {

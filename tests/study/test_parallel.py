@@ -236,13 +236,13 @@ def wait_for_epochs(cwd: Path, num_runs: int) -> None:
 FAILING = """
 import os, sys
 if sys.orig_argv[-2:-1] == ["bsweep.train.worker"]:
-    import bsweep.train.steps as steps
-    plain = steps.train_step
+    import bsweep.train.step as step
+    plain = step.train_step
     def failing(job, *a, **k):
         if job.config.local_batch == 8:
             os.kill(os.getpid(), 9)
         return plain(job, *a, **k)
-    steps.train_step = failing
+    step.train_step = failing
 """
 
 

@@ -309,7 +309,7 @@ def test_an_exception_in_one_worker_is_quoted_from_that_worker(tmp_path: Path) -
     assert end["status"] == "failed" and end["message"].startswith(
         "rank 1 failed: RuntimeError: the dog ate"
     )
-    assert 'steps.py", line' in end["message"] and "<stderr>" not in end["message"]
+    assert 'step.py", line' in end["message"] and "<stderr>" not in end["message"]
 
 
 def test_a_slowed_worker_makes_the_others_wait_and_sleeps(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_an_interrupted_sweep_ends_its_workers_and_is_started_again(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     point = ("local_batch=2", "num_workers=2", *QUICK[:-2], "study=s")
-    env = struck(tmp_path, (), "train.steps", "train_step", call=0)
+    env = struck(tmp_path, (), "train.step", "train_step", call=0)
     process = Fork(
         "bsweep", "run", "-m", "epochs=500,501", *point, cwd=tmp_path, env=env, has_forks=True
     )

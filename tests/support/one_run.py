@@ -27,17 +27,18 @@ from bsweep.data import augment
 from bsweep.numerics.vector import Vector
 from bsweep.runlog import RunPaths, checkpoints, cut_records, read_records
 from bsweep.runlog.errors import Stopped
-from bsweep.train import steps, worker
+from bsweep.train import step, worker
+from bsweep.train import warm_up as warm_up_module
 from bsweep.train.checkpointing import _GO_ON, _SAVE, Keeper
 from bsweep.train.job import Job, memory_format
 from tests.support import policies
 from tests.support.running import meeting_at
 
 _PLAIN_STEP, _PLAIN_CROP, _PLAIN_POLICY, _PLAIN_WARM_UP = (
-    steps.train_step,
+    step.train_step,
     augment.crop_and_flip,
     batching.build,
-    steps.warm_up,
+    warm_up_module.make_steps,
 )
 _PLAIN_SCALED = Job.scaled
 
@@ -91,10 +92,10 @@ def run(
     def overflowing(self: Job, loss: torch.Tensor) -> torch.Tensor:
         return _PLAIN_SCALED(self, loss) * (torch.inf if [place.rank, len(seen)] == overflow else 1)
 
-    steps.train_step, augment.crop_and_flip = spying_step, spying_crop
+    step.train_step, augment.crop_and_flip = spying_step, spying_crop
     Job.scaled = overflowing  # type: ignore[method-assign]
     batching.build = getattr(policies, policy) if policy else _PLAIN_POLICY
-    steps.warm_up = _PLAIN_WARM_UP if warm_up else do_nothing
+    warm_up_module.make_steps = _PLAIN_WARM_UP if warm_up else do_nothing
     folder.mkdir(exist_ok=True)
     if place.is_server:
         strategies.serve(config, place, RunPaths(folder))

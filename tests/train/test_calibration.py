@@ -29,7 +29,7 @@ from bsweep.runlog import (
 )
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
 from bsweep.study import provenance
-from bsweep.train import choose_numerics, steps, worker
+from bsweep.train import choose_numerics, step, worker
 from tests.support.running import TINY, bsweep, compose
 from tests.support.synthetic_study import META, write_run
 
@@ -465,7 +465,7 @@ def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Pa
     calibration_file.write(path, Calibration(1, wanted_batches=(4, 8)))
     config = compose(*point, "local_batch=8", *INLINE)
     made: list[Numerics] = []
-    steps_of = steps.train_step
+    steps_of = step.train_step
 
     def counted(job: Any, *arguments: Any) -> torch.Tensor:
         made.append(job.numerics)
@@ -475,7 +475,7 @@ def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Pa
         return totals
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(steps, "train_step", counted)
+        patched.setattr(step, "train_step", counted)
         job = worker.prepare(config, RunPaths(tmp_path), Place())
     found = calibration_file.read(path)
     assert (

@@ -17,7 +17,8 @@ from bsweep.config import conf_dir
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog import RunPaths
 from bsweep.train import checkpointing
-from bsweep.train.checkpointing import Cursor, Keeper
+from bsweep.train.checkpointing import Keeper
+from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 from tests.strategies.test_equivalence import _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.support.running import ROOT, TINY
@@ -215,15 +216,12 @@ def test_by_default_saving_costs_less_than_a_hundredth_and_asking_is_rare(
         "config": SimpleNamespace(checkpoint_every="auto"),
         "vector": SimpleNamespace(num_bytes=40_000_000),
     }
-    dataset = SimpleNamespace(train_labels=torch.zeros(10))
     paths, cpu = RunPaths(tmp_path), torch.device("cpu")
-    job = SimpleNamespace(
-        **fields, strategy=strategy, dataset=dataset, paths=paths, heartbeat=lambda: None
-    )
-    keeper, cursor, clock = Keeper(cast(Job, job)), Cursor.of(cpu), StepClock(cpu, [])
+    job = SimpleNamespace(**fields, strategy=strategy, paths=paths, heartbeat=lambda: None)
+    keeper, cursor, clock = Keeper(cast(Job, job)), Cursor.of(cpu, 10), StepClock(cpu, [])
     while now[0] < 10_000:
         now[0] += 0.05
-        keeper.after_round(cursor, clock)
+        cursor.checkpoint_seconds += keeper.after_round(cursor, clock)
         if saved:
             assert cursor.checkpoint_seconds < 0.05 * now[0], "the first one is not known yet"
     assert cursor.checkpoint_seconds == pytest.approx(len(saved) * save_seconds) and saved

@@ -92,8 +92,8 @@ STRATEGIES = ("horovod", "ddp", "allreduce", "local_sgd", "diloco", "parameter_s
 FAILING = """
 import os, time
 if os.environ.get("RANK", os.environ.get("HOROVOD_RANK")) == "1":
-    import bsweep.train.steps as steps
-    plain, calls = steps.train_step, []
+    import bsweep.train.step as step
+    plain, calls = step.train_step, []
 
     def failing(*a, **k):
         calls.append(1)
@@ -102,7 +102,7 @@ if os.environ.get("RANK", os.environ.get("HOROVOD_RANK")) == "1":
             a[0].vector.parameters.new_empty(1 << 44)
         return plain(*a, **k)
 
-    steps.train_step = failing
+    step.train_step = failing
 """
 
 
@@ -124,8 +124,8 @@ WATCHED = """
 import os
 if "RANK" in os.environ or "HOROVOD_RANK" in os.environ:
     import torch
-    import bsweep.train.steps as steps
-    plain = steps.train_step
+    import bsweep.train.step as step
+    plain = step.train_step
 
     def watched(*a, **k):
         if not torch.cuda.is_available():
@@ -136,7 +136,7 @@ if "RANK" in os.environ or "HOROVOD_RANK" in os.environ:
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    steps.train_step = watched
+    step.train_step = watched
 """
 
 

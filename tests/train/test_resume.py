@@ -114,7 +114,7 @@ def test_a_run_whose_worker_or_server_is_killed_goes_on_as_if_it_never_was(
 
 def test_a_failure_that_is_no_result_is_tried_again(tmp_path: Path) -> None:
     point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "launch.retries=1")
-    env = struck(tmp_path, (1,), "train.steps", "train_step", 20)
+    env = struck(tmp_path, (1,), "train.step", "train_step", 20)
     result = bsweep("run", "-m", "seed=0,1", *point, "study=s", cwd=tmp_path, env=env)
     assert result.returncode == 0 and "[2/2]" in result.stderr and "[3/" not in result.stderr, (
         result.stderr
@@ -145,7 +145,7 @@ def test_what_a_point_ends_with_by_itself_is_not_tried_again(tmp_path: Path) -> 
 
 def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) -> None:
     point = ("global_batch=12", *POINT, *EPOCHS[1:])
-    env = struck(tmp_path, (1,), "train.steps", "train_step", 35)
+    env = struck(tmp_path, (1,), "train.step", "train_step", 35)
     assert bsweep("run", *point, "strategy=ddp", "study=s", cwd=tmp_path, env=env).returncode == 1
     (source,) = runs(tmp_path)
     on_three = (*point, "num_workers=3", "strategy=allreduce", f"resume_from={source.folder}")
@@ -268,7 +268,7 @@ def test_a_sweep_inside_horovodrun_goes_on_after_a_kill_and_after_a_stop(tmp_pat
 def test_a_run_inside_horovodrun_that_lost_a_worker_says_so_and_goes_on(tmp_path: Path) -> None:
     prefix = (forks().horovodrun, "-np", "2", "--gloo")
     point = ("run", *POINT, *EPOCHS)
-    env = struck(tmp_path, (1,), "train.steps", "train_step", 20)
+    env = struck(tmp_path, (1,), "train.step", "train_step", 20)
     killed = bsweep(*point, "study=s", cwd=tmp_path, prefix=prefix, env=env)
     (paths,) = runs(tmp_path)
     end = summary(paths)

@@ -25,7 +25,7 @@ from bsweep.numerics.clock import StepClock
 from bsweep.runlog import RunPaths, read_records
 from bsweep.strategies.base import Meter
 from bsweep.strategies.horovod import Horovod, HostCopies
-from bsweep.train import peers_check, steps, worker
+from bsweep.train import graph_capture, peers_check, step, warm_up, worker
 from bsweep.train.job import Job
 from tests.support.gpus import on_gpus
 from tests.support.running import TINY, compose
@@ -77,9 +77,9 @@ def test_a_step_is_few_operations(tmp_path: Path, precision: str, most: int) -> 
     """
     job = prepared(tmp_path, *IMAGES, "model=resnet18", f"precision={precision}")
     batch = torch.arange(4)
-    steps.train_step(job, batch, batch, 1)
+    step.train_step(job, batch, batch, 1)
     with Operations() as operations:
-        steps.train_step(job, batch, batch, 1)
+        step.train_step(job, batch, batch, 1)
     assert len(operations.launched) <= most, operations.launched
 
 
@@ -104,7 +104,7 @@ def test_no_step_waits_for_the_device(
     batch = torch.arange(8, device="meta")
     with Operations() as operations:
         for num_passes in (1, 2):
-            steps.train_step(job, batch, batch, 1, num_passes)
+            step.train_step(job, batch, batch, 1, num_passes)
     assert operations.launched and not operations.waited
 
 
@@ -154,7 +154,7 @@ def may_capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Capture], None]:
     """Graphs on the CPU, by something in place of a capture."""
 
     def use(capture: Capture) -> None:
-        monkeypatch.setattr(steps, "no_graph", lambda _: "")
+        monkeypatch.setattr(graph_capture, "no_graph", lambda _: "")
         monkeypatch.setattr(graphs, "capture", capture)
 
     return use
@@ -255,15 +255,19 @@ def test_a_capture_that_breaks_off_leaves_no_trace(
         torch.get_rng_state(),
     )
     before = [tensor.clone() for tensor in kept]
-    steps.passes(job, batch, batch, 0)
+    step.passes(job, batch, batch, 0)
     assert not all(map(torch.equal, before, kept)), "passes leave statistics"
     before = [tensor.clone() for tensor in kept]
     may_capture(breaks)
-    assert steps.captured(job)[0].graph is None
+    told: list[str] = []
+    assert graph_capture.captured(job, told.append)[0].graph is None
+    assert told == [
+        "the passes cannot be captured: operation not permitted when stream is capturing"
+    ]
     assert all(map(torch.equal, before, kept)) and torch.equal(torch.get_rng_state(), random)
     monkeypatch.setattr(type(job.objective), "loss", lambda *_: breaks(lambda: torch.zeros(0)))
     with pytest.raises(RuntimeError):
-        steps.passes(job, batch[:1], batch[:1], 0)
+        step.passes(job, batch[:1], batch[:1], 0)
     assert all(module.training for module in job.model.modules())
 
 
@@ -280,7 +284,7 @@ def test_one_worker_without_a_graph_leaves_all_without(
     ):
         other = {"reason": reason, "broke_off": broke_off}
         monkeypatch.setattr(job.strategy, "gather_json", lambda own, other=other: [own, other])
-        of_all, warnings = steps.captured(job)
+        of_all, warnings = graph_capture.captured(job)
         assert bool(of_all.graph) == (not reason)
         assert [f"rank 2: {reason}" in warning.message for warning in warnings] == [
             True
@@ -300,9 +304,12 @@ def test_a_graph_that_cannot_be_is_refused_and_one_that_need_not_be_is_said_noth
         with pytest.raises(ConfigError, match="exchanges within the backward pass"):
             compose("local_batch=8", "graph=true", *strategy)
     job = prepared(tmp_path, *SMALL)
-    assert steps.captured(job) == (job, []) and steps.no_graph(job) == "there is no GPU"
+    assert (
+        graph_capture.captured(job) == (job, [])
+        and graph_capture.no_graph(job) == "there is no GPU"
+    )
     with pytest.raises(ValueError, match="there is no GPU"):
-        steps.captured(prepared(tmp_path, *SMALL, "graph=true"))
+        graph_capture.captured(prepared(tmp_path, *SMALL, "graph=true"))
     ids = {
         compose(*POINT, *SMALL, *more).run_id for more in ((), ("graph=auto",), ("graph=false",))
     }
@@ -427,8 +434,8 @@ def test_a_model_that_waits_for_the_device_trains_without_a_graph(
 @pytest.mark.parametrize("graph", [on_gpus("true"), on_gpus("false")])
 def test_a_gpus_step_never_waits_and_the_first_is_no_outlier(tmp_path: Path, graph: str) -> None:
     job = prepared(tmp_path, *GPU, f"graph={graph}")
-    steps.warm_up(job)
-    job, _ = steps.captured(job)
+    warm_up.make_steps(job)
+    job, _ = graph_capture.captured(job)
     batch = torch.arange(64, device="cuda")
     clock = StepClock(job.device, [])
     torch.cuda.synchronize()
@@ -436,7 +443,7 @@ def test_a_gpus_step_never_waits_and_the_first_is_no_outlier(tmp_path: Path, gra
     try:
         for _ in range(50):
             with clock.step():
-                steps.train_step(job, batch, batch, 1)
+                step.train_step(job, batch, batch, 1)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     seconds = clock.seconds()

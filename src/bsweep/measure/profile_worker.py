@@ -24,8 +24,8 @@ from bsweep.data import plan
 from bsweep.numerics.clock import Phase, PhaseClock, StepClock
 from bsweep.runlog import RunPaths, profile_file
 from bsweep.runlog.profile_file import PARTS, Anatomy
-from bsweep.train import loop, steps, worker
-from bsweep.train.checkpointing import Cursor
+from bsweep.train import graph_capture, loop, warm_up, worker
+from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 from bsweep.train.worker import do_nothing
 
@@ -46,8 +46,8 @@ def measure(
     limits = config.launch.memory_limit_mb
     with worker.prepared(config, paths, place, on_step) as job:
         with memory.limited(limits[place.rank] if limits else None):
-            steps.warm_up(job)
-            job, warnings = steps.captured(job)
+            warm_up.make_steps(job)
+            job, warnings = graph_capture.captured(job)
             found = dissect(job)
         job.record(*warnings)
         folder = profile_file.folder_of(config)
@@ -138,13 +138,13 @@ class _Rounds:
         order = plan.epoch_order(num_train, seed=job.config.seed, epoch=1)
         self._order = order.to(job.dataset.train_labels.device)
         self._clock = StepClock(job.device, [])
-        self.cursor = Cursor.of(job.device)
+        self.cursor = Cursor.of(job.device, num_train)
         job.training_model.train()
         job.strategy.begin_epoch(1)
 
     def one(self, phase: Phase | None = None) -> None:
         if self.cursor.position + self._size > len(self._order):
-            self.cursor.position = 0
+            self.cursor = replace(self.cursor, position=0)
         if phase is None:
             loop.train_round(self._job, self.cursor, self._order, self._clock)
             return

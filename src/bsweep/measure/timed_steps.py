@@ -15,7 +15,7 @@ from bsweep.numerics import optim
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog import RunPaths, SignOfLife
 from bsweep.strategies.single import Single
-from bsweep.train import steps, worker
+from bsweep.train import step, worker
 from bsweep.train.job import Job
 
 NUM_STEPS, MOST_SECONDS = 20, 2.0  # that are timed, unless they take too long together
@@ -53,12 +53,12 @@ def step_seconds(job: Job, local_batch: int, times: int) -> float:
     job = replace(job, config=config)
     examples = torch.arange(config.examples_per_step, device=job.dataset.train_labels.device)
     job.training_model.train()
-    steps.train_step(job, examples, examples, 1, config.accumulation_steps)
+    step.train_step(job, examples, examples, 1, config.accumulation_steps)
     job.heartbeat()
     clock, started = StepClock(job.device, []), time.monotonic()
     for _ in range(times * NUM_STEPS):
         with clock.step():
-            steps.train_step(job, examples, examples, 1, config.accumulation_steps)
+            step.train_step(job, examples, examples, 1, config.accumulation_steps)
         job.heartbeat()
         if time.monotonic() - started > times * MOST_SECONDS:
             break
@@ -86,7 +86,7 @@ def step_seconds_within(
     job = replace(job, alive=SignOfLife(paths.alive(rank)))
     tail = torch.arange((local_batch + 1) // 2 * config.accumulation_steps)
     with memory.limited(mebibytes):
-        steps.train_step(
+        step.train_step(
             job, tail, tail, 1, config.accumulation_steps
         )  # its kernels stay beside those of full batches
         return step_seconds(job, local_batch, times)

@@ -59,6 +59,12 @@ class Objective:
         correct: Tensor = (outputs.argmax(dim=-1) == targets).sum()
         return correct
 
+    def checking(self, num_classes: int) -> Objective:
+        """Return the same objective, whose `loss` looks at the outputs first, and waits for
+        them.
+        """
+        return _Checking(self.own_loss, self.own_score, num_classes)
+
     def check(self, outputs: Any, targets: Tensor, num_classes: int) -> None:
         """ValueError if a model's outputs for `targets`, or what it makes of them, are not as they
         should be.
@@ -82,6 +88,15 @@ class Objective:
                 raise ValueError(
                     f"score(outputs, targets) returned {_kind(score)}: return how many are correct."
                 )
+
+
+@dataclass(frozen=True)
+class _Checking(Objective):
+    num_classes: int
+
+    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
+        self.check(outputs, targets, self.num_classes)
+        return super().loss(outputs, targets)
 
 
 def of(model: nn.Module, labels: Tensor) -> Objective:

@@ -1,9 +1,4 @@
-"""A run that ends before its time, and goes on later: where the loop was, what each worker knew,
-and when it is saved.
-
-Where it was is said in examples, for batches may have changed; steps are counted for the numbers of
-records alone.
-"""
+"""A run that ends before its time, and goes on later: what is saved of it, and when."""
 
 from __future__ import annotations
 
@@ -11,11 +6,9 @@ import os
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
 from bsweep import runlog
 from bsweep.config.values import seconds_of
@@ -23,6 +16,7 @@ from bsweep.core import tensor_files
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog import Checkpoint
 from bsweep.runlog.errors import Stopped
+from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 
 _LOOK_SECONDS = 1.0  # between two moments at which workers agree whether to save
@@ -32,52 +26,6 @@ _TIMES_COST = 150  # and that many times what one takes
 _BYTES_PER_SECOND = 100e6  # that a disk is believed to take before the first one is timed
 
 _GO_ON, _SAVE, _STOP = range(3)
-
-
-@dataclass
-class Cursor:
-    """Where this worker is in its run: what is to be known of the loop."""
-
-    # of the epoch: sums of losses, correct answers and examples of this worker, float64 (3,)
-    totals: Tensor
-    recent: Tensor  # the same since the last log record
-    epoch: int = 1
-    position: int = 0  # of the epoch's examples, in their order: those before it are trained
-    num_steps: int = 0  # of the run
-    global_batch: int = 0  # of the last step
-    step_seconds: list[float] = field(default_factory=list)  # of the epoch
-    checkpoint_seconds: float = 0.0  # since the last epoch's record
-    train_seconds: float = 0.0  # of the epochs before
-    evaluated_examples: int = 0  # trained until the last evaluation, since the run began
-    scores: list[tuple[float | None, float | None]] = field(
-        default_factory=list
-    )  # test losses and accuracies so far
-    reached: str = ""  # when its target was, in words
-    peak_memory_bytes: int | None = (
-        None  # before the epoch's first evaluation, where one comes before its end
-    )
-
-    @classmethod
-    def of(cls, device: torch.device) -> Cursor:
-        totals = torch.zeros(3, dtype=torch.float64, device=device)
-        return cls(totals, totals.clone())
-
-    def begin_epoch(self) -> None:
-        self.totals.zero_()
-        self.recent.zero_()
-        self.train_seconds += sum(self.step_seconds)
-        self.peak_memory_bytes = None
-        self.epoch, self.position, self.step_seconds = self.epoch + 1, 0, []
-
-    def shared(self) -> dict[str, Any]:
-        """What goes on record by the first worker, and so is for all as that one has counted it."""
-        return {key: getattr(self, key) for key in _SHARED}
-
-
-_SHARED = (
-    *("epoch", "position", "num_steps", "global_batch", "step_seconds", "checkpoint_seconds"),
-    *("train_seconds", "evaluated_examples", "scores", "reached"),
-)
 
 
 class Keeper:
@@ -96,32 +44,28 @@ class Keeper:
         self._rounds = 0  # since the last look
         self._rounds_together = self._rounds_apart = 1  # after which to look again
 
-    def after_round(self, cursor: Cursor, clock: StepClock) -> None:
-        """Save, or stop, if it is time to."""
+    def after_round(self, cursor: Cursor, clock: StepClock) -> float:
+        """Save, or stop, if it is time to; return the seconds that this took."""
         reason = self._job.strategy.stop_reason
-        ends_epoch = cursor.position == len(self._job.dataset.train_labels)
-        wish = _GO_ON if reason or self._every is None else self._agreed_wish(ends_epoch)
+        wish = _GO_ON if reason or self._every is None else self._agreed_wish(cursor.ends_epoch)
         if wish == _GO_ON and not reason:
-            return
+            return 0.0
         # The checkpoint holds them, and a GPU has perhaps not finished these steps yet.
         clock.seconds()
-        self._save(cursor)
+        seconds = self._save(cursor)
         if reason or wish == _STOP:
             _stop(
                 self._job,
                 reason
                 or f"stopped on request after step {cursor.num_steps}, in epoch {cursor.epoch}",
             )
+        return seconds
 
-    def after_epoch(self, cursor: Cursor) -> None:
-        """The cursor is at the beginning of an epoch."""
-        done = cursor.epoch - 1
-        if (
-            isinstance(self._every, int)
-            and done % self._every == 0
-            and done < self._job.config.epochs
-        ):
-            self._save(cursor)
+    def after_epoch(self, cursor: Cursor) -> float:
+        """Save if it is time to, at the beginning of the next epoch; return the seconds."""
+        done, every = cursor.epoch - 1, self._every
+        is_due = isinstance(every, int) and done % every == 0 and done < self._job.config.epochs
+        return self._save(cursor) if is_due else 0.0
 
     def _agreed_wish(self, ends_epoch: bool) -> int:
         self._rounds += 1
@@ -154,15 +98,15 @@ class Keeper:
             return max(_LEAST_SECONDS, _TIMES_COST * num_bytes / _BYTES_PER_SECOND)
         return seconds_of(self._every) or float("inf")
 
-    def _save(self, cursor: Cursor) -> None:
+    def _save(self, cursor: Cursor) -> float:
         begun = time.monotonic()
         save(self._job, cursor)
         self._job.heartbeat()
         self._saved_at = time.monotonic()
         seconds = self._saved_at - begun
-        cursor.checkpoint_seconds += seconds
         if self._every == "auto":
             self._interval = max(_LEAST_SECONDS, _TIMES_COST * seconds)
+        return seconds
 
 
 def _stop(job: Job, reason: str) -> NoReturn:
@@ -228,7 +172,7 @@ def _shared_state(job: Job, cursor: Cursor) -> dict[str, Any]:
         "cursor": cursor.shared(),
         "strategy": job.strategy.state(),
         "policy": job.policy.state(),
-        "noise": job.noise.state() if job.noise else None,
+        "noise": job.noise.state(),
         "model": _model_state(job) if job.strategy.replicates else None,
     }
 
@@ -244,7 +188,7 @@ def _own_state(job: Job, cursor: Cursor) -> dict[str, Any]:
         "random": {"cpu": torch.get_rng_state(), **on_gpu},
         "totals": cursor.totals,
         "recent": cursor.recent,
-        "noise": job.noise.own_state() if job.noise else None,
+        "noise": job.noise.own_state(),
     }
 
 
@@ -331,13 +275,10 @@ def _begin_at(job: Job, checkpoint: Checkpoint, *, is_latest: bool) -> None:
 
 
 def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any] | None) -> Cursor:
-    cursor = Cursor.of(job.device)
-    for key, value in shared["cursor"].items():
-        setattr(cursor, key, value)
+    cursor = Cursor.of(job.device, len(job.dataset.train_labels), **shared["cursor"])
     job.strategy.load_state(shared["strategy"])
     job.policy.load_state(shared["policy"])
-    if job.noise and shared.get("noise"):
-        job.noise.load_state(shared["noise"], (own or {}).get("noise"))
+    job.noise.load_state(shared["noise"], (own or {}).get("noise"))
     if shared["model"]:
         _put_model_back(job, shared["model"])
     if own:

@@ -25,7 +25,7 @@ from bsweep.numerics.clock import Slowdown
 from bsweep.runlog import RunPaths, calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
 from bsweep.strategies import Strategy
-from bsweep.train import steps
+from bsweep.train import step
 from bsweep.train.job import Job
 
 _MOST_SECONDS = 15.0  # for all batches: one that would take longer is left out
@@ -245,9 +245,9 @@ def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
 
 
 def _step_seconds(job: Job, batch: int) -> float:
-    examples = steps.examples(job, batch)
+    examples = job.first_examples(batch)
     started = time.perf_counter()
-    steps.train_step(job, examples, examples, 1)
+    step.train_step(job, examples, examples, 1)
     seconds = time.perf_counter() - started
     job.heartbeat()
     return seconds

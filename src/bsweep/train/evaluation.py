@@ -4,18 +4,19 @@ is reached.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from bsweep import runlog
 from bsweep.core import memory
 from bsweep.data import plan
-from bsweep.numerics.clock import StepClock
-from bsweep.train.checkpointing import Cursor
+from bsweep.train.cursor import Cursor, Scores
 from bsweep.train.job import Job
 
-Scores = tuple[float | None, float | None]
-"""Test loss and test accuracy; None is not finite, or not known."""
+Evaluation = tuple[Scores, str]
+"""The scores, and when the target was reached, in words; empty where it was not."""
 
 
 def refuse_unknown(job: Job) -> None:
@@ -42,74 +43,53 @@ def is_due(job: Job, cursor: Cursor) -> bool:
     every = job.config.evaluate_every_examples
     if every is None or not job.strategy.is_together:
         return False
-    return _num_examples(job, cursor) // every > cursor.evaluated_examples // every
+    return cursor.num_examples // every > cursor.evaluated_examples // every
 
 
-def within_epoch(job: Job, cursor: Cursor, clock: StepClock) -> None:
-    """An evaluation after which training goes on as if it had not been: each worker with its own
-    statistics.
+def within_epoch(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluation:
+    """Take an evaluation after which training goes on as if it had not been: each worker with its
+    own statistics.
     """
-    if cursor.peak_memory_bytes is None:
-        cursor.peak_memory_bytes = memory.peak_bytes(job.device)
     own = [buffer.clone() for buffer in job.model.buffers()]
-    _take(job, cursor, sum(clock.seconds()))
+    evaluation = take(job, cursor, epoch_seconds)
     for buffer, value in zip(job.model.buffers(), own, strict=True):
         buffer.copy_(value)
     job.training_model.train()
+    return evaluation
 
 
-def at_end(job: Job, cursor: Cursor, epoch_seconds: float) -> Scores:
-    """The scores where an epoch, or the run, ends; those of an evaluation that was taken there
-    already.
-    """
-    if not cursor.scores or _num_examples(job, cursor) > cursor.evaluated_examples:
-        _take(job, cursor, epoch_seconds)
-    return cursor.scores[-1]
-
-
-def _take(job: Job, cursor: Cursor, epoch_seconds: float) -> None:
+def take(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluation:
+    """Evaluate, put it on record, and look whether the target is reached."""
     loss, accuracy = scores = evaluate(job)
-    num_examples = _num_examples(job, cursor)
-    cursor.evaluated_examples = num_examples
-    cursor.scores.append(scores)
     if job.config.evaluate_every_examples:
         job.record(
             runlog.Evaluation(
                 epoch=cursor.epoch,
                 num_steps=cursor.num_steps,
-                num_examples=num_examples,
-                epochs_done=num_examples / len(job.dataset.train_labels),
+                num_examples=cursor.num_examples,
+                epochs_done=cursor.num_examples / cursor.num_train,
                 train_seconds=cursor.train_seconds + epoch_seconds,
                 test_loss=loss,
                 test_accuracy=accuracy,
             )
         )
-    _look_for_target(job, cursor)
+    return scores, cursor.reached or _target_reached(job, cursor, [*cursor.scores, scores])
 
 
-def _look_for_target(job: Job, cursor: Cursor) -> None:
+def _target_reached(job: Job, cursor: Cursor, every: Sequence[Scores]) -> str:
     """Say once that the target is reached; a run that is to stop there then ends, see `loop`."""
     target = job.config.target
-    if target is None or cursor.reached:
-        return
-    known = [
-        one
-        for one in (scores[target.metric == "test_accuracy"] for scores in cursor.scores)
-        if one is not None
-    ]
-    if not target.is_confirmed_by(known):
-        return
-    cursor.reached = (
-        f"reached {target}: evaluation {len(cursor.scores)}, after {cursor.evaluated_examples} "
-        f"examples "
+    if target is None:
+        return ""
+    values = [scores[target.metric == "test_accuracy"] for scores in every]
+    if not target.is_confirmed_by([value for value in values if value is not None]):
+        return ""
+    reached = (
+        f"reached {target}: evaluation {len(every)}, after {cursor.num_examples} examples "
         f"({cursor.num_steps} steps), confirms it"
     )
-    job.record(runlog.Event(event="target_reached", message=cursor.reached))
-
-
-def _num_examples(job: Job, cursor: Cursor) -> int:
-    """Trained since the run began."""
-    return (cursor.epoch - 1) * len(job.dataset.train_labels) + cursor.position
+    job.record(runlog.Event(event="target_reached", message=reached))
+    return reached
 
 
 def evaluate(job: Job) -> Scores:

@@ -25,7 +25,7 @@ from bsweep.numerics.vector import Vector
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.runlog.calibration_file import Numerics
 from bsweep.strategies import Strategy
-from bsweep.train.noise_meter import NoiseMeter
+from bsweep.train.noise_meter import NoiseHook
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Job:
     alive: SignOfLife
     log: RunLog
     on_step: Callable[[], None]
+    noise: NoiseHook  # a meter of the gradient's noise, where it is measured
     graph: Graph | None = None  # of the passes of full steps
-    noise: NoiseMeter | None = None  # of the gradient, where it is measured
     phase: Phase = untimed  # around what a step does, by name; see `bsweep.measure.profile_worker`
 
     @property
@@ -74,6 +74,11 @@ class Job:
     def heartbeat(self) -> None:
         self.alive.show()
         self.on_step()
+
+    def first_examples(self, number: int) -> Tensor:
+        """Return the numbers of so many training examples, or of all if there are fewer."""
+        labels = self.dataset.train_labels
+        return torch.arange(min(number, len(labels)), device=labels.device)
 
     def inputs(self, examples: Tensor) -> Tensor:
         """Inputs of the model: images normalised, in the model's memory format; tokens as int64;

@@ -15,13 +15,12 @@ from bsweep.core import energy, memory
 from bsweep.data import plan
 from bsweep.numerics import optim
 from bsweep.numerics.clock import StepClock
-from bsweep.numerics.noise_scale import GradientNoise
 from bsweep.runlog.errors import Diverged
 from bsweep.strategies import Rounds
-from bsweep.train import evaluation, steps
-from bsweep.train.checkpointing import Cursor, Keeper
+from bsweep.train import evaluation, step
+from bsweep.train.checkpointing import Keeper
+from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
-from bsweep.train.noise_meter import NoiseMeter
 
 Shares = tuple[plan.Share, ...]
 
@@ -30,7 +29,8 @@ def train(job: Job, cursor: Cursor | None) -> None:
     """Train what is left of the run, by default all of it; see `bsweep.train.worker.train` for what
     is raised.
     """
-    cursor, keeper = cursor or Cursor.of(job.device), Keeper(job)
+    cursor = cursor or Cursor.of(job.device, len(job.dataset.train_labels))
+    keeper = Keeper(job)
     # Of a run that stopped after its last round, the epoch is still to be put on record.
     while cursor.epoch <= job.config.epochs and not (
         _is_finished(job, cursor) and cursor.position == 0
@@ -40,18 +40,16 @@ def train(job: Job, cursor: Cursor | None) -> None:
         if not bool(job.vector.parameters.sum().isfinite()):  # the same on every worker
             _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
         cursor.begin_epoch()
-        keeper.after_epoch(cursor)
+        cursor.checkpoint_seconds += keeper.after_epoch(cursor)
     job.record(
         runlog.End(status="completed", message=cursor.reached if job.config.stop_at_target else "")
     )
 
 
 def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> runlog.Epoch:
-    """What is left of a pass over the training examples, then the evaluation."""
-    num_train = len(job.dataset.train_labels)
-    order = plan.epoch_order(num_train, seed=job.config.seed, epoch=cursor.epoch).to(
-        job.dataset.train_labels.device
-    )
+    """Train what is left of a pass over the training examples, then evaluate."""
+    order = plan.epoch_order(cursor.num_train, seed=job.config.seed, epoch=cursor.epoch)
+    order = order.to(job.dataset.train_labels.device)
     since_log = len(cursor.step_seconds) % job.config.log_every_steps
     clock = StepClock(job.device, cursor.step_seconds, since_log)
     job.training_model.train()
@@ -59,15 +57,15 @@ def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> runlog.Epoch:
     memory.reset_peak(job.device)
     meter = energy.Meter(job.device, counts_host=job.place.local_rank == 0)
     is_whole = cursor.position == 0
-    while not (_is_over(job, cursor) or _is_finished(job, cursor)):
+    while not _is_over(job, cursor):
         train_round(job, cursor, order, clock)
-        if not (_is_over(job, cursor) or _is_finished(job, cursor)) and evaluation.is_due(
-            job, cursor
-        ):
-            clock.seconds()  # a GPU has ended its steps when its energy is read
+        if not _is_over(job, cursor) and evaluation.is_due(job, cursor):
+            seconds = clock.seconds()  # a GPU has ended its steps when its energy is read
             with meter.paused():
-                evaluation.within_epoch(job, cursor, clock)
-        keeper.after_round(cursor, clock)
+                if cursor.peak_memory_bytes is None:
+                    cursor.peak_memory_bytes = memory.peak_bytes(job.device)
+                cursor.add_evaluation(*evaluation.within_epoch(job, cursor, sum(seconds)))
+        cursor.checkpoint_seconds += keeper.after_round(cursor, clock)
     return _epoch_record(job, cursor, clock, meter.joules() if is_whole else math.nan)
 
 
@@ -75,7 +73,7 @@ def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> No
     """The round of `order`, the epoch's examples, at which the cursor stands; often it is one
     step.
     """
-    shares = plan.of_members(job.policy.shares(_epochs_done(job, cursor)), job.strategy.members)
+    shares = plan.of_members(job.policy.shares(cursor.epochs_done()), job.strategy.members)
     size = plan.round_size(shares)
     batch, coming = (plan.step_indices(order, cursor.position + ahead, size) for ahead in (0, size))
     sums = _train_steps(job, cursor, shares, batch, coming, clock)
@@ -98,7 +96,9 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
         )
     memory.reset_peak(job.device)
     checkpoint_seconds, cursor.checkpoint_seconds = cursor.checkpoint_seconds, 0.0
-    test_loss, test_accuracy = evaluation.at_end(job, cursor, sum(seconds))
+    if not cursor.scores or cursor.num_examples > cursor.evaluated_examples:
+        cursor.add_evaluation(*evaluation.take(job, cursor, sum(seconds)))
+    test_loss, test_accuracy = cursor.scores[-1]
     return runlog.Epoch(
         epoch=cursor.epoch,
         num_steps=len(seconds),
@@ -143,13 +143,12 @@ def _train_steps(
     for number, part in enumerate(parts, 1):
         ends_round = number == len(parts)
         job.dataset.train.expect(coming_parts[number - 1 : number + 1])
-        if job.noise:
-            job.noise.begin_step(shares, len(batch), cursor.num_steps, job.graph is not None)
+        job.noise.begin_step(shares, len(batch), cursor.num_steps, job.graph is not None)
         with clock.step():
-            middle = _epochs_done(job, cursor, (number - 0.5) / len(parts) * len(batch))
+            middle = cursor.epochs_done((number - 0.5) / len(parts) * len(batch))
             rate = job.learning_rate(middle, strategy.rate_batch(shares))
             optim.set_learning_rate(job.optimizer, rate * job.policy.rate_factor(middle))
-            sums_of_step = steps.train_step(job, batch, part, cursor.epoch, own.num_passes)
+            sums_of_step = step.train_step(job, batch, part, cursor.epoch, own.num_passes)
             sums += sums_of_step
             cursor.recent += sums_of_step
             if ends_round:
@@ -157,14 +156,14 @@ def _train_steps(
                 if isinstance(strategy, Rounds):
                     with job.phase("exchange"):
                         strategy.end_round(
-                            cursor.epoch, sums, sum(map(len, parts)), _is_over(job, cursor)
+                            cursor.epoch, sums, sum(map(len, parts)), cursor.ends_epoch
                         )
         cursor.num_steps += 1
         job.heartbeat()
-        ends_epoch = ends_round and (_is_over(job, cursor) or _is_finished(job, cursor))
-        if len(clock) % job.config.log_every_steps == 0 or ends_epoch:
+        ends_training = ends_round and _is_over(job, cursor)
+        if len(clock) % job.config.log_every_steps == 0 or ends_training:
             trained = 0 if ends_round else number / len(parts) * len(batch)
-            _log_step(job, cursor, clock, shares, _epochs_done(job, cursor, trained))
+            _log_step(job, cursor, clock, shares, cursor.epochs_done(trained))
     return sums
 
 
@@ -172,38 +171,39 @@ def _look_at_round(job: Job, cursor: Cursor, sums: Tensor, clock: StepClock) -> 
     """Put a round on record, and let the policy see it."""
     records = _record_rounds(job)
     rounds = tuple(record for record in records if isinstance(record, runlog.Round))
-    noise = _record_noise(job, cursor, job.noise) if job.noise else None
+    _record_noise(job, cursor)
     seen = Seen(
-        epochs_done=_epochs_done(job, cursor),
+        epochs_done=cursor.epochs_done(),
         rounds=rounds,
         sums=sums,
         gather=job.strategy.gather,
-        noise=noise,
-        num_train=len(job.dataset.train_labels),
+        noise=job.noise.estimate(),
+        num_train=cursor.num_train,
         learning_rate=job.optimizer.param_groups[0]["lr"],
         step_seconds=clock.seconds,
     )
     job.record(*job.policy.observe(seen))
 
 
-def _record_noise(job: Job, cursor: Cursor, noise: NoiseMeter) -> GradientNoise | None:
-    """Put the gradient noise scale on record where it is due; the running estimate."""
-    if measured := noise.record(job.strategy.gather):
-        epochs_done = _epochs_done(job, cursor)
-        job.record(
-            runlog.NoiseScale(
-                epoch=cursor.epoch,
-                num_steps=cursor.num_steps,
-                num_examples=round(epochs_done * len(job.dataset.train_labels)),
-                epochs_done=epochs_done,
-                gradient_square=measured.squared_norm,
-                variance=measured.trace,
-                num_gradients=measured.num_gradients,
-                gradient_batch=measured.gradient_batch,
-                layers=measured.layers or None,
-            )
+def _record_noise(job: Job, cursor: Cursor) -> None:
+    """Put the gradient noise scale on record where it is due."""
+    measured = job.noise.record(job.strategy.gather)
+    if measured is None:
+        return
+    epochs_done = cursor.epochs_done()
+    job.record(
+        runlog.NoiseScale(
+            epoch=cursor.epoch,
+            num_steps=cursor.num_steps,
+            num_examples=round(epochs_done * cursor.num_train),
+            epochs_done=epochs_done,
+            gradient_square=measured.squared_norm,
+            variance=measured.trace,
+            num_gradients=measured.num_gradients,
+            gradient_batch=measured.gradient_batch,
+            layers=measured.layers or None,
         )
-    return noise.average.estimate()
+    )
 
 
 def _record_rounds(job: Job) -> list[runlog.Event | runlog.Round]:
@@ -224,12 +224,8 @@ def _is_finished(job: Job, cursor: Cursor) -> bool:
 
 
 def _is_over(job: Job, cursor: Cursor) -> bool:
-    """Whether all examples of the epoch are trained."""
-    return cursor.position == len(job.dataset.train_labels)
-
-
-def _epochs_done(job: Job, cursor: Cursor, more_examples: float = 0) -> float:
-    return cursor.epoch - 1 + (cursor.position + more_examples) / len(job.dataset.train_labels)
+    """Whether nothing of the epoch is left to be trained."""
+    return cursor.ends_epoch or _is_finished(job, cursor)
 
 
 def _log_step(

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from bsweep.config import RunConfig
 from bsweep.data.plan import Share, round_size
-from bsweep.numerics.noise_scale import Average, of_parts, squared_norm
+from bsweep.numerics.noise_scale import Average, GradientNoise, of_parts, squared_norm
 from bsweep.numerics.vector import Vector
 from bsweep.strategies import InBackward, Strategy
 
@@ -50,7 +50,69 @@ class Measured:
     ]  # the first two, of each tensor by its name; empty where nobody asked
 
 
-class NoiseMeter:
+class NoiseHook:
+    """What the loop and the step tell of their gradients; it does nothing, where nobody measures
+    noise.
+
+    They call its methods in the order in which they stand here, `after_pass` once for each pass.
+    """
+
+    @property
+    def needs_passes(self) -> bool:
+        """Whether this step's passes are to be shown one by one, and not as a graph."""
+        return False
+
+    def begin_step(
+        self, shares: Sequence[Share], num_examples: int, num_steps: int, has_graph: bool
+    ) -> None:
+        """Begin a step of so many examples, after `num_steps` of the run.
+
+        `has_graph`: one computes all passes of a full step at once, which cannot be looked at one
+        by one.
+        """
+
+    def before_passes(self, pass_on_halves: Callable[[], None]) -> None:
+        """Have passes on the two halves of a step's examples computed, where they are needed."""
+
+    def after_pass(self, num_examples: int) -> None:
+        """See that a backward pass has added its gradient to those of the passes before, at the
+        tensors.
+        """
+
+    def before_exchange(self) -> None:
+        """See this worker's gradient in the vector, before it is summed over workers."""
+
+    def after_step(self) -> None:
+        """End the step, which the optimizer has taken."""
+
+    def record(self, gather: Callable[[Tensor], Tensor]) -> Measured | None:
+        """Return what is due to go on record, if anything; all workers call it together after each
+        step.
+
+        Raises:
+            ValueError: not every worker's optimizer took each step.
+        """
+        return None
+
+    def estimate(self) -> GradientNoise | None:
+        """Return the running estimate, the same on all workers; None before the first record."""
+        return None
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what all workers know alike, to go on from."""
+        return None
+
+    def own_state(self) -> dict[str, Any] | None:
+        """Return what this worker has measured since the last record."""
+        return None
+
+    def load_state(self, state: dict[str, Any] | None, own: dict[str, Any] | None) -> None:
+        """Take up what `state` and `own_state` gave; without the latter among another number of
+        workers.
+        """
+
+
+class NoiseMeter(NoiseHook):
     """Measures one worker's part of what all know once it is gathered; no step waits for a GPU, or
     for others.
 
@@ -71,13 +133,9 @@ class NoiseMeter:
         """`in_passes`: gradients travel within the backward pass, and are shown by the strategy
         before they do.
         """
-        self.average = Average()
-        self._vector, self._rank, self._loss_scale, self._in_passes = (
-            vector,
-            rank,
-            loss_scale,
-            in_passes,
-        )
+        self._average = Average()
+        self._vector, self._rank = vector, rank
+        self._loss_scale, self._in_passes = loss_scale, in_passes
         self._slices = vector.slices if per_layer else ()
         self._step: _Step | None = None
         self._num_steps = 0  # since the last record, for which those that were measured stand
@@ -90,13 +148,7 @@ class NoiseMeter:
     def begin_step(
         self, shares: Sequence[Share], num_examples: int, num_steps: int, has_graph: bool
     ) -> None:
-        """A step of so many examples begins, after `num_steps` of the run. Tails, whose noise is
-        large, are left out.
-
-        `has_graph`: one computes all passes of a full step at once, which cannot be looked at one
-        by one.
-        """
-        self._step = None
+        self._step = None  # tails, whose noise is large, are left out
         own, num_workers = shares[self._rank], sum(share.num_steps > 0 for share in shares)
         if num_examples != round_size(shares):
             return
@@ -115,20 +167,14 @@ class NoiseMeter:
 
     @property
     def needs_passes(self) -> bool:
-        """This step's passes are to be shown one by one."""
-        return (
-            self._step is not None and self._step.num_workers == 1 and not self._step.needs_halves
-        )
+        step = self._step
+        return step is not None and step.num_workers == 1 and not step.needs_halves
 
-    @property
-    def needs_halves(self) -> bool:
-        """Passes on the two halves of this step's examples are to be computed, and shown."""
-        return self._step is not None and self._step.needs_halves
+    def before_passes(self, pass_on_halves: Callable[[], None]) -> None:
+        if self._step is not None and self._step.needs_halves:
+            pass_on_halves()
 
-    def see_pass(self, num_examples: int) -> None:
-        """A backward pass of a lone worker has added its gradient to those of the passes before, at
-        the tensors.
-        """
+    def after_pass(self, num_examples: int) -> None:
         step = self._step
         if step is None or step.num_workers > 1 or step.num_seen == step.num_gradients:
             return
@@ -140,17 +186,19 @@ class NoiseMeter:
         if step.num_seen == step.num_gradients:
             step.sum, step.before = self._norms(flat) / self._scale() ** 2, None
 
-    def see_own(self, part: Tensor | None = None) -> None:
-        """What this worker computed is about to be summed over workers: all of the vector, or a
-        part of it.
-        """
-        step = self._step
-        if step is None or step.num_workers == 1 or (part is None and self._in_passes):
-            return
-        norms = self._norms(self._vector.gradients if part is None else part)
-        step.add(norms / self._scale() ** 2 * (step.num_examples / step.own_examples))
+    def before_exchange(self) -> None:
+        if not self._in_passes:
+            self.see_part(self._vector.gradients)
 
-    def end_step(self) -> None:
+    def see_part(self, part: Tensor) -> None:
+        """See a part of this worker's gradient, which is about to be summed over workers."""
+        step = self._step
+        if step is None or step.num_workers == 1:
+            return
+        norms = self._norms(part) / self._scale() ** 2
+        step.add(norms * (step.num_examples / step.own_examples))
+
+    def after_step(self) -> None:
         """Take the step into the sums, unless its gradients overflowed."""
         step, self._step = self._step, None
         if step is None or step.sum is None or step.own is None:
@@ -165,11 +213,6 @@ class NoiseMeter:
         )
 
     def record(self, gather: Callable[[Tensor], Tensor]) -> Measured | None:
-        """What is due to go on record, if anything; all workers call it together after each step.
-
-        Raises:
-            ValueError: not every worker's optimizer took each step.
-        """
         if self._num_steps < RECORD_STEPS:
             return None
         every = gather(self._sums.to("cpu", copy=True))
@@ -194,24 +237,23 @@ class NoiseMeter:
             num_examples / num_gradients,
             dict(zip(names, zip(squares, traces, strict=True), strict=True)) if names else {},
         )
-        self.average = self.average.joined(
+        self._average = self._average.joined(
             measured.squared_norm, measured.trace, measured.num_steps
         )
         return measured
 
+    def estimate(self) -> GradientNoise | None:
+        return self._average.estimate()
+
     def state(self) -> dict[str, Any]:
-        """What all workers know alike, to go on from."""
-        return asdict(self.average)
+        return asdict(self._average)
 
     def own_state(self) -> dict[str, Any]:
-        """What this worker has measured since the last record."""
         return {"sums": self._sums, "num_steps": self._num_steps}
 
-    def load_state(self, state: dict[str, Any], own: dict[str, Any] | None) -> None:
-        """Take up what `state` and `own_state` gave; without the latter among another number of
-        workers.
-        """
-        self.average = Average(**state)
+    def load_state(self, state: dict[str, Any] | None, own: dict[str, Any] | None) -> None:
+        if state:
+            self._average = Average(**state)
         if own:
             self._sums.copy_(own["sums"])
             self._num_steps = own["num_steps"]
@@ -233,14 +275,15 @@ class NoiseMeter:
         return self._loss_scale * scale.factor.double() if scale else self._loss_scale
 
 
-def meter_of(
-    config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Strategy
-) -> NoiseMeter:
-    """The meter of a worker, after `Strategy.prepare` and before a model is wrapped.
+def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Strategy) -> NoiseHook:
+    """Return the meter of a worker, after `Strategy.prepare` and before a model is wrapped; where
+    the run measures no noise, what does nothing.
 
     Raises:
         ValueError: a strategy of the user's own hides its gradients.
     """
+    if not config.measures_noise:
+        return NoiseHook()
     is_own = config.strategy.can.exchanges_in_passes is None
     if is_own and (isinstance(strategy, InBackward) or not strategy.in_step):
         raise ValueError(
@@ -260,7 +303,7 @@ def meter_of(
     )
     if in_passes:
         assert isinstance(strategy, InBackward)
-        strategy.see_part = meter.see_own
+        strategy.see_part = meter.see_part
     return meter
 
 

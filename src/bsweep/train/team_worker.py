@@ -7,6 +7,7 @@ and are opened to be looked at.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -50,17 +51,17 @@ class TeamPaths:
 
 def train(paths: TeamPaths) -> None:
     """Be one of the team until its parent has no more points."""
-    from bsweep.train import (
-        steps,
-        worker,
-    )  # import torch, which a parent that only knows the paths does without
+    # imports torch, which a parent that only knows the paths does without
+    from bsweep.train import worker
 
     # what is imported stays: to look through it would take longer than to start a point
     gc.freeze()
     for run in _points(paths):
-        place = worker.take_part(run, worker.train_launched)
+        broken: list[str] = []  # captures of CUDA graphs, whose memory nobody gives back
+        work = functools.partial(worker.train_launched, on_broken_capture=broken.append)
+        place = worker.take_part(run, work)
         with paths.through(place.rank).open("ab") as file:
-            file.write(SPOILT if steps.capture_broke_off else b".")
+            file.write(SPOILT if broken else b".")
         _forget(run)
 
 

@@ -36,10 +36,11 @@ from bsweep.train import (
     checkpointing,
     choose_numerics,
     evaluation,
+    graph_capture,
     loop,
     noise_meter,
     peers_check,
-    steps,
+    warm_up,
 )
 from bsweep.train.job import Job, memory_format
 
@@ -57,6 +58,7 @@ def train(
     *,
     launched_at: float | None = None,
     on_step: Callable[[], None] = do_nothing,
+    on_broken_capture: Callable[[str], object] = graph_capture.do_nothing,
 ) -> Job:
     """Train one point; every worker calls this together. The first one that is left writes the
     records.
@@ -72,8 +74,8 @@ def train(
         memory.limited(limits[place.rank] if limits else None),
     ):
         evaluation.refuse_unknown(job)
-        steps.warm_up(job)
-        job, warnings = steps.captured(job)
+        warm_up.make_steps(job)
+        job, warnings = graph_capture.captured(job, on_broken_capture)
         cursor = checkpointing.load(job)
         job.record(_start_record(job, launched_at), *job.strategy.warnings, *warnings)
         loop.train(job, cursor)
@@ -163,9 +165,7 @@ def _job(
         vector.scale = LossScale(vector.gradients)
         vector.scale.guard(optimizer)
     strategy.prepare(vector, optimizer)
-    meter = (
-        noise_meter.meter_of(config, vector, optimizer, strategy) if config.measures_noise else None
-    )
+    noise = noise_meter.build(config, vector, optimizer, strategy)
     return Job(
         config=config,
         paths=paths,
@@ -188,7 +188,7 @@ def _job(
         alive=SignOfLife(paths.alive(place.rank)),
         log=RunLog(paths.metrics),
         on_step=on_step,
-        noise=meter,
+        noise=noise,
     )
 
 
@@ -275,9 +275,15 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def train_launched(config: RunConfig, paths: RunPaths, place: Place) -> None:
+def train_launched(
+    config: RunConfig,
+    paths: RunPaths,
+    place: Place,
+    on_broken_capture: Callable[[str], object] = graph_capture.do_nothing,
+) -> None:
     """Train a point whose launch is on record."""
-    train(config, paths, place, launched_at=(runlog.read_json(paths.meta) or {}).get("launched_at"))
+    launched_at = (runlog.read_json(paths.meta) or {}).get("launched_at")
+    train(config, paths, place, launched_at=launched_at, on_broken_capture=on_broken_capture)
 
 
 def main() -> NoReturn:
