@@ -143,7 +143,7 @@ def bench_step(*model: str) -> dict[str, Seconds]:
 def step_rounds(size: int, *model: str) -> Seconds:
     config = compose(f"local_batch={size}", "strategy=single", *model, "data=synthetic")
     job = prepare(config)
-    batch = job.first_examples(size)
+    batch = job.inputs.first(size)
     if job.device.type == "cuda":
         warm_up.make_steps(job)
         job, warnings = graph_capture.captured(job)
@@ -202,7 +202,7 @@ def plain_loop(job: Job, size: int) -> Callable[[], object]:
 
 def core_of(job: Job, batch: torch.Tensor) -> Callable[[], object]:
     """Forward, backward and optimizer of the job's own model on inputs that are ready."""
-    images = job.inputs(job.dataset.train_inputs[batch.to(job.device)])
+    images = job.inputs.of(job.dataset.train_inputs[batch.to(job.device)])
     labels = job.dataset.train_labels[batch.to(job.device)]
 
     def step() -> None:
@@ -218,7 +218,7 @@ def core_of(job: Job, batch: torch.Tensor) -> Callable[[], object]:
 
 def data_seconds(job: Job, batch: torch.Tensor) -> list[float]:
     def path() -> None:
-        job.training_examples(batch, augment.crop_stream(0, 1))
+        job.inputs.training(batch, augment.crop_stream(0, 1))
 
     return alternating({"data": path}, rounds=50)["data"]
 
@@ -543,7 +543,7 @@ def bench_memory(*overrides: str) -> dict[str, int]:
     job = prepare(config)
     images = job.dataset.train_inputs.numel() + job.dataset.test_inputs.numel()
     state = 3 * job.vector.num_bytes  # parameters, gradients, momentum
-    batch = job.first_examples(64)
+    batch = job.inputs.first(64)
     for _ in range(3):
         step.train_step(job, batch, batch, 1)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before

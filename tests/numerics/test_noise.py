@@ -222,7 +222,7 @@ def test_a_record_of_uneven_workers_is_what_their_gradients_come_to(tmp_path: Pa
 
 def gradient(job: Job, part: Tensor, crops: int) -> Tensor:
     """Of the mean loss over some examples, flat."""
-    inputs, targets = job.training_examples(part, crops)
+    inputs, targets = job.inputs.training(part, crops)
     loss = job.objective.loss(job.model(inputs), targets) / len(part)
     return torch.cat([one.reshape(-1) for one in torch.autograd.grad(loss, job.vector.tensors)])
 

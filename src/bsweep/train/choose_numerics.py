@@ -56,19 +56,16 @@ def agree(
         ValueError: the device has no such precision.
     """
     rounded = precision.choose(config, device)
-    default = (
-        Numerics(rounded, channels_last=True) if device.type == "cuda" else calibration_file.PLAIN
-    )
+    on_gpu = device.type == "cuda"
+    default = Numerics(rounded, channels_last=True) if on_gpu else calibration_file.PLAIN
     if not calibration_file.is_asked(config):
         return calibration_file.choose(config, None, default)
-    path, hardware = (
-        calibration_file.path_in(paths.folder, config),
-        calibration_file.hardware_of(paths.folder),
-    )
+    path = calibration_file.path_in(paths.folder, config)
+    hardware = calibration_file.hardware_of(paths.folder)
     begun = calibration_file.begun(paths.metrics, config)
     found = _of_first(strategy, begun or calibration_file.asked(path, config, hardware))
     if found and found.is_open:
-        if device.type == "cuda":
+        if on_gpu:
             # Passes that are launched kernel by kernel say how fast Python is, where the run
             # replays a graph.
             native = precision.choose(replace(config, precision="auto"), device)
@@ -78,17 +75,12 @@ def agree(
             answer = _of_slowest(
                 [calibration_file.parse(each) for each in strategy.gather_json(asdict(own))]
             )
-        shape = tuple(dataset.train_inputs.shape[1:])
-        own_hardware = hardware or found.hardware
-        answer = replace(
-            answer, torch=torch.__version__, example_shape=shape, hardware=own_hardware
-        )
-        path = calibration_file.path_in(
-            paths.folder, config
-        )  # on other hardware the first may have been answered since
-        earlier = _of_first(
-            strategy, calibration_file.read(path)
-        )  # another point of the study may have been first
+        answer = replace(answer, example_shape=tuple(dataset.train_inputs.shape[1:]))
+        answer = replace(answer, torch=torch.__version__, hardware=hardware or found.hardware)
+        # On other hardware the first may have been answered since.
+        path = calibration_file.path_in(paths.folder, config)
+        # Another point of the study may have been first.
+        earlier = _of_first(strategy, calibration_file.read(path))
         found = earlier if earlier and not earlier.is_open else answer
         if strategy.rank == strategy.members[0]:
             calibration_file.write(path, found)
@@ -245,7 +237,7 @@ def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
 
 
 def _step_seconds(job: Job, batch: int) -> float:
-    examples = job.first_examples(batch)
+    examples = job.inputs.first(batch)
     started = time.perf_counter()
     step.train_step(job, examples, examples, 1)
     seconds = time.perf_counter() - started

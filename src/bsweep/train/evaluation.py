@@ -117,9 +117,9 @@ def _scores_of_own_part(job: Job) -> Tensor:
     job.model.eval()
     with memory.unlimited(), torch.inference_mode():  # the limit is on what steps take
         for examples, labels in dataset.test.batches(mine, at_once):
-            targets = job.targets(labels)
+            targets = job.inputs.targets(labels)
             with job.autocast():
-                outputs = job.model(job.inputs(examples))
+                outputs = job.model(job.inputs.of(examples))
             totals += job.objective.score(job.objective.loss(outputs, targets), outputs, targets)
             job.heartbeat()
     return totals

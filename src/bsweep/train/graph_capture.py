@@ -90,7 +90,7 @@ def no_graph(job: Job) -> str:
 def _of_full_steps(job: Job) -> Graph:
     """RuntimeError if they cannot be captured, or compute anything else than without a graph."""
     shares = job.policy.of_batches(job.config.worker_batches)
-    batch = job.first_examples(plan.round_size(shares))
+    batch = job.inputs.first(plan.round_size(shares))
     part, *_ = plan.local_steps(batch, job.place.rank, shares)
     num_passes = shares[job.place.rank].num_passes
 

@@ -13,9 +13,8 @@ from torch.optim import Optimizer
 
 from bsweep import runlog
 from bsweep.batching import Policy
-from bsweep.config import ImageConfig, RunConfig
+from bsweep.config import RunConfig
 from bsweep.core.ranks import Place
-from bsweep.data import augment
 from bsweep.data.dataset import Dataset
 from bsweep.numerics.clock import Phase, Slowdown, untimed
 from bsweep.numerics.graphs import Graph
@@ -25,6 +24,7 @@ from bsweep.numerics.vector import Vector
 from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.runlog.calibration_file import Numerics
 from bsweep.strategies import Strategy
+from bsweep.train.inputs import Inputs
 from bsweep.train.noise_meter import NoiseHook
 
 
@@ -39,10 +39,8 @@ class Job:
     place: Place
     device: torch.device
     numerics: Numerics
-    peers: tuple[
-        Mapping[str, Any], ...
-    ]  # what each worker computes on, by rank; see `bsweep.train.peers_check`
     dataset: Dataset
+    inputs: Inputs
     model: nn.Module
     training_model: nn.Module  # the same, or what a strategy wraps around it
     objective: Objective
@@ -50,14 +48,15 @@ class Job:
     optimizer: Optimizer
     strategy: Strategy
     policy: Policy
-    learning_rate: Callable[
-        [float, float], float
-    ]  # of the epochs done and the examples behind a step
+    # of the epochs done and the examples behind a step
+    learning_rate: Callable[[float, float], float]
     slowdown: Slowdown
     alive: SignOfLife
     log: RunLog
     on_step: Callable[[], None]
     noise: NoiseHook  # a meter of the gradient's noise, where it is measured
+    # what each worker computes on, by rank; see `bsweep.train.peers_check`
+    peers: tuple[Mapping[str, Any], ...] = ()
     graph: Graph | None = None  # of the passes of full steps
     phase: Phase = untimed  # around what a step does, by name; see `bsweep.measure.profile_worker`
 
@@ -75,50 +74,10 @@ class Job:
         self.alive.show()
         self.on_step()
 
-    def first_examples(self, number: int) -> Tensor:
-        """Return the numbers of so many training examples, or of all if there are fewer."""
-        labels = self.dataset.train_labels
-        return torch.arange(min(number, len(labels)), device=labels.device)
-
-    def inputs(self, examples: Tensor) -> Tensor:
-        """Inputs of the model: images normalised, in the model's memory format; tokens as int64;
-        others as they are.
-        """
-        return model_inputs(
-            self.dataset,
-            examples,
-            self.vector.parameters.dtype,
-            memory_format(self.numerics.channels_last),
-        )
-
-    def training_examples(self, indices: Tensor, crops: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs of the model and its targets: images cropped and flipped at random, by
-        `augment.crop_stream`.
-        """
-        examples, labels, indices = self.dataset.train.take(indices)
-        if self.dataset.mean is not None and isinstance(self.config.data, ImageConfig):
-            examples = augment.crop_and_flip(
-                examples,
-                indices,
-                stream=crops,
-                padding=self.config.data.crop_padding,
-                flip=self.config.data.flip,
-            )
-        return self.inputs(examples), self.targets(labels)
-
-    def targets(self, labels: Tensor) -> Tensor:
-        """What the model is to answer: classes and tokens as int64, other numbers in the model's
-        precision.
-        """
-        return model_targets(labels, self.vector.parameters.dtype)
-
-    @property
-    def labels_per_example(self) -> int:
-        """Losses that an example counts for: of the image, of each token, of each number."""
-        return self.dataset.train_labels[0].numel()
-
     def autocast(self) -> AbstractContextManager[None]:
-        return autocast(self.precision, self.device)
+        """Round products as the run's precision has it, for forward passes."""
+        dtype = AUTOCAST.get(self.precision)
+        return torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext()
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss that gradients are of, which fp16 would round to zero; see `Vector.scale`."""
@@ -127,25 +86,6 @@ class Job:
     def sums(self, values: Tensor) -> list[float]:
         """Sums over workers of a few numbers."""
         return self.strategy.gather(values.to("cpu", torch.float64)).sum(dim=0).tolist()
-
-
-def model_inputs(
-    dataset: Dataset, examples: Tensor, dtype: torch.dtype, layout: torch.memory_format
-) -> Tensor:
-    if examples.is_floating_point():
-        return examples.to(dtype)
-    if dataset.mean is None or dataset.std is None:
-        return examples.long()
-    return augment.normalize(examples, dataset.mean, dataset.std, dtype=dtype, memory_format=layout)
-
-
-def model_targets(labels: Tensor, dtype: torch.dtype) -> Tensor:
-    return labels.to(dtype) if labels.is_floating_point() else labels.long()
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
-    dtype = AUTOCAST.get(precision)
-    return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
 
 
 def memory_format(channels_last: bool) -> torch.memory_format:

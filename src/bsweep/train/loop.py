@@ -107,7 +107,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
         train_accuracy=_finite(correct / labels),
         test_loss=test_loss,
         test_accuracy=test_accuracy,
-        images_per_second=labels / job.labels_per_example / sum(seconds),
+        images_per_second=labels / job.inputs.labels_per_example / sum(seconds),
         tokens_per_second=labels / sum(seconds) if job.dataset.tokens_per_example else None,
         step_seconds_p50=_quantile(seconds, 0.5),
         step_seconds_p95=_quantile(seconds, 0.95),
@@ -245,7 +245,7 @@ def _log_step(
             step=cursor.num_steps,
             train_loss=_finite(loss / labels) if labels else None,
             learning_rate=job.optimizer.param_groups[0]["lr"],
-            images_per_second=clock.rate(labels / job.labels_per_example),
+            images_per_second=clock.rate(labels / job.inputs.labels_per_example),
             global_batch=cursor.global_batch,
             epochs_done=epochs_done,
         )

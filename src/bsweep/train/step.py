@@ -58,7 +58,7 @@ def passes(
     """
     parts = (plan.worker_part(part, i, num_passes) for i in range(num_passes))
     filled = [indices for indices in parts if len(indices)]
-    num_labels = job.strategy.loss_divisor(len(part), len(batch)) * job.labels_per_example
+    num_labels = job.strategy.loss_divisor(len(part), len(batch)) * job.inputs.labels_per_example
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.vector.drop_gradients()
     with job.phase("backward"), job.slowdown.step(len(part)):
@@ -66,7 +66,7 @@ def passes(
         # travel within a pass.
         for number, indices in enumerate(filled or [batch[:1]], 1):
             with job.phase("data"):
-                inputs, targets = job.training_examples(indices, crops)
+                inputs, targets = job.inputs.training(indices, crops)
             with _exchange_within(job.strategy, is_last=number == max(1, len(filled))):
                 with job.phase("forward"):
                     outputs = _outputs(job, job.training_model, inputs)
@@ -126,9 +126,9 @@ def _pass_on_halves(job: Job, part: Tensor, crops: int) -> None:
     job.vector.drop_gradients()
     with forgotten(job), job.phase("noise"), job.slowdown.step(len(part)):
         for half in (plan.worker_part(part, i, 2) for i in range(2)):
-            inputs, targets = job.training_examples(half, crops)
+            inputs, targets = job.inputs.training(half, crops)
             loss = job.objective.loss(_outputs(job, job.model, inputs), targets)
-            job.scaled(loss / (len(part) * job.labels_per_example)).backward()
+            job.scaled(loss / (len(part) * job.inputs.labels_per_example)).backward()
             job.noise.after_pass(len(half))
     # back into their places, where the replay of a graph leaves its own
     job.vector.collect_gradients()

@@ -31,7 +31,7 @@ def make_steps(job: Job) -> None:
             # cuDNN tries what is fastest for full batches alone, and remembers it: others may come
             # at any time.
             torch.backends.cudnn.benchmark = number == 0
-            batch = job.first_examples(num_examples)
+            batch = job.inputs.first(num_examples)
             parts = plan.local_steps(batch, job.place.rank, shares)
             for part in {len(part): part for part in parts}.values():
                 step.passes(job, batch, part, 0, shares[job.place.rank].num_passes)

@@ -8,11 +8,11 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -42,6 +42,7 @@ from bsweep.train import (
     peers_check,
     warm_up,
 )
+from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job, memory_format
 
 Work = Callable[[RunConfig, RunPaths, Place], object]
@@ -125,14 +126,14 @@ def prepare(
         dataset,
         strategy,
         device,
-        lambda numerics: job_of(numerics, alone, Place(), ()),
+        lambda numerics: job_of(numerics, alone, Place()),
     )
     precision.round_products(numerics.precision)
     every = strategy.gather_json(
         {**peers_check.equipment(device, numerics.precision), **peers_check.data_facts(dataset)}
     )
     peers_check.refuse_unequal(every)
-    return job_of(numerics, strategy, place, tuple(every))
+    return replace(job_of(numerics, strategy, place), peers=tuple(every))
 
 
 def _job(
@@ -144,27 +145,19 @@ def _job(
     numerics: Numerics,
     strategy: Strategy,
     place: Place,
-    every: tuple[Mapping[str, Any], ...],
 ) -> Job:
-    """A worker's model and what trains it, the same at each call; all workers of the strategy call
-    it together.
-    """
-    model = models.initial(
-        config,
-        dataset,
-        device,
-        precision.stored(numerics.precision),
-        memory_format(numerics.channels_last),
-    )
-    torch.manual_seed(
-        seed_of(config.seed, place.rank, "dropout")
-    )  # differs between workers, and between runs
+    """Build the model and what trains it, alike at each call; all workers call it together."""
+    dtype, layout = precision.stored(numerics.precision), memory_format(numerics.channels_last)
+    model = models.initial(config, dataset, device, dtype, layout)
+    # differs between workers, and between runs
+    torch.manual_seed(seed_of(config.seed, place.rank, "dropout"))
     vector = Vector(model, strategy.new_gradients)
     optimizer = optim.build(config.optimizer, vector)
     if numerics.precision == "fp16":
         vector.scale = LossScale(vector.gradients)
         vector.scale.guard(optimizer)
     strategy.prepare(vector, optimizer)
+    slowdowns = config.launch.slowdown or (1.0,) * config.num_workers
     noise = noise_meter.build(config, vector, optimizer, strategy)
     return Job(
         config=config,
@@ -172,8 +165,8 @@ def _job(
         place=place,
         device=device,
         numerics=numerics,
-        peers=every,
         dataset=dataset,
+        inputs=Inputs(dataset, config.data, vector.parameters.dtype, layout),
         model=model,
         training_model=strategy.wrap(model) if isinstance(strategy, InBackward) else model,
         objective=objective.of(model, dataset.train_labels),
@@ -182,9 +175,7 @@ def _job(
         strategy=strategy,
         policy=batching.build(config),
         learning_rate=optim.schedule(config),
-        slowdown=Slowdown(
-            config.launch.slowdown[place.rank] if config.launch.slowdown else 1.0, device
-        ),
+        slowdown=Slowdown(slowdowns[place.rank], device),
         alive=SignOfLife(paths.alive(place.rank)),
         log=RunLog(paths.metrics),
         on_step=on_step,
