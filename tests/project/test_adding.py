@@ -143,7 +143,7 @@ def loss_gap(study, gaps):
         "src/bsweep/plots/__init__.py": [
             ("_FIGURES = (\n", '    StudyFigure("loss_gap", loss_gap.gaps, loss_gap.loss_gap),\n'),
             (
-                "from bsweep.analysis.naming import counted, length_of, words\n",
+                "from bsweep.analysis.naming import length_of, words\n",
                 "from bsweep.plots import loss_gap\n",
             ),
         ],

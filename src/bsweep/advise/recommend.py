@@ -22,9 +22,9 @@ from bsweep.config import ConfigError, RunConfig, flatten, target_of
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
+from bsweep.core.words import duration
 from bsweep.launch import team
 from bsweep.study import attempts, attendance, checks
-from bsweep.study.estimate import duration
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -29,10 +29,10 @@ from bsweep.analysis.prediction.result import cell_name
 from bsweep.analysis.prediction.selection import CELL, Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_step_time
 from bsweep.config import RunConfig, Target
+from bsweep.core.words import counted, duration
 from bsweep.launch import Outcome
 from bsweep.runlog import RunPaths, is_stop_requested, request_stop
 from bsweep.study import attempts, checks, commands, side_runs, states
-from bsweep.study.estimate import duration
 from bsweep.study.progress import Progress
 
 AXES = ("local_batch", "global_batch", "num_workers", "accumulation_steps", "seed")
@@ -358,10 +358,8 @@ def _in_short(prediction: Prediction) -> str:
 
 def named(cell: Key) -> str:
     batch, workers, passes = cell
-    return (
-        f"global batch {batch} on {workers} worker{'s' * (workers > 1)}"
-        + f" in {passes} passes" * (passes > 1)
-    )
+    in_passes = f" in {passes} passes" if passes > 1 else ""
+    return f"global batch {batch} on {counted(workers, 'worker')}{in_passes}"
 
 
 def _most_steps(point: commands.Planned) -> float:

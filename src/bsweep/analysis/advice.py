@@ -15,11 +15,12 @@ from bsweep.analysis.idle import compares_allocations, equal_time_losses
 from bsweep.analysis.keys import varying
 from bsweep.analysis.learning import ACCURACY_MARGIN, fastest_accurate
 from bsweep.analysis.loaded import Study, ends_in_rounds
-from bsweep.analysis.naming import counted, length_of, words
+from bsweep.analysis.naming import length_of, words
 from bsweep.analysis.numbers import number, spread
 from bsweep.analysis.published import comparable, differences
 from bsweep.analysis.sharding import computing_seconds, sharding_fit, sharding_gains
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
+from bsweep.core.words import counted, listed
 
 _MAX_NAMED = 3
 
@@ -246,9 +247,8 @@ def _some(names: pd.Series[str]) -> str:
     how many more.
     """
     shown, more = list(names[:_MAX_NAMED]), len(names) - _MAX_NAMED
-    *first, last = [*shown, f"{more} more"] if more > 0 else shown
     comma = "; " if any(", " in name for name in shown) else ", "
-    return " and ".join(filter(None, (comma.join(first), last)))
+    return listed([*shown, f"{more} more"] if more > 0 else shown, comma)
 
 
 def _with_words(cells: pd.DataFrame) -> pd.DataFrame:

@@ -17,13 +17,14 @@ import pandas as pd
 
 from bsweep.analysis.keys import keyed
 from bsweep.analysis.loaded import Study
-from bsweep.analysis.naming import counted, words
+from bsweep.analysis.naming import words
 from bsweep.analysis.once import once
 from bsweep.analysis.prediction import Prediction, predict
 from bsweep.analysis.prediction.selection import choices, of_one_batch, told_apart, unsynchronised
 from bsweep.analysis.supported import part_of, supported_target
 from bsweep.analysis.tuning import TUNED, rate_settings, tuned
 from bsweep.config import Target
+from bsweep.core.words import counted
 
 MOST_ANSWERS = 4  # of a study, those of its largest parts: each takes about a second
 _TARGETS = {"target_accuracy": "test_accuracy", "target_loss": "test_loss"}

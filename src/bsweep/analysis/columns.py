@@ -15,6 +15,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from bsweep.analysis.numbers import number
+from bsweep.core.words import plural
 
 Type = Literal["text", "count", "count_or_null", "number", "flag", "any"]
 Role = Literal["promised", "context", "setting", "minor", "placement", "other"]
@@ -325,7 +326,7 @@ def heading(name: str) -> str:
 def said(name: str, text: str) -> str:
     """A setting as a legend says it, from the text of its value."""
     template = of(name).said or f"{heading(name)} {{}}"
-    return template.replace("(s)", "s" * (text != "1")).format(text)
+    return template.replace("(s)", plural(text)).format(text)
 
 
 def number_text(name: str, value: float) -> str:

@@ -11,6 +11,7 @@ import pandas as pd
 from bsweep.analysis import columns
 from bsweep.config import scaled_rate
 from bsweep.config.launch import hosts_of_ranks
+from bsweep.core.words import counted
 
 _CIFAR10_TEST, _DIGITS_TEST = 10_000, 360
 _BYTES = 256  # what a text without a tokenizer is made of
@@ -97,7 +98,7 @@ def placement(hosts: str | None, num_workers: int, num_servers: int) -> str:
         return "1 node"
     of_workers = [workers[host] for host in used if workers[host]]
     if len(set(of_workers)) == 1 and not any(workers[host] and servers[host] for host in used):
-        text = f"{len(of_workers)} node{'s' * (len(of_workers) > 1)}"
+        text = counted(len(of_workers), "node")
         return (
             f"{text} and {len(used) - len(of_workers)} of servers"
             if len(used) > len(of_workers)

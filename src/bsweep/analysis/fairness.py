@@ -22,11 +22,12 @@ from scipy.special import stdtrit
 
 from bsweep.analysis.keys import levels
 from bsweep.analysis.loaded import Study
-from bsweep.analysis.naming import counted, words
+from bsweep.analysis.naming import words
 from bsweep.analysis.numbers import number, setting_text
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
 from bsweep.analysis.tuning import RATES, rates, scores_by_seed
+from bsweep.core.words import counted, listed
 
 ENOUGH_RATES = 3  # of a batch size, for the best to lie between two others
 _MOST_GROUPS = 4  # that have sentences
@@ -310,7 +311,7 @@ def _caveats(one: Fairness) -> Iterator[str]:
     if one.missed:
         how = "reached the target" if one.metric == "seconds_to_target" else "stayed finite"
         yield (
-            f"Not compared: local batch {_listed(one.missed)}, of which not all seeds {how} even "
+            f"Not compared: local batch {listed(one.missed)}, of which not all seeds {how} even "
             f"at the best rate. "
             "That is an effect of the batch size, unless a rate that was not tried mends it."
         )
@@ -328,7 +329,7 @@ def _caveats(one: Fairness) -> Iterator[str]:
         ]
         if at:
             yield (
-                f"The best rate of local batch {_listed(at)} is the {end} tried: a better one may "
+                f"The best rate of local batch {listed(at)} is the {end} tried: a better one may "
                 f"lie beyond."
             )
 
@@ -338,12 +339,7 @@ def _batches(lacking: Mapping[int, int], noun: str) -> str:
     counts = sorted(set(lacking.values()), reverse=True)
     parts = [
         f"{counted(count, noun)} of local batch "
-        f"{_listed([batch for batch in lacking if lacking[batch] == count])}"
+        f"{listed([batch for batch in lacking if lacking[batch] == count])}"
         for count in counts
     ]
     return "; ".join(parts)
-
-
-def _listed(batches: Sequence[int]) -> str:
-    *first, last = map(str, batches)
-    return " and ".join(filter(None, (", ".join(first), last)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from bsweep.analysis.derived import of_rounds, with_derived, with_ends_of_epochs
 from bsweep.analysis.mixture import in_words, mixture
 from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.targets import with_own_targets
+from bsweep.core.words import counted, first_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,7 +81,7 @@ class Study:
 
     def _left_out(self) -> str:
         return (
-            f"; {len(self.skipped)} left out, damaged: {_some([*self.skipped])}"
+            f"; {len(self.skipped)} left out, damaged: {first_of([*self.skipped])}"
             if self.skipped
             else ""
         )
@@ -100,7 +101,7 @@ class Study:
             "study": self.name,
             "runs": f"{len(runs)} "
             f"({', '.join(f'{count} {status}' for status, count in statuses)}){self._left_out()}",
-            "grid": f"local batch {batches} on {workers} worker{'s' * (workers != '1')}; "
+            "grid": f"local batch {batches} on {counted(workers, 'worker')}; "
             f"{_values(runs['strategy'])}",
             "seeds": _values(runs["seed"]),
             "training time": "; ".join(
@@ -159,7 +160,7 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
     unfinished = list(runs.loc[runs["status"] == "unfinished", "run_id"])
     if unfinished:
         yield (
-            f"{_some(unfinished)}: unfinished (still training, killed with the launcher, or no "
+            f"{first_of(unfinished)}: unfinished (still training, killed with the launcher, or no "
             f"space was left)."
         )
     hardware = sorted(set(runs["hardware"]) - {""})
@@ -181,9 +182,4 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
     for run_id, text in zip(runs["run_id"], runs["warnings"], strict=True):
         for line in text.split("\n") if text else ():
             said.setdefault(line, []).append(run_id)
-    yield from (f"{_some(run_ids)}: {line}" for line, run_ids in said.items())
-
-
-def _some(run_ids: Sequence[str]) -> str:
-    shown = ", ".join(run_ids[:3])
-    return f"{shown} and {len(run_ids) - 3} more" if len(run_ids) > 3 else shown
+    yield from (f"{first_of(run_ids)}: {line}" for line, run_ids in said.items())

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from bsweep.core.words import counted, first_of
+
 _VERSIONS = ("torch", "horovod", "bsweep")
-_MOST_NAMED = 3  # runs of the rarer kinds
 
 Mixture = Mapping[str, Mapping[str, Sequence[str]]]
 """By what differs, the runs of each value, the most common first."""
@@ -66,8 +67,8 @@ def in_words(values: Mapping[str, Sequence[str]]) -> str:
     (common, most), *rare = values.items()
     return "; ".join(
         [
-            f"{common} ({_count(most)})",
-            *(f"{value} ({_count(ids)}: {_some(ids)})" for value, ids in rare),
+            f"{common} ({counted(len(most), 'run')})",
+            *(f"{value} ({counted(len(ids), 'run')}: {first_of(ids)})" for value, ids in rare),
         ]
     )
 
@@ -78,12 +79,3 @@ def _runs_by(values: Sequence[str], run_ids: pd.Series[str]) -> dict[str, list[s
         if value:
             found.setdefault(value, []).append(run_id)
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
-
-
-def _count(run_ids: Sequence[str]) -> str:
-    return f"{len(run_ids)} run{'s' * (len(run_ids) != 1)}"
-
-
-def _some(run_ids: Sequence[str]) -> str:
-    more = len(run_ids) - _MOST_NAMED
-    return ", ".join(run_ids[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

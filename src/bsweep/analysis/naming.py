@@ -9,6 +9,7 @@ import re
 from bsweep.analysis import columns
 from bsweep.analysis.loaded import Study, ends_in_rounds
 from bsweep.analysis.numbers import setting_text
+from bsweep.core.words import counted
 
 _NAMES = {
     "per_worker": "per worker",
@@ -90,10 +91,6 @@ _OF_VARIANTS = {
     "max_local_batch": ", local batch at most",
 }
 _KNOWN = re.compile(rf"(?<!\S)(?:{'|'.join(sorted(_OF_VARIANTS, key=len, reverse=True))})(?!\S)")
-
-
-def counted(number: object, noun: str) -> str:
-    return f"{number} {noun}{'s' * (str(number) != '1')}"
 
 
 def words(name: str, value: object) -> str:

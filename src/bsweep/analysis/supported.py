@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.loaded import Study
-from bsweep.analysis.naming import counted
 from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES
 from bsweep.analysis.statistics import beats_chance
 from bsweep.analysis.targets import to_target
 from bsweep.config import Target
+from bsweep.core.words import counted
 
 _STEP = 0.01
 _SHARES = (0.75, 0.5)  # of the cells

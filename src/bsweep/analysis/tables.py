@@ -20,6 +20,7 @@ from bsweep.analysis.keys import cell_keys, entangled, keyed, levels
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import beats_chance, over_seeds, seed_points
+from bsweep.core.words import counted
 
 METRICS = [
     "train_seconds",
@@ -139,10 +140,8 @@ def unequal_threads(cells: pd.DataFrame) -> str:
     for workers in sorted(map(int, mixed["num_workers"].unique())):
         threads = mixed.loc[mixed["num_workers"] == workers, "threads"].dropna()
         counts = " or ".join(f"{count:.0f}" for count in sorted(threads.unique()))
-        noun = "" if had else f" thread{'s' * (counts != '1')}"
-        had.append(
-            f"{workers} worker{'s' * (workers != 1)} had {counts}{noun}{' each' * (workers != 1)}"
-        )
+        threads_of = counts if had else counted(counts, "thread")
+        had.append(f"{counted(workers, 'worker')} had {threads_of}{' each' * (workers != 1)}")
     where = "" if scaling(cells).empty else " between unequal threads"
     return f"No speed-up{where}: {', '.join(had)}."
 

@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bsweep.core.words import counted
+
 
 @functools.cache
 def num_gpus(device: str) -> int:
@@ -85,7 +87,7 @@ def _listed(fields: str) -> list[list[str]]:
 
 def _counted(count: int, listed: list[list[str]]) -> str:
     names = f" ({', '.join(sorted({gpu[0] for gpu in listed}))})" if listed else ""
-    return f"{platform.node()} has {count} GPU{'s' * (count > 1)}{names}"
+    return f"{platform.node()} has {counted(count, 'GPU')}{names}"
 
 
 def _reason(listed: list[list[str]]) -> str:

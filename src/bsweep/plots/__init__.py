@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from bsweep import analysis
 from bsweep.analysis import Study, tuning
-from bsweep.analysis.naming import counted, length_of, words
+from bsweep.analysis.naming import length_of, words
 from bsweep.analysis.once import computing_once
 from bsweep.plots import (
     batching,
@@ -74,7 +74,6 @@ __all__ = [
     "MARKERS",
     "PARTS",
     "caption",
-    "counted",
     "figures",
     "in_order",
     "length_of",

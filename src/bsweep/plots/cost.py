@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from bsweep import analysis
 from bsweep.analysis import Study
+from bsweep.core.words import counted
 from bsweep.plots import drawing
 from bsweep.plots.curves import COLORS, MARKERS, handle
 from bsweep.plots.surface import targets_in_words
@@ -47,7 +48,7 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
         _draw_front(axes, rows, counts)
         axes.set_title(drawing.broken(where, 60), loc="left")
         axes.set(xlabel=f"Time to {targets_in_words(rows)} (s)", ylabel="Worker-seconds")
-    handles = [handle(_look(counts, count), _workers(count)) for count in counts]
+    handles = [handle(_look(counts, count), counted(count, "worker")) for count in counts]
     front = handle({"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.0}, "front")
     has_line = cells.groupby("where")["is_on_front"].sum().max() > 1
     drawing.legends(figure, ([*handles, *[front] * bool(has_line)], ""))
@@ -116,10 +117,6 @@ def _look(counts: list[int], count: int) -> dict[str, Any]:
         "marker": MARKERS[place % len(MARKERS)],
         "linestyle": "",
     }
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'s' * (count != 1)}"
 
 
 def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:

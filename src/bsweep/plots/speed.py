@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
+from bsweep.core.words import counted
 from bsweep.plots import drawing
 from bsweep.plots.along import (
     CROSSES,
@@ -112,10 +113,7 @@ def _of_panel(scaling: pd.DataFrame, panel: Panel) -> pd.DataFrame:
 
 def _speedup_label(scaling: pd.DataFrame) -> str:
     bases = sorted(set(scaling["base_workers"])) if len(scaling) else []
-    return (
-        f"Speed-up over {' or '.join(map(str, bases))} worker{'s' * (bases != [1])}\nat equal "
-        f"local batch"
-    )
+    return f"Speed-up over {counted(' or '.join(map(str, bases)), 'worker')}\nat equal local batch"
 
 
 def _legends(

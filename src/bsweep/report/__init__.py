@@ -20,6 +20,7 @@ from bsweep import analysis, plots
 from bsweep.analysis import Study, headlines
 from bsweep.analysis.columns import TABLES, heading
 from bsweep.analysis.once import computing_once
+from bsweep.core.words import counted, first_of
 from bsweep.report import formats, images, scaling, tables
 
 __all__ = ["headlines", "idle_text", "write"]
@@ -144,10 +145,8 @@ def _page(
             f"share</summary>{_definitions(_shared(study))}</details>"
         ),
     ]
-    left_out = (
-        f" {plots.counted(len(study.skipped), 'run')} left out, damaged." if study.skipped else ""
-    )
-    summary = f"{plots.counted(len(study.runs), 'run')}: {statuses}.{left_out}"
+    left_out = f" {counted(len(study.skipped), 'run')} left out, damaged." if study.skipped else ""
+    summary = f"{counted(len(study.runs), 'run')}: {statuses}.{left_out}"
     body = "\n".join(section for section in sections if section)
     return _PAGE.substitute(title=html.escape(study.name), summary=summary, body=body)
 
@@ -167,8 +166,8 @@ def _opening(study: Study) -> list[str]:
 
 def _figure(study: Study, name: str, caption: str, kind: str, image: bytes) -> str:
     caption = html.escape(caption)
-    first, more = study.runs["run_id"][:_MAX_RUN_IDS], len(study.runs) - _MAX_RUN_IDS
-    run_ids = html.escape(", ".join(first) + (f" and {more} more in runs.csv" if more > 0 else ""))
+    where = " in runs.csv" * (len(study.runs) > _MAX_RUN_IDS)
+    run_ids = html.escape(first_of([*study.runs["run_id"]], _MAX_RUN_IDS) + where)
     files = " ".join(
         f'<a href="{name}.{suffix}">{suffix.upper()}</a>' for suffix in ("pdf", "svg", "png")
     )
@@ -217,9 +216,7 @@ def _provenance(provenance: pd.DataFrame) -> dict[str, str]:
         if len(counts) == 1:
             entries[str(column)] = counts[0][0]
         elif counts:
-            shown = "; ".join(
-                f"{value} ({plots.counted(count, 'run')})" for value, count in counts[:5]
-            )
+            shown = "; ".join(f"{value} ({counted(count, 'run')})" for value, count in counts[:5])
             entries[str(column)] = shown + f"; {len(counts) - 5} more in provenance.csv" * (
                 len(counts) > 5
             )

@@ -137,11 +137,3 @@ def _fitted(pairs: list[tuple[float, float]]) -> tuple[float, float]:
     )
     slope = min(max(0.0, slope), y_mean / x_mean)
     return y_mean - slope * x_mean, slope
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

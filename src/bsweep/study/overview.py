@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bsweep.core.words import counted, decimal_hours, duration
 from bsweep.study import commands, states
 from bsweep.study.commands import Planned
-from bsweep.study.estimate import Estimate, Timed, duration, timed
+from bsweep.study.estimate import Estimate, Timed, timed
 from bsweep.study.states import NEW, State
 
 _MOST_LISTED = 40
@@ -134,8 +135,8 @@ def plan_text(rows: Sequence[Row], source: str) -> str:
     table = [["point", "state", "time", "worker-hours"]]
     for row in rows:
         of = row.planned.epochs if row.planned else None
-        times = [_duration(row.seconds), _hours(row.worker_hours)] if row.is_left else ["", ""]
-        table.append([row.run_id, row.state.says(of), *times])
+        left = [duration(row.seconds), decimal_hours(row.worker_hours)]
+        table.append([row.run_id, row.state.says(of), *(left if row.is_left else ["", ""])])
     return "\n".join([*_aligned(table), *_failures(rows), totals(rows, source)])
 
 
@@ -146,7 +147,7 @@ def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Seque
         if row.state.status in ("running", "interrupted"):
             of = row.planned.epochs if row.planned else row.state.num_epochs
             share = f" ({row.state.epochs_done / of:.0%})" if of else ""
-            left = f", {_duration(row.seconds)} left" if row.seconds is not None else ""
+            left = f", {duration(row.seconds)} left" if row.seconds is not None else ""
             lines.append(f"  {row.run_id}: {row.state.says(of)}{share}{left}")
     lines += _failures(rows)
     lost = [(row, message) for row in rows for message in row.state.lost_workers]
@@ -176,10 +177,7 @@ def as_json(rows: Sequence[Row], source: str, indent: int | None = 1, **more: An
 
 def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:
     """How many points are in which state, and what all that are left will take."""
-    text = (
-        f"{len(rows)} point{'s' * (len(rows) != 1)}: "
-        f"{states.counted(row.state.status for row in rows)}"
-    )
+    text = f"{counted(len(rows), 'point')}: {states.counted(row.state.status for row in rows)}"
     left = [row for row in rows if row.is_left]
     if not left:
         return text
@@ -195,10 +193,10 @@ def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:
     )
     of = f" for {len(known)} of {len(left)} points" if len(known) < len(left) else ""
     at_once = f" with {num_sweeps} sweeps at once" if num_sweeps > 1 else ""
-    time = _duration(seconds / max(1, num_sweeps))
+    time = duration(seconds / max(1, num_sweeps))
     return (
-        f"{text}; left: about {time}{at_once}, {_hours(hours)} worker-hours{of}, estimated by "
-        f"{source}"
+        f"{text}; left: about {time}{at_once}, {decimal_hours(hours)} worker-hours{of}, "
+        f"estimated by {source}"
     )
 
 
@@ -228,11 +226,3 @@ def _sum(values: Sequence[float | None]) -> float | None:
     """Of those that are known; None where there are some, and none is."""
     known = [value for value in values if value is not None]
     return sum(known) if known or not values else None
-
-
-def _hours(hours: float | None) -> str:
-    return "-" if hours is None else f"{hours:.2f}" if hours >= 0.1 else f"{hours:.2g}"
-
-
-def _duration(seconds: float | None) -> str:
-    return "-" if seconds is None else duration(seconds)

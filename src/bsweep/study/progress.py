@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +17,9 @@ from rich.live import Live
 from rich.text import Text
 
 from bsweep.config import FIXED, RunConfig
+from bsweep.core.words import counted, duration
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog import RunPaths, calibration_file
-from bsweep.study.estimate import duration
 from bsweep.trackers import live
 
 _REFRESH_SECONDS = 0.2
@@ -208,19 +208,17 @@ class Progress:
 
     def _describe(self) -> str:
         c, given = self._config, self._config.allocation
-        batches = (
-            f"es {_listed(given.local_batches)}"
-            if given.local_batches
-            else f" {c.examples_per_pass}"
-        )
-        steps = f", local steps {_listed(given.local_steps)}" if given.local_steps else ""
+        local_batches = ", ".join(map(str, given.local_batches or ()))
+        batches = f"es {local_batches}" if local_batches else f" {c.examples_per_pass}"
+        local_steps = ", ".join(map(str, given.local_steps or ()))
+        steps = f", local steps {local_steps}" if local_steps else ""
         allocated = f", {given.name}" if given.name != "uniform" else ""
         allocated += f", batching {c.batching.name}" if c.batching != FIXED else ""
-        ends = [_counted(self._max_rounds, "round")] if self._max_rounds else []
+        ends = [counted(self._max_rounds, "round")] if self._max_rounds else []
         ends += [f"{self._max_seconds:g} s"] if self._max_seconds else []
-        most = " or ".join(ends) or _counted(c.epochs, "epoch")
+        most = " or ".join(ends) or counted(c.epochs, "epoch")
         target = f", target {c.target}" if c.target else ""
-        workers = _counted(c.num_workers, "worker")
+        workers = counted(c.num_workers, "worker")
         return (
             f"local batch{batches}{steps}, {workers}, {c.strategy.name}{allocated}, {most}{target}"
         )
@@ -325,14 +323,6 @@ class Output:
                     for line in whole[0].decode(errors="replace").splitlines()
                 ]
         return lines
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def _listed(values: Sequence[int]) -> str:
-    return ", ".join(map(str, values))
 
 
 def _number(value: float | None) -> str:

@@ -30,6 +30,7 @@ from bsweep.analysis.prediction.result import Prediction
 from bsweep.analysis.prediction.selection import Observed, observed, rate_rule
 from bsweep.analysis.prediction.step_time import Timing, probe_timings
 from bsweep.config import Target, target_of
+from bsweep.core.words import counted
 
 __all__ = ["Fits", "Prediction", "fit", "leave_one_out", "predict", "predict_from"]
 
@@ -155,7 +156,7 @@ def _warnings(seen: Observed, fits: Fits, predicted: Forecast, place: int) -> It
     num_reached = runs.loc[runs["reached"].eq(True), "global_batch"].nunique()
     if num_reached < ENOUGH_BATCHES:
         yield (
-            f"{num_reached} batch size{'s' * (num_reached > 1)} reached the target, and S_min + "
+            f"{counted(num_reached, 'batch size')} reached the target, and S_min + "
             f"E_min / B has two "
             f"parameters: {ENOUGH_BATCHES - num_reached} more would test it. Intervals lean on "
             f"priors."
@@ -203,12 +204,11 @@ def _of_times_beside_others(seen: Observed) -> Iterator[str]:
         & seen.runs["train_seconds"].isna()
     )
     if count := int(is_left_out.sum()):
-        runs = f"{count} run{'s' * (count > 1)}"
         yield (
-            f"{runs} had others beside them (launch.parallel): their steps count, their times do "
-            f"not."
+            f"{counted(count, 'run')} had others beside them (launch.parallel): their steps "
+            f"count, their times do not."
         )
 
 
 def _counts(workers: Sequence[int]) -> str:
-    return f"{', '.join(str(count) for count in workers)} worker{'s' * (workers[-1] > 1)}"
+    return counted(", ".join(map(str, workers)), "worker")

@@ -22,6 +22,7 @@ from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 from bsweep.analysis.prediction.selection import Observed, to_target_of
 from bsweep.analysis.prediction.steps import Known, StepsFit, fit_steps
 from bsweep.analysis.targets import crossings
+from bsweep.core.words import counted
 
 INTERVAL = (0.05, 0.95)  # quantiles: of all that is said to lie in 90 % intervals
 _NOISE_FACTOR = (
@@ -60,10 +61,7 @@ def from_steps(fit: StepsFit) -> CriticalBatch:
     """From steps to a target, without what is known from elsewhere."""
     low, value, high = np.quantile(fit.critical_batch, [INTERVAL[0], 0.5, INTERVAL[1]])
     width = np.std(np.log(fit.critical_batch)) / np.log(10)
-    few = (
-        f"not identifiable: {len(fit.batches)} batch size{'s' * (len(fit.batches) > 1)} tell "
-        f"little of it"
-    )
+    few = f"not identifiable: {counted(len(fit.batches), 'batch size')} tell little of it"
     return CriticalBatch(
         "steps to target", float(value), float(low), float(high), few if width > _TOLD else ""
     )

@@ -23,6 +23,7 @@ from bsweep.analysis.prediction.objectives import CLOSE, Choice, Objective, gain
 from bsweep.analysis.prediction.selection import Observed
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.config import Target
+from bsweep.core.words import counted, first_of
 
 _UNITS = {"seconds": "s", "worker_seconds": "worker-seconds", "money": "in money", "joules": "J"}
 _WIDTH = 100
@@ -121,9 +122,8 @@ class Prediction:
         if not places:
             runner_up = self.choice.runner_up
             return "" if runner_up is None else f"Next: {cell_name(self.cells.iloc[runner_up])}."
-        shown = "; ".join(cell_name(self.cells.iloc[place]) for place in places[:3])
-        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-        return f"The intervals tell no difference from {shown}{more}."
+        named = first_of([cell_name(self.cells.iloc[place]) for place in places], comma="; ")
+        return f"The intervals tell no difference from {named}."
 
     def __repr__(self) -> str:
         below = (
@@ -290,7 +290,7 @@ def cell_name(cell: pd.Series[Any]) -> str:
     workers = int(cell["num_workers"])
     passes = f" in {cell['passes']} passes" if cell["passes"] > 1 else ""
     each = f" (local batch {cell['local_batch']:g}{passes})"
-    return f"global batch {cell['global_batch']} on {workers} worker{'s' * (workers > 1)}{each}"
+    return f"global batch {cell['global_batch']} on {counted(workers, 'worker')}{each}"
 
 
 def _key(cell: pd.Series[Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from bsweep.analysis.prediction.cells import CellRuns, cell_runs
 from bsweep.analysis.prediction.step_time import Cell, Timing
 from bsweep.analysis.targets import to_target
 from bsweep.config import Target, did_you_mean
+from bsweep.core.words import counted
 
 CELL = ["global_batch", "num_workers", "passes"]
 _TIMED = ["local_batch", "num_workers", "passes", "step_seconds", "exposed_seconds"]
@@ -258,7 +259,7 @@ def choices(all_runs: pd.DataFrame, runs: pd.DataFrame, among: pd.DataFrame | No
         " ".join(
             f"--where {name}={shlex.quote(value)}" for name, value in zip(names, key, strict=True)
         )
-        + f" ({count} run{'s' * (count > 1)})"
+        + f" ({counted(count, 'run')})"
         for key, count in zip(counts.index.to_frame().to_numpy(), counts, strict=True)
     ]
     left = len(shown) - _MOST_CHOICES
@@ -324,8 +325,7 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
         return (
             f"no run reached {target}. The best seen is {number(float(best['best']))}, at global "
             f"batch "
-            f"{best['global_batch']} on {best['num_workers']} "
-            f"worker{'s' * int(best['num_workers'] > 1)} after "
+            f"{best['global_batch']} on {counted(best['num_workers'], 'worker')} after "
             f"{number(float(best['trained_epochs']))} epochs. Choose a target that runs reach, or "
             f"train longer."
         )

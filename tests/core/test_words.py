@@ -1,0 +1,63 @@
+"""Counts, lists and durations read as people write them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bsweep.core.words import counted, decimal_hours, duration, first_of, listed, plural
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0 runs"),
+        (1, "1 run"),
+        (np.int64(1), "1 run"),
+        ("1", "1 run"),
+        (3, "3 runs"),
+        ("1 or 2", "1 or 2 runs"),
+    ],
+)
+def test_a_noun_after_a_number_has_its_ending(number: object, text: str) -> None:
+    assert counted(number, "run") == text
+    assert text.endswith(f"run{plural(number)}")
+
+
+def test_a_list_ends_with_and() -> None:
+    assert [listed(items) for items in ([], ["a"], [8, 16], "abc")] == [
+        "",
+        "a",
+        "8 and 16",
+        "a, b and c",
+    ]
+    assert listed(["64, plain", "32", "16"], comma="; ") == "64, plain; 32 and 16"
+
+
+def test_of_many_the_first_are_named() -> None:
+    assert first_of("abc") == "a, b, c"
+    assert first_of("abcde") == "a, b, c and 2 more"
+    assert first_of(["a", "b", "c"], most=2, comma="; ") == "a; b and 1 more"
+    assert first_of([]) == ""
+
+
+def test_durations_have_two_units_at_the_most() -> None:
+    seconds = (None, 0.4, 59.4, 59.6, 3599, 3600, 93_784)
+    assert [duration(value) for value in seconds] == [
+        "-",
+        "0 s",
+        "59 s",
+        "1 min 0 s",
+        "59 min 59 s",
+        "1 h 0 min",
+        "26 h 3 min",
+    ]
+
+
+def test_hours_keep_two_digits() -> None:
+    assert [decimal_hours(value) for value in (None, 12.25, 0.1, 0.0042)] == [
+        "-",
+        "12.25",
+        "0.10",
+        "0.0042",
+    ]
