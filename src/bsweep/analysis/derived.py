@@ -1,5 +1,5 @@
-"""Columns of `runs` that follow from others or from the rounds on record; also for tables of an
-older version.
+"""Columns of `runs` that follow from others or from the rounds on record; also of published runs,
+and of those that have not begun.
 """
 
 from __future__ import annotations
@@ -173,10 +173,8 @@ def _num_test(runs: pd.DataFrame) -> pd.Series:
 
 
 def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
-    """By `scaled_rate`, for runs from before it was on record; of the first worker, NaN where a
-    part is not known.
-
-    Rates of local SGD went by the global batch then.
+    """Return the rates by `scaled_rate`, for runs that do not say theirs: published ones, and those
+    that have not begun; of the first worker, NaN where a part is not known.
     """
     of_first = pd.to_numeric(runs["local_batches"].str.partition("/")[0], errors="coerce").fillna(
         runs["local_batch"]

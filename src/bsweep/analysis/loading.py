@@ -18,7 +18,6 @@ import pandas as pd
 from bsweep import config as schema
 from bsweep.analysis import columns, mixture
 from bsweep.analysis.beside_others import without_times
-from bsweep.analysis.derived import placement
 from bsweep.analysis.loaded import Study, study_of
 from bsweep.analysis.records import NO_COLUMNS, Rows, rows_of
 from bsweep.runlog import RunPaths, read_told
@@ -167,11 +166,6 @@ def _from_csv(folder: Path) -> Study:
             raise ValueError(
                 f"{found[name]}: lacks the columns {', '.join(missing)}. Write the report again."
             )
-    runs, path = tables["runs"], folder / "provenance.csv"
-    provenance = pd.read_csv(path, dtype=str) if path.is_file() else runs[["run_id"]]
-    if "placement" not in runs and "hosts" in provenance:  # of an older version
-        hosts = runs["run_id"].map(provenance.set_index("run_id")["hosts"].fillna(""))
-        runs["placement"] = [
-            placement(of_run, n, 0) for of_run, n in zip(hosts, runs["num_workers"], strict=True)
-        ]
+    path = folder / "provenance.csv"
+    provenance = pd.read_csv(path, dtype=str) if path.is_file() else tables["runs"][["run_id"]]
     return study_of(folder, provenance, tables)

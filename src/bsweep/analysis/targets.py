@@ -25,7 +25,7 @@ that end at it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -33,9 +33,6 @@ from numpy.typing import NDArray
 
 from bsweep.analysis.once import once
 from bsweep.config import Target
-
-if TYPE_CHECKING:
-    from bsweep.analysis.loaded import Study
 
 AMOUNTS = {  # what it takes to a target, and the column of an evaluation that has it
     "seconds": "train_seconds",
@@ -49,8 +46,15 @@ _OF_RUNS = ["reached", "is_bound", *_TO_TARGET]
 _TARGETS = {"target_accuracy": "test_accuracy", "target_loss": "test_loss"}
 
 
+class _Evaluated(Protocol):
+    """What a study is to this module, which `bsweep.analysis.loaded` imports."""
+
+    @property
+    def evaluations(self) -> pd.DataFrame: ...
+
+
 @once
-def to_target(study: Study, target: Target) -> pd.DataFrame:
+def to_target(study: _Evaluated, target: Target) -> pd.DataFrame:
     """What each run needs to a target, a row a run that was evaluated, indexed by `run_id`.
 
     Columns: `reached`; `is_bound`; `seconds_to_target`, `steps_to_target`, `epochs_to_target` and

@@ -158,8 +158,8 @@ def span(numbers: Iterable[int]) -> str:
     )
 
 
-def number(value: float) -> str:
-    """Three significant digits, and no fewer of the whole part."""
+def three_digits(value: float) -> str:
+    """Return a number with three significant digits, and no fewer of the whole part."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 

@@ -54,7 +54,7 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
             left += widths
         for place, seconds in enumerate(total):
             axes.annotate(
-                drawing.number(seconds),
+                drawing.three_digits(seconds),
                 (seconds, place),
                 (3, 0),
                 textcoords="offset points",

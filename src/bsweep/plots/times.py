@@ -149,7 +149,7 @@ def _formula(fits: pd.DataFrame, key: Any) -> str:
         return ""
     fit = fits.loc[key]
     a, c = fit["fixed_seconds"], fit["batch_seconds"]
-    terms = f"{drawing.number(a)} {'-' if c < 0 else '+'} {drawing.number(abs(c))} / b"
+    terms = f"{drawing.three_digits(a)} {'-' if c < 0 else '+'} {drawing.three_digits(abs(c))} / b"
     off = (
         f"times {round(100 * fit['lowest_residual']):+d} to "
         f"{round(100 * fit['highest_residual']):+d} % off"
