@@ -51,8 +51,8 @@ from benches.common import Seconds, alternating, medians  # noqa: E402
 
 from bsweep.config import RunConfig  # noqa: E402
 from bsweep.config.strategies import PLAIN_HOROVOD  # noqa: E402
-from bsweep.config.whole import write_whole  # noqa: E402
 from bsweep.core.ranks import Place  # noqa: E402
+from bsweep.core.whole_files import write_whole  # noqa: E402
 from bsweep.data import augment  # noqa: E402
 from bsweep.runlog import RunPaths, read_records  # noqa: E402
 from bsweep.study import provenance  # noqa: E402

@@ -272,7 +272,7 @@ def test_images_are_decoded_once(folder: Path, capsys: pytest.CaptureFixture[str
     assert "decoding images: 10 of 10" in capsys.readouterr().err
     data.load(image_folder(folder), CPU)
     assert capsys.readouterr().err == ""
-    assert not list(cache.cache_folder().glob("*.tmp"))
+    assert not list(cache.cache_folder().glob(".*.tmp"))
 
 
 @pytest.mark.parametrize("change", ["content", "name", "side", "class"])

@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     from bsweep import report as writer
-    from bsweep.config.whole import is_full, no_space
+    from bsweep.core.whole_files import is_full, no_space
 
     try:
         print(

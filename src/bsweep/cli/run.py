@@ -11,9 +11,9 @@ from pathlib import Path
 from bsweep.cli import report
 from bsweep.compose import hydra_grid, overrides
 from bsweep.config import ConfigError, RunConfig, slurm
-from bsweep.config.whole import is_full
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
+from bsweep.core.whole_files import is_full
 from bsweep.study.commands import Command
 from bsweep.study.sweep import Sweep
 

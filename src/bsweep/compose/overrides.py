@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from bsweep.config import GROUPS, ConfigError, conf_dir, did_you_mean, shortened, show, unknown_key
-from bsweep.config.whole import is_full
+from bsweep.core.whole_files import is_full
 
 _MOST_POINTS = 1_000_000  # of one sweep, which are all planned before the first one starts
 _MOST_LETTERS = 255  # of a key, which Hydra looks for as a file

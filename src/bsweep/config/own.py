@@ -33,7 +33,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from bsweep.config.card import Card, Schema
 from bsweep.config.values import ConfigError, PathName, did_you_mean, plain_file, show
-from bsweep.config.whole import write_whole
+from bsweep.core.whole_files import write_whole
 
 _Config = TypeVar("_Config", bound=Schema)
 _MOST_BYTES = 2**24  # of a package, which each run folder gets a copy of

@@ -11,7 +11,7 @@ import yaml
 from bsweep.config.parsing import parse
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
-from bsweep.config.whole import write_whole
+from bsweep.core.whole_files import write_whole
 
 
 def save_config(config: RunConfig, path: Path) -> None:

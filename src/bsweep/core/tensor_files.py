@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from bsweep.core.whole_files import replacing
 
 
 def write(state: dict[str, Any], path: Path) -> None:
@@ -16,12 +17,8 @@ def write(state: dict[str, Any], path: Path) -> None:
     Raises:
         OSError, RuntimeError: there is no room, or something else is in the way.
     """
-    unfinished = path.with_suffix(".tmp")
-    with unfinished.open("wb") as file:
+    with replacing(path, is_only_writer=True) as file:
         torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
 
 
 def read(path: Path) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
+from bsweep.core.whole_files import replacing
 from bsweep.data.info import DataInfo
 from bsweep.runlog import claimed
 
@@ -166,14 +167,12 @@ def _slices(path: Path, keys: Sequence[str]) -> tuple[dict[str, Any], str]:
 
 
 def _write(tensors: Mapping[str, Tensor], text: str, path: Path) -> None:
-    """Under the lock, so that the temporary file is ours; nobody sees half a file."""
+    """Write a file of the cache whole, under its lock."""
     from safetensors.torch import save_file
 
-    unfinished = path.with_suffix(".tmp")
-    save_file(
-        dict(tensors), unfinished, metadata={"classes": text, "sha256": _digest(tensors, text)}
-    )
-    unfinished.replace(path)
+    told = {"classes": text, "sha256": _digest(tensors, text)}
+    with replacing(path, is_only_writer=True) as file:
+        save_file(dict(tensors), file.name, metadata=told)
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:

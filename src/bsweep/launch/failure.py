@@ -12,8 +12,8 @@ from pathlib import Path
 from bsweep.config import RunConfig, SshConfig
 from bsweep.config.hosts import names_in
 from bsweep.config.launch import hosts_of_ranks, nodes_of
-from bsweep.config.whole import why_full
 from bsweep.core.memory import CRASHES
+from bsweep.core.whole_files import why_full
 from bsweep.launch import ssh
 from bsweep.launch.outcome import Outcome, first_error
 from bsweep.runlog import RunPaths

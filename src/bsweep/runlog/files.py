@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from bsweep.config.whole import space_for, write_whole
+from bsweep.core.whole_files import space_for, write_whole
 from bsweep.runlog.records import SCHEMA, Record
 
 

@@ -15,8 +15,8 @@ from types import TracebackType
 from bsweep import launch
 from bsweep.compose.hydra_grid import Grid, say_could_not_run
 from bsweep.config import ConfigError, RunConfig, slurm
-from bsweep.config.whole import is_full
 from bsweep.core.ranks import inside_horovodrun
+from bsweep.core.whole_files import is_full
 from bsweep.launch import team
 from bsweep.study import attempts, attendance, checks, commands, parallel
 from bsweep.study.progress import Progress

@@ -8,33 +8,39 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FEW_LINES = 1 << 14  # bytes
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, also after a power cut. OSError as
-    `space_for`.
+@contextmanager
+def replacing(path: Path, *, is_only_writer: bool = False) -> Iterator[BinaryIO]:
+    """Open a file beside `path`, which takes its place when all is written: readers see one file or
+    the other whole, also after a power cut.
+
+    Args:
+        path: The file to be replaced, which need not be there.
+        is_only_writer: No other process writes it meanwhile. The file beside then has the same name
+            each time, so that what a kill left is written over.
     """
-    unfinished = None
+    own = "" if is_only_writer else f".{os.urandom(4).hex()}"
+    beside = path.with_name(f".{path.name}{own}.tmp")
     try:
-        with (
-            space_for(path),
-            tempfile.NamedTemporaryFile(
-                dir=path.parent, prefix=f".{path.name}.", delete=False
-            ) as file,
-        ):
-            unfinished = Path(file.name)
-            file.write(content)
+        with beside.open("wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        unfinished.chmod(0o644)
-        unfinished.replace(path)
+        beside.replace(path)
     except BaseException:
-        if unfinished:
-            unfinished.unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all. OSError as `space_for`."""
+    with space_for(path), replacing(path) as file:
+        file.write(content)
 
 
 @contextmanager
