@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -234,12 +235,12 @@ def test_who_hears_of_no_parent_any_more_ends(
     paths = TeamPaths(tmp_path)
     paths.lifeline.touch()
     paths.points.write_text("first\nsecond")
-    assert team_worker._next(paths, 0) == b"first\n"
+    lines = team_worker._lines(paths.points)
+    assert next(lines) == b"first"
     with pytest.raises(SystemExit, match="has said nothing"):
-        team_worker._next(paths, len(b"first\n"))  # half a line is none
+        next(lines)  # half a line is none
     paths.points.write_text("first\nsecond\n\n")
-    assert team_worker._next(paths, len(b"first\n")) == b"second\n"
-    assert team_worker._next(paths, len(b"first\nsecond\n")) == b"\n"
+    assert list(islice(team_worker._lines(paths.points), 3)) == [b"first", b"second", b""]
 
 
 def test_who_hears_of_a_parent_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bsweep.config import RunConfig
 from bsweep.runlog import RunPaths, calibration_file
-from bsweep.study.progress import Progress
+from bsweep.study.progress import Output, Progress
 from tests.support.running import TINY, compose
 from tests.support.synthetic_study import write_run
 
@@ -121,3 +121,30 @@ def test_a_lone_worker_and_a_lone_epoch_are_counted_as_one(
         monkeypatch,
     )
     assert begin.endswith("local batch 8, 1 worker, horovod, 1 epoch")
+
+
+def test_records_that_were_cut_are_not_said_again(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    lines, paths = Progress(1, Console(file=screen, width=200)), RunPaths(tmp_path)
+    lines.begin(compose("local_batch=8", "precision=fp32", "channels_last=false"), paths, [])
+    epochs = [json.dumps({**EPOCH, "epoch": number}) + "\n" for number in (1, 2, 3)]
+    for written in (epochs[:2], epochs[:1], ["{\n", *epochs]):
+        paths.metrics.write_text("".join(written))
+        lines._show()
+    with paths.metrics.open("a") as file:
+        file.write("}\n" + json.dumps({**EPOCH, "epoch": 4}) + "\n")
+    lines._show()
+    said = [line.split()[1].split("/")[0] for line in screen.getvalue().splitlines()[1:]]
+    assert said == ["1", "2", "4"]
+
+
+def test_what_workers_print_is_told_line_by_line(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    output = Output(paths, 2)
+    assert output.new_lines() == []
+    paths.rank_logs(1).mkdir(parents=True)
+    with (paths.rank_logs(1) / "stdout").open("ab", buffering=0) as file:
+        file.write(b"a\n\nb")
+        assert output.new_lines() == ["worker 1: a"]
+        file.write(b"c\n")
+        assert output.new_lines() == ["worker 1: bc"]

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from bsweep.config import FIXED, RunConfig
+from bsweep.core.following import GrowingFile
 from bsweep.core.words import counted, duration
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog import RunPaths, calibration_file
@@ -78,7 +79,7 @@ class Progress:
 
     def begin(self, config: RunConfig, paths: RunPaths, warnings: list[str]) -> None:
         self._config, self._paths = config, paths
-        self._offset = 0
+        self._records = GrowingFile(paths.metrics)
         self._tokens_per_example: int | None = None
         self._latest: dict[str, Any] = {"epoch": 0}
         self._scores: dict[str, Any] = {}
@@ -283,20 +284,12 @@ class Progress:
         return f", about {duration(here + others * mean)} left"
 
     def _new_records(self) -> list[dict[str, Any]]:
-        if not self._paths.metrics.exists():
-            return []
-        with self._paths.metrics.open("rb") as file:
-            file.seek(self._offset)
-            whole = file.read().rpartition(b"\n")[0]
-        if not whole:
-            self._offset = min(
-                self._offset, self._paths.metrics.stat().st_size
-            )  # workers may cut what they write anew
-            return []
-        self._offset += len(whole) + 1
+        lines = self._records.new_lines()
+        if lines is None:  # workers cut what they write anew: what is left was shown
+            self._records.new_lines()
         records = []
-        for line in whole.splitlines():
-            with suppress(ValueError):  # half of one, where it was cut meanwhile
+        for line in lines or ():
+            with suppress(ValueError):  # a damaged one, which reports name
                 records.append(json.loads(line))
         return records
 
@@ -305,23 +298,14 @@ class Output:
     """What a run's workers print, as it comes."""
 
     def __init__(self, paths: RunPaths, num_workers: int) -> None:
-        self._offsets = dict.fromkeys(range(num_workers), 0)
-        self._paths = paths
+        self._files = [GrowingFile(paths.rank_logs(rank) / "stdout") for rank in range(num_workers)]
 
     def new_lines(self) -> list[str]:
         """The whole lines since the last call, with the worker's number before each."""
         lines = []
-        for rank, offset in self._offsets.items():
-            path = self._paths.rank_logs(rank) / "stdout"
-            if path.exists():
-                with path.open("rb") as file:
-                    file.seek(offset)
-                    whole = file.read().rpartition(b"\n")
-                self._offsets[rank] += len(whole[0]) + len(whole[1])
-                lines += [
-                    f"worker {rank}: {line}"
-                    for line in whole[0].decode(errors="replace").splitlines()
-                ]
+        for rank, file in enumerate(self._files):
+            text = b"\n".join(file.new_lines() or ()).decode(errors="replace")
+            lines += [f"worker {rank}: {line}" for line in text.splitlines()]
         return lines
 
 

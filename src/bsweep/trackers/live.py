@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
 from bsweep.config import RunConfig, TrackerName
+from bsweep.core.following import GrowingFile
 from bsweep.runlog import RunPaths
 from bsweep.trackers import Tracked, records, sink
 
@@ -127,7 +128,7 @@ class _Run:
     """A run whose records are passed on."""
 
     def __init__(self, name: TrackerName, paths: RunPaths) -> None:
-        self._paths, self._offset = paths, 0
+        self._paths, self._file = paths, GrowingFile(paths.metrics)
         first = self._new_records()
         to, folder, began_at = sink(name), paths.folder, first[0]["time"] if first else time.time()
         self._tracked: Tracked = to.open(
@@ -146,17 +147,10 @@ class _Run:
         return not has_ended
 
     def _new_records(self) -> list[dict[str, Any]]:
-        whole = b""
-        with (
-            suppress(FileNotFoundError),
-            self._paths.metrics.open("rb") as file,
-        ):  # it may just be set aside
-            file.seek(self._offset)
-            whole = file.read().rpartition(b"\n")[0]
-        if not whole:
-            return []
-        self._offset += len(whole) + 1
-        return [json.loads(line) for line in whole.splitlines()]
+        lines = self._file.new_lines()
+        if lines is None:  # cut, or just set aside: what is left was passed on
+            self._file.new_lines()
+        return [json.loads(line) for line in lines or ()]
 
 
 def _folders() -> Iterator[Path | None]:

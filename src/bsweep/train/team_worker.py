@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from bsweep.config import own
+from bsweep.core.following import GrowingFile
 from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths
 
@@ -67,29 +68,26 @@ def train(paths: TeamPaths) -> None:
 
 def _points(paths: TeamPaths) -> Iterator[RunPaths]:
     """Run folders as they come. What this process prints goes to the one that it trains."""
-    begin = 0
-    while (line := _next(paths, begin)) != b"\n":
-        run = RunPaths(Path(os.fsdecode(line[:-1])))
-        if begin:
+    for number, line in enumerate(_lines(paths)):
+        if not line:
+            return
+        run = RunPaths(Path(os.fsdecode(line)))
+        if number:
             _print_to(run)
-        begin += len(line)
         yield run
 
 
-def _next(paths: TeamPaths, begin: int) -> bytes:
-    """Wait for the line of the points that begins at a byte; with its newline, for half a line is
-    none.
+def _lines(paths: TeamPaths) -> Iterator[bytes]:
+    """Yield the lines of the points as they come; exit if the parent has not touched the lifeline for
+    `PATIENCE_SECONDS`.
     """
-    seen, since = -1, time.monotonic()
+    file, seen, since = GrowingFile(paths.points), -1, time.monotonic()
     while True:
-        with paths.points.open("rb") as file:
-            file.seek(begin)
-            line = file.readline()
-        if line.endswith(b"\n"):
-            return line
-        with paths.lifeline.open("rb") as file:
-            touched = os.fstat(file.fileno()).st_mtime_ns
-        if touched != seen:
+        lines = file.new_lines() or []
+        yield from lines
+        with paths.lifeline.open("rb") as lifeline:  # an opened file is seen as it is
+            touched = os.fstat(lifeline.fileno()).st_mtime_ns
+        if lines or touched != seen:
             seen, since = touched, time.monotonic()
         if time.monotonic() - since > PATIENCE_SECONDS:
             raise SystemExit(
