@@ -40,7 +40,7 @@ def write_run(study: Path, noise_scale: float | None, *overrides: str) -> str:
                 global_batch=8,
                 num_train=NUM_TRAIN, num_test=1, classes=(), num_parameters=1, device="cpu",
                 precision="fp32",
-                threads=1, start_seconds=None,
+                threads=1, start_seconds=None, channels_last=False,
             )
         )  # fmt: skip
         for number in range(1, 17):

@@ -274,6 +274,7 @@ def test_a_run_that_is_told_to_stop_has_the_time_that_its_checkpoint_takes(
         "members": [0],
         "num_workers": 1,
         "metrics_bytes": 0,
+        "train_seconds": 0.5,
         "time": 0,
     }
 

@@ -640,7 +640,7 @@ def test_a_run_that_goes_on_from_one_beside_others_says_so(tmp_path: Path) -> No
         source = RunPaths(write_run(tmp_path / "s", local_batch=8, seed=seed, meta=meta))
         checkpoint = runlog.checkpoint_at(source, 1, 8)
         checkpoint.folder.mkdir(parents=True)
-        facts = {"metrics_bytes": source.metrics.stat().st_size, "time": 0.0}
+        facts = {"metrics_bytes": source.metrics.stat().st_size, "time": 0.0, "train_seconds": 1.5}
         checkpoint.complete(
             {"num_steps": 1, "epoch": 1, "position": 8, "members": (0,), "num_workers": 1, **facts}
         )

@@ -87,7 +87,7 @@ class Calibration:
         0.0  # by which fraction the second of such steps was longer than the least, of most
     )
     hardware: str = (
-        ""  # of the run that answered, until then of who asked; empty in files of earlier versions
+        ""  # of the run that answered, until then of who asked; empty where that is not known
     )
     instead_of: str = ""  # the hardware of the study's first answer, where that is other
     models: tuple[str, ...] = ()  # of the points that asked
@@ -252,7 +252,6 @@ def request(
     asking = [config for config in configs if is_asked(config)]
     if not asking:
         return
-    _say_hardware(path_of(configs[0]))
     path = path_of(configs[0], hardware)
     found, is_other = read(path), path.name != _FILE
     if found and not (folder and found.is_open):
@@ -275,17 +274,6 @@ def request(
             models=tuple(sorted({config.model.name for config in asking})),
         )
         write(folder / _FILE if folder else path, wanted)
-
-
-def _say_hardware(path: Path) -> None:
-    """Have an answer of an earlier version, which does not say for which hardware it was, say that
-    of the first run.
-    """
-    found = read(path)
-    if found and not found.hardware:
-        told = (hardware_of(metrics.parent) for metrics in sorted(path.parent.glob(_RUNS)))
-        if hardware := next(filter(None, told), ""):
-            write(path, replace(found, hardware=hardware))
 
 
 def hardware_of(run: Path) -> str:
@@ -347,9 +335,7 @@ def _of_runs(study_dir: Path, hardware: str) -> Iterator[Numerics]:
     for metrics in sorted(study_dir.glob(_RUNS)):
         if not hardware or hardware_of(metrics.parent) in ("", hardware):
             starts = _starts(metrics)
-            yield from (
-                _of_start(one) for one in starts if one["config"].get("precision", "auto") == "auto"
-            )
+            yield from (_of_start(one) for one in starts if one["config"]["precision"] == "auto")
 
 
 _RUNS = "*/metrics.jsonl"
@@ -368,9 +354,4 @@ def _starts(metrics: Path) -> list[dict[str, Any]]:
 
 
 def _of_start(record: Mapping[str, Any]) -> Numerics:
-    told = record.get(
-        "channels_last"
-    )  # null in records of earlier versions, whose configuration said which, or none
-    return Numerics(
-        record["precision"], record["config"].get("channels_last") is True if told is None else told
-    )
+    return Numerics(record["precision"], record["channels_last"])

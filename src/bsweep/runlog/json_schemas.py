@@ -1,7 +1,6 @@
 """What stands beside the records of a run: the schemas of its JSON files.
 
-The types are what `bsweep.runlog.reading` holds files to. What runs of earlier versions do not say
-has a default.
+The types are what `bsweep.runlog.reading` holds files to.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Summary:
     sent_bytes: Natural | None
     warnings: tuple[str, ...] = ()
     lost_workers: tuple[str, ...] = ()
-    metrics_crc32: Natural | None = None  # of `metrics.jsonl`
+    metrics_crc32: Natural | None = None  # of `metrics.jsonl`, if its records are sound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ class Saved:
     num_workers: Count
     metrics_bytes: Natural
     time: Finite
-    train_seconds: Amount | None = None  # which checkpoints of earlier versions do not say
+    train_seconds: Amount
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,7 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
     """
     paths = RunPaths(folder)
     summary = read_summary(paths)
-    records, warning = read_records(paths.metrics, with_steps, vouched_crc32(summary or {}))
+    records, warning = read_records(paths.metrics, with_steps, (summary or {}).get("metrics_crc32"))
     if summary and summary["epochs"] != (found := len(numbered(records, "epoch"))):
         raise Damaged(
             f"{paths.metrics}: has {found} epochs, {paths.summary.name} says {summary['epochs']}. "
@@ -147,7 +147,7 @@ def read_records(
         with_steps: Whether `step` records are wanted.
         crc32: Of the file as its run's summary has it. Records were sound when that was written, so
             that a file which still has it is not held to its schema again, which takes several
-            times as long as to read it.
+            times as long as to read it; None of records that were damaged.
 
     Raises:
         Damaged, Newer: the first line that is no record, by its number.
@@ -162,7 +162,7 @@ def read_records(
     dropped = () if with_steps else b'"type": "step"}'
     if crc32 is not None and zlib.crc32(content) == crc32:
         wanted = b",".join([line for line in lines if not line.endswith(dropped)])
-        records = [_renamed(record) for record in orjson.loads(b"[" + wanted + b"]")]
+        records = orjson.loads(b"[" + wanted + b"]")
     else:
         records = [
             checked(line, f"{path}:{n}")
@@ -171,14 +171,6 @@ def read_records(
         ]
     warning = f"{path.name}: left out a torn last line of {len(torn)} bytes." if torn else None
     return tuple(records), warning
-
-
-def vouched_crc32(summary: Mapping[str, Any]) -> int | None:
-    """The checksum of sound records in a run's summary; earlier versions left one of damaged
-    records too, as failed.
-    """
-    found: int | None = summary.get("metrics_crc32")
-    return None if summary.get("status") == "failed" else found
 
 
 def checked(line: bytes, place: str) -> dict[str, Any]:
@@ -191,18 +183,11 @@ def checked(line: bytes, place: str) -> dict[str, Any]:
         raise Damaged(f"{place}: damaged record: {line[:40].decode(errors='replace')}. {REMEDY}")
     _check_schema(record, place)
     if schema := _TYPES.get(record["type"]):
-        hold(_renamed(record), schema, place)
-    if schema is kinds.Event and "branch_of" in record:  # which earlier versions did not say
+        hold(record, schema, place)
+    if schema is kinds.Event and record["event"] == "continued":
         hold(record, kinds.Continued, place)
     if schema is kinds.Event and record["event"] == "batch_changed":
         hold(record, kinds.BatchChanged, place)
-    return record
-
-
-def _renamed(record: dict[str, Any]) -> dict[str, Any]:
-    """The record, which says what an earlier version called otherwise as it is called today."""
-    if record["type"] == "round" and "local_batches" in record:
-        record["worker_batches"] = record.pop("local_batches")
     return record
 
 

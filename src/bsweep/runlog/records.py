@@ -1,7 +1,6 @@
 """The records of a run: the lines of `metrics.jsonl`, which is the source of all numbers.
 
-The types are what `bsweep.runlog.reading` holds files to. What runs of earlier versions do not say
-has a default.
+The types are what `bsweep.runlog.reading` holds files to.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class _ToldLaunch:
 
 @dataclass(frozen=True, kw_only=True)
 class _Told:
-    """What tables read of a resolved configuration, which earlier versions may have written."""
+    """What tables read of a resolved configuration."""
 
     num_workers: Count
     local_batch: Count | None = None
@@ -83,7 +82,7 @@ class _Told:
     accumulation_steps: Count = 1
     epochs: Natural
     seed: Seed
-    precision: str = "auto"
+    precision: str
     data: _ToldData
     model: _Variant
     optimizer: _ToldOptimizer
@@ -123,7 +122,7 @@ class Start:
     gpu_software: str | None = None  # drivers and NCCL; None on CPUs
     graph: bool | None = None  # all workers launch full steps as a CUDA graph; None on CPUs
     workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.train.peers_check`
-    channels_last: bool | None = None  # the memory format of images
+    channels_last: bool  # the memory format of images
     transport: str | None = (
         None  # how gradients travel, where that is chosen: network, shared_memory
     )
@@ -304,13 +303,13 @@ class Continued(Event):
     """The records before are those of another run, `branch_of`, of which this one goes on after
     `num_steps`.
 
-    `train_seconds` until there are its, and None where its checkpoint does not say them.
+    `train_seconds` until there are its.
     """
 
     event: str = "continued"
     branch_of: str
     num_steps: Natural
-    train_seconds: Amount | None
+    train_seconds: Amount
 
 
 @dataclass(frozen=True, kw_only=True)

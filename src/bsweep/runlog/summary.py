@@ -21,7 +21,6 @@ from bsweep.runlog.reading import (
     read_records,
     read_summary,
     read_told,
-    vouched_crc32,
     warnings,
 )
 from bsweep.runlog.records import SCHEMA, Status
@@ -98,7 +97,7 @@ def read_ended(paths: RunPaths) -> tuple[Mapping[str, Any], Mapping[str, Any]] |
     summary = read_summary(paths)
     if summary is None:
         return None
-    if (crc32 := vouched_crc32(summary)) is None or crc32 != _known_crc32(paths):
+    if (crc32 := summary.get("metrics_crc32")) is None or crc32 != _known_crc32(paths):
         return summary, read_told(paths.folder).meta
     return summary, read_meta(paths)
 

@@ -65,7 +65,7 @@ def begin(config: RunConfig, paths: RunPaths) -> None:
                 message=f"{before}: times until then are of its workers",
                 branch_of=source.folder.name,
                 num_steps=facts["num_steps"],
-                train_seconds=facts.get("train_seconds"),
+                train_seconds=facts["train_seconds"],
             )
         )
     copied.complete({**facts, "metrics_bytes": paths.metrics.stat().st_size})

@@ -85,9 +85,7 @@ def _kind(*parts: Any) -> str:
 def _told(part: Any) -> dict[str, Any]:
     told = asdict(part)
     if isinstance(part, LaunchConfig):
-        told.pop(
-            "parallel", None
-        )  # no time of a point alone depends on it, and older studies' kinds have none
+        told.pop("parallel", None)  # no time of a point alone depends on it
     return told
 
 
