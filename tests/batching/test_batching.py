@@ -466,7 +466,7 @@ def test_a_run_whose_policy_decided_for_another_batch_is_not_gone_on_with(tmp_pa
     with pytest.raises(
         ConfigError, match="what batching=noise_scale has decided is for its batch and its workers"
     ):
-        branching.check(compose(*words, "global_batch=1024", f"resume_from={tmp_path}"))
+        branching.check_branch(compose(*words, "global_batch=1024", f"resume_from={tmp_path}"))
 
 
 def test_a_policy_that_would_exceed_the_training_set_is_refused() -> None:

@@ -59,5 +59,5 @@ def test_a_full_disk_is_told_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(OSError, match=f"no space left for {path}. Free some there, or give"):
         write_whole(path, b"content")
     with pytest.raises(OSError, match="No space left on device"):
-        tensor_files.write({"a": 1}, path)
+        tensor_files.write_tensors({"a": 1}, path)
     assert not list(tmp_path.iterdir())

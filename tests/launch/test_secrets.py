@@ -138,7 +138,7 @@ def test_what_a_killed_sweep_left_is_removed_by_the_next_one_unless_it_is_in_use
         path.parent.mkdir()
         environment.write(path, VARIABLES)
     present = attendance.Attendance()
-    with claimed(attendance.of_run(in_use.parent)):
+    with claimed(attendance.claim_of_run(in_use.parent)):
         present.join(tmp_path)
     present.leave()
     assert not left.exists() and in_use.exists()

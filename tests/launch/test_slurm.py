@@ -363,7 +363,7 @@ def test_jobs_of_an_array_share_a_sweep_and_one_is_queued_again(
     while typed(cluster, "squeue", "--noheader", f"--jobs={job}").strip():
         assert time.monotonic() < ends, typed(cluster, "squeue")
         time.sleep(0.5)
-    assert [state.status for state in states.read(cluster / "results/array").values()] == [
+    assert [state.status for state in states.read_states(cluster / "results/array").values()] == [
         "completed"
     ] * 6
     assert undisturbed in [values for _, values in losses(cluster, "array")]

@@ -125,7 +125,7 @@ def test_workers_are_profiled_together(overrides: tuple[str, ...], tmp_path: Pat
     result = bsweep("profile", *point, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     config = compose(*point, f"results_dir={tmp_path}/results")
-    workers = profile_file.read(config)
+    workers = profile_file.read_anatomies(config)
     parts = {*COMPUTING, "exchange", "optimizer", "loop"}
     assert [one.parts.keys() for one in workers] == [parts, parts]
     assert [one.adds_up_to for one in workers] == pytest.approx([1, 1], abs=0.25), (

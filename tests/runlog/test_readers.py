@@ -277,14 +277,14 @@ def test_anything_as_config_yaml_is_read_or_said(tmp_path: Path) -> None:
 def test_anything_as_calibration_json_is_read_or_taken_for_none(tmp_path: Path) -> None:
     path, config = tmp_path / "calibration.json", compose("local_batch=8")
     timed = (Timed(Numerics("fp32", False), (0.1, 0.3)), Timed(Numerics("bf16", True), (0.2, 0.2)))
-    calibration_file.write(
+    calibration_file.write_calibration(
         path, calibration_file.Calibration(1, (8, 64), measured_batches=(8, 64), timed=timed)
     )
     whole, found = json.dumps(json.loads(path.read_text())).encode(), []
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
-        found.append(calibration_file.read(path))
+        found.append(calibration_file.read_calibration(path))
         if found[-1]:
             calibration_file.choose(config, found[-1], Numerics("fp32", False))
             found[-1].says(config)

@@ -112,7 +112,7 @@ def test_a_sweep_is_planned_watched_stopped_and_resumed_from_other_processes(
         assert time.monotonic() < ends and again.poll() is None
     os.kill(again.pid, signal.SIGTERM)
     assert again.wait(30) == 130
-    assert len(commands.read(tmp_path / "results/s")) == 1, "the same command is kept once"
+    assert len(commands.read_commands(tmp_path / "results/s")) == 1, "the same command is kept once"
 
 
 def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Path) -> None:
@@ -573,7 +573,7 @@ def test_states_of_what_cannot_be_read_are_states(tmp_path: Path) -> None:
     for index, text in enumerate(('{"schema": 1', "[]", '{"schema": 99}')):
         (tmp_path / f"run{index}/summary.json").write_text(text)
     (tmp_path / "report").mkdir()
-    found = states.read(tmp_path)
+    found = states.read_states(tmp_path)
     assert [state.status for state in found.values()] == ["damaged"] * 3 + ["completed"]
 
 
@@ -597,7 +597,7 @@ def test_of_a_run_under_way_only_new_records_are_read(
         read.clear()
         with paths.metrics.open(mode) as file:
             file.write(more)
-        state = states.of_run(paths.folder)
+        state = states.state_of_run(paths.folder)
         return state.epochs_done, state.whole_epochs, state.train_seconds, len(read)
 
     assert look(start + first[:9], "wb") == (0, 0, None, 1)
@@ -609,7 +609,7 @@ def test_of_a_run_under_way_only_new_records_are_read(
         "and went further than where one looked"
     )
     for _ in range(2):
-        assert look(b"5\n")[1] == 0 and states.of_run(paths.folder).status == "damaged"
+        assert look(b"5\n")[1] == 0 and states.state_of_run(paths.folder).status == "damaged"
 
 
 def test_what_is_set_aside_again_and_again_overwrites_nothing(tmp_path: Path) -> None:

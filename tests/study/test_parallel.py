@@ -171,7 +171,7 @@ def test_points_at_once_heed_a_stop_from_elsewhere_and_a_second_interrupt(tmp_pa
 def test_the_first_of_points_at_once_finds_what_is_fastest_for_all(tmp_path: Path) -> None:
     path = tmp_path / "results/s/calibration.json"
     path.parent.mkdir(parents=True)
-    calibration_file.write(path, calibration_file.Calibration(1, (8, 16)))
+    calibration_file.write_calibration(path, calibration_file.Calibration(1, (8, 16)))
     result = bsweep(
         "run",
         "-m",
@@ -183,7 +183,7 @@ def test_the_first_of_points_at_once_finds_what_is_fastest_for_all(tmp_path: Pat
         cwd=tmp_path,
     )
     assert result.returncode == 0, result.stderr
-    found = calibration_file.read(path)
+    found = calibration_file.read_calibration(path)
     assert found and found.timed and result.stderr.count("at local batch 8") == 1
     starts = {paths: read_records(paths.metrics)[0][0] for paths in runs(tmp_path)}
     assert len({(one["precision"], one["channels_last"]) for one in starts.values()}) == 1
@@ -304,7 +304,7 @@ def test_who_measures_what_is_fastest_runs_alone(
     ]
     open_one = calibration_file.Calibration(1, wanted_batches=(8,))
     configs[0].study_dir.mkdir(parents=True)
-    calibration_file.write(calibration_file.path_of(configs[0]), open_one)
+    calibration_file.write_calibration(calibration_file.path_of(configs[0]), open_one)
     crew, began = crew_of(*configs), []
     for _ in range(4):
         for _ in range(2):
@@ -312,7 +312,7 @@ def test_who_measures_what_is_fastest_runs_alone(
             began.append([one.place for one in crew.running.values()])
         if began[-1] == [1]:
             found = replace(open_one, settled=calibration_file.PLAIN)
-            calibration_file.write(calibration_file.path_of(configs[0]), found)
+            calibration_file.write_calibration(calibration_file.path_of(configs[0]), found)
         end_all(crew)
     assert began == [[0], [0], [1], [1], [2, 3], [2, 3], [], []]
 
@@ -619,7 +619,7 @@ def test_no_time_of_a_point_is_estimated_by_those_beside_others(tmp_path: Path) 
         for seed in (0, 1)
     ]
     points = [Planned(folder.name, 1, 8, 1000, 3, "k") for folder in folders]
-    assert [one.point.run_id for one in timed(points, states.read(tmp_path / "s"))] == [
+    assert [one.point.run_id for one in timed(points, states.read_states(tmp_path / "s"))] == [
         folders[0].name
     ]
 

@@ -106,7 +106,7 @@ def test_a_run_that_is_taken_up_is_said_to_go_on_as_it_began(
     config = compose("local_batch=8", f"results_dir={tmp_path}")
     run = write_run(config.study_dir, local_batch=8, precision="bf16", status=None)
     answer = calibration_file.Calibration(1, (8,), settled=calibration_file.PLAIN)
-    calibration_file.write(calibration_file.path_of(config), answer)
+    calibration_file.write_calibration(calibration_file.path_of(config), answer)
     assert told(config, run, monkeypatch)[1:] == ["  bf16, channels_last: as this run began"]
     (run / "metrics.jsonl").unlink()
     assert told(config, run, monkeypatch)[1:] == ["  fp32, contiguous: as all runs of this study"]

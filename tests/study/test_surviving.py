@@ -75,7 +75,7 @@ def test_a_result_that_cannot_be_read_is_none(status: str, tmp_path: Path) -> No
     with paths.metrics.open("ab") as file:
         file.write(b"5\n")
     assert ended(paths) is None, "the same sweep repeats it, as the reader says"
-    state = states.of_run(paths.folder)
+    state = states.state_of_run(paths.folder)
     assert state.status == "damaged" and "damaged record: 5" in state.message, (
         "so do plan, status and resume"
     )
@@ -150,7 +150,7 @@ def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk:
     )
     assert full.stderr.count("completed already") == 1 and "Traceback" not in full.stderr
     assert len(package.load(tiny_disk / "s").runs) >= 1
-    for state in states.read(tiny_disk / "s").values():
+    for state in states.read_states(tiny_disk / "s").values():
         assert f" {state.status}" in full.stderr, "the console and the files say the same"
     report = bsweep("report", str(tiny_disk / "s"), cwd=tiny_disk.parent)
     assert (

@@ -218,7 +218,7 @@ def test_a_missing_package_is_named_with_the_remedy(
     with pytest.raises(
         ValueError, match=r"wandb: wandb not installed: pip install 'bsweep\[wandb\]'"
     ):
-        trackers.check(["wandb"])
+        trackers.check_trackers(["wandb"])
 
 
 def test_what_a_resumed_run_took_back_is_left_out(tmp_path: Path) -> None:

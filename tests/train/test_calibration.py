@@ -83,9 +83,11 @@ def test_a_point_by_itself_asks_in_its_own_folder_unless_its_study_has_an_answer
         (measured(fp32=(0.1, 0.2)), False),
     ):
         if asked:
-            calibration_file.write(path, asked)
+            calibration_file.write_calibration(path, asked)
         calibration_file.request([point], calibration_file.LEAST_STEPS, folder)
-        assert (calibration_file.read(path) if asked else path.exists()) == (asked or False)
+        assert (calibration_file.read_calibration(path) if asked else path.exists()) == (
+            asked or False
+        )
         assert calibration_file.path_in(folder, point) == (folder / path.name if own else path)
         (folder / path.name).unlink(missing_ok=True)
 
@@ -132,13 +134,13 @@ def test_a_short_sweep_is_not_worth_a_calibration_and_a_study_is_asked_once(tmp_
     )
     assert not path.exists()
     calibration_file.request(points, calibration_file.LEAST_STEPS)
-    asked = calibration_file.read(path)
+    asked = calibration_file.read_calibration(path)
     assert asked and asked.is_open and asked.wanted_batches == (8, 64)
     assert calibration_file.is_open_to(asked, FP32) and calibration_file.is_open_to(
         asked, BF16_LAST
     )
     calibration_file.request([replace(points[0], local_batch=256)], 10_000)
-    assert calibration_file.read(path) == asked
+    assert calibration_file.read_calibration(path) == asked
 
 
 def test_only_what_all_points_leave_open_is_measured(tmp_path: Path) -> None:
@@ -153,7 +155,7 @@ def test_only_what_all_points_leave_open_is_measured(tmp_path: Path) -> None:
         asking = [replace(point, precision="auto") for point in asking]
         asking[0].study_dir.mkdir()
         calibration_file.request(asking, 10_000)
-        found = calibration_file.read(calibration_file.path_of(asking[0]))
+        found = calibration_file.read_calibration(calibration_file.path_of(asking[0]))
         assert (
             found
             and calibration_file.is_open_to(found, FP32)
@@ -181,14 +183,14 @@ def test_gpus_take_their_half_precision_without_measuring(
         (asked, BF16_LAST, replace(asked, settled=BF16_LAST, **of)),
         (answered, FP32, answered),
     ):
-        calibration_file.write(calibration_file.path_of(point), found)
+        calibration_file.write_calibration(calibration_file.path_of(point), found)
         none: Any = None
         paths = RunPaths(point.study_dir / "run")
         assert (
             choose_numerics.agree(point, paths, images, strategy, torch.device("cuda"), none)
             == chosen
         )
-        assert calibration_file.read(calibration_file.path_of(point)) == kept
+        assert calibration_file.read_calibration(calibration_file.path_of(point)) == kept
 
 
 HERE, ELSEWHERE = {"cpu": "one", "cores": 2}, {"cpu": "other", "cores": 2}
@@ -206,15 +208,16 @@ def test_on_other_hardware_a_study_is_asked_anew_and_keeps_both_answers(tmp_path
     write_run(point.study_dir, local_batch=8, meta=ELSEWHERE, precision="bf16")
     first = calibration_file.path_of(point)
     kept = replace(measured(bf16_last=(0.1, 0.2)), models=("old",), hardware=elsewhere)
-    calibration_file.write(first, kept)
+    calibration_file.write_calibration(first, kept)
     calibration_file.request([point], 10, hardware=elsewhere)
-    assert calibration_file.read(first) == kept
+    assert calibration_file.read_calibration(first) == kept
     calibration_file.request([point], 10, hardware=here)
     path = calibration_file.path_of(point, here)
-    asked = calibration_file.read(path)
+    asked = calibration_file.read_calibration(path)
     assert path != first and asked and asked.is_open and asked.models == ("resnet18",)
     assert (
-        calibration_file.path_of(point, elsewhere) == first and calibration_file.read(first) == kept
+        calibration_file.path_of(point, elsewhere) == first
+        and calibration_file.read_calibration(first) == kept
     )
 
     # A worker finds it by what its own run is on, and the console says why there is another.
@@ -239,7 +242,7 @@ def test_runs_on_this_hardware_alone_say_what_a_study_goes_on_in(tmp_path: Path)
     )
     write_run(point.study_dir, local_batch=16, meta=HERE)
     calibration_file.request([point], 10, hardware=here)
-    found = calibration_file.read(calibration_file.path_of(point, here))
+    found = calibration_file.read_calibration(calibration_file.path_of(point, here))
     assert found and found.settled == FP32_LAST and "as all runs of this study" in found.says(AUTO)
 
 
@@ -312,17 +315,17 @@ def test_workers_on_other_machines_than_who_asked_measure_once_for_each_kind(
     calibration_file.request([point], calibration_file.LEAST_STEPS, hardware=LOGIN)
     first = calibration_file.path_of(point)
     assert agreed(point, monkeypatch, **HERE) == FP32
-    answer = calibration_file.read(first)
+    answer = calibration_file.read_calibration(first)
     assert answer and answer.timed and answer.hardware == "one, 2 cores" and not answer.instead_of
     assert agreed(point, monkeypatch, **ELSEWHERE) == FP32
     (other,) = {*point.study_dir.glob("calibration*.json")} - {first}
-    found = calibration_file.read(other)
+    found = calibration_file.read_calibration(other)
     assert (
         found
         and found.timed
         and (found.hardware, found.instead_of) == ("other, 2 cores", answer.hardware)
     )
-    assert calibration_file.read(first) == answer
+    assert calibration_file.read_calibration(first) == answer
 
 
 def test_workers_on_another_machine_than_who_asked_go_on_as_its_runs_did(
@@ -341,7 +344,7 @@ def test_a_short_sweep_measures_on_other_hardware_if_its_study_was_long_enough(
     point.study_dir.mkdir()
     settled = Calibration(1, (8,), settled=BF16_LAST, hardware="one, 2 cores")
     for first, is_asked in ((settled, False), (replace(settled, settled_by="gpu"), True)):
-        calibration_file.write(calibration_file.path_of(point), first)
+        calibration_file.write_calibration(calibration_file.path_of(point), first)
         calibration_file.request([point], 10, hardware=LOGIN)
         path = calibration_file.path_of(point, LOGIN)
         assert path.exists() == is_asked
@@ -376,7 +379,7 @@ def ask(cwd: Path) -> Path:
     """What a sweep of many steps leaves for its first point."""
     path = cwd / "results/s/calibration.json"
     path.parent.mkdir(parents=True)
-    calibration_file.write(
+    calibration_file.write_calibration(
         path,
         Calibration(
             1, wanted_batches=(8, 16), hardware=hardware_words(provenance.provenance(AUTO))
@@ -396,14 +399,14 @@ def test_the_first_point_measures_for_all_of_a_study(tmp_path: Path) -> None:
     """
     path = ask(tmp_path)
     said = bsweep(*SWEEP, "strategy=allreduce", "num_workers=2", cwd=tmp_path).stderr
-    found = calibration_file.read(path)
+    found = calibration_file.read_calibration(path)
     assert found and found.measured_batches[0] == 8 and len(found.timed) in (2, 4)
     assert found.torch and found.example_shape == (3, 8, 8)
     chosen = found.ranked(AUTO)[0][0]
     assert said.count(f"  {chosen}: ") == said.count("at local batch 8") == 1
     bsweep(*SWEEP, *INLINE, cwd=tmp_path)
     kept = [Numerics(start["precision"], start["channels_last"]) for start in starts(tmp_path)]
-    assert kept == [chosen] * 4 and calibration_file.read(path) == found
+    assert kept == [chosen] * 4 and calibration_file.read_calibration(path) == found
 
 
 def test_a_calibration_leaves_no_trace_in_the_numbers_of_the_point_that_measures(
@@ -431,7 +434,7 @@ def test_a_calibration_leaves_no_trace_in_the_numbers_of_the_point_that_measures
 def test_a_profile_measures_for_itself_alone(tmp_path: Path) -> None:
     point = ("model=tiny_cnn", *TINY, "epochs=1000", "local_batch=8", *INLINE)
     bsweep("profile", "study=s", *point, cwd=tmp_path)
-    found = calibration_file.read(tmp_path / "results/s/.profile/calibration.json")
+    found = calibration_file.read_calibration(tmp_path / "results/s/.profile/calibration.json")
     assert (
         found
         and found.measured_batches == (8,)
@@ -448,7 +451,7 @@ def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Pa
         ("model=tiny_cnn", *TINY, f"results_dir={tmp_path}", "study=s"),
     )
     path.parent.mkdir()
-    calibration_file.write(path, Calibration(1, wanted_batches=(4, 8)))
+    calibration_file.write_calibration(path, Calibration(1, wanted_batches=(4, 8)))
     config = compose(*point, "local_batch=8", *INLINE)
     made: list[Numerics] = []
     steps_of = step.train_step
@@ -463,7 +466,7 @@ def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Pa
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(step, "train_step", counted)
         job = worker.prepare(config, RunPaths(tmp_path), Place())
-    found = calibration_file.read(path)
+    found = calibration_file.read_calibration(path)
     assert (
         found
         and found.measured_batches == (4, 8)

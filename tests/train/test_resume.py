@@ -89,7 +89,7 @@ def wait_until(
 @pytest.mark.parametrize(
     ("name", "rank", "module", "function", "call"),
     [
-        ("horovod", 1, "core.tensor_files", "write", 3),  # as it saves
+        ("horovod", 1, "core.tensor_files", "write_tensors", 3),  # as it saves
         ("servers", 2, "strategies.server", "Server._step", 27),
         ("servers", 0, "runlog.checkpoint_files", "Checkpoint.complete", 2),
         ("diloco", 1, "strategies.eager", "EagerDiLoCo.end_round", 11),
@@ -343,13 +343,13 @@ def test_a_checkpoint_that_finds_no_room_is_a_warning(tmp_path: Path) -> None:
         "import os\n"
         "if 'RANK' in os.environ:\n"
         "    import bsweep.core.tensor_files as files\n"
-        "    plain, calls = files.write, []\n"
+        "    plain, calls = files.write_tensors, []\n"
         "    def full(*a):\n"
         "        calls.append(1)\n"
         "        if os.environ['RANK'] == '1' and len(calls) == 2:\n"
         "            raise OSError(28, 'No space left on device')\n"
         "        return plain(*a)\n"
-        "    files.write = full\n"
+        "    files.write_tensors = full\n"
     )
     point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "study=s")
     result = bsweep("run", *point, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})

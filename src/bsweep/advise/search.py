@@ -260,7 +260,7 @@ class Search:
             probe.wall_seconds * (1 if is_wall else cell[1]) for cell, probe in self.probes.items()
         )
         for run_id in set(self.run_ids) & self.planned.keys():
-            state = states.of_run(self.study_dir / run_id)
+            state = states.state_of_run(self.study_dir / run_id)
             seconds = (
                 state.wall_seconds or state.train_seconds or 0.0
             )  # the latter of one that was killed
@@ -292,7 +292,7 @@ class Search:
         found = []
         for config in self.cells[cell]:
             paths = attempts.paths_of(config)
-            if states.of_run(paths.folder).status in _LEFT:
+            if states.state_of_run(paths.folder).status in _LEFT:
                 facts = next((one.facts() for one in runlog.checkpoints(paths)), None)
                 found.append((config, float(facts["num_steps"]) if facts else 0.0))
         return sorted(found, key=lambda one: -one[1])
@@ -327,7 +327,7 @@ class Search:
             self.run_ids.append(config.run_id)
             self._keep()
         status = _train(config, max(1.0, seconds))
-        message = states.of_run(attempts.paths_of(config).folder).message
+        message = states.state_of_run(attempts.paths_of(config).folder).message
         if status == "out_of_memory":
             self._does_not_fit(cell, 0.0, message or status)
             self._keep()
@@ -397,7 +397,7 @@ def _train(config: RunConfig, seconds: float) -> str:
     except attempts.StopRequested as stop:
         if not asked or stop.by_signal:
             raise
-        status = states.of_run(
+        status = states.state_of_run(
             attempts.paths_of(config).folder
         ).status  # it may have ended by itself meanwhile
         if status == "interrupted":

@@ -40,7 +40,7 @@ def profile(arguments: Sequence[str]) -> int:
     config = _measured("profile", side_runs.profile, arguments, allocation.fill_in)
     if isinstance(config, int):
         return config
-    workers = profile_file.read(config)
+    workers = profile_file.read_anatomies(config)
     print(profile_file.table(workers))
     print(profile_file.bottleneck(workers))
     for path in sorted(profile_file.folder_of(config).glob("trace.*")):

@@ -143,7 +143,9 @@ def _retry(arguments: Sequence[str]) -> int | Callable[[], int]:
 def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Callable[[], int]:
     """What runs the points of the study's commands that are among these."""
     leading = [
-        one for one in commands.read(study_dir) if run_ids & {point.run_id for point in one.points}
+        one
+        for one in commands.read_commands(study_dir)
+        if run_ids & {point.run_id for point in one.points}
     ]
     unknown = run_ids - {point.run_id for command in leading for point in command.points}
     if unknown:

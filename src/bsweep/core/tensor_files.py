@@ -11,7 +11,7 @@ import torch
 from bsweep.core.whole_files import replacing
 
 
-def write(state: dict[str, Any], path: Path) -> None:
+def write_tensors(state: dict[str, Any], path: Path) -> None:
     """Write tensors, numbers, texts, and lists of them, so that they survive a power cut.
 
     Raises:
@@ -21,7 +21,7 @@ def write(state: dict[str, Any], path: Path) -> None:
         torch.save(state, file)
 
 
-def read(path: Path) -> dict[str, Any] | None:
+def read_tensors(path: Path) -> dict[str, Any] | None:
     """What was written, on the CPU; None, and why on stderr, where it cannot be read. Runs no code
     of the file.
     """

@@ -176,7 +176,7 @@ def path_of(config: RunConfig, hardware: str = "") -> Path:
     first.
     """
     first = config.study_dir / _FILE
-    found = read(first) if hardware else None
+    found = read_calibration(first) if hardware else None
     is_other = found and not found.is_open and found.hardware not in ("", hardware)
     return (
         first.with_stem(f"{first.stem}-{zlib.crc32(hardware.encode()):08x}") if is_other else first
@@ -196,8 +196,8 @@ def asked(path: Path, config: RunConfig, hardware: str) -> Calibration | None:
     Who asked may have been on a machine of another kind, so that nothing was asked of this one, nor
     its runs seen.
     """
-    found = read(path)
-    first = None if found else read(path_of(config))
+    found = read_calibration(path)
+    first = None if found else read_calibration(path_of(config))
     if first and not first.is_open and first.was_worth_it:
         found = Calibration(
             1,
@@ -216,7 +216,7 @@ def asked(path: Path, config: RunConfig, hardware: str) -> Calibration | None:
 _FILE = "calibration.json"
 
 
-def read(path: Path) -> Calibration | None:
+def read_calibration(path: Path) -> Calibration | None:
     """What was asked or found; None where there is nothing, or nothing that can be read."""
     try:
         found = runlog.read_json(path)
@@ -229,7 +229,7 @@ def parse(found: Mapping[str, Any]) -> Calibration:
     return _ADAPTER.validate_json(json.dumps(found))
 
 
-def write(path: Path, calibration: Calibration) -> None:
+def write_calibration(path: Path, calibration: Calibration) -> None:
     runlog.write_json(path, asdict(calibration))
 
 
@@ -253,13 +253,13 @@ def request(
     if not asking:
         return
     path = path_of(configs[0], hardware)
-    found, is_other = read(path), path.name != _FILE
+    found, is_other = read_calibration(path), path.name != _FILE
     if found and not (folder and found.is_open):
         if folder and is_other:  # where its workers look
-            write(folder / _FILE, found)
+            write_calibration(folder / _FILE, found)
         return
     settled = next(_of_runs(configs[0].study_dir, hardware), None)
-    first = read(path_of(configs[0])) if is_other else None
+    first = read_calibration(path_of(configs[0])) if is_other else None
     if settled or (first and first.was_worth_it) or num_steps >= LEAST_STEPS:
         wanted = Calibration(
             1,
@@ -273,7 +273,7 @@ def request(
             instead_of=first.hardware if first else "",
             models=tuple(sorted({config.model.name for config in asking})),
         )
-        write(folder / _FILE if folder else path, wanted)
+        write_calibration(folder / _FILE if folder else path, wanted)
 
 
 def hardware_of(run: Path) -> str:

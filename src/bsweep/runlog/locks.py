@@ -108,7 +108,7 @@ def _leased(path: Path) -> Iterator[bool]:
     finally:
         is_over.set()
         heart.join()
-        if _read(path) == lease:  # else this process slept for long, and another one took it over
+        if _read_lease(path) == lease:  # else this process slept, and another one took it over
             path.unlink(missing_ok=True)
 
 
@@ -122,7 +122,7 @@ def _take(path: Path, lease: dict[str, object]) -> bool:
             return False
         own.replace(path)
         time.sleep(_SETTLE_SECONDS)
-        return _read(path) == lease
+        return _read_lease(path) == lease
     else:
         return True
     finally:
@@ -137,7 +137,7 @@ def _is_stale(path: Path, beats_to_watch: int = 0) -> bool:
     the file system's makes its host's look so always: no lease should be taken that has a heartbeat
     while one watches.
     """
-    lease = _read(path) or {}
+    lease = _read_lease(path) or {}
     if (
         lease.get("host") == platform.node()
         and isinstance(lease.get("pid"), int)
@@ -170,7 +170,7 @@ def _now(folder: Path) -> float:
     return time.time()
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read_lease(path: Path) -> dict[str, Any] | None:
     with suppress(Damaged):
         return read_json(path)
     return None

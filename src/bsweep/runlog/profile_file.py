@@ -132,7 +132,7 @@ def folder_of(config: RunConfig) -> Path:
     return config.study_dir / "profile" / config.run_id
 
 
-def read(config: RunConfig) -> list[Anatomy]:
+def read_anatomies(config: RunConfig) -> list[Anatomy]:
     """What `bsweep profile` found, by rank."""
     return _ADAPTER.validate_json((folder_of(config) / "profile.json").read_bytes())["workers"]
 

@@ -145,14 +145,14 @@ class Server:
             "recorded_bytes": self._file.tell(),
         }
         try:
-            tensor_files.write(state, path)
+            tensor_files.write_tensors(state, path)
         except (OSError, RuntimeError):
             traceback.print_exc()
             return False
         return True
 
     def _restore(self, path: Path) -> bool:
-        state = tensor_files.read(path)
+        state = tensor_files.read_tensors(path)
         if state is None:
             return False
         self._shard.parameters.copy_(state["parameters"])

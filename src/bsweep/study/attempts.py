@@ -60,12 +60,12 @@ def result_of(config: RunConfig) -> str | None:
 
 def is_running(config: RunConfig) -> bool:
     """Whether a process is running the point."""
-    return runlog.is_claimed(attendance.of_run(paths_of(config).folder))
+    return runlog.is_claimed(attendance.claim_of_run(paths_of(config).folder))
 
 
 def ended_elsewhere(config: RunConfig, progress: Progress) -> str | None:
     """How a point ended that another process ran; None if it broke off."""
-    status = states.of_run(paths_of(config).folder).status
+    status = states.state_of_run(paths_of(config).folder).status
     if status not in (*states.RESULTS, *states.FAILURES):
         return None
     progress.skip(config, f"{status}, as another process has run it")
@@ -97,7 +97,7 @@ def run_point(config: RunConfig, warnings: list[str], progress: Progress, start:
     if result := result_of(config):
         progress.skip(config, _SKIPPED[result])
         return result
-    with runlog.claimed(attendance.of_run(paths.folder)) as is_ours:
+    with runlog.claimed(attendance.claim_of_run(paths.folder)) as is_ours:
         if not is_ours:
             progress.put_off(config, "another process is running it")
             return "running"
@@ -186,7 +186,7 @@ def set_aside(config: RunConfig) -> None:
     from then on.
     """
     folder = paths_of(config).folder
-    with runlog.claimed(attendance.of_run(folder)) as is_ours:
+    with runlog.claimed(attendance.claim_of_run(folder)) as is_ours:
         if is_ours:
             _set_aside(folder, folder)
 

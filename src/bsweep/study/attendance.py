@@ -21,7 +21,7 @@ _TRY_SECONDS, _MOST_TRIES = 0.05, 200
 _NEW_SECONDS = 60.0  # in which a sweep that has come claims its name
 
 
-def of_run(folder: Path) -> Path:
+def claim_of_run(folder: Path) -> Path:
     """What is claimed by whoever runs the point of a folder."""
     return folder.parent / ".locks" / folder.name
 
@@ -118,7 +118,7 @@ def _forget_killed(study_dir: Path) -> None:
             if time.time() - folder.stat().st_mtime > _PREFLIGHT_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
     for left in study_dir.glob(f"[!.]*/{RunPaths(study_dir).environment.name}"):  # may hold secrets
-        if not is_claimed(of_run(left.parent)):
+        if not is_claimed(claim_of_run(left.parent)):
             left.unlink(missing_ok=True)
 
 

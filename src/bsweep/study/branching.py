@@ -28,7 +28,7 @@ _MAY_DIFFER = (
 )  # fmt: skip
 
 
-def check(config: RunConfig) -> None:
+def check_branch(config: RunConfig) -> None:
     """ConfigError if a point cannot go on where its `resume_from` says."""
     if config.resume_from is None:
         return

@@ -14,7 +14,7 @@ from bsweep.runlog import RunPaths
 from bsweep.strategies.sharding import check_sharding
 from bsweep.study import branching
 from bsweep.study.attempts import paths_of, result_of
-from bsweep.trackers import check as check_trackers
+from bsweep.trackers import check_trackers
 
 
 def check(config: RunConfig) -> list[str]:
@@ -26,7 +26,7 @@ def check(config: RunConfig) -> list[str]:
     try:
         warnings = check_launch(config)
         if config.resume_from and not (runlog.checkpoints(paths_of(config)) or result_of(config)):
-            branching.check(config)  # until the run has what it goes on from
+            branching.check_branch(config)  # until the run has what it goes on from
         check_trackers(config.trackers)
         info = data.prepare(config.data)
         models.check(config, info.num_classes, info.shape)

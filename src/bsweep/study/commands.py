@@ -94,7 +94,7 @@ def keep(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]
     size = Place.from_environment().num_workers if inside_horovodrun() else None
     points = tuple(dict.fromkeys(map(planned, configs)))
     command = Command(tuple(arguments), Path.cwd(), size, points)
-    if command in read(study_dir):
+    if command in read_commands(study_dir):
         return
     line = {
         "time": time.time(),
@@ -113,7 +113,7 @@ def keep(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]
         os.fsync(file.fileno())
 
 
-def read(study_dir: Path) -> list[Command]:
+def read_commands(study_dir: Path) -> list[Command]:
     """The commands of a study, each as it was typed last; damaged lines are none."""
     commands: dict[tuple[Any, ...], Command] = {}
     try:

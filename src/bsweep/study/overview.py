@@ -73,9 +73,11 @@ def of_grid(
         points: Without repetitions.
         tried: What the estimate goes by beside the study's runs.
     """
-    found = states.read(study_dir)
+    found = states.read_states(study_dir)
     known = {
-        point.run_id: point for command in commands.read(study_dir) for point in command.points
+        point.run_id: point
+        for command in commands.read_commands(study_dir)
+        for point in command.points
     }
     known |= {point.run_id: point for point in points}
     by = Estimate(timed(known.values(), found), tried)
@@ -91,9 +93,11 @@ def of_study(study_dir: Path) -> tuple[list[Row], str]:
     """
     if not study_dir.is_dir():
         raise ValueError(_no_study(study_dir))
-    found = states.read(study_dir)
+    found = states.read_states(study_dir)
     known = {
-        point.run_id: point for command in commands.read(study_dir) for point in command.points
+        point.run_id: point
+        for command in commands.read_commands(study_dir)
+        for point in command.points
     }
     if not found and not known:
         raise ValueError(_no_study(study_dir))

@@ -169,7 +169,7 @@ class Progress:
             calibration_file.hardware_of(folder),
         )
         found = (
-            calibration_file.read(path)
+            calibration_file.read_calibration(path)
             if start
             else calibration_file.asked(path, self._config, hardware)
         )

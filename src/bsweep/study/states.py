@@ -53,7 +53,7 @@ class State:
 NEW = State()
 
 
-def read(study_dir: Path) -> dict[str, State]:
+def read_states(study_dir: Path) -> dict[str, State]:
     """The states of all runs of a study, by their ids."""
     try:
         names = sorted(
@@ -63,11 +63,11 @@ def read(study_dir: Path) -> dict[str, State]:
         )
     except FileNotFoundError:
         return {}
-    found = ((name, of_run(study_dir / name)) for name in names)
+    found = ((name, state_of_run(study_dir / name)) for name in names)
     return {name: state for name, state in found if state is not NEW}
 
 
-def of_run(folder: Path) -> State:
+def state_of_run(folder: Path) -> State:
     """The state of a run, `damaged` where the same command would repeat it for that; NEW where
     there is none.
     """
@@ -136,7 +136,7 @@ def _recorded(metrics: Path) -> _Recorded:
 
 def _under_way(paths: RunPaths) -> State:
     recorded = _recorded(paths.metrics)
-    is_running = runlog.is_claimed(attendance.of_run(paths.folder))
+    is_running = runlog.is_claimed(attendance.claim_of_run(paths.folder))
     return State(
         "running" if is_running else "interrupted",
         ""

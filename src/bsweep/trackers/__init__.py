@@ -70,7 +70,7 @@ def sink(name: TrackerName) -> Sink:
     return typing.cast(Sink, importlib.import_module(f"bsweep.trackers.to_{name}"))
 
 
-def check(names: Iterable[TrackerName]) -> None:
+def check_trackers(names: Iterable[TrackerName]) -> None:
     """ValueError if a tracker's package is not installed."""
     for name in names:
         missing = [package for package in _PACKAGES[name] if not _is_installed(package)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from bsweep import runlog
 from bsweep.config import did_you_mean
 from bsweep.runlog import RunPaths
-from bsweep.trackers import NAMES, Sink, check, records, sink
+from bsweep.trackers import NAMES, Sink, check_trackers, records, sink
 
 _BAD = 2
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         )
         return _BAD
     try:
-        check([options.to])
+        check_trackers([options.to])
     except ValueError as error:
         print(f"bsweep: {error}", file=sys.stderr)
         return _BAD

@@ -123,9 +123,9 @@ def save(job: Job, cursor: Cursor) -> None:
     problem = ""
     try:
         checkpoint.folder.mkdir(parents=True, exist_ok=True)
-        tensor_files.write(_own_state(job, cursor), checkpoint.own(job.place.rank))
+        tensor_files.write_tensors(_own_state(job, cursor), checkpoint.own(job.place.rank))
         if job.place.rank == strategy.members[0]:
-            tensor_files.write(_shared_state(job, cursor), checkpoint.shared)
+            tensor_files.write_tensors(_shared_state(job, cursor), checkpoint.shared)
     except (OSError, RuntimeError) as error:
         traceback.print_exc()
         problem = f"{type(error).__name__}: {error}"
@@ -231,11 +231,12 @@ def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict
     """What all know, and what this worker knew: nothing, if it was lost when the others saved."""
     rank, num_workers = job.place.rank, job.place.num_workers
     facts = checkpoint.facts() or {"members": [rank], "num_workers": num_workers}
-    shared = tensor_files.read(checkpoint.shared)
+    shared = tensor_files.read_tensors(checkpoint.shared)
     if facts["num_workers"] != num_workers:
-        every = [tensor_files.read(checkpoint.own(member)) for member in facts["members"]]
+        every = [tensor_files.read_tensors(checkpoint.own(member)) for member in facts["members"]]
         return shared, None if None in every else _of_one_among_others(every, rank)
-    return shared, tensor_files.read(checkpoint.own(rank)) if rank in facts["members"] else {}
+    was_here = rank in facts["members"]
+    return shared, tensor_files.read_tensors(checkpoint.own(rank)) if was_here else {}
 
 
 def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:

@@ -80,10 +80,10 @@ def agree(
         # On other hardware the first may have been answered since.
         path = calibration_file.path_in(paths.folder, config)
         # Another point of the study may have been first.
-        earlier = _of_first(strategy, calibration_file.read(path))
+        earlier = _of_first(strategy, calibration_file.read_calibration(path))
         found = earlier if earlier and not earlier.is_open else answer
         if strategy.rank == strategy.members[0]:
-            calibration_file.write(path, found)
+            calibration_file.write_calibration(path, found)
     return calibration_file.choose(config, found, default)
 
 

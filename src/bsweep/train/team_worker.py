@@ -78,8 +78,8 @@ def _points(paths: TeamPaths) -> Iterator[RunPaths]:
 
 
 def _lines(paths: TeamPaths) -> Iterator[bytes]:
-    """Yield the lines of the points as they come; exit if the parent has not touched the lifeline for
-    `PATIENCE_SECONDS`.
+    """Yield the lines of the points as they come; exit if the parent has not touched the
+    lifeline for `PATIENCE_SECONDS`.
     """
     file, seen, since = GrowingFile(paths.points), -1, time.monotonic()
     while True:
