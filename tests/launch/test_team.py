@@ -235,12 +235,12 @@ def test_who_hears_of_no_parent_any_more_ends(
     paths = TeamPaths(tmp_path)
     paths.lifeline.touch()
     paths.points.write_text("first\nsecond")
-    lines = team_worker._lines(paths.points)
+    lines = team_worker._lines(paths)
     assert next(lines) == b"first"
     with pytest.raises(SystemExit, match="has said nothing"):
         next(lines)  # half a line is none
     paths.points.write_text("first\nsecond\n\n")
-    assert list(islice(team_worker._lines(paths.points), 3)) == [b"first", b"second", b""]
+    assert list(islice(team_worker._lines(paths), 3)) == [b"first", b"second", b""]
 
 
 def test_who_hears_of_a_parent_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ def test_who_hears_of_a_parent_waits(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     thread = threading.Thread(target=lead)
     thread.start()
-    assert team_worker._next(paths, 0) == b"first\n" and is_over.is_set()
+    assert next(team_worker._lines(paths)) == b"first" and is_over.is_set()
     thread.join()
 
 
