@@ -103,4 +103,4 @@ def test_what_is_no_sum_or_no_logits_is_said_before_training(
     methods: dict[str, Any], outputs: Any, targets: Tensor, expected: str
 ) -> None:
     with pytest.raises(ValueError, match=expected):
-        objective.of(Brings(**methods), targets).check(outputs, targets, 3)
+        objective.of(Brings(**methods), targets).checking(3).loss(outputs, targets)
