@@ -1,7 +1,11 @@
 """How much each of several uneven workers computes: local batches and local steps by worker.
 
-A card's function in `fill` gives the run with its lists, by the pure functions in `policies`, from
-what a `probe` found or what `devices` are said to do.
+A checked point comes in. A card's function in `fill` gives the run with its lists, by the pure
+functions in `policies`, from what a probe found (`probe_file`) or what `devices` are said to do.
+The same point goes out, with `local_batches` and `local_steps` filled in.
+
+It measures nothing itself and loads no torch: it runs in the parent process, before a launch. What
+changes while a run trains belongs to `batching`.
 """
 
 from __future__ import annotations

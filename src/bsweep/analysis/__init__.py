@@ -1,4 +1,12 @@
-"""From the records of a study to tables: DataFrame in, DataFrame out, no torch."""
+"""Tables from the records of a study: DataFrame in, DataFrame out, no torch.
+
+A study's folder comes in (`load`). DataFrames go out with one row a run, an epoch or a round, whose
+columns `columns` describes, and what follows from them: means over seeds, fits, predictions with
+intervals (`prediction`), and sentences.
+
+It must not know how a run came about: it reads files by `runlog`, and of a point what `config`
+says. It draws nothing and writes no file.
+"""
 
 from bsweep.analysis.advice import against_published, headlines
 from bsweep.analysis.answering import (

@@ -1,4 +1,11 @@
-"""Who decides how much the coming round takes: one file for each policy."""
+"""Policies that decide how much the coming round takes: one file for each.
+
+What a round has shown comes in (`Seen`: losses, gradient noise, seconds of steps). What each worker
+takes of the next round goes out, with the events that say so; all workers decide alike.
+
+A policy must not know the loop, the model or the strategy: what all workers have to agree on it
+gathers by the function that it is given. So the same policy can be replayed over records.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Codecs: what of a gradient travels."""
+"""Codecs: what of a gradient travels.
+
+A worker's gradient comes in, as one flat vector. The sum of what all workers' codecs let through
+goes out in its place, and less than the gradient has travelled. There is one file for each codec;
+`base` has the seam.
+
+A codec must not know the loop, nor what carries its payload: it asks a `Group` for sums and copies.
+What it remembers from step to step is its own, and is saved with the run.
+"""
 
 from __future__ import annotations
 

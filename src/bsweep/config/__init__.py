@@ -1,4 +1,13 @@
-"""The schema of a run: one card per variant, one module per group."""
+"""The schema of a run: one card per variant, one module per group.
+
+Plain values come in, from a YAML file or as Hydra composed them. A checked, frozen `RunConfig` goes
+out with its run id, or a `ConfigError` that lists all that is wrong with it. A card holds the keys
+of its variant and all that others may ask of it (`groups`); what it asks of the rest of its point
+is in `point`; what builds it is a name, resolved by whoever needs it.
+
+It must not know torch or Hydra, nor what a run folder holds beside its own configuration and the
+user's own code. No room compares names or types of variants to find out what is on a card.
+"""
 
 from bsweep.config.allocation import (
     AdaptiveConfig,

@@ -1,5 +1,12 @@
 """Data sets as tensors in memory. One file for each, whose functions a card in `config/data.py`
 names.
+
+A card comes in. `prepare` gives what is known of a data set without its tensors, and has them
+decoded and cached before workers are launched; `load` gives the tensors to a worker. Which examples
+form a step, and which of them a worker takes, is the pure function in `plan`.
+
+It must not know the model, the strategy or the run: neither the number of workers nor the strategy
+may change which examples or which crops a step has.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Where a point becomes running processes, on this machine or on hosts.
+"""Processes on hosts: one RunConfig becomes N workers, one file for each launcher.
 
-Comes in: a RunConfig whose run folder is prepared. Goes out: an `Outcome`. Each launcher is a file
-of its own; `launcher` is the seam between them and the rest, and `lifeline` says how processes know
-that the others are there. It knows nothing of studies: who runs which point, and when, is decided
-above.
+A point whose folder is prepared comes in. Its `Outcome` goes out: a status, and where it failed
+which process, on which host, and why. Before that, `check` says whether the point can run here,
+`preflight` whether the hosts are there and alike; meanwhile signals are passed on (`stop`), and
+whatever ends leaves no process behind (`lifeline`).
+
+It must not know the study, nor how a step is computed: it knows which module a worker process runs,
+and the files by which to lead a team of them.
 """
 
 from __future__ import annotations

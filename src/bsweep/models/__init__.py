@@ -1,4 +1,12 @@
-"""Models: one file for each."""
+"""Models: one file for each.
+
+A card comes in, with the number of classes and the shape of an example. A freshly initialised
+`torch.nn.Module` goes out, the same on all workers (`initial`), or its outline without numbers
+(`outlined`), by which a point is checked before anything starts.
+
+A model must not know how it is trained: neither the strategy, nor the batch, nor that there are
+other workers.
+"""
 
 from __future__ import annotations
 

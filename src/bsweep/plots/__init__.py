@@ -8,6 +8,10 @@ stand in the order in which their runs were launched. What is drawn by batch siz
 workers where a study has one batch size and several worker counts, and as a dot for each cell where
 it has one of both. A figure of what was not measured, or of the accuracy of what has not learned,
 is left out.
+
+A loaded study comes in, and figures go out. What a figure shows and how it is drawn are two
+functions: the first gives a table, which is empty where there is nothing to show. It must not know
+how a run came about, and reads no file.
 """
 
 from __future__ import annotations

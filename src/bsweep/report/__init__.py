@@ -1,5 +1,11 @@
 """A study's report: its tables as CSV, Markdown and LaTeX, its figures, and one HTML page that
 needs no network.
+
+A study's folder comes in. A folder of files goes out; those of an earlier report are replaced once
+all new ones are written. All numbers are the analysis's and all figures those of `plots`: here they
+get headings, formats and an order.
+
+It must not compute a number of its own, nor know how a run came about.
 """
 
 from __future__ import annotations

@@ -1,4 +1,13 @@
-"""The run log: the records of a run, and the files of its folder."""
+"""The run log: the records of a run, and the files of its folder.
+
+Records come in, from workers and from the sweep. Files go out, and are read back: `files` has every
+path, `records` and `json_schemas` have every type, and `reading` holds what it reads to them and
+names what is damaged. Locks, the places of checkpoints, the errors that end a process, and the
+files of a calibration and a profile are here, too.
+
+It must not know who trains and how, nor what the numbers are for. The package itself loads no
+torch, so that the analysis can read; only `errors` does, which workers use.
+"""
 
 from bsweep.runlog.checkpoint_files import (
     Checkpoint,

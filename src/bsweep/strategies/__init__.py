@@ -1,4 +1,13 @@
-"""How workers agree on one model."""
+"""Ways in which workers agree on one model: one file for each.
+
+A worker's gradients or parameters come in, in one vector. Every worker leaves a step, or a round,
+with the same updated model; what that took in bytes and seconds goes out as `Traffic`. The seam is
+in `base`: what only some strategies can do is a class that they inherit (`Rounds`, `InBackward`),
+and is asked for.
+
+A strategy must not know the loop, nor the study that its run is part of. Further processes that it
+needs (parameter servers) are started by the launcher and are served here.
+"""
 
 from __future__ import annotations
 

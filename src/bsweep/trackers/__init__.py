@@ -1,8 +1,9 @@
 """Trackers: sinks to which the records of a run are passed on, while it runs or afterwards.
 
-The records stay the one source, and a sink reads nothing but them. Processes of their own pass them
-on (`bsweep.trackers.live`): no worker waits for a tracker or knows of one, and one that fails costs
-no run.
+Run folders come in; what TensorBoard, MLflow or Weights & Biases keep goes out. The records stay
+the one source, and a sink reads nothing but them. Processes of their own pass them on
+(`bsweep.trackers.live`): no worker waits for a tracker or knows of one, and one that fails costs no
+run.
 """
 
 from __future__ import annotations
