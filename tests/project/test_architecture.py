@@ -156,7 +156,11 @@ def test_the_map_in_contributing_has_the_rooms_in_the_order_of_the_contract() ->
     on_map = re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)
     assert len(on_map) == len(rows.splitlines())
     assert set(on_map) == ROOMS
-    assert on_map == [name for name in layers() if name != "__main__"]
+    order = [name for name in layers() if name != "__main__"]
+    assert on_map == order
+    lines = [line.split(" > ") for line in re.findall(r"^    (\w+(?: > \w+)+)", text, re.MULTILINE)]
+    assert {name for line in lines for name in line} == ROOMS
+    assert all(line == [name for name in order if name in line] for line in lines)
 
 
 def test_the_tests_mirror_the_rooms() -> None:
