@@ -65,9 +65,8 @@ NOWHERE = RunPaths(Path("nowhere"))
 
 
 def main(given: argparse.Namespace) -> int:
-    then = (
-        json.loads(given.against.read_text()) if given.against else {}
-    )  # before minutes of measuring
+    # Before minutes of measuring.
+    then = json.loads(given.against.read_text()) if given.against else {}
     wanted = [name for name in NAMES if name in (given.names or NAMES)]
     if given.against and not then.keys() & {*wanted}:
         has = ", ".join(name for name in NAMES if name in then) or "none that there is today"
@@ -170,8 +169,7 @@ def step_rounds(size: int, *model: str) -> Seconds:
     )
     print(
         f"  around forward, backward and optimizer: {added / seconds['step']:.2%} of the step by "
-        f"difference, "
-        f"{seconds['data'] / seconds['step']:.2%} by timing the data path alone"
+        f"difference, {seconds['data'] / seconds['step']:.2%} by timing the data path alone"
     )
     return rounds
 
@@ -294,8 +292,8 @@ def bench_exchange_worker(*overrides: str) -> None:
     if place.rank == 0:
         print(
             f"exchange of {job.vector.num_bytes / 1e6:.1f} MB: Horovod "
-            f"{times['horovod'] * 1e3:.3g} ms, "
-            f"torch.distributed {times['torch.distributed'] * 1e3:.3g} ms: "
+            f"{times['horovod'] * 1e3:.3g} ms, torch.distributed "
+            f"{times['torch.distributed'] * 1e3:.3g} ms: "
             f"{times['horovod'] / times['torch.distributed']:.2f}x; {CYCLE}"
         )
         print(json.dumps(rounds))
@@ -326,19 +324,16 @@ def bench_strategies(rounds: int = 5) -> dict[str, Seconds]:
     step, exchange = medians(steps), medians(exchanges)
     print(
         f"step on 2 workers: allreduce native {step['allreduce'] * 1e3:.3g} ms, DDP "
-        f"{step['ddp'] * 1e3:.3g} ms: "
-        f"{step['allreduce'] / step['ddp']:.2f}x"
+        f"{step['ddp'] * 1e3:.3g} ms: {step['allreduce'] / step['ddp']:.2f}x"
     )
     print(
         f"step on 2 workers: Horovod {step['horovod'] * 1e3:.3g} ms, DDP {step['ddp'] * 1e3:.3g} "
-        f"ms: "
-        f"{step['horovod'] / step['ddp']:.2f}x (target over NCCL: at most 1x); {CYCLE}"
+        f"ms: {step['horovod'] / step['ddp']:.2f}x (target over NCCL: at most 1x); {CYCLE}"
     )
     for name in ("our ring", "one server", "colocated"):
         print(
             f"exchange, {name}: {exchange[name] * 1e3:.3g} ms, Gloo's ring "
-            f"{exchange['allreduce'] * 1e3:.3g} ms: "
-            f"{exchange[name] / exchange['allreduce']:.2f}x"
+            f"{exchange['allreduce'] * 1e3:.3g} ms: {exchange[name] / exchange['allreduce']:.2f}x"
         )
     return {"step": steps, "exchange": exchanges}
 
@@ -408,8 +403,7 @@ def bench_start(rounds: int = 3, points: Sequence[str] = TWELVE) -> Seconds:
     ratio = found["overhead, a launch each"] / found["overhead, reused"]
     print(
         f"launch to first step, 1 and 2 workers: {found['cold start']:.2f} s (target: 4), in "
-        f"processes of the point "
-        f"before {found['warm start']:.2f} s (target: 0.5)"
+        f"processes of the point before {found['warm start']:.2f} s (target: 0.5)"
     )
     print(
         f"overhead of twelve points: {found['overhead, reused']:.1f} s, with a launch each "
@@ -525,7 +519,7 @@ def bench_analysis(counts: Sequence[int] = (25, 50, 100, 200, 1000), epochs: int
     found["exponent of runs"] = [slope]
     print(
         f"report of 36 runs x {epochs} epochs: {statistics.median(found['report of 36 runs']):.1f} "
-        f"s"
+        "s"
     )
     print(f"loading grows with the number of runs to the power of {slope:.2f}")
     return found
@@ -549,8 +543,8 @@ def bench_memory(*overrides: str) -> dict[str, int]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     print(
         f"memory above the interpreter's {before / MEGABYTE:.0f} MB: {peak / MEGABYTE:.0f} MB, of "
-        f"which data "
-        f"{images / MEGABYTE:.0f} MB, parameters, gradients and momentum {state / MEGABYTE:.0f} MB"
+        f"which data {images / MEGABYTE:.0f} MB, parameters, gradients and momentum "
+        f"{state / MEGABYTE:.0f} MB"
     )
     return {"peak_bytes": peak, "data_bytes": images, "state_bytes": state}
 

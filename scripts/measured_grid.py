@@ -146,9 +146,8 @@ class Played:
 
     truth: Measured
     seeds: tuple[int, ...]
-    runs: list[tuple[Run, float]] = field(
-        default_factory=list
-    )  # with the most steps that were paid for
+    # With the most steps that were paid for.
+    runs: list[tuple[Run, float]] = field(default_factory=list)
     spent: float = 0.0
 
     def __post_init__(self) -> None:

@@ -96,9 +96,8 @@ def zeus(truth: Measured, rng: np.random.Generator) -> tuple[float, Key]:
         drawn = (arm, int(rng.choice(truth.seeds)))
         seconds = truth.trained_seconds(drawn)
         patience = _ZEUS_PATIENCE * min((min(of) for of in costs.values() if of), default=math.inf)
-        is_good = (
-            truth.run_seconds(drawn) > 0 and seconds <= patience
-        )  # NaN where it was not reached
+        # NaN where it was not reached.
+        is_good = truth.run_seconds(drawn) > 0 and seconds <= patience
         if is_good:
             costs[arm].append(seconds)
         taken = min(seconds, patience)
@@ -295,7 +294,7 @@ def main(folder: Path, target: Target) -> None:
     inside = left_out["coverage"].mean()
     print(
         f"each batch from all others: median error {errors.median():.1%}, {inside:.0%} of runs "
-        f"inside their intervals"
+        "inside their intervals"
     )
 
 

@@ -179,7 +179,7 @@ def dissected(job: Job, size: int, name: str) -> dict[str, float]:
     if job.place.rank == 0:
         print(
             f"{name}: the parts add up to {found.adds_up_to:.1%} of a step (target: within 5 % of "
-            f"it)"
+            "it)"
         )
         print(profile_file.table([found]), flush=True)
     return {

@@ -201,10 +201,11 @@ def test_hybrid_fits_the_steps_to_its_batches(tmp_path: Path) -> None:
     assert config.local_batches == (16, 4)  # most of the second one's time is the examples'
     assert config.local_steps == (100, 100)
     given = resolved(tmp_path, workers, "allocation=hybrid", "allocation.local_batches=[8,8]")
+    # 100 x 0.026 s, at 0.042 s a step.
     assert given.local_batches == (8, 8) and given.local_steps == (
         144,
         62,
-    )  # 100 x 0.026 s, at 0.042 s a step
+    )
 
 
 def test_network_aware_chooses_the_rounds_length(tmp_path: Path) -> None:

@@ -551,9 +551,8 @@ def test_the_exponent_of_a_power_law_is_recovered_with_its_interval() -> None:
 def test_how_an_epoch_grows_is_told_for_three_cells_or_more(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", local_batches=(16, 64), num_workers=(1, 2, 4)))
     by_workers = analysis.epoch_growth(study, "num_workers")
-    assert list(by_workers["exponent"]) == pytest.approx(
-        [-0.9, -0.9]
-    )  # the seconds go with w^0.1 / w
+    # The seconds go with w^0.1 / w.
+    assert list(by_workers["exponent"]) == pytest.approx([-0.9, -0.9])
     assert list(by_workers["num_points"]) == [3, 3]
     assert list(by_workers.index.get_level_values("local_batch")) == [16, 64]
     assert (
@@ -657,9 +656,8 @@ def test_how_the_overhead_grows_with_the_number_of_runs(tmp_path: Path) -> None:
     number = pd.Series([1.0, 4.0, 2.0, 3.0, 6.0, 5.0, 8.0, 7.0], loaded.runs.index)
     launched = pd.Series(10 * number.to_numpy(), loaded.runs["run_id"])
     provenance = loaded.provenance.assign(launched_at=loaded.provenance["run_id"].map(launched))
-    starts = (
-        loaded.runs["num_workers"] ** 3
-    )  # of more workers, which come later: no growth with the number of runs
+    # Of more workers, which come later: no growth with the number of runs.
+    starts = loaded.runs["num_workers"] ** 3
     for power in (0, 1):  # what each takes: always the same, or longer with each run before
         runs = loaded.runs.assign(
             wall_seconds=loaded.runs["train_seconds"] + 3 * starts * number**power

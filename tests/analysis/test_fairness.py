@@ -99,13 +99,11 @@ def test_the_best_rate_of_each_batch_is_a_row(collapse: analysis.Study) -> None:
 
 
 def test_a_seed_is_scored_at_the_rate_that_the_others_find_best() -> None:
-    lucky = np.array(
-        [[0.5, 0.5, 0.5], [0.9, 0.45, 0.45]]
-    )  # the second rate has the best mean, by one seed
+    # The second rate has the best mean, by one seed.
+    lucky = np.array([[0.5, 0.5, 0.5], [0.9, 0.45, 0.45]])
     assert list(seeds_left_out(lucky, 1)) == [0.5, 0.45, 0.45]
-    diverged = np.array(
-        [[0.5, 0.5, np.nan], [0.4, np.inf, 0.4]]
-    )  # the third seed at the first rate; one was not run
+    # The third seed at the first rate; one was not run.
+    diverged = np.array([[0.5, 0.5, np.nan], [0.4, np.inf, 0.4]])
     np.testing.assert_equal(list(seeds_left_out(diverged, 1)), [0.4, 0.5, np.nan])
 
 

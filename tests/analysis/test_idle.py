@@ -302,10 +302,11 @@ def test_batches_are_those_that_workers_had(tmp_path: Path) -> None:
     for allocation in ("uniform", "batch_by_memory"):
         write_rounds(tmp_path / "s", allocation, num_rounds=2)
     write_rounds(tmp_path / "s", "hybrid", num_rounds=2, lists=((16,) * 4, None))
+    # Of a run without rounds.
     given = {
         "strategy": {"name": "allreduce"},
         "allocation.local_batches": [2, 2, 2, 10],
-    }  # of a run without rounds
+    }
     write_run(tmp_path / "s", local_batch=4, num_workers=4, settings=given)
     batches = by_variant(analysis.cells(bsweep.load(tmp_path / "s").runs))[
         "local_batches"

@@ -370,9 +370,8 @@ def test_runs_that_fell_short_count_in_what_a_cell_is_measured_at_and_in_the_err
     alone = np.exp(np.log(of["seconds_to_target"].astype(float)).mean())
     assert alone < 0.9 * truth.seconds(128, 1), "those that were fast"
     scatter = [np.random.default_rng([128, 1, seed, 5]).standard_normal() for seed in range(8)]
-    whole = truth.seconds(128, 1) * np.exp(
-        truth.scatter * np.mean(scatter)
-    )  # had they not been cut
+    # Had they not been cut.
+    whole = truth.seconds(128, 1) * np.exp(truth.scatter * np.mean(scatter))
     assert cell["measured_seconds"] == pytest.approx(whole, rel=0.15) and alone < 0.85 * whole
     left_out = prediction.leave_one_out.set_index("global_batch")
     assert left_out["measured_seconds"][128] > 1.05 * alone

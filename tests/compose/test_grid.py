@@ -83,9 +83,8 @@ def composed(overrides: list[str]) -> DictConfig:
 def test_points_are_as_hydra_composes_each(name: str) -> None:
     points = [*itertools.product(*GRIDS[name])]
     possible = []
-    for (
-        point
-    ) in points:  # what Hydra itself refuses, such as a key that is deleted and given, is no point
+    # What Hydra itself refuses, such as a key that is deleted and given, is no point.
+    for point in points:
         try:
             possible.append((point, grid.to_config(composed(list(point)))))
         except (ConfigError, HydraException):

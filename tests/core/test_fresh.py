@@ -73,9 +73,8 @@ def test_what_ends_the_process_is_raised(kind: str, error: type[Exception], word
 
 
 def test_what_fails_for_want_of_memory_works_in_the_next_process() -> None:
-    with suppress(
-        MemoryError, RuntimeError
-    ):  # an error or a crash; and on some processors there is room enough
+    # An error or a crash; and on some processors there is room enough.
+    with suppress(MemoryError, RuntimeError):
         fresh_process.call(_convolve, True)
     fresh_process.call(_convolve, False)
 

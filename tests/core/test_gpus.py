@@ -244,16 +244,14 @@ def test_the_command_ends_with_2(tmp_path: Path) -> None:
         (
             (
                 "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 "
-                "UTC "
-                "2023"
+                "UTC 2023"
             ),
             "535.104.05",
         ),
         (
             (
                 "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build "
-                " "
-                "(dvs)"
+                " (dvs)"
             ),
             "580.65.06",
         ),

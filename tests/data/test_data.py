@@ -525,9 +525,8 @@ def test_cifar10_is_downloaded_once(served: Served, tmp_path: Path) -> None:
     )
     assert dataset.train_labels.tolist() == [i % 10 for i in range(20)] * 5
     assert dataset.classes[3] == "class3"
-    assert (
-        sum("GET" in request for request in served.requests) <= 2
-    )  # torchvision's look for redirects, then the file
+    # Torchvision's look for redirects, then the file.
+    assert sum("GET" in request for request in served.requests) <= 2
 
 
 def test_cifar10_that_is_there_is_not_downloaded(served: Served, tmp_path: Path) -> None:
@@ -594,7 +593,7 @@ def test_a_worker_imports_nothing_slow_to_load_what_is_cached(folder: Path) -> N
     loaded = _modules_after(
         "import torch; from bsweep import data; from bsweep.config import *; "
         f"data.load({image_folder(folder)!r}, torch.device('cpu')); data.load({DIGITS!r}, "
-        f"torch.device('cpu'))"
+        "torch.device('cpu'))"
     ).split()
     assert "torch" in loaded
     assert not {"torchvision", "sklearn", "PIL", "pandas", "scipy"} & set(loaded)

@@ -192,7 +192,7 @@ def test_a_run_on_a_text_learns_and_counts_its_tokens(tmp_path: Path) -> None:
 def test_workers_with_other_texts_under_the_same_path_are_told_so(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         f"import os\nos.environ['HOME'] = {str(tmp_path)!r} + '/home' + os.environ.get('RANK', "
-        f"'0')\n"
+        "'0')\n"
     )
     for rank in (0, 1):
         (tmp_path / f"home{rank}").mkdir()

@@ -37,11 +37,12 @@ def test_phases_divide_time_and_inner_ones_count_alone(monkeypatch: pytest.Monke
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
     clock = PhaseClock(torch.device("cpu"))
     for _ in range(2):
+        # Begin at 0, 1 and 2.
         with (
             clock.phase("loop"),
             clock.phase("exchange"),
             clock.phase("optimizer"),
-        ):  # begin at 0, 1 and 2
+        ):
             time.perf_counter()  # 3; they end at 4, 5 and 6
         time.perf_counter()  # 7 is in no phase
     assert clock.seconds() == {"loop": 4, "exchange": 4, "optimizer": 4}
@@ -51,9 +52,8 @@ def test_phases_divide_time_and_inner_ones_count_alone(monkeypatch: pytest.Monke
 def test_every_part_of_a_step_is_timed_and_nothing_is_trained(device: str, tmp_path: Path) -> None:
     job = prepared(tmp_path, *ALONE, "accumulation_steps=2", f"device={device}")
     before = job.vector.parameters.clone()
-    every = [
-        profile_worker.dissect(job, most_rounds=4) for _ in range(8)
-    ]  # one may be interrupted between two clocks
+    # One may be interrupted between two clocks.
+    every = [profile_worker.dissect(job, most_rounds=4) for _ in range(8)]
     assert min(abs(one.adds_up_to - 1) for one in every) < 0.05
     found = every[0]
     assert found.parts.keys() == {*COMPUTING, "exchange", "optimizer", "loop"}

@@ -75,9 +75,8 @@ def test_backward_writes_the_gradients_of_a_plain_model_into_the_vector() -> Non
     vector.collect_gradients()
     reached = [part for part in vector.slices if part.name.startswith("0.")]
     assert all(vector.gradients[part.start : part.stop].any() for part in reached)
-    assert int(vector.gradients.count_nonzero()) <= sum(
-        part.num_elements for part in reached
-    )  # the rest has none
+    # The rest has none.
+    assert int(vector.gradients.count_nonzero()) <= sum(part.num_elements for part in reached)
 
 
 def test_slices_cover_the_vector_with_matrices_first() -> None:

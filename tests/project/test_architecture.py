@@ -29,7 +29,6 @@ KEPT_STATE = {
     "config/own.py:_THEIRS": "files that an error is blamed on, which Python does not tell apart",
     "core/terminal.py:is_interrupted": "a signal handler's",
     "data/cache.py:_CHECKED": "a cache: versions of files whose checksum was right",
-    "launch/inline.py:_is_spoilt": "of the process itself: it cannot train after such a failure",
     "launch/preflight.py:_ready": "a cache: hosts that have answered",
     "launch/seats.py:own_gpus": "of a thread: the GPUs that it is pinned to",
     "launch/stop.py:_all_are_to_stop": "a signal handler's",
@@ -38,21 +37,6 @@ KEPT_STATE = {
     "strategies/ddp.py:_KEPT": "groups of torch's, which hang where the last reference goes",
     "study/states.py:_RECORDED": "a cache: how far records were read",
     "trackers/live.py:_followers": "the processes that trackers have, one of each for all points",
-    # to go
-    "launch/team.py:_coming": "to go",
-    "launch/team.py:_idle": "to go",
-    "launch/warm.py:_is_training": "to go",
-    "launch/warm.py:_meeting_point": "to go",
-    "launch/warm.py:_registry": "to go",
-    "launch/warm.py:_spoilt_by": "to go",
-    "study/sweep.py:ARE_COMPOSED": "to go",
-    "study/sweep.py:PROGRESS": "to go",
-    "study/sweep.py:STATUSES": "to go",
-    "study/sweep.py:STUDIES": "to go",
-    "study/sweep.py:_ARE_AT_ONCE": "to go",
-    "study/sweep.py:_ATTENDANCE": "to go",
-    "study/sweep.py:_choose": "to go",
-    "train/steps.py:capture_broke_off": "to go",
 }
 """What modules remember from one call to the next, and why it is no argument.
 

@@ -216,9 +216,8 @@ def cheap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             *words, "launch=inline", "strategy=single", "data=synthetic", *SHAPE, cwd=Path(folder)
         )
         assert not ended.returncode, ended.stderr
-        for path in list(Path(folder).glob("results/bench/b8*"))[
-            :1
-        ]:  # as if it had been launched by itself
+        # As if it had been launched by itself.
+        for path in list(Path(folder).glob("results/bench/b8*"))[:1]:
             RunPaths(path).launcher_log.touch()
 
     @functools.cache

@@ -36,9 +36,8 @@ def commands(page: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-TYPED = {
-    line: page.name for page in PAGES for line in commands(page)
-}  # each once, whatever pages repeat it
+# Each once, whatever pages repeat it.
+TYPED = {line: page.name for page in PAGES for line in commands(page)}
 
 
 def test_every_page_begins_with_a_command_and_the_readme_is_short() -> None:

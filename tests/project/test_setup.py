@@ -200,9 +200,8 @@ def test_run_again_does_nothing(checkout: Checkout) -> None:
     first = checkout.run("setup.sh")
     assert first.returncode == 0, first.stderr
     assert "Set up in .venv" in first.stderr
-    assert (
-        len(checkout.pip_calls()) == 7
-    )  # torch; build tools, source, wheel; Horovod, what it needs; bsweep
+    # Torch; build tools, source, wheel; Horovod, what it needs; bsweep.
+    assert len(checkout.pip_calls()) == 7
     again = checkout.run("setup.sh")
     assert again.returncode == 0
     assert again.stderr == "Already set up in .venv.\n"
@@ -496,8 +495,8 @@ def test_what_was_not_tested_is_said_last(checkout: Checkout, apt_get: str | Non
         assert tested.stderr.endswith("\n1 failed\n")
     else:
         assert tested.stderr.endswith(
-            "1 failed\nNot tested: runs over several hosts (tests/launch/test_hosts.py). "
-            "hosts.sh needs programs Debian: apt-get install pkg\n"
+            "1 failed\nNot tested: runs over several hosts (tests/launch/test_hosts.py). hosts.sh "
+            "needs programs Debian: apt-get install pkg\n"
         )
 
 

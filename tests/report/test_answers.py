@@ -96,9 +96,8 @@ def test_the_front_is_that_of_the_true_times(cells: pd.DataFrame) -> None:
 def test_bottlenecks_are_those_of_the_law(cells: pd.DataFrame) -> None:
     of = cells.set_index(["global_batch", "num_workers"])
     assert of["bottleneck"][16, 1] == "fixed"  # 20 ms of 28
-    assert (
-        of["bottleneck"][256, 1] == "large_batch"
-    )  # critical batch 200: more than half of the examples are further
+    # Critical batch 200: more than half of the examples are further.
+    assert of["bottleneck"][256, 1] == "large_batch"
     fixed = EXACT.pass_seconds / EXACT.step_seconds(16, 1)
     assert of["bottleneck_share"][16, 1] == pytest.approx(fixed, abs=0.1)
 

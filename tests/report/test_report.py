@@ -153,8 +153,7 @@ def test_the_section_on_costs_says_each_exponent_or_why_there_is_none(page: Path
         "| seconds of an epoch | training examples | not fitted: one value | - | 1 |",
         (
             "| bytes a worker sends in a step | 2 (p - 1) / p n | not fitted: one value; ratio "
-            "0.984 | "
-            "- | 1; ratio 1 |"
+            "0.984 | - | 1; ratio 1 |"
         ),
     ):
         assert row in markdown and all(
@@ -300,13 +299,12 @@ def test_the_headlines_of_a_study_without_repeats(tmp_path: Path) -> None:
     assert report.headlines(bsweep.load(tmp_path / "s")) == [
         (
             "Fastest within 0.01 of the best test accuracy: local batch 64 on 1 worker (global "
-            "batch 64), with 356.2 s "
-            "of training for 1 epoch and test accuracy 0.8925 (one run). No cell is more accurate."
+            "batch 64), with 356.2 s of training for 1 epoch and test accuracy 0.8925 (one run). "
+            "No cell is more accurate."
         ),
         (
             "Faster, but less accurate: local batch 256 on 1 worker (global batch 256), with "
-            "0.8529 in "
-            "239.1 s."
+            "0.8529 in 239.1 s."
         ),
         "Each cell was run once: repeat with other seeds before trusting small differences.",
     ]
@@ -325,8 +323,7 @@ def test_what_has_not_learned_is_named_and_never_recommended(tmp_path: Path) -> 
     )
     assert not_learned == (
         "2 of 4 cells have not learned (test accuracy not above chance): local batch 64 on 1 "
-        "worker and local batch "
-        "256 on 1 worker."
+        "worker and local batch 256 on 1 worker."
     )
 
 
@@ -340,8 +337,7 @@ def test_where_nothing_has_learned_nothing_is_recommended(tmp_path: Path) -> Non
     )
     assert times == (
         "As to time alone, training for 3 epochs took 717.2 s (local batch 256 on 1 worker) to "
-        "4350 s (local batch 8 "
-        "on 1 worker)."
+        "4350 s (local batch 8 on 1 worker)."
     )
     write_run(tmp_path / "one", local_batch=8, accuracy=0.1)
     (nothing, _) = report.headlines(bsweep.load(tmp_path / "one"))
@@ -427,8 +423,7 @@ def test_speed_up_is_not_told_between_unequal_threads(tmp_path: Path) -> None:
 def test_horovods_cycle_time_is_stated_beside_a_comparison(tmp_path: Path) -> None:
     stated = (
         "Horovod's exchanges begin late, when its core looks for them (strategy.cycle_time_ms: "
-        "every 1 ms); those of "
-        "other strategies do not."
+        "every 1 ms); those of other strategies do not."
     )
     write_run(tmp_path / "s", local_batch=8, num_workers=2)
     assert stated not in report.headlines(bsweep.load(tmp_path / "s"))
@@ -550,10 +545,8 @@ def test_runs_that_end_in_rounds_are_compared_after_equal_time(tmp_path: Path) -
     (line,) = report.headlines(study)
     assert line == (
         f"Lowest training loss after 33.73 s of each: {plots.words('variant', 'steps_by_flops')} "
-        f"(local batch 4 on "
-        "4 workers, global batch 16), with 3.895 ± 0.064 (mean of 3 seeds, 95 % interval). The "
-        "interval of its loss "
-        "overlaps that of uniform."
+        "(local batch 4 on 4 workers, global batch 16), with 3.895 ± 0.064 (mean of 3 seeds, 95 % "
+        "interval). The interval of its loss overlaps that of uniform."
     )
 
 

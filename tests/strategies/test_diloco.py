@@ -65,9 +65,8 @@ class Simulation:
         self.model = models.build(
             self.config.model, num_classes=info.num_classes, shape=info.shape
         ).double()
-        self.tensors = sorted(
-            self.model.parameters(), key=lambda tensor: tensor.dim() < 2
-        )  # as vectors have them
+        # As vectors have them.
+        self.tensors = sorted(self.model.parameters(), key=lambda tensor: tensor.dim() < 2)
         o = self.config.optimizer
         self.inner = [
             AdamW(self.tensors, lr=o.lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=o.weight_decay)
@@ -269,10 +268,11 @@ def test_a_codec_sends_less_and_keeps_workers_equal() -> None:
 
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_eager_updates_reach_the_weights_of_a_plain_simulation(num_workers: int) -> None:
+    # Rounds of 21: four and a tail.
     small = (
         "allocation.local_batches=[5,3]",
         "allocation.local_steps=[3,2]",
-    )  # rounds of 21: four and a tail
+    )
     overrides = (*(small if num_workers == 2 else UNEVEN[3]), "strategy.overlap=true")
     workers = agree(simulated_eagerly, num_workers, *overrides)
     late = diloco(num_workers, *overrides[:-1])
@@ -289,9 +289,8 @@ def test_the_same_seed_gives_the_same_bits(tmp_path: Path, overlap: str) -> None
     contract = (*TEXT_CONTRACT, f"data.path={write_text(tmp_path / 'text.txt', 1618)}")
     point = (*words(*UNEVEN[2]), "precision=fp32", f"strategy.overlap={overlap}")
     once = trained(2, *point, contract=contract)
-    again = trained(
-        2, *point, "log_every_steps=7", contract=contract
-    )  # which trains anew, and changes nothing else
+    # Which trains anew, and changes nothing else.
+    again = trained(2, *point, "log_every_steps=7", contract=contract)
     other = trained(2, *point, "seed=1", contract=contract)
     for run in (again, once[1:]):
         assert all(torch.equal(worker["parameters"], once[0]["parameters"]) for worker in run)
@@ -308,9 +307,8 @@ def test_a_round_ends_the_run_with_its_epoch_on_record(overlap: str) -> None:
     ):
         first, second = diloco(2, *how, f"strategy.max_{limit}")
         rounds, epochs = first["rounds"], first["epochs"]
-        assert len(rounds) == (
-            num_rounds or {"false": 1, "true": 2}[overlap]
-        )  # what travels has no time yet
+        # What travels has no time yet.
+        assert len(rounds) == (num_rounds or {"false": 1, "true": 2}[overlap])
         assert [epoch["epoch"] for epoch in epochs] == list(range(1, num_epochs + 1))
         last = [record for record in rounds if record["epoch"] == num_epochs]
         assert sum(record["num_examples"] for record in last) < NUM_TRAIN or limit == "rounds=3"
@@ -396,9 +394,8 @@ def test_steps_follow_the_speeds_that_are_measured_whatever_the_workers_clocks_s
         "study=s",
     )
     env = imported_first(tmp_path)
-    result = bsweep(
-        "run", *point, cwd=tmp_path, env=env, fresh=True
-    )  # in a fork, the clock was imported before
+    # In a fork, the clock was imported before.
+    result = bsweep("run", *point, cwd=tmp_path, env=env, fresh=True)
     assert result.returncode == 0, result.stderr
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
     records = read_records(RunPaths(folder).metrics)[0]

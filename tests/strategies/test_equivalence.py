@@ -160,9 +160,8 @@ def trained(
     return _STARTED[key].run({**job, "ports": [meeting_port(), meeting_port()]})[:num_workers]
 
 
-_composed = functools.cache(
-    compose
-)  # a run that is broken off has the configuration of the whole one
+# A run that is broken off has the configuration of the whole one.
+_composed = functools.cache(compose)
 
 
 def oracle(global_batch: int, *overrides: str) -> dict[str, Any]:
@@ -269,10 +268,11 @@ def test_uneven_local_batches_reach_the_same_weights(strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_tail_smaller_than_the_worker_count_is_trained_too(strategy: str) -> None:
+    # The third step has one example for two workers.
     more = (
         "data.num_train=49",
         "global_batch=24",
-    )  # the third step has one example for two workers
+    )
     overrides = next(
         (o for n, o in VARIANTS.get(strategy, []) if n == 2 and "topk" not in str(o)), ()
     )
@@ -287,9 +287,8 @@ def test_a_tail_smaller_than_the_worker_count_is_trained_too(strategy: str) -> N
 
 
 def test_workers_reach_one_workers_language_model(tmp_path: Path) -> None:
-    path = write_text(
-        tmp_path / "text.txt", 1618
-    )  # 1457 bytes to train on: 91 sequences and the byte after them
+    # 1457 bytes to train on: 91 sequences and the byte after them.
+    path = write_text(tmp_path / "text.txt", 1618)
     contract = (*TEXT_CONTRACT, f"data.path={path}")
     batch = ("local_batch=null", "global_batch=24")
     (expected,) = trained(1, "strategy=single", *batch, contract=contract)
@@ -340,10 +339,11 @@ def test_local_sgd_drifts_between_averages_and_agrees_where_an_epoch_ends() -> N
     assert torch.equal(first["parameters"], second["parameters"])
     assert not torch.allclose(first["parameters"], oracle(24)["parameters"], rtol=1e-4)
     vector_bytes = 8 * len(first["parameters"])
+    # Step 3 and 4; 6 and 8.
     assert [epoch["sent_bytes"] // vector_bytes for epoch in first["epochs"]] == [
         2,
         2,
-    ]  # step 3 and 4; 6 and 8
+    ]
 
 
 def test_buckets_travel_while_the_backward_pass_goes_on() -> None:
@@ -526,11 +526,12 @@ ON_CPUS = (
     ("strategy=allreduce", "compression=topk"),
     ("strategy=allreduce", "compression=powersgd", "optimizer=lars"),
 )
+# A graph would not see the overflow.
 ON_GPUS = (
     ("strategy=horovod",),
     ("strategy=ddp",),
     ("strategy=allreduce",),
-)  # A graph would not see the overflow.
+)
 
 
 @pytest.mark.parametrize(
@@ -543,13 +544,14 @@ ON_GPUS = (
 def test_gradients_that_overflow_on_one_worker_leave_the_step_out_on_all(
     how: tuple[str, ...],
 ) -> None:
+    # Of four steps.
     point = (
         "precision=fp16",
         "optimizer.lr=0.05",
         "global_batch=24",
         "epochs=1",
         *how,
-    )  # of four steps
+    )
     first, second = trained(2, *point, overflow=(1, 3))
     assert (
         torch.equal(first["parameters"], second["parameters"])

@@ -143,6 +143,5 @@ def test_who_is_silent_is_left_out_and_all_agree(workers: tuple[Path, list[Fork]
 
 
 if __name__ == "__main__":
-    work_and_leave(
-        lambda: main(Path(sys.argv[1]))
-    )  # destructors of torch may wait for what was given up
+    # Destructors of torch may wait for what was given up.
+    work_and_leave(lambda: main(Path(sys.argv[1])))

@@ -206,15 +206,15 @@ def test_the_others_find_together_though_one_of_them_fails_at_first(tmp_path: Pa
 
 
 def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    # Enough to learn.
     point = (
         *SHORT,
         "strategy.sync_every=25",
         "data.num_train=3000",
         "strategy.on_loss=stop",
-    )  # enough to learn
-    env = struck(
-        tmp_path, (1,), "strategies.diloco", "DiLoCo.begin_round", 14
-    )  # in the second epoch
+    )
+    # In the second epoch.
+    env = struck(tmp_path, (1,), "strategies.diloco", "DiLoCo.begin_round", 14)
     stopped = bsweep("run", *point, cwd=tmp_path, env=env, timeout=120)
     assert stopped.returncode == 1, stopped.stderr
     (paths,) = runs(tmp_path)

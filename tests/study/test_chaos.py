@@ -111,9 +111,8 @@ def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(
     desk: Path, num_strikes: int
 ) -> None:
     draw, struck, number = random.Random(num_strikes), Counter[str](), 0
-    env = (
-        with_clock(desk) if num_strikes > 4 else {}
-    )  # forks, which are faster, have the clock that is there
+    # Forks, which are faster, have the clock that is there.
+    env = with_clock(desk) if num_strikes > 4 else {}
     while struck.total() < num_strikes:
         sweep = begin(desk, f"s{number}", env)
         # by what few strikes at random may leave out: a server's end, in a run that then goes on

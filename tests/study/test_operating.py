@@ -141,9 +141,8 @@ def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Pa
     meant = bsweep("retry", "results/s", "--status", "faild", cwd=tmp_path)
     assert meant.returncode == 2 and "Did you mean 'failed'?" in meant.stderr
     one_of_them = [word for word in grid if word not in ("-m", "seed=0,1")]
-    assert (
-        bsweep("run", "-m", "seed=1", *one_of_them, cwd=tmp_path).returncode == 1
-    )  # another command that leads to it
+    # Another command that leads to it.
+    assert bsweep("run", "-m", "seed=1", *one_of_them, cwd=tmp_path).returncode == 1
     retried = bsweep("retry", "results/s", "--status", "diverged", cwd=tmp_path)
     assert (
         retried.returncode == 1
@@ -188,6 +187,7 @@ def test_two_sweeps_on_one_study_share_its_points_and_both_complete(tmp_path: Pa
 
 def test_stop_ends_all_sweeps_of_a_study(tmp_path: Path) -> None:
     grid = ("-m", "local_batch=2,4", "epochs=100000", *ALONE, *QUICK)
+    # As scripts start it.
     in_background = [
         "sh",
         "-c",
@@ -196,7 +196,7 @@ def test_stop_ends_all_sweeps_of_a_study(tmp_path: Path) -> None:
         tool("bsweep"),
         "run",
         *grid,
-    ]  # as scripts start it
+    ]
     sweeps = (
         Fork("bsweep", "run", *grid, cwd=tmp_path, has_forks=True),
         popen(in_background, tmp_path),
@@ -308,9 +308,8 @@ def test_a_run_that_is_told_to_stop_has_the_time_of_its_longest_step(
             for seconds in (10, 110, 130):  # when one has ended a step
                 clock.append(seconds)
                 paths.alive(0).touch()
-                os.utime(
-                    paths.alive(0), (-86_400 * seconds,) * 2
-                )  # somebody sets the clock meanwhile
+                # Somebody sets the clock meanwhile.
+                os.utime(paths.alive(0), (-86_400 * seconds,) * 2)
                 poll()
             signal.raise_signal(signal.SIGTERM)
             for seconds in (130 + 129, 130 + 131):

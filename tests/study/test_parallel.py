@@ -628,9 +628,8 @@ def test_points_at_once_are_of_the_kind_of_points_alone() -> None:
     one, at_once = (
         compose("local_batch=8", f"launch.parallel={most}").launch for most in (1, "auto")
     )
-    told = {
-        name: value for name, value in asdict(one).items() if name != "parallel"
-    }  # as older studies have it
+    # As older studies have it.
+    told = {name: value for name, value in asdict(one).items() if name != "parallel"}
     expected = hashlib.sha256(json.dumps([told]).encode()).hexdigest()[:8]
     assert commands._kind(one) == commands._kind(at_once) == expected
 

@@ -71,10 +71,11 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     found = {}
     for child in psutil.Process(process.pid).children(recursive=True):
         command = child.cmdline()
+        # Horovodrun's own command line has it further back.
         if command[2:3] == ["-m"] and command[3] in (
             "bsweep.train.worker",
             "bsweep.train.team_worker",
-        ):  # horovodrun's own command line has it further back
+        ):
             variables = child.environ()
             found[int(variables.get("HOROVOD_RANK") or variables["RANK"])] = child
     return [found[rank] for rank in sorted(found)]
@@ -250,9 +251,8 @@ def test_a_killed_process_ends_the_job_with_its_rank_and_the_sweep_goes_on(
     assert result.returncode == 1, result.stderr
     ends = {end["status"]: end for end in map(summary, runs(tmp_path))}
     assert set(ends) == {"completed", "failed"}
-    if (
-        strategy == "horovod" and "then rank 0" in ends["failed"]["message"]
-    ):  # horovodrun saw the survivor's end first
+    # Horovodrun saw the survivor's end first.
+    if strategy == "horovod" and "then rank 0" in ends["failed"]["message"]:
         culprit = "rank 1 ended without a word, perhaps killed"
     assert culprit in ends["failed"]["message"] and culprit in result.stderr
     assert ends["failed"]["num_steps"] >= 0 and not workers_left(tmp_path)
@@ -402,9 +402,8 @@ def test_an_interrupt_while_workers_are_started_is_not_lost(tmp_path: Path) -> N
     assert (tmp_path / "interrupted").exists() and result.returncode == 130, result.stderr
     (paths,) = runs(tmp_path)
     assert summary(paths)["status"] == "interrupted"
-    lines = (
-        process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])
-    )  # a zombie has none
+    # A zombie has none.
+    lines = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
     assert not any(str(paths.folder) in line for line in lines)
 
 
@@ -489,13 +488,14 @@ def test_out_of_memory_is_a_result_of_its_cell(tmp_path: Path) -> None:
     )
     env = {"PYTHONPATH": str(tmp_path)}
     data = ("data=synthetic", "data.num_train=256", "data.num_test=8", "data.shape=[3,256,256]")
+    # 8 GiB behind its first layer.
     big = (
         *data,
         "model=tiny_cnn",
         "model.width=512",
         "epochs=1",
         "study=s",
-    )  # 8 GiB behind its first layer
+    )
     result = bsweep("run", "-m", "local_batch=256", "num_workers=1", *big, cwd=tmp_path, env=env)
     assert result.returncode == 1, result.stderr
     (paths,) = runs(tmp_path)

@@ -157,9 +157,8 @@ def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk:
         report.returncode == 2
         and f"no space left for {tiny_disk}/s/report. Free some" in report.stderr
     )
-    silent = RunPaths(
-        next(tiny_disk.glob("s/b8_*"))
-    )  # its launcher had no room for what it had to say
+    # Its launcher had no room for what it had to say.
+    silent = RunPaths(next(tiny_disk.glob("s/b8_*")))
     launcher = failure.outcome(compose("local_batch=8"), silent, [], Path(os.devnull), [120])
     assert f"no space left for {silent.logs}. Free some there" in launcher.message
     ballast.unlink()
@@ -210,10 +209,11 @@ def test_without_flock_a_lease_keeps_others_out_and_ends_with_its_owner(tmp_path
     assert printed.split() == ["True"] * 2 and not file.exists()
     file.write_text('{"host": "another", "pid": 1}')
     assert lease(path).communicate(timeout=60)[0].split() == ["False"] * 2
+    # Days without a heartbeat; and by a clock that was set back since.
     for touched_at in (
         0,
         time.time() + 3600,
-    ):  # days without a heartbeat; and by a clock that was set back since
+    ):
         file.write_text('{"host": "another", "pid": 1}')
         os.utime(file, (touched_at,) * 2)
         assert lease(path).communicate(timeout=60)[0].split() == ["True"] * 2

@@ -51,9 +51,8 @@ def main(path: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     for module in _IMPORTED:
         importlib.import_module(module)
-    hydra_grid.first_point(
-        ["local_batch=8"]
-    )  # Hydra finds its plugins, and its parser gets to know the grammar
+    # Hydra finds its plugins, and its parser gets to know the grammar.
+    hydra_grid.first_point(["local_batch=8"])
     # The rendezvous of torchrun asks for its stack again and again. For each frame whose file is no
     # module's that is known, all modules are looked through: more than a second of the processor's
     # for each launch.

@@ -136,9 +136,8 @@ def break_off(folder: Path, saved_after: int, broken_after: int, **job: Any) -> 
     rounds: list[int] = []
     Keeper._agreed_wish = wish  # type: ignore[method-assign]
     with suppress(Stopped):
-        assert run(folder, **job) is None, (
-            f"the run was over before its round {broken_after}"
-        )  # a server is not broken off
+        # A server is not broken off.
+        assert run(folder, **job) is None, f"the run was over before its round {broken_after}"
     Keeper._agreed_wish = plain  # type: ignore[method-assign]
     paths = RunPaths(folder)
     if Place.from_environment().rank == 0:

@@ -38,11 +38,12 @@ CODECS = sorted(
     for path in (conf_dir() / "compression").glob("*.yaml")
     if path.stem not in ("none", "own")
 )
+# Three an epoch.
 ROUNDS = (
     "strategy.sync_every=2",
     "allocation.local_batches=[5,9]",
     "allocation.local_steps=[4,2]",
-)  # three an epoch
+)
 EVALUATIONS = ("evaluate_every_examples=37", "target_loss=2.5", "stop_at_target=false", "epochs=3")
 STAGES = ("optimizer.schedule=multistep", "optimizer.milestones=[0.3,1.3]", "optimizer.gamma=0.5")
 OF_THREE = ((2, 4), (5, 7))  # workers, whose epochs have four steps instead of six
@@ -58,10 +59,11 @@ POLICIES = (
     ("batching=cabs", "batching.every_steps=4", "batching.hysteresis=1", "optimizer.lr=0.3"),
     ("batching=goodput", "batching.every_steps=4", "batching.max_local_batch=60"),
 )
+# In an epoch, at the end of one, in the next.
 IN_STEP, IN_ROUNDS = (
     ((2, 4), (6, 8), (8, 11)),
     ((1, 3), (3, 5)),
-)  # in an epoch, at the end of one, in the next
+)
 
 
 def case(

@@ -103,8 +103,8 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
     if differ := {key for key in differ if not key.startswith("allocation.")}:
         problems[
             f"the points differ in {', '.join(sorted(differ))}: batch size, workers and seed may "
-            f"have several values. "
-            "Give one of each other key; optimizer.lr_rule=linear has the rate follow the batch."
+            "have several values. Give one of each other key; optimizer.lr_rule=linear has the "
+            "rate follow the batch."
         ] = None
     if objective.minimize == "joules" and not any(map(_may_tell_energy, configs)):
         problems[
@@ -139,8 +139,8 @@ def _problems(config: RunConfig) -> list[str]:
     if not config.strategy.can.in_step:
         found.append(
             f"strategy={config.strategy.name}: its workers do not take every step together, and "
-            f"S_min + E_min / B says "
-            "nothing of such steps. Use horovod, ddp, allreduce, or parameter servers in step."
+            "S_min + E_min / B says nothing of such steps. Use horovod, ddp, allreduce, or "
+            "parameter servers in step."
         )
     if config.batching.name != "fixed" or config.allocation.name != "uniform":
         found.append(
@@ -223,7 +223,7 @@ def _more(search: Search, end: Next, prediction: Prediction | None) -> str:
         )
     again = (
         f"the same command with --budget {round(search.spent(is_wall=True) + 1.5 * seconds) + 1}s "
-        f"goes on."
+        "goes on."
     )
     if prediction is None:
         return (
@@ -232,8 +232,7 @@ def _more(search: Search, end: Next, prediction: Prediction | None) -> str:
         )
     return (
         f"More would buy a run of {named(cell)}, about {duration(seconds)}, expected to save "
-        f"{end.gain:.1%} of "
-        f"the {search.least}: {again}"
+        f"{end.gain:.1%} of the {search.least}: {again}"
     )
 
 

@@ -68,9 +68,8 @@ class Recorded:
                 seconds[step["global_batch"]].append(
                     step["global_batch"] / step["images_per_second"]
                 )
-        shares = batching.build(
-            self.config
-        ).of_global_batch  # in the passes that the run made of it
+        # In the passes that the run made of it.
+        shares = batching.build(self.config).of_global_batch
         return [(shares(batch), statistics.median(found)) for batch, found in seconds.items()]
 
 
@@ -160,7 +159,7 @@ def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
     if not known:
         raise ValueError(
             f"{study}: no run of it has recorded a step. Give the folder of a study that has been "
-            f"trained."
+            "trained."
         )
     found, silent = [], []
     for run in known:
@@ -194,7 +193,7 @@ def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunCo
         if group not in ("batching", "optimizer") or not inner:
             raise ConfigError(
                 f"{override}: give keys of the policy or the optimizer, such as "
-                f"batching.every_steps=100."
+                "batching.every_steps=100."
             )
         into = tree[group]
         *path, last = inner.split(".")

@@ -142,9 +142,8 @@ class Search:
         if self.budget is not None and spent >= self.budget:
             raise ValueError(
                 f"a budget of {duration(self.budget)} is shorter than timing the steps of the "
-                f"grid's smallest and "
-                f"largest batches, which took {duration(spent)} so far: give --budget "
-                f"{round(10 * spent)}s or more."
+                f"grid's smallest and largest batches, which took {duration(spent)} so far: give "
+                f"--budget {round(10 * spent)}s or more."
             )
         say(f"timing a few steps of {named(cell)}")
         began = time.monotonic()
@@ -161,7 +160,7 @@ class Search:
     def _does_not_fit(self, cell: Key, seconds: float, problem: str) -> None:
         say(
             f"{named(cell)}: {problem.splitlines()[0]}; it and larger passes of as many workers "
-            f"are left out"
+            "are left out"
         )
         self.probes[cell] = _Probe(self.kind, list(cell), 0.0, seconds, problem)
         self._leave_out_what_does_not_fit(self.probes[cell])
@@ -237,9 +236,8 @@ class Search:
         for (_, workers, _), probe in self.probes.items():
             if probe.problem:
                 continue
-            others.setdefault(workers, []).append(
-                probe.wall_seconds
-            )  # nearly all of it to start, and to evaluate
+            # Nearly all of it to start, and to evaluate.
+            others.setdefault(workers, []).append(probe.wall_seconds)
         return Grid(points, most, {workers: median(seconds) for workers, seconds in others.items()})
 
     def _left(
@@ -261,9 +259,8 @@ class Search:
         )
         for run_id in set(self.run_ids) & self.planned.keys():
             state = states.state_of_run(self.study_dir / run_id)
-            seconds = (
-                state.wall_seconds or state.train_seconds or 0.0
-            )  # the latter of one that was killed
+            # The latter of one that was killed.
+            seconds = state.wall_seconds or state.train_seconds or 0.0
             spent += seconds * (1 if is_wall else self.planned[run_id].num_workers)
         return spent
 
@@ -343,7 +340,7 @@ class Search:
             return f"{duration(self.spent(is_wall=True))} of {duration(self.budget)} are spent"
         share = (
             f"{self.share:.3g} worker-seconds, 5 % of what the grid is predicted to cost at the "
-            f"most"
+            "most"
         )
         return f"{self.spent(is_wall=False):.3g} of {share}, are spent"
 
@@ -397,9 +394,8 @@ def _train(config: RunConfig, seconds: float) -> str:
     except attempts.StopRequested as stop:
         if not asked or stop.by_signal:
             raise
-        status = states.state_of_run(
-            attempts.paths_of(config).folder
-        ).status  # it may have ended by itself meanwhile
+        # It may have ended by itself meanwhile.
+        status = states.state_of_run(attempts.paths_of(config).folder).status
         if status == "interrupted":
             say("the run is broken off here, at a checkpoint from which it can go on")
         return status

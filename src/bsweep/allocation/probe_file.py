@@ -21,9 +21,8 @@ PROBE_SCHEMA = 1
 @dataclass(frozen=True)
 class ProbedBatch:
     local_batch: Count
-    step_seconds: Annotated[
-        float, Field(gt=1e-9, lt=1e9)
-    ]  # of a whole training step without its exchange
+    # Of a whole training step without its exchange.
+    step_seconds: Annotated[float, Field(gt=1e-9, lt=1e9)]
 
 
 @dataclass(frozen=True)

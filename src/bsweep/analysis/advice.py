@@ -37,13 +37,13 @@ def headlines(study: Study) -> list[str]:
     if pending:
         lines.append(
             f"Unfinished: {pending} of {counted(len(study.runs), 'run')} may still change what "
-            f"follows."
+            "follows."
         )
     measured = _with_words(cells)[cells["n"] > 0]
     if measured.empty:
         none = (
             f"No run of {counted(len(cells), 'cell')} has completed, so there is nothing to "
-            f"compare yet."
+            "compare yet."
         )
         return [*lines, none]
     lines += _gains(study)
@@ -59,9 +59,8 @@ def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
     if len(times) and exchanging["strategy"].nunique() > 1:
         yield (
             "Horovod's exchanges begin late, when its core looks for them (strategy.cycle_time_ms: "
-            "every "
-            f"{' or '.join(map('{:g}'.format, sorted(times.unique())))} ms); those of other "
-            f"strategies do not."
+            f"every {' or '.join(map('{:g}'.format, sorted(times.unique())))} ms); those of other "
+            "strategies do not."
         )
 
 
@@ -73,7 +72,7 @@ def _on_repeats(n: pd.Series[int]) -> Iterator[str]:
         fewest = "one seed" if n.min() == 1 else "two seeds"
         yield (
             f"Some cells have {fewest} only: repeat with other seeds before trusting small "
-            f"differences."
+            "differences."
         )
 
 
@@ -138,9 +137,8 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
         metric or "", ""
     )
     candidates = fastest_accurate(learned)
-    if (
-        candidates.empty
-    ):  # no times, or none of those that are accurate, or runs that ended before their first epoch
+    # No times, or none of those that are accurate, or runs that ended before their first epoch.
+    if candidates.empty:
         if metric:
             yield from _most_accurate(learned.dropna(subset=metric), metric, part)
         return
@@ -152,7 +150,7 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     if metric and best[f"{metric}_ci95"] > ACCURACY_MARGIN and len(learned) > len(candidates):
         rivals += (
             f" Its accuracy is known to ± {best[f'{metric}_ci95']:.2g} only: less accurate cells "
-            f"may be as good."
+            "may be as good."
         )
     if not metric or len(learned) < 2:
         yield f"Fastest: {best['words']}, with {result} ({_seeds(best['n'])}).{rivals}"
@@ -197,8 +195,7 @@ def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
         )
         yield (
             f"At equal local batches {words('num_workers', workers)} train {speedup} times as many "
-            f"examples a "
-            f"second as {base}: an efficiency of {efficiency} %."
+            f"examples a second as {base}: an efficiency of {efficiency} %."
         )
     yield tables.unequal_threads(cells)
 
@@ -288,10 +285,8 @@ def against_published(study: Study) -> list[str]:
 
 _NOTHING_ALIKE = (
     "Not drawn: the published studies trained ResNet-18 on all 50,000 training images of CIFAR-10, "
-    "VGG-16 on parameter "
-    "servers sharded by layer and by memory, and a language model on uneven nodes with work shared "
-    "out evenly and "
-    "unevenly. These runs did none of it."
+    "VGG-16 on parameter servers sharded by layer and by memory, and a language model on uneven "
+    "nodes with work shared out evenly and unevenly. These runs did none of it."
 )
 
 
@@ -301,10 +296,8 @@ def _on_batches(study: Study) -> str:
         return ""
     return (
         "The batch-size study is drawn in grey. Its accuracy and loss are training accuracy and "
-        "loss. With another "
-        "number of workers, an equal local batch is a different global batch and, by most "
-        "learning-rate rules, a "
-        f"different rate. What else differs: "
+        "loss. With another number of workers, an equal local batch is a different global batch "
+        "and, by most learning-rate rules, a different rate. What else differs: "
         f"{'; '.join(differences(study)) or 'nothing on record'}."
     )
 
@@ -315,8 +308,8 @@ def _on_sharding(study: Study) -> str:
         return ""
     return (
         "The parameter-sharding study (ImageNet on NVIDIA RTX 2080 Ti, 10 Gbit/s Ethernet, a "
-        "server for two "
-        f"workers) gives the gain of memory over layer sharding only.{_implied(study)}"
+        "server for two workers) gives the gain of memory over layer sharding "
+        f"only.{_implied(study)}"
     )
 
 
@@ -333,14 +326,11 @@ def _on_uneven_nodes() -> str:
     left = model.idle_seconds(model.baseline["local_batch"], steps).sum()
     return (
         "The study of uneven GPUs (a LLaMA of 150 million parameters under DiLoCo, four nodes of "
-        "four GPUs, 1 Gbit/s "
-        "Ethernet) gives idle times of its baseline, here uniform, and of A, B and C, here batches "
-        "by FLOP/s, batches "
-        f"by memory and steps by FLOP/s; their totals change by {changes}. {CONTRADICTIONS} The "
-        f"model "
-        f"that explains its baseline and C would leave {left:.1f} s of C's {totals['C']:.1f} s "
-        f"idle with steps by "
-        f"measured speed ({', '.join(map(str, steps))})."
+        "four GPUs, 1 Gbit/s Ethernet) gives idle times of its baseline, here uniform, and of A, B "
+        "and C, here batches by FLOP/s, batches by memory and steps by FLOP/s; their totals change "
+        f"by {changes}. {CONTRADICTIONS} The model that explains its baseline and C would leave "
+        f"{left:.1f} s of C's {totals['C']:.1f} s idle with steps by measured speed "
+        f"({', '.join(map(str, steps))})."
     )
 
 
@@ -353,11 +343,9 @@ def _implied(study: Study) -> str:
         return ""
     text = (
         " By its formula a step takes C + max(1, w s) x seconds, with w workers and the share s on "
-        "the fullest server. "
-        f"A line through the steps measured here gives x = {number(line.slope)} s, to bring all "
-        f"parameters through one "
-        f"link, there and back, and the intercept C = {number(line.intercept)} s (R² = "
-        f"{line.r_squared:.3f})."
+        "the fullest server. A line through the steps measured here gives x = "
+        f"{number(line.slope)} s, to bring all parameters through one link, there and back, and "
+        f"the intercept C = {number(line.intercept)} s (R² = {line.r_squared:.3f})."
     )
     if computing is None:
         return text

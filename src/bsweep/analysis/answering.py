@@ -117,9 +117,8 @@ def _parts(study: Study) -> list[tuple[str, Study]]:
     fixed = part_of(study, study.runs["run_id"].isin(of_one_batch(study.runs)["run_id"]))
     if fixed.runs.empty:
         return [("", study)]
-    best = (
-        tuned(fixed) if rate_settings(fixed.runs) != ["lr"] else fixed
-    )  # of base rates `predict` takes the best
+    # Of base rates `predict` takes the best.
+    best = tuned(fixed) if rate_settings(fixed.runs) != ["lr"] else fixed
     keys, known = told_apart(best.runs), keyed(best.runs)
     differing = [name for name in keys if known[name].nunique() > 1 and name != "lr"]
     if not differing:
@@ -167,9 +166,8 @@ def _targets(study: Study) -> Iterator[tuple[Target, str]]:
     named = _named_targets(study)
     if len(named) == 1:
         yield named[0], ""
-    supported = supported_target(
-        tuned(study)
-    )  # rates that do not suit a batch say nothing of what it reaches
+    # Rates that do not suit a batch say nothing of what it reaches.
+    supported = supported_target(tuned(study))
     if supported is None or [supported[0]] == named:
         return
     target, why = supported
@@ -195,8 +193,7 @@ def _of_rates(study: Study, found: Prediction) -> str:
         return ""
     return (
         f"Each {what} is taken at the best of its learning rates, found by the same runs: that "
-        f"flatters its time a "
-        "little."
+        "flatters its time a little."
     )
 
 
@@ -207,15 +204,14 @@ def _missing(study: Study, problems: list[str]) -> str:
         shown = " or ".join(words("variant", name) for name in names)
         return (
             f"No recommendation of a batch size: workers with {shown} do not take every step "
-            f"together, and the law of "
-            "steps over batch sizes is for those that do, as with strategy=horovod."
+            "together, and the law of steps over batch sizes is for those that do, as with "
+            "strategy=horovod."
         )
     if of_one_batch(runs).empty:
         return (
             "No recommendation of a batch size: all runs change it while they train, and a cell is "
-            "one batch size. Add "
-            f"runs that keep theirs: bsweep run -m batching=fixed local_batch=... "
-            f"study={study.name}."
+            "one batch size. Add runs that keep theirs: bsweep run -m batching=fixed "
+            f"local_batch=... study={study.name}."
         )
     if runs["global_batch"].nunique() == 1:
         return f"No recommendation of a batch size{_of_one_size(study)}"
@@ -241,10 +237,9 @@ def _of_one_size(study: Study) -> str:
     grid = f"local_batch={sizes} num_workers={','.join(map(str, counts))} study={study.name}"
     return (
         f"{what}. One more batch size is missing for a curve, two for a test of it: bsweep run -m "
-        f"local_batch={sizes} "
-        f"study={study.name}, with the other settings as they were. Or bsweep runs what it takes, "
-        f"and no more: bsweep "
-        f"recommend {grid} {target.option if target else '--target-accuracy ...'}, likewise."
+        f"local_batch={sizes} study={study.name}, with the other settings as they were. Or bsweep "
+        f"runs what it takes, and no more: bsweep recommend {grid} "
+        f"{target.option if target else '--target-accuracy ...'}, likewise."
     )
 
 
@@ -254,16 +249,14 @@ def _no_target(study: Study) -> str:
     few = int((evaluated < 2).sum())
     if few > len(evaluated) / 2:
         return (
-            f"No recommendation of a batch size: a time to an accuracy takes two evaluations of a "
-            f"run, and {few} of "
-            f"{counted(len(evaluated), 'run')} have fewer. Evaluate within epochs "
-            f"(evaluate_every_examples=...) or "
-            f"train for two: bsweep run -m ... epochs=2 study={study.name}."
+            "No recommendation of a batch size: a time to an accuracy takes two evaluations of a "
+            f"run, and {few} of {counted(len(evaluated), 'run')} have fewer. Evaluate within "
+            "epochs (evaluate_every_examples=...) or train for two: bsweep run -m ... epochs=2 "
+            f"study={study.name}."
         )
     return (
         "No recommendation of a batch size: not half of the cells reach an accuracy above chance. "
-        "Train for longer, or "
-        "at learning rates that suit each batch (optimizer.lr_rule=linear)."
+        "Train for longer, or at learning rates that suit each batch (optimizer.lr_rule=linear)."
     )
 
 

@@ -48,9 +48,8 @@ def left_out(provenance: pd.DataFrame) -> str:
     its = "its times are" if count == 1 else "their times are"
     return (
         f"{runs} timed while others ran on the same machine (launch.parallel): {its} left out of "
-        f"figures, tables and "
-        "predictions; accuracies and losses are not. With --beside, in Python beside=True, they "
-        "are in."
+        "figures, tables and predictions; accuracies and losses are not. With --beside, in Python "
+        "beside=True, they are in."
     )
 
 

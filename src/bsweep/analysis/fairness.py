@@ -32,9 +32,8 @@ from bsweep.core.words import counted, listed
 ENOUGH_RATES = 3  # of a batch size, for the best to lie between two others
 _MOST_GROUPS = 4  # that have sentences
 _ALPHA = 0.05
-Scores = Mapping[
-    int, Sequence[float]
-]  # of each seed by batch size, NaN for a seed that diverged or fell short
+# Of each seed by batch size, NaN for a seed that diverged or fell short.
+Scores = Mapping[int, Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -266,9 +265,8 @@ def _sentences(one: Fairness) -> Iterator[str]:
         missing = _batches(one.lacking_seeds, "more seed") or "two batch sizes with a score"
         yield (
             f"{where}Whether a batch effect survives the best learning rate of each batch size "
-            f"cannot be told: an "
-            f"interval takes {MIN_SEEDS_FOR_INTERVAL} seeds at each rate, and there are missing "
-            f"{missing} (seed=0,1,2)."
+            f"cannot be told: an interval takes {MIN_SEEDS_FOR_INTERVAL} seeds at each rate, and "
+            f"there are missing {missing} (seed=0,1,2)."
         )
     else:
         before, after = one.one_rate, one.best_rates
@@ -311,15 +309,14 @@ def _caveats(one: Fairness) -> Iterator[str]:
     if one.missed:
         how = "reached the target" if one.metric == "seconds_to_target" else "stayed finite"
         yield (
-            f"Not compared: local batch {listed(one.missed)}, of which not all seeds {how} even "
-            f"at the best rate. "
-            "That is an effect of the batch size, unless a rate that was not tried mends it."
+            f"Not compared: local batch {listed(one.missed)}, of which not all seeds {how} even at "
+            "the best rate. That is an effect of the batch size, unless a rate that was not tried "
+            "mends it."
         )
     if one.lacking_rates:
         yield (
-            f"A best rate lies between two others, and there are missing "
-            f"{_batches(one.lacking_rates, 'more rate')} "
-            "(optimizer.lr=...)."
+            "A best rate lies between two others, and there are missing "
+            f"{_batches(one.lacking_rates, 'more rate')} (optimizer.lr=...)."
         )
     for end in ("lowest", "highest"):
         at = [
@@ -330,7 +327,7 @@ def _caveats(one: Fairness) -> Iterator[str]:
         if at:
             yield (
                 f"The best rate of local batch {listed(at)} is the {end} tried: a better one may "
-                f"lie beyond."
+                "lie beyond."
             )
 
 

@@ -121,9 +121,8 @@ def sent_growth(study: Study) -> Growth:
     points = steps[steps["sent_bytes"] > 0].dropna(subset="ring_bytes")
     if step_unit(study) != "step" or points.empty:
         return Growth(why_not="nothing sent" if points.empty else "workers take unequal steps")
-    rounded = points[
-        "ring_bytes"
-    ].round()  # means over different numbers of seeds differ in their last bits
+    # Means over different numbers of seeds differ in their last bits.
+    rounded = points["ring_bytes"].round()
     points = (
         points.assign(ring_bytes=rounded).groupby(["variant", "ring_bytes"])[["sent_bytes"]].mean()
     )

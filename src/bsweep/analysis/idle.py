@@ -268,9 +268,8 @@ def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
         return _over(ours.mean() - theirs.mean(), theirs.mean()), float("nan")
     base = paired["theirs"].mean()
     ratio = _over(paired["ours"].mean(), base)
-    rest = (
-        (paired["ours"] - ratio * paired["theirs"]).rename("rest").to_frame()
-    )  # what a ratio of means leaves
+    # What a ratio of means leaves.
+    rest = (paired["ours"] - ratio * paired["theirs"]).rename("rest").to_frame()
     half_width = over_seeds(rest.reset_index().assign(cell=""), ["cell"], ["rest"])[
         "rest_ci95"
     ].iloc[0]

@@ -135,9 +135,8 @@ def varying(table: pd.DataFrame) -> list[str]:
 def _told_apart(filled: pd.DataFrame) -> tuple[list[str], list[str]]:
     kept: list[str] = []
     mixed: list[str] = []
-    last = columns.names(
-        columns.RUNS, "placement"
-    )  # it follows from others, as settings of a policy do
+    # It follows from others, as settings of a policy do.
+    last = columns.names(columns.RUNS, "placement")
     for column in sorted(
         settings(filled), key=lambda name: (name in last, _of_exchange(name) and "." in name)
     ):
@@ -192,13 +191,11 @@ def _filled(runs: pd.DataFrame) -> pd.DataFrame:
     """What a run never found out, such as its device, is taken to be what all others found."""
     runs = chosen(runs)
     if "threads" in runs:
-        is_on_gpus = runs["device"].notna() & ~runs["device"].isin(
-            ["", "cpu"]
-        )  # where no thread of a CPU computes
+        # Where no thread of a CPU computes.
+        is_on_gpus = runs["device"].notna() & ~runs["device"].isin(["", "cpu"])
         runs = runs.assign(threads=runs["threads"].mask(is_on_gpus))
-        alike = runs.groupby(["placement", "num_workers"], dropna=False)[
-            "threads"
-        ]  # they may follow from the workers
+        # They may follow from the workers.
+        alike = runs.groupby(["placement", "num_workers"], dropna=False)["threads"]
         runs = runs.assign(
             threads=runs["threads"].fillna(alike.transform("first")).mask(is_on_gpus)
         )

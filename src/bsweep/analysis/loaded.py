@@ -161,13 +161,13 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
     if unfinished:
         yield (
             f"{first_of(unfinished)}: unfinished (still training, killed with the launcher, or no "
-            f"space was left)."
+            "space was left)."
         )
     hardware = sorted(set(runs["hardware"]) - {""})
     if len(hardware) > 1:
         names = "; ".join(hardware)
         yield (
-            f"Runs on different hardware are kept in separate curves, whose times do not compare: "
+            "Runs on different hardware are kept in separate curves, whose times do not compare: "
             f"{names}."
         )
     for what, values in mixture(runs, provenance).items():
@@ -176,7 +176,7 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
     if "commit" in provenance and provenance["commit"].nunique() > 1:
         yield (
             f"The runs come from {provenance['commit'].nunique()} different commits: see the "
-            f"provenance."
+            "provenance."
         )
     said: dict[str, list[str]] = {}
     for run_id, text in zip(runs["run_id"], runs["warnings"], strict=True):

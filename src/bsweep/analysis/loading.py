@@ -64,8 +64,8 @@ def _read(study_dir: str | Path) -> Study:
     if all((folder / name).is_file() for name in ("runs.csv", "epochs.csv")):
         return _from_csv(folder)
     raise ValueError(
-        f"{folder}: no runs here, nor the runs.csv and epochs.csv of a report. "
-        "Give the folder of one study, such as results/paper."
+        f"{folder}: no runs here, nor the runs.csv and epochs.csv of a report. Give the folder of "
+        "one study, such as results/paper."
     )
 
 
@@ -120,9 +120,8 @@ class _Growing:
                 continue
             column = self._columns.setdefault(name, [])
             if found[name] != nulls:  # which many are: filled in later, all at once
-                column += [None] * (
-                    len(run_ids) - len(column)
-                )  # of the runs before that do not say it
+                # Of the runs before that do not say it.
+                column += [None] * (len(run_ids) - len(column))
                 column += found[name]
         run_ids += [run_id] * len(rows)
 

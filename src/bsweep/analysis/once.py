@@ -51,10 +51,11 @@ def once(
             return compute(of, *args, **options)
         key = (compute, id(of), args, *options.items())
         if key not in known:
+            # While `of` is kept, no other object has its id.
             known[key] = (
                 compute(of, *args, **options),
                 of,
-            )  # while `of` is kept, no other object has its id
+            )
         table: Table = known[key][0].copy()
         return table
 

@@ -94,8 +94,9 @@ def relative_seconds(cells: pd.DataFrame, reference_batch: int) -> pd.Series[flo
 
 def published_csv(name: str) -> Path:
     here = Path(__file__).resolve()
+    # Wheel, checkout.
     candidates = (
         here.parents[1] / "published",
         here.parents[3] / "results" / "published",
-    )  # wheel, checkout
+    )
     return next(folder for folder in candidates if folder.is_dir()) / f"{name}.csv"

@@ -241,10 +241,11 @@ def _round_rows(rounds: Sequence[Mapping[str, Any]]) -> Rows:
     """The rounds of a run by worker."""
     rows = []
     for record in rounds:
+        # Before a record had that name.
         told = {
             "exposed_exchange_seconds": record["exchange_seconds"],
             **record,
-        }  # before a record had that name
+        }
         of_all = {
             name: told[name]
             for name in ("epoch", "round", "train_loss", "num_examples", "is_whole")

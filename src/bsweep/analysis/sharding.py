@@ -156,9 +156,8 @@ def computing_seconds(study: Study) -> tuple[float, float] | None:
 def _measured(study: Study) -> pd.DataFrame:
     """The completed runs of VGG-16 on synchronous servers, with the `largest_share` of these."""
     shares = study.servers.groupby("run_id")["share"].max()
-    no_matter = [
-        name for name in study.runs if str(name).startswith(("lr", "optimizer."))
-    ]  # to how long a step takes
+    # To how long a step takes.
+    no_matter = [name for name in study.runs if str(name).startswith(("lr", "optimizer."))]
     runs = study.runs.drop(columns=no_matter)
     is_timed = (runs["status"] == "completed") & runs["train_seconds"].notna()
     is_wanted = is_timed & (runs["strategy"] == "parameter_server") & (runs["model"] == "vgg16")

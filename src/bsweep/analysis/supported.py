@@ -60,7 +60,7 @@ def supported_target(study: Study) -> tuple[Target, str] | None:
     return target, (
         f"{target} was taken, for it is the {_IN_WORDS[metric]} that "
         f"{int((cells >= score - 1e-9).sum())} of {counted(len(cells), 'cell')} reach in all their "
-        f"runs."
+        "runs."
     )
 
 

@@ -110,9 +110,8 @@ def scaling(cells: pd.DataFrame) -> pd.DataFrame:
     is_timed = (cells["n"] > 0) & cells["images_per_second"].notna()
     measured = cells.loc[is_timed, ["threads", "images_per_second"]].reset_index("num_workers")
     grouped = measured.groupby([*levels(measured), "threads"], dropna=False)
-    base = grouped[["num_workers", "images_per_second"]].transform(
-        "first"
-    )  # the index is sorted: the fewest workers
+    # The index is sorted: the fewest workers.
+    base = grouped[["num_workers", "images_per_second"]].transform("first")
     table = measured.drop(columns="threads").assign(
         base_workers=base["num_workers"],
         speedup=measured["images_per_second"] / base["images_per_second"],
@@ -234,9 +233,8 @@ def step_seconds(study: Study) -> pd.DataFrame:
     spent = (
         times["exposed_exchange_seconds"] + times["wait_seconds"] + times["codec_seconds"].fillna(0)
     )
-    times.insert(
-        1, "compute_seconds", (times["total_seconds"] - spent).clip(lower=0)
-    )  # the clocks are not the same
+    # The clocks are not the same.
+    times.insert(1, "compute_seconds", (times["total_seconds"] - spent).clip(lower=0))
     order = [
         "total_seconds",
         "compute_seconds",
@@ -342,8 +340,7 @@ def caveats(study: Study) -> list[str]:
     if repeated:
         lines.append(
             f"{repeated} {'run repeats' if repeated == 1 else 'runs repeat'} a seed of the same "
-            f"cell: repetitions are "
-            "averaged first, for n and intervals are over seeds."
+            "cell: repetitions are averaged first, for n and intervals are over seeds."
         )
     return lines
 

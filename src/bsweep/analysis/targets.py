@@ -126,9 +126,8 @@ def _of_run(
         "steps_between",
         float(amounts[first, _STEPS] - amounts[first - 1, _STEPS]) if interpolated else np.nan,
     )
-    is_open = not reached and bool(
-        (target.sign * values[-2:] >= wanted).any()
-    )  # the next may be as good
+    # The next may be as good.
+    is_open = not reached and bool((target.sign * values[-2:] >= wanted).any())
     for name, column in zip(AMOUNTS, amounts.T, strict=True):
         around = slice(max(0, first - 1), first + 1)
         yield (

@@ -15,11 +15,12 @@ from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds, seed_points
 from bsweep.analysis.supported import part_of
 
+# What decides the learning rate of a batch size.
 RATES = (
     "lr",
     "lr_rule",
     "optimizer.reference_batch",
-)  # what decides the learning rate of a batch size
+)
 _MISSED = -1.0  # no accuracy and no time
 TUNED = "best of each cell"  # stands for a rule where each cell has the best of its rates
 

@@ -35,9 +35,8 @@ class FollowDrift(Fixed):
         self._allocation = config.allocation
         self._least_steps = min(config.local_steps)
         self._workers: tuple[int, ...] = ()  # of the rounds that are measured
-        self._seconds: list[
-            Tensor
-        ] = []  # of a step by worker, then of the exchange: a row each round
+        # Of a step by worker, then of the exchange: a row each round.
+        self._seconds: list[Tensor] = []
 
     def observe(self, seen: Seen) -> Sequence[Event]:
         events = []

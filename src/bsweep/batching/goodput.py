@@ -76,9 +76,8 @@ def _pass_batch(share: Share) -> float:
 class Goodput(Measuring[GoodputConfig]):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
-        self._timings: dict[
-            int, float
-        ] = {}  # the latest median seconds of a step by its global batch
+        # The latest median seconds of a step by its global batch.
+        self._timings: dict[int, float] = {}
         self._num_alike = 0  # steps of the present batch
 
     def decide(self, seen: Seen) -> Decision | None:

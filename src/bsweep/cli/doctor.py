@@ -144,12 +144,12 @@ def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> It
         if facts["versions"]["horovod"] is None and config.launch.uses_horovod:
             yield (
                 f"{name}: Horovod is not installed: `bsweep setup-horovod`, or strategy=ddp and "
-                f"the like do without"
+                "the like do without"
             )
         elif (facts["horovod_build"] or "").startswith("broken"):
             yield (
                 f"{name}: Horovod cannot be imported ({facts['horovod_build'][8:]}): `bsweep "
-                f"setup-horovod`"
+                "setup-horovod`"
             )
         elif facts["gpus"] and "NCCL" not in (facts["horovod_build"] or "NCCL"):
             yield f"{name}: its Horovod has no NCCL, though it has GPUs: `bsweep setup-horovod`"
@@ -161,7 +161,7 @@ def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> It
         if abs(facts["clock_ahead_seconds"] or 0) > _MOST_CLOCK_SECONDS:
             yield (
                 f"{name}: its clock is {facts['clock_ahead_seconds']:+.1f} s off this machine's: "
-                f"have both set by NTP"
+                "have both set by NTP"
             )
 
 
@@ -170,8 +170,8 @@ def _of_links(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if "problem" in link:
             yield (
                 f"{link['from']} to {link['to']}: {link['problem']}. Workers connect to any port "
-                f"of each other: let "
-                "them through, or name another interface: launch.network_interface"
+                "of each other: let them through, or name another interface: "
+                "launch.network_interface"
             )
 
 

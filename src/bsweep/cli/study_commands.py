@@ -65,7 +65,7 @@ def stop(arguments: Sequence[str]) -> int:
         attendance.ask_to_stop(study_dir, sweep)
     print(
         f"asked {len(asked)} sweep{'s' * (len(asked) > 1)} to stop; waiting for the end of their "
-        f"steps",
+        "steps",
         flush=True,
     )
     while set(asked) & set(attendance.sweeps(study_dir)):
@@ -152,7 +152,7 @@ def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Callable[
         some = ", ".join(sorted(unknown)[:3])
         print(
             f"bsweep: the study has no command for {len(unknown)} of its runs ({some}): type "
-            f"theirs again",
+            "theirs again",
             file=sys.stderr,
         )
     if not leading:
@@ -180,8 +180,7 @@ def _refuse_elsewhere(study_dir: Path, command: Command) -> None:
     if not command.folder.is_dir():
         raise ValueError(
             f"{study_dir}: `{typed}` was typed in {command.folder}, which is not there any more. "
-            f"Type it again "
-            "where the files of the study are now."
+            "Type it again where the files of the study are now."
         )
 
 

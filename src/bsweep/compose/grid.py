@@ -172,9 +172,8 @@ def _concerns(override: str, key: str) -> bool:
     )
 
 
-_parser = functools.cache(
-    OverridesParser.create
-)  # it looks at the signatures of all functions of the grammar
+# It looks at the signatures of all functions of the grammar.
+_parser = functools.cache(OverridesParser.create)
 
 
 def _is_plain_key(key: str) -> bool:

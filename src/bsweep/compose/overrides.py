@@ -143,8 +143,7 @@ def _unreadable(text: str, error: Exception) -> str:
         return said
     return (
         f"{said} A value with other characters than letters, digits and . _ - + / : % @ is quoted "
-        f"for it and for the "
-        f"shell: {key}=\"'{value}'\"."
+        f"for it and for the shell: {key}=\"'{value}'\"."
     )
 
 
@@ -219,8 +218,7 @@ def refuse_settings(point: DictConfig) -> None:
     given = {key: OmegaConf.select(point, key) for key in expected}
     problems = [
         f"{key}={show(value)}: runs lie in results_dir/study/, and paths are seen from the folder "
-        f"that bsweep was "
-        "started in. Leave it out, and give results_dir=... or study=... instead."
+        "that bsweep was started in. Leave it out, and give results_dir=... or study=... instead."
         for key, value in given.items()
         if value != expected[key] and not (key == "hydra.job.chdir" and value is False)
     ]
@@ -268,7 +266,7 @@ def explain(error: Exception) -> str:
     ):
         text = (
             f"Hydra cannot compose this: {type(error).__name__}: {text}. HYDRA_FULL_ERROR=1 shows "
-            f"where."
+            "where."
         )
     unknown = re.search(r"Could not override '([^'@]+)'", text)
     if unknown:

@@ -96,9 +96,8 @@ def orthonormal(matrices: Tensor) -> Tensor:
     """
     rows, rank = matrices.shape[-2:]
     numbers = torch.arange(1, rows + 1, dtype=matrices.dtype, device=matrices.device)
-    spare = (
-        1e-15 * torch.outer(numbers, numbers[:rank]).cos()
-    )  # in fp32, too, its norm is above zero
+    # In fp32, too, its norm is above zero.
+    spare = 1e-15 * torch.outer(numbers, numbers[:rank]).cos()
     basis = matrices.clone()
     for number in range(rank):
         before, column = basis[..., :number], basis[..., number : number + 1]

@@ -28,9 +28,8 @@ class QSGD(GatherCodec):
             -1, self._bucket_elements
         )
         norms = torch.linalg.vector_norm(buckets, dim=1, keepdim=True)
-        shares = buckets / norms.clamp(
-            min=torch.finfo(values.dtype).tiny
-        )  # an empty bucket has norm 0
+        # An empty bucket has norm 0.
+        shares = buckets / norms.clamp(min=torch.finfo(values.dtype).tiny)
         codes = round_randomly(shares * self._levels, self._levels, self.generator)
         return join(norms, pack(codes.view(-1)[: len(values)], self._bits))
 

@@ -25,9 +25,8 @@ class TernGrad(GatherCodec):
 
     def encode(self, values: Tensor) -> Tensor:
         scales = self._layers.each(self._scale, values)
-        divisors = scales.clamp(
-            min=torch.finfo(values.dtype).tiny
-        )  # a layer without gradient has scale 0
+        # A layer without gradient has scale 0.
+        divisors = scales.clamp(min=torch.finfo(values.dtype).tiny)
         codes = round_randomly(values / self._layers.spread(divisors), 1, self.generator)
         return join(scales, pack(codes, 2))
 

@@ -96,9 +96,8 @@ class SshConfig(ProcessesConfig):
                 f"launch.parallel={show(self.parallel)} with launch.hosts={self.hosts}: points run "
                 "at once on one machine alone. Leave one of them out."
             )
-        if (
-            self.hosts and not self.uses_allocation
-        ):  # of an allocation is known only where the point is to run
+        # Of an allocation is known only where the point is to run.
+        if self.hosts and not self.uses_allocation:
             slots, named = slots_of(self.hosts), [host for host, _ in _entries(self.hosts)]
             if len(slots) < point.num_workers:
                 yield (

@@ -209,9 +209,8 @@ class _Source:
 
     path: Path  # a file, or a package's folder
     fingerprint: str
-    files: Mapping[
-        str, bytes
-    ]  # what is kept, by their places in a folder to search; none of an installed distribution
+    # What is kept, by their places in a folder to search; none of an installed distribution.
+    files: Mapping[str, bytes]
 
 
 _SOURCES: dict[str, _Source] = {}  # by their fingerprints: what this process has resolved

@@ -60,6 +60,6 @@ def started_often(env: Mapping[str, str]) -> str:
         return ""
     return (
         f"srun has started it {tasks} times, and one leads all workers: leave srun out, in a batch "
-        f"script or in "
-        "salloc's shell. launch=srun starts the workers on all nodes, launch.hosts=slurm by ssh"
+        "script or in salloc's shell. launch=srun starts the workers on all nodes, "
+        "launch.hosts=slurm by ssh"
     )

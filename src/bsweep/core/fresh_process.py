@@ -38,9 +38,8 @@ def call(
         Exception: what the function raised; stderr has the traceback, but for a want of memory.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["bsweep.measure.timed_steps", "torch._dynamo"]
-    )  # torch's optimizers import the latter
+    # Torch's optimizers import the latter.
+    context.set_forkserver_preload(["bsweep.measure.timed_steps", "torch._dynamo"])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, function, arguments))
     process.start()

@@ -30,9 +30,8 @@ def num_gpus(device: str) -> int:
         return 0
     import torch
 
-    count = (
-        torch.cuda.device_count()
-    )  # the driver's library counts them, also for a torch that they are too old for
+    # The driver's library counts them, also for a torch that they are too old for.
+    count = torch.cuda.device_count()
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return 0
     listed = _listed("name,driver_version")
@@ -62,10 +61,11 @@ _OLDER_BUILD = (
 _ON_THE_CPU = (
     "To train on the CPU all the same, set device=cpu, or hide them: CUDA_VISIBLE_DEVICES=''."
 )
+# By CUDA's major version; NVIDIA: CUDA Compatibility, minor version compatibility.
 _OLDEST_DRIVERS = {
     12: 525,
     13: 580,
-}  # by CUDA's major version; NVIDIA: CUDA Compatibility, minor version compatibility
+}
 
 
 def _listed(fields: str) -> list[list[str]]:
@@ -102,8 +102,7 @@ def _reason(listed: list[list[str]]) -> str:
     if oldest and re.match(r"\d", driver) and int(driver.split(".")[0]) < oldest:
         return (
             f"their driver {driver} is too old for {build}, which is built for CUDA {cuda} and "
-            f"needs {oldest} or "
-            f"newer: update the driver, or install {_OLDER_BUILD}."
+            f"needs {oldest} or newer: update the driver, or install {_OLDER_BUILD}."
         )
     try:
         torch.cuda.init()
@@ -112,7 +111,7 @@ def _reason(listed: list[list[str]]) -> str:
         said = str(error).partition("\n")[0].rstrip(".")
     return (
         f"{build} for CUDA {cuda} cannot use them with driver {driver} ({said}): repair or update "
-        f"the driver."
+        "the driver."
     )
 
 
@@ -134,9 +133,8 @@ def _refuse_too_old(listed: list[list[str]]) -> None:
         oldest = min(built_for)
         raise ValueError(
             f"{platform.node()} has GPUs of compute capability below {oldest // 10}.{oldest % 10}, "
-            f"with which torch "
-            f"{torch.__version__} begins: {', '.join(sorted(too_old))}. Install {_OLDER_BUILD}. "
-            f"{_ON_THE_CPU}"
+            f"with which torch {torch.__version__} begins: {', '.join(sorted(too_old))}. Install "
+            f"{_OLDER_BUILD}. {_ON_THE_CPU}"
         )
 
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-if (
-    TYPE_CHECKING
-):  # processes that only launch others do without torch, which takes seconds to import
+# Processes that only launch others do without torch, which takes seconds to import.
+if TYPE_CHECKING:
     import torch
 
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)

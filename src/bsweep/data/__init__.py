@@ -71,6 +71,5 @@ def _refuse_larger(subset: int | None, num_train: int) -> None:
     if subset is not None and subset > num_train:
         raise ValueError(
             f"data.subset={subset} is larger than the training set of {num_train} examples: choose "
-            f"a smaller one, or "
-            "data.subset=null for all."
+            "a smaller one, or data.subset=null for all."
         )

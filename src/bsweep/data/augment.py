@@ -63,9 +63,8 @@ def _constants(
     column is taken from in a mirrored one.
     """
     x, y = torch.arange(width, device=device), torch.arange(height, device=device)
-    first_bits = torch.arange(1, 33, 31, device=device).view(
-        2, 1, 1, 1
-    )  # 1 and 32, without a copy from the host
+    # 1 and 32, without a copy from the host.
+    first_bits = torch.arange(1, 33, 31, device=device).view(2, 1, 1, 1)
     return first_bits, y[:, None] * (width + 2 * padding), x, width - 1 - 2 * x
 
 

@@ -125,7 +125,7 @@ def _cached(
     except (OSError, SafetensorError) as error:
         raise ValueError(
             f"{path} cannot be written ({error}): set XDG_CACHE_HOME to a folder with space for "
-            f"decoded data sets"
+            "decoded data sets"
         ) from error
 
 
@@ -150,9 +150,8 @@ def _read(path: Path, keys: Sequence[str]) -> tuple[dict[str, Tensor], str]:
     return tensors, text
 
 
-_CHECKED: set[tuple[Path, int, int, int]] = (
-    set()
-)  # a process that trains point after point reads large files once
+# A process that trains point after point reads large files once.
+_CHECKED: set[tuple[Path, int, int, int]] = set()
 _CLOCK_SECONDS = 1  # within which two versions of a file may have the same time
 
 

@@ -44,9 +44,10 @@ def load(config: Cifar10Config) -> Dataset:
 
 
 def _from_torchvision(config: Cifar10Config) -> Dataset:
+    # Here, for a launched worker should not wait for it.
     from bsweep.core.torchvision_shim import (
         import_torchvision,
-    )  # here, for a launched worker should not wait for it
+    )
 
     import_torchvision()
     from torchvision.datasets import CIFAR10
@@ -62,8 +63,7 @@ def _from_torchvision(config: Cifar10Config) -> Dataset:
         found = "it could not be downloaded" if config.download else "data.download=false"
         raise ValueError(
             f"data.root={config.root}: no intact CIFAR-10 (cifar-10-batches-py) is there, and "
-            f"{found} "
-            f"({type(error).__name__}: {error}). Unpack {CIFAR10.url} there, or run on "
+            f"{found} ({type(error).__name__}: {error}). Unpack {CIFAR10.url} there, or run on "
             "data=digits, which needs no download, or on your own images with data=imagefolder "
             "data.root=DIR."
         ) from error

@@ -110,9 +110,8 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     """
     channels = range(images.shape[1])
     histogram = np.zeros((len(channels), 256))
-    for chunk in torch.split(
-        images, _CHUNK
-    ):  # by NumPy: torch's threads only get into each other's way here
+    # By NumPy: torch's threads only get into each other's way here.
+    for chunk in torch.split(images, _CHUNK):
         histogram += [np.bincount(chunk[:, c].numpy().ravel(), minlength=256) for c in channels]
     share, grey = histogram / histogram[0].sum(), np.arange(256)
     mean = share @ grey

@@ -35,7 +35,7 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
         if (ours.dtype, ours.shape[1:]) != (theirs.dtype, theirs.shape[1:]):
             raise Unfit(
                 f"{what} for training are {_kind(ours)}, those for testing {_kind(theirs)}: make "
-                f"them alike."
+                "them alike."
             )
     names = tuple(map(str, getattr(train, "classes", None) or ()))
     num_classes = _num_classes(inputs, (labels, test_labels), names)
@@ -54,7 +54,7 @@ def _num_classes(inputs: Tensor, labels: tuple[Tensor, Tensor], names: tuple[str
     if names and max(classes) >= len(names):
         raise Unfit(
             f"a label is {max(classes)}, but `classes` has {len(names)} names, which are counted "
-            f"from 0."
+            "from 0."
         )
     return len(names) or 1 + max(classes)
 
@@ -72,20 +72,19 @@ def _split(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
     else:
         raise Unfit(
             f"the {what} data are {_type(split)}, which has no len() or no [index]: return a "
-            f"map-style data set, or a "
-            "pair of tensors."
+            "map-style data set, or a pair of tensors."
         )
     if not len(labels) or len(inputs) != len(labels):
         raise Unfit(
             f"the {what} data have {len(inputs)} inputs and {len(labels)} labels: give equally "
-            f"many, and some."
+            "many, and some."
         )
     if not labels.is_floating_point():
         labels = labels.long()
     if labels.dim() > 1 and not labels.is_floating_point() and labels.shape != inputs.shape:
         raise Unfit(
             f"the {what} data have labels of shape {tuple(labels.shape)}: give a class for each, "
-            f"or each token."
+            "or each token."
         )
     return _apart(inputs), _apart(labels)
 
@@ -107,7 +106,7 @@ def _stacked(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
         if not isinstance(example, tuple | list) or len(example) != 2:
             raise Unfit(
                 f"{what} example {number} is {_type(example)}, no pair of an image or tensor and "
-                f"its label."
+                "its label."
             )
         one, label = _tensor(example[0], side), torch.as_tensor(example[1])
         if not number:
@@ -119,7 +118,7 @@ def _stacked(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
             if (part.dtype, part.shape) != (whole.dtype, whole.shape[1:]):
                 raise Unfit(
                     f"{what} {name} {number} is {_kind(part[None])}, the first {_kind(whole)}: "
-                    f"make them alike."
+                    "make them alike."
                 )
         inputs[number], labels[number] = one, label
     return inputs, labels

@@ -78,7 +78,7 @@ def _list(root: Path, split: str) -> _Split:
     if not folder.is_dir():
         raise ValueError(
             f"data.root={root}: there is no folder {folder}; {_LAYOUT}. data=digits needs no "
-            f"folder."
+            "folder."
         )
     with os.scandir(folder) as entries:
         classes = sorted(
@@ -120,8 +120,7 @@ def _check_classes(root: Path, train: _Split, test: _Split) -> None:
             return
         raise ValueError(
             f"data.root={root}: there is one class alone, {train.classes[0]}, which any model "
-            f"always gets right: give "
-            "a folder of another one."
+            "always gets right: give a folder of another one."
         )
     differences = [
         f"only in {split}: {', '.join(sorted(names))}"

@@ -49,7 +49,7 @@ def _build(config: OwnDataConfig) -> Dataset:
     except (TypeError, ValueError):
         raise ConfigError(
             f"data.target={config.target}: it returned {type(pair).__name__}, not a pair (train, "
-            f"test) of data sets."
+            "test) of data sets."
         ) from None
     with own.blamed("data", config, "reading its examples failed"):
         try:

@@ -27,9 +27,10 @@ def pixels(image: Image, side: int | None, *, keeps_grey: bool = False) -> NDArr
     Raises:
         Unfit: nobody knows which of its grey levels is white.
     """
+    # Here, for a worker that finds the cache should not have to wait for it.
     from PIL import (
         Image as pillow,
-    )  # here, for a worker that finds the cache should not have to wait for it
+    )
 
     if image.mode in ("I", "F"):
         raise Unfit("its 32-bit grey levels have no known white: save it with 8 or 16 bits")

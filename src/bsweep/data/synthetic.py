@@ -40,9 +40,8 @@ def load(config: SyntheticConfig) -> Dataset:
     coarse = torch.rand(
         config.num_classes, config.shape[0], min(4, height), min(4, width), generator=generator
     )
-    smooth = F.interpolate(
-        coarse, size=(height, width), mode="bilinear"
-    )  # survives cropping and padding
+    # Survives cropping and padding.
+    smooth = F.interpolate(coarse, size=(height, width), mode="bilinear")
     prototypes = (smooth * (255 - _NOISE)).to(torch.uint8)
 
     def examples(count: int) -> tuple[Tensor, Tensor]:

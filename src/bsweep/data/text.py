@@ -79,11 +79,9 @@ def _split(config: TextConfig, num_tokens: int) -> tuple[int, int]:
     if min(num_train, num_test) <= config.sequence_length:
         raise ValueError(
             f"data.path={config.path} has {num_tokens} tokens, {num_train} to train on and "
-            f"{num_test} to test on by "
-            f"data.test_share={config.test_share:g}. A sequence of "
-            f"data.sequence_length={config.sequence_length} and "
-            f"the token after it need {config.sequence_length + 1} of either: use a longer text, a "
-            f"smaller "
+            f"{num_test} to test on by data.test_share={config.test_share:g}. A sequence of "
+            f"data.sequence_length={config.sequence_length} and the token after it need "
+            f"{config.sequence_length + 1} of either: use a longer text, a smaller "
             "data.sequence_length, or another data.test_share."
         )
     return num_train, num_test
@@ -136,16 +134,17 @@ def _tokenized(text: bytes, tokenizer: str) -> tuple[str, Sequence[str], Build]:
 
 
 def _tokenize(text: bytes, definition: bytes, path: str) -> tuple[NDArray[np.int32], int]:
+    # Here, for a worker that finds the cache should not have to wait for it.
     from tokenizers import (
         Tokenizer,
-    )  # here, for a worker that finds the cache should not have to wait for it
+    )
 
     try:
         tokenizer = Tokenizer.from_buffer(definition)
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(
             f"data.tokenizer={path} is no Hugging Face tokenizer.json ({error}): give one, or null "
-            f"for bytes."
+            "for bytes."
         ) from error
     tokenizer.no_truncation()  # both are kept in the file, as they were set for some model
     tokenizer.no_padding()

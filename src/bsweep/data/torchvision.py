@@ -58,9 +58,10 @@ def _name(config: TorchvisionConfig) -> str:
 
 
 def _from_torchvision(config: TorchvisionConfig) -> Dataset:
+    # Here, for a launched worker should not wait for it.
     from bsweep.core.torchvision_shim import (
         import_torchvision,
-    )  # here, for a launched worker should not wait for it
+    )
 
     kind = getattr(import_torchvision().datasets, config.dataset)
     from bsweep.data import examples  # imports torch
@@ -76,8 +77,8 @@ def _from_torchvision(config: TorchvisionConfig) -> Dataset:
         raise ValueError(
             f"data.root={config.root}: no intact {config.dataset} is there, and {found} "
             f"({type(error).__name__}: {error}). Put the files there that "
-            f"torchvision.datasets.{config.dataset} "
-            "expects, or run on data=digits, which needs no download."
+            f"torchvision.datasets.{config.dataset} expects, or run on data=digits, which needs no "
+            "download."
         ) from error
     try:
         return examples.collected(train, test, config.side)

@@ -22,7 +22,6 @@ from typing import Any
 
 import psutil
 
-import bsweep
 from bsweep import config as schema
 from bsweep import data
 from bsweep.config import DataConfig, own
@@ -75,7 +74,7 @@ def facts(request: Request) -> dict[str, Any]:
 
 def code_digest() -> str:
     """Return a digest of this package's code, which tells versions of the same number apart."""
-    package = Path(bsweep.__file__).parent
+    package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())

@@ -127,7 +127,7 @@ def _checked(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     if len(inputs) != len(targets):
         raise ValueError(
             f"a batch of {len(inputs)} inputs and {len(targets)} targets: give each input its "
-            f"target."
+            "target."
         )
     return inputs, targets
 

@@ -48,9 +48,8 @@ def measure(
         WorkerLost: another worker ended.
     """
     with worker.prepared(_with_exchange(config), paths, place, on_step) as job:
-        optim.set_learning_rate(
-            job.optimizer, 0.0
-        )  # steps cost the same, and the model stays finite
+        # Steps cost the same, and the model stays finite.
+        optim.set_learning_rate(job.optimizer, 0.0)
         beside = _held_beside(config, job)
         answers = job.strategy.gather_json(asdict(_measure_worker(config, job)))
         del beside
@@ -138,9 +137,8 @@ def _measure_batches(
         seconds := _step_seconds(job, batch, limit, _OWN_BATCH_TIMES if batch == own_batch else 1)
     ) is not None:
         found.append(ProbedBatch(batch, seconds))
-        spent += seconds + min(
-            timed_steps.NUM_STEPS * seconds, timed_steps.MOST_SECONDS
-        )  # not the wall: hosts may be busy
+        # Not the wall: hosts may be busy.
+        spent += seconds + min(timed_steps.NUM_STEPS * seconds, timed_steps.MOST_SECONDS)
         if batch == most:
             return found, "examples"
         if batch >= own_batch and spent + 4 * seconds > _MOST_SECONDS:

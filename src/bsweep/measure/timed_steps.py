@@ -86,7 +86,6 @@ def step_seconds_within(
     job = replace(job, alive=SignOfLife(paths.alive(rank)))
     tail = torch.arange((local_batch + 1) // 2 * config.accumulation_steps)
     with memory.limited(mebibytes):
-        step.train_step(
-            job, tail, tail, 1, config.accumulation_steps
-        )  # its kernels stay beside those of full batches
+        # Its kernels stay beside those of full batches.
+        step.train_step(job, tail, tail, 1, config.accumulation_steps)
         return step_seconds(job, local_batch, times)

@@ -33,10 +33,9 @@ def refused(config: LibraryConfig, shape: tuple[int, ...]) -> Iterator[None]:
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, IndexError) as error:
         raise ConfigError(
             f"model.architecture={config.architecture} with model.options={dict(config.options)} "
-            f"for images of shape "
-            f"{list(shape)}: {error}. Give other options, such as "
-            f"model.options.img_size={shape[-1]} where it takes "
-            "one, or choose another architecture or larger images."
+            f"for images of shape {list(shape)}: {error}. Give other options, such as "
+            f"model.options.img_size={shape[-1]} where it takes one, or choose another "
+            "architecture or larger images."
         ) from error
 
 

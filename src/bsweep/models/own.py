@@ -33,7 +33,7 @@ def _problem(model: nn.Module) -> str | None:
         if is_lazy(parameter):
             return (
                 f"parameter {name} has no shape before the first batch: give its layer the shape "
-                f"of its inputs."
+                "of its inputs."
             )
         if not parameter.is_floating_point():
             return (

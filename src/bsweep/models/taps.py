@@ -60,9 +60,8 @@ class _Taps(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        place = vars(ctx.weight).pop(
-            GRADIENT_PLACE, None
-        )  # taken once: what comes after adds to it
+        # Taken once: what comes after adds to it.
+        place = vars(ctx.weight).pop(GRADIENT_PLACE, None)
         whole = torch.zeros_like(ctx.weight) if place is None else place.detach().zero_()
         whole[ctx.where] = gradient
         return whole, None, None, None, None

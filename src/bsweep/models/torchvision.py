@@ -17,8 +17,7 @@ def build(config: TorchvisionModelConfig, *, num_classes: int, shape: tuple[int,
     if shape[0] != 3:
         raise ConfigError(
             f"model=torchvision takes images of 3 channels, these have {shape[0]}: use model=timm, "
-            f"whose models take "
-            "any, or other data."
+            "whose models take any, or other data."
         )
     with libraries.refused(config, shape):
         return libraries.tried(

@@ -73,10 +73,8 @@ class Objective:
         if takes_logits and not _are_logits(outputs, targets, num_classes):
             raise ValueError(
                 f"the model returned {_kind(outputs)} for targets of shape {list(targets.shape)}, "
-                f"not logits "
-                f"{[*targets.shape, num_classes]}: return these, or give it methods loss(outputs, "
-                f"targets) and "
-                "score(outputs, targets) that take what it returns."
+                f"not logits {[*targets.shape, num_classes]}: return these, or give it methods "
+                "loss(outputs, targets) and score(outputs, targets) that take what it returns."
             )
         with torch.no_grad():
             if self.own_loss:
@@ -105,8 +103,8 @@ def of(model: nn.Module, labels: Tensor) -> Objective:
     if loss is None and labels.is_floating_point():
         raise ValueError(
             "the labels are numbers with a fraction, of which cross-entropy knows nothing: give "
-            "your model a method "
-            "loss(outputs, targets), or make the labels classes, of an integer type."
+            "your model a method loss(outputs, targets), or make the labels classes, of an integer "
+            "type."
         )
     return Objective(loss, score)
 
@@ -145,8 +143,8 @@ def _check_sum(loss: Callable[[Any, Tensor], Tensor], outputs: Any, targets: Ten
     if once and torch.isclose(twice, once, rtol=1e-3):
         raise ValueError(
             "loss(outputs, targets) returned a mean: return the sum of the losses, as "
-            "reduction='sum' gives it, for "
-            "the examples of a step are parted among workers and passes."
+            "reduction='sum' gives it, for the examples of a step are parted among workers and "
+            "passes."
         )
 
 

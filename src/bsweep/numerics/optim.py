@@ -84,8 +84,7 @@ def from_target(config: OwnOptimizerConfig, vector: Flat) -> Optimizer:
     if not all("lr" in group for group in optimizer.param_groups):
         raise ConfigError(
             f"optimizer.target={config.target}: its param_groups have no 'lr', where the schedule "
-            f"sets the learning "
-            "rate: take it from there."
+            "sets the learning rate: take it from there."
         )
     return optimizer
 

@@ -37,7 +37,7 @@ def choose(config: RunConfig, device: torch.device) -> str:
         )
         raise ValueError(
             f"precision=tf32, but {what}: use precision=fp32, fp16 or auto, or a GPU from Ampere "
-            f"on."
+            "on."
         )
     if config.precision != "auto":
         return config.precision

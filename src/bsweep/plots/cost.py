@@ -55,10 +55,8 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         f"Worker-seconds against seconds to {targets_in_words(cells)}, a point for each cell of "
-        f"the grid; pale ones "
-        "take longer than another for as many worker-seconds. Those on the front are named by "
-        "their global batch, with "
-        "90 % intervals of a typical run.",
+        "the grid; pale ones take longer than another for as many worker-seconds. Those on the "
+        "front are named by their global batch, with 90 % intervals of a typical run.",
     )
 
 
@@ -150,8 +148,7 @@ def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         f"What going to the next worker count buys on the way to {targets_in_words(steps)}, each "
-        f"at its best global "
-        "batch: medians with 90 % intervals of a typical run.",
+        "at its best global batch: medians with 90 % intervals of a typical run.",
         "Open bars have an interval that contains zero: no difference." if has_open else "",
     )
 

@@ -24,9 +24,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
 MAX_LINES = 8  # of a panel
 MAX_PANELS = 24
-_LISTED = re.compile(
-    r"\(\d+(?:(?:/\d+)+| each)\)$"
-)  # a variant that is named with each worker's batch
+# A variant that is named with each worker's batch.
+_LISTED = re.compile(r"\(\d+(?:(?:/\d+)+| each)\)$")
 
 
 @dataclass(frozen=True)
@@ -174,9 +173,8 @@ def curves(
         for place, rest in enumerate(dict.fromkeys(key[:at] + key[at + 1 :] for key in members))
     }
     varying = [name for name in names if name in analysis.varying(table)]
-    alone = (
-        "local_batch" if colored_by == "local_batch" else "variant"
-    )  # what to call the only line there is
+    # What to call the only line there is.
+    alone = "local_batch" if colored_by == "local_batch" else "variant"
     found = []
     for key, of_line in members.items():
         named = dict(zip(names, key, strict=True))

@@ -31,11 +31,12 @@ AXES = {
 }
 PALE = "#A9C6D9"
 GRAY = "#7A7A7A"
+# Lines that have panels of their own.
 BEHIND: dict[str, Any] = {
     "color": "#D5D5D5",
     "linewidth": 0.8,
     "zorder": 1,
-}  # lines that have panels of their own
+}
 WIDTH = 7.0  # inches, of a page
 _BESIDE = 0.75  # inches of an axes' place that its labels take
 _DIGIT = 0.071  # inches of a tick label's
@@ -204,9 +205,8 @@ def name_panels(
     Axes in a column of the same part, such as the test's, show the same range.
     """
     places: list[list[Any]] = [[axes.get_subplotspec() for axes in row] for row in grid]
-    letters = (
-        46 if len(grid) <= 3 else 34 if len(names) > 1 else 32
-    )  # of a title that is centred within twice its axes
+    # Of a title that is centred within twice its axes.
+    letters = 46 if len(grid) <= 3 else 34 if len(names) > 1 else 32
     lowest = {place.colspan.start: place.rowspan.start for row in places for place in row}
     for title, row, of_row in zip(panels, grid, places, strict=True):
         row[0].set_title(broken(title, letters), loc="left")
@@ -371,9 +371,8 @@ def has_learned(study: Study) -> bool:
 def draw_line(axes: Axes, look: dict[str, Any], cells: pd.DataFrame, metric: str) -> None:
     """A line through the means of cells, with what they are means of, see `draw_spread`."""
     known = cells[cells[metric].notna()]
-    shown = [
-        int(place) for place in np.flatnonzero(known["n"] != 2)
-    ]  # of two seeds the points are drawn
+    # Of two seeds the points are drawn.
+    shown = [int(place) for place in np.flatnonzero(known["n"] != 2)]
     axes.plot(known.index, known[metric], **look, markevery=shown)
     draw_spread(axes, known, metric, look["color"], look["marker"])
 
@@ -420,9 +419,8 @@ def legends(figure: Figure, *legends: tuple[Sequence[Artist], str]) -> None:
         for entry in handles:
             entry.set_label(broken(str(entry.get_label()), _MAX_LABEL // len(legends)))
         where: Any = f"outside lower {place}"
-        for rows in range(
-            1, len(handles) + 2
-        ):  # the fewest rows that leave the legend within the figure
+        # The fewest rows that leave the legend within the figure.
+        for rows in range(1, len(handles) + 2):
             columns = max(1, math.ceil(len(handles) / rows))
             legend = figure.legend(handles=handles, title=title, loc=where, ncols=columns)
             box = legend.get_window_extent()

@@ -71,8 +71,7 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         f"{label}: the slowest worker's exchange, as far as computing does not hide it{coding}, a "
-        f"worker's mean "
-        "wait for others before it, and the rest, which is computing.",
+        "worker's mean wait for others before it, and the rest, which is computing.",
         f"n = {drawing.span(times['n'])} per bar.",
         left_out,
     )
@@ -105,8 +104,8 @@ def server_load(study: Study, table: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         "Left: the shares of the parameters that the servers hold, the fullest server's in dark. "
-        "Right: the part of "
-        "the training time in which the busiest server receives, updates or sends.",
+        "Right: the part of the training time in which the busiest server receives, updates or "
+        "sends.",
         f"{common(loads).capitalize()}." if common(loads) else "",
         f"n = {drawing.span(loads['n'])} per bar.",
         left_out,
@@ -142,8 +141,6 @@ def sharding_gain(study: Study, measured: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         "What sharding VGG-16 by memory gains over sharding it by layer. The line's one constant, "
-        "the time to compute "
-        "over that of an exchange with evenly loaded servers, is fitted to the published gains, "
-        "not to those measured "
-        "here.",
+        "the time to compute over that of an exchange with evenly loaded servers, is fitted to the "
+        "published gains, not to those measured here.",
     )

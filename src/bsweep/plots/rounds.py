@@ -77,7 +77,7 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
         axes.set_xlim(0, 1.04 * max(np.nanmax(idle), 1e-9))
     axes.set_xlabel(
         f"Idle seconds of a node in {drawing.span(table['shown_rounds'].round().astype(int))} "
-        f"rounds"
+        "rounds"
     )
     nodes = [
         Patch(color=color, label=f"node {at + 1}") for at, color in enumerate(COLORS[:num_nodes])
@@ -91,8 +91,7 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         "Seconds that each node is idle until the slowest one arrives to synchronise, summed over "
-        "a run's rounds"
-        f"{'' if are_bars else ', a dot for each node'}.",
+        f"a run's rounds{'' if are_bars else ', a dot for each node'}.",
         f"At the right the total over nodes{_and_change(table)}.{interval}",
         scaled_rounds(table),
         f"n = {drawing.span(table['n'])} per {'bar' if are_bars else 'dot'}.",
@@ -160,9 +159,8 @@ def loss_by_time(study: Study, table: pd.DataFrame) -> Figure:
     found = curves(table, "elapsed_seconds", "variant")
     panels = in_panels(found)
     ends = set(analysis.equal_time_losses(study)["elapsed_seconds"])
-    ends = (
-        ends if len(ends) == 1 and len(found) > 1 and len(panels) == 1 else set()
-    )  # one for all, or none
+    # One for all, or none.
+    ends = ends if len(ends) == 1 and len(found) > 1 and len(panels) == 1 else set()
     figure, grid = drawing.grid(len(panels), 1 + len(ends), 2.6)
     end: dict[str, Any] = {"color": drawing.GRAY, "linestyle": (0, (4, 2)), "linewidth": 1.0}
     for row, panel in zip(grid, panels, strict=True):
@@ -188,8 +186,7 @@ def loss_by_time(study: Study, table: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         "Training loss of a round, the mean over its examples, by the training time at its "
-        "midpoint, without "
-        "evaluations.",
+        "midpoint, without evaluations.",
         f"Lines are means over n = {drawing.span(table['n'])} seeds, interpolated between rounds."
         if table["n"].max() > 1
         else "n = 1.",
@@ -259,10 +256,9 @@ def published_idle(study: Study, idle: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         "Published idle seconds by node and their totals, beside a model with two constants: node "
-        "2 computes for "
-        f"{model.slowest_seconds:.1f} s in the baseline (fitted to C), and the part "
-        f"{model.fixed_share:.2f} of a "
-        "step's time at batch 4 does not depend on the batch (fitted to B).",
+        f"2 computes for {model.slowest_seconds:.1f} s in the baseline (fitted to C), and the part "
+        f"{model.fixed_share:.2f} of a step's time at batch 4 does not depend on the batch (fitted "
+        "to B).",
         "No such constants give the published rows of A and B.",
         analysis.CONTRADICTIONS,
     )

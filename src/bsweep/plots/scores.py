@@ -60,7 +60,7 @@ def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         f"{what}{f' after {trained}' if trained else ''} {shown}, {axes} logarithmic axes of their "
-        f"own.",
+        "own.",
         alike_words(found),
         drawing.repeats(cells["n"], "point" if name else "row"),
         drawing.CUT_WORDS if is_cut else "",

@@ -74,8 +74,7 @@ def time_surface(study: Study, cells: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         f"Predicted time ({unit}) to {targets_in_words(cells)} by global batch and workers, above "
-        f"the 90 % interval of "
-        f"one further run; darker is sooner. {_marked(cells)}",
+        f"the 90 % interval of one further run; darker is sooner. {_marked(cells)}",
     )
 
 
@@ -102,8 +101,7 @@ def bottlenecks(study: Study, cells: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         f"What takes most of the time to {targets_in_words(cells)}, and its share of it, by the "
-        f"fitted step time and "
-        f"the critical batch size. {unmeasured}{_marked(cells)}",
+        f"fitted step time and the critical batch size. {unmeasured}{_marked(cells)}",
     )
 
 

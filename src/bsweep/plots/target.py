@@ -55,7 +55,7 @@ def time_to_target(study: Study, table: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         f"Seconds of training until a test accuracy of {target}{whose}, by the median of three "
-        f"evaluations.",
+        "evaluations.",
         drawing.repeats(table["n"]),
         "Open triangles on the edge are seeds that did not reach it." if missed else "",
     )

@@ -81,7 +81,7 @@ def _sentences(
     fitted = "" if fits.empty else ", with the least-squares fit time = a + c / b"
     beside = (
         f"Right: relative to the time of local batch {reference}, beside the published times in "
-        f"grey, of 50 epochs."
+        "grey, of 50 epochs."
     )
     return [
         f"Training time by {drawing.AXES[along][1]}{fitted}.",
@@ -154,9 +154,8 @@ def _formula(fits: pd.DataFrame, key: Any) -> str:
         f"times {round(100 * fit['lowest_residual']):+d} to "
         f"{round(100 * fit['highest_residual']):+d} % off"
     )
-    share = f"R² = {fit['r_squared']:.4f}".replace(
-        " ", "\N{NO-BREAK SPACE}"
-    )  # a legend breaks long lines
+    # A legend breaks long lines.
+    share = f"R² = {fit['r_squared']:.4f}".replace(" ", "\N{NO-BREAK SPACE}")
     return f":  {terms}  ({share}, {off})".replace("-", "\N{MINUS SIGN}")
 
 

@@ -147,7 +147,7 @@ def _page(
         "<h2>Provenance</h2>",
         _definitions({"written by": command, "study": study.name} | _provenance(study.provenance)),
         (
-            f"<details><summary>Settings that all runs "
+            "<details><summary>Settings that all runs "
             f"share</summary>{_definitions(_shared(study))}</details>"
         ),
     ]

@@ -15,27 +15,22 @@ from bsweep.report.formats import Table
 TITLE = "Cost as the work grows"
 _CAPTION = (
     "A cost goes with the power of a quantity that the exponent says, by least squares of "
-    "logarithms within the range "
-    "of cells that differ in it alone: series of three or more, for any two lie on a power law. "
-    "Each series has a "
-    "factor of its own, and all have the exponent in common. ± is the half-width of its 95 % "
-    "t-interval, which is as "
-    "wide as they miss a power law. Expected over local batches: -1 where a step costs the same "
-    "whatever its batch, 0 "
-    "where an example does; over workers -1, where nothing is lost to the exchange."
+    "logarithms within the range of cells that differ in it alone: series of three or more, for "
+    "any two lie on a power law. Each series has a factor of its own, and all have the exponent in "
+    "common. ± is the half-width of its 95 % t-interval, which is as wide as they miss a power "
+    "law. Expected over local batches: -1 where a step costs the same whatever its batch, 0 where "
+    "an example does; over workers -1, where nothing is lost to the exchange."
 )
 _SENT = (
     "The ratio is that of a worker's bytes to a ring's, 2 (p - 1) / p n, of p workers and n bytes "
-    "of gradient. There "
-    "a series is a strategy, and a point the mean of its cells of as many ring bytes, whatever "
-    "their batch."
+    "of gradient. There a series is a strategy, and a point the mean of its cells of as many ring "
+    "bytes, whatever their batch."
 )
 _OVERHEAD = (
     "Other seconds are those of all runs together that are no training steps (starts, evaluations, "
-    "...), by each run's "
-    "seconds and its number in the order of starts, among runs of as many workers; where that "
-    "order is one of batch "
-    "sizes too, it tells of both. Beyond 1, each further run takes longer than the one before."
+    "...), by each run's seconds and its number in the order of starts, among runs of as many "
+    "workers; where that order is one of batch sizes too, it tells of both. Beyond 1, each further "
+    "run takes longer than the one before."
 )
 _EXPECTED = {"local_batch": "-1 to 0", "num_workers": "-1", "num_train": "1", "num_parameters": "1"}
 

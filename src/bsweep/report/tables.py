@@ -90,8 +90,7 @@ def _of_seeds(n: pd.Series[int]) -> str:
 _SPEEDUP = "Speed-up over workers at equal local batch (weak scaling), by examples per second."
 _FIT = (
     "Least-squares fit of training time, a + c / local batch. The misses are the largest below and "
-    "above the fit, in "
-    "percent of the times."
+    "above the fit, in percent of the times."
 )
 _GROWTH = (
     "The seconds of an epoch against the {}: the exponent of each series of cells that differ in "
@@ -99,22 +98,18 @@ _GROWTH = (
 )
 _RING = (
     "A ring's bytes are 2 (p - 1) / p n, of p workers and n bytes of gradient. By that formula the "
-    "bytes of Horovod, "
-    "DDP and the native all-reduce are counted, so that their 1 is no finding; other algorithms "
-    "count their messages, "
-    "and in shared memory nothing is sent."
+    "bytes of Horovod, DDP and the native all-reduce are counted, so that their 1 is no finding; "
+    "other algorithms count their messages, and in shared memory nothing is sent."
 )
 _SHARDING = (
     "What sharding VGG-16 by memory gains in images per second over sharding it by layer, as a "
-    "fraction. The fitted "
-    "formula is the published study's, with its constant fitted to the published gains and the "
-    "shares on record."
+    "fraction. The fitted formula is the published study's, with its constant fitted to the "
+    "published gains and the shares on record."
 )
 _EQUAL_TIME = (
     "Training loss after equal time, half a round before the shortest run of those compared ended, "
-    "and the examples "
-    "trained on until then. A round's mean loss is that of its midpoint in time; between midpoints "
-    "it is interpolated."
+    "and the examples trained on until then. A round's mean loss is that of its midpoint in time; "
+    "between midpoints it is interpolated."
 )
 
 
@@ -152,7 +147,7 @@ def _steps_caption(study: Study) -> str:
     )
     caption = (
         f"{of_what}: where the time goes, and what a worker sends. Exchange is what computing did "
-        f"not hide."
+        "not hide."
     )
     has_codec = ~study.runs["compression"].isin(["", "none"]) & study.runs["compression"].notna()
     steps = analysis.step_times(study)
@@ -214,8 +209,8 @@ def idle_seconds(study: Study, table: pd.DataFrame) -> Table:
 def _idle_caption(table: pd.DataFrame) -> str:
     caption = (
         "Seconds that nodes are idle until the slowest one arrives to synchronise, summed over a "
-        "run's rounds; node k "
-        "is the worker of rank k - 1. Rounds that the end of an epoch cuts short do not count."
+        "run's rounds; node k is the worker of rank k - 1. Rounds that the end of an epoch cuts "
+        "short do not count."
     )
     change = (
         "The change of the total is against the uniform allocation, by equal seeds where there are "

@@ -74,9 +74,8 @@ class Calibration:
     """
 
     schema: int
-    wanted_batches: Annotated[
-        tuple[Count, ...], Field(min_length=1)
-    ]  # local batches of the points that asked
+    # Local batches of the points that asked.
+    wanted_batches: Annotated[tuple[Count, ...], Field(min_length=1)]
     precision: str = "auto"  # what all of them say themselves
     channels_last: Literal["auto", True, False] = "auto"
     measured_batches: tuple[Count, ...] = ()
@@ -298,9 +297,8 @@ def choose(config: RunConfig, calibration: Calibration | None, default: Numerics
         found = calibration.settled
     elif calibration and calibration.timed:
         found = calibration.ranked(config)[0][0]
-    is_refused = found.precision == "fp16" and bool(
-        config.strategy.can.why_no_fp16
-    )  # of a later sweep in the same study
+    # Of a later sweep in the same study.
+    is_refused = found.precision == "fp16" and bool(config.strategy.can.why_no_fp16)
     return Numerics(
         ("fp32" if is_refused else found.precision)
         if config.precision == "auto"

@@ -109,6 +109,5 @@ def spoils_process(error: BaseException) -> bool:
     """Whether nothing more should be trained in this process: oneDNN may fail from now on, see
     `bsweep.core.fresh_process`.
     """
-    return is_out_of_memory(error) and not isinstance(
-        error, torch.OutOfMemoryError
-    )  # which is a GPU's
+    # Which is a GPU's.
+    return is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError)

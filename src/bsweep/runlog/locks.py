@@ -83,8 +83,7 @@ def _say_once(folder: Path) -> None:
         _SAID.add(folder)
         print(
             f"bsweep: {folder}: this file system has no locks (flock): lease files there say who "
-            f"is at work; what a "
-            f"process that died on another host was at is free after "
+            "is at work; what a process that died on another host was at is free after "
             f"{STALE_SECONDS + 2 * HEARTBEAT_SECONDS:.0f} s.",
             file=sys.stderr,
         )
@@ -155,9 +154,8 @@ def _is_stale(path: Path, beats_to_watch: int = 0) -> bool:
 
 
 def _touched_at(path: Path) -> float:
-    with (
-        path.open() as file
-    ):  # what has only its name looked at may be old on a file system of several hosts
+    # What has only its name looked at may be old on a file system of several hosts.
+    with path.open() as file:
         return os.fstat(file.fileno()).st_mtime
 
 

@@ -198,7 +198,7 @@ def _check_schema(record: Mapping[str, Any], place: object) -> None:
     if schema > SCHEMA:
         raise Newer(
             f"{place}: written with record schema {schema}, this bsweep reads up to {SCHEMA}. "
-            f"Update bsweep to read it."
+            "Update bsweep to read it."
         )
 
 

@@ -41,9 +41,8 @@ def write_summary(
     epochs = numbered(records, "epoch")
     last = epochs[-1] if epochs else {}
     train_seconds = sum(epoch["train_seconds"] for epoch in epochs) if epochs else None
-    num_examples = sum(
-        epoch["images_per_second"] * epoch["train_seconds"] for epoch in epochs
-    )  # the last may be a part
+    # The last may be a part.
+    num_examples = sum(epoch["images_per_second"] * epoch["train_seconds"] for epoch in epochs)
     sent_bytes = [epoch["sent_bytes"] for epoch in epochs]
     summary = Summary(
         run_id=paths.folder.name,
@@ -115,9 +114,8 @@ def _known_crc32(paths: RunPaths) -> int | None:
         status = metrics.stat()
     except FileNotFoundError:
         return None
-    return _crc32_of(
-        str(metrics), status.st_mtime_ns, status.st_size
-    )  # a path takes longer to hash
+    # A path takes longer to hash.
+    return _crc32_of(str(metrics), status.st_mtime_ns, status.st_size)
 
 
 @functools.cache

@@ -30,9 +30,8 @@ class Meter:
     sent_bytes: int = 0
     received_bytes: int = 0
     exchange_steps: int = 0
-    seconds: list[float] = field(
-        default_factory=list
-    )  # one for each exchange, waiting for others included; see `read_clocks`
+    # One for each exchange, waiting for others included; see `read_clocks`.
+    seconds: list[float] = field(default_factory=list)
     codec_seconds: float | None = None
 
     def __post_init__(self) -> None:

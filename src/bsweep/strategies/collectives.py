@@ -43,9 +43,8 @@ class Wire:
             dist.P2POp(dist.irecv, receive, group=self.group, group_peer=source),
             dist.P2POp(dist.isend, send, group=self.group, group_peer=to),
         ]
-        operations = [
-            o for o in operations if o.tensor.numel()
-        ]  # a small vector may have empty parts
+        # A small vector may have empty parts.
+        operations = [o for o in operations if o.tensor.numel()]
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()
         self.sent_bytes += send.numel() * send.element_size()
@@ -132,9 +131,8 @@ def halving_doubling(vector: Tensor, wire: Wire) -> None:
 
 
 def _halve_and_double(vector: Tensor, wire: Wire, power: int) -> None:
-    splits: list[
-        tuple[int, Tensor, Tensor]
-    ] = []  # partner, the half that stays, the half that leaves
+    # Partner, the half that stays, the half that leaves.
+    splits: list[tuple[int, Tensor, Tensor]] = []
     window, distance = vector, power // 2
     while distance:
         lower, upper = window.tensor_split(2)

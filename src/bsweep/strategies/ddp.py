@@ -119,9 +119,8 @@ class DDP(TorchStrategy, InBackward):
                     strategy._powersgd, bucket
                 )
         if self.see_part:
-            return self, lambda strategy, bucket: _mean_of_seen(
-                strategy, bucket
-            )  # torch would look at annotations
+            # Torch would look at annotations.
+            return self, lambda strategy, bucket: _mean_of_seen(strategy, bucket)
         return None, None
 
     def _new_powersgd(self) -> powerSGD_hook.PowerSGDState:

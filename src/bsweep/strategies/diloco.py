@@ -109,9 +109,8 @@ class DiLoCo(Rounds):
             nesterov=nesterov,
             fused=True,
         )
-        self._exchange.prepare(
-            self._anchor, self._outer_optimizer
-        )  # from here on all have the first one's anchor
+        # From here on all have the first one's anchor.
+        self._exchange.prepare(self._anchor, self._outer_optimizer)
         vector.parameters.copy_(self._anchor.parameters)
         if self._roll_call:
             self._regroup()  # into a group whose operations end after a while
@@ -143,9 +142,8 @@ class DiLoCo(Rounds):
     def rehearse(self) -> None:
         optim.rehearse(self._optimizer)
         is_whole = not self._is_broken
-        self.gather(
-            torch.zeros(1, dtype=torch.float64)
-        )  # a message waits for others less long than this does
+        # A message waits for others less long than this does.
+        self.gather(torch.zeros(1, dtype=torch.float64))
         try:
             if is_whole:
                 self._exchange.rehearse()
@@ -317,9 +315,8 @@ class DiLoCo(Rounds):
             weights = torch.tensor([s.weights[member] for member in members], dtype=torch.float64)
         else:
             weights = torch.ones_like(num_steps) if s.weighting == "uniform" else num_examples
-        weights = weights / weights.sum().clamp(
-            min=1e-300
-        )  # the lost may have had all examples of a tail
+        # The lost may have had all examples of a tail.
+        weights = weights / weights.sum().clamp(min=1e-300)
         if self._normalizes:
             counted = self._counted(num_steps)
             weights = weights * (weights * counted).sum() / counted

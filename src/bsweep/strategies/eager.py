@@ -98,9 +98,8 @@ class EagerDiLoCo(DiLoCo):
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        now = float(
-            self.gather(torch.tensor([time.monotonic()], dtype=torch.float64))[0]
-        )  # on the first one's clock
+        # On the first one's clock.
+        now = float(self.gather(torch.tensor([time.monotonic()], dtype=torch.float64))[0])
         if "travelling" not in state:
             return
         saved, pause = state["travelling"], now - state["now"]

@@ -38,9 +38,8 @@ class Horovod(Summing, InBackward):
         self.hides_exchange = strategy.buckets > 1 and self.num_workers > 1
         self._operation = hvd.Adasum if strategy.op == "adasum" else hvd.Sum
         if strategy.op == "adasum":
-            self.loss_scale = float(
-                self.num_workers
-            )  # it combines local means, not shares of the global one
+            # It combines local means, not shares of the global one.
+            self.loss_scale = float(self.num_workers)
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer

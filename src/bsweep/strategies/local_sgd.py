@@ -36,9 +36,8 @@ class LocalSGD(TorchStrategy, Rounds):
         self.loss_scale = float(self.num_workers)
 
     def rate_batch(self, shares: Sequence[Share]) -> float:
-        return global_batch(shares) / len(
-            shares
-        )  # an even part: a larger one counts for more by its loss
+        # An even part: a larger one counts for more by its loss.
+        return global_batch(shares) / len(shares)
 
     def step(self) -> None:
         self._optimizer.step()

@@ -78,9 +78,8 @@ class ParameterServer(TorchStrategy, Rounds):
             for part in self._parts:
                 part.describe()
                 part.load_parameters()
-        super().prepare(
-            vector, optimizer
-        )  # from here on all servers and workers have worker 0's parameters
+        # From here on all servers and workers have worker 0's parameters.
+        super().prepare(vector, optimizer)
 
     def step(self) -> None:
         self._clock += 1
@@ -214,9 +213,8 @@ class _Part:
         self.share = count / vector.parameters.numel()
         self.num_bytes = count * vector.parameters.element_size()
         self._packed: Tensor | None = None
-        if (
-            len(self._ranges) > 1 or vector.parameters.is_cuda
-        ):  # else it travels from and to the vector itself
+        # Else it travels from and to the vector itself.
+        if len(self._ranges) > 1 or vector.parameters.is_cuda:
             pinned = vector.parameters.is_cuda
             self._packed = torch.empty(count, dtype=vector.parameters.dtype, pin_memory=pinned)
 
@@ -290,9 +288,8 @@ class _ColocatedServer:
             with errors_reported(self._paths, self._place):
                 self._server.run()
         except BaseException:
-            if (
-                self.is_closing.is_set()
-            ):  # this worker is ending anyhow, perhaps with an error of its own
+            # This worker is ending anyhow, perhaps with an error of its own.
+            if self.is_closing.is_set():
                 return
             # The worker may be deep in a wait for others that wait for this server: nothing else
             # would end it.

@@ -68,9 +68,8 @@ class RollCall:
         self._ended.set()
 
     def _await_decision(self) -> None:
-        beats: dict[
-            int, tuple[bytes, float]
-        ] = {}  # of those who are missing: their last sign, when it was new
+        # Of those who are missing: their last sign, when it was new.
+        beats: dict[int, tuple[bytes, float]] = {}
         look_at = 0.0
         # Not by the store's own wait, which writes a warning for each time that runs out.
         while not self._store.check([self._key("members")]):
@@ -80,9 +79,8 @@ class RollCall:
                 ]
                 if missing == [member for member in missing if self._is_silent(member, beats)]:
                     here = [member for member in self.members if member not in missing]
-                    self._store.compare_set(
-                        self._key("members"), "", json.dumps(here)
-                    )  # the first word counts
+                    # The first word counts.
+                    self._store.compare_set(self._key("members"), "", json.dumps(here))
                 look_at = time.monotonic() + self._timeout_seconds / _BEATS_A_TIMEOUT
             time.sleep(_POLL_SECONDS)
 

@@ -220,9 +220,8 @@ class Server:
         self._held = [
             held for held in self._held if held.push.request.clock - slowest > self._bound
         ]
-        ready.sort(
-            key=lambda held: not self._links[held.push.worker].travels
-        )  # what takes long begins first
+        # What takes long begins first.
+        ready.sort(key=lambda held: not self._links[held.push.worker].travels)
         for held in ready:
             push = held.push
             self._tally.max_lead = max(self._tally.max_lead, push.request.clock - slowest)

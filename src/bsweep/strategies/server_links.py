@@ -195,9 +195,8 @@ class ToRemoteWorker(ToWorker):
 
     def close(self) -> None:
         self._thread.join()
-        atexit.unregister(
-            self._end_process
-        )  # which would hold this, and the tensors that travelled, for ever
+        # Which would hold this, and the tensors that travelled, for ever.
+        atexit.unregister(self._end_process)
         self._receiving = None
 
     def _end_process(self) -> None:
@@ -206,9 +205,8 @@ class ToRemoteWorker(ToWorker):
         """
         if self._thread.is_alive():
             sys.stdout.flush()
-            os._exit(
-                1 if hasattr(sys, "last_type") else 0
-            )  # 1 after an error, which Python has printed by now
+            # 1 after an error, which Python has printed by now.
+            os._exit(1 if hasattr(sys, "last_type") else 0)
 
     def _listen(self) -> None:
         """Put every request into the inbox, in a thread of its own: it notes the time also while

@@ -43,9 +43,8 @@ def share(like: Tensor, gather_json: GatherJson) -> tuple[tuple[Tensor, ...], st
             vectors = [_mapped(offer, like) for offer in offers]
         except (OSError, RuntimeError) as error:  # the latter is torch's
             answer = {"reason": str(error)}
-        reason = _first_reason(
-            gather_json(answer)
-        )  # nobody closes a file that others have yet to open
+        # Nobody closes a file that others have yet to open.
+        reason = _first_reason(gather_json(answer))
         return ((), reason) if reason else (tuple(vectors), "")
 
 
@@ -57,9 +56,8 @@ def _offer(num_bytes: int, opened: ExitStack) -> dict[str, Any]:
     try:
         file = os.memfd_create(name)
         opened.callback(os.close, file)
-        os.posix_fallocate(
-            file, 0, num_bytes
-        )  # here, where it is told, rather than by a signal later
+        # Here, where it is told, rather than by a signal later.
+        os.posix_fallocate(file, 0, num_bytes)
     except OSError as error:
         return {"reason": f"{num_bytes} bytes: {error}"}
     return {"reason": "", "path": f"/proc/{os.getpid()}/fd/{file}", "name": name}

@@ -134,15 +134,15 @@ def _attempt(
 ) -> Outcome:
     """Train what is left of a point, to its summary; see `run_point` for what is raised."""
     seconds_before, said = _prepare(config, paths)
+    # The latter goes on where somebody sets the clock.
     launched_at, began = (
         time.time(),
         time.monotonic(),
-    )  # the latter goes on where somebody sets the clock
+    )
     save_config(config, paths.config)
     own.keep(config, paths.own)
-    was_beside_others = runlog.read_meta(paths).get(
-        "beside_others", False
-    )  # in the part that it goes on from
+    # In the part that it goes on from.
+    was_beside_others = runlog.read_meta(paths).get("beside_others", False)
     meta = {"launched_at": launched_at, "wall_seconds_before": seconds_before, **provenance(config)}
     runlog.write_json(
         paths.meta, {**meta, **({"beside_others": True} if was_beside_others else {})}
@@ -171,9 +171,8 @@ def _attempt(
         runlog.write_summary(paths, config, outcome.status, outcome.message, wall_seconds)
         progress.end(outcome)
         if outcome.status in ("completed", "diverged"):
-            shutil.rmtree(
-                paths.checkpoints, ignore_errors=True
-            )  # of a run that is over nothing is left to do
+            # Of a run that is over nothing is left to do.
+            shutil.rmtree(paths.checkpoints, ignore_errors=True)
         was_to_stop = is_stop_requested(paths)
         paths.stop.unlink(missing_ok=True)
     if was_to_stop:

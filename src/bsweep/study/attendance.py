@@ -63,9 +63,8 @@ class Attendance:
                             file=sys.stderr,
                             flush=True,
                         )
-                    os.kill(
-                        os.getpid(), signal.SIGTERM
-                    )  # SIGINT is ignored in the background of a shell's script
+                    # SIGINT is ignored in the background of a shell's script.
+                    os.kill(os.getpid(), signal.SIGTERM)
                     return
 
 
@@ -79,7 +78,7 @@ def _own_claim(path: Path) -> ExitStack:
         time.sleep(_TRY_SECONDS)
     raise OSError(
         f"{path} is held by another process: is another sweep using this host's name and process "
-        f"id?"
+        "id?"
     )
 
 
@@ -111,9 +110,8 @@ def _forget_killed(study_dir: Path) -> None:
     if not sweeps(study_dir):
         for folder in study_dir.glob(".team.*"):
             shutil.rmtree(folder, ignore_errors=True)
-    for folder in study_dir.glob(
-        ".preflight.*"
-    ):  # of who is not yet known as a sweep, or never will be
+    # Of who is not yet known as a sweep, or never will be.
+    for folder in study_dir.glob(".preflight.*"):
         with suppress(FileNotFoundError):
             if time.time() - folder.stat().st_mtime > _PREFLIGHT_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)

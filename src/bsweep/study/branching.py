@@ -79,16 +79,14 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
         if not run.strategy.can.replicates or run.compression.builds:
             yield (
                 f"each worker has a memory of its own with {whose} strategy={run.strategy.name} "
-                f"and "
-                f"compression={run.compression.name}. Another number of workers can go on where "
-                f"all have the same: "
-                "with single, horovod, allreduce or ddp, without a codec."
+                f"and compression={run.compression.name}. Another number of workers can go on "
+                "where all have the same: with single, horovod, allreduce or ddp, without a codec."
             )
     if not config.batching.goes_on_elsewhere and _sizes(config) != _sizes(other):
         yield (
             f"what batching={config.batching.name} has decided is for its batch and its workers. "
-            f"Give the same "
-            "local_batch, num_workers and accumulation_steps, or use batching=fixed in both."
+            "Give the same local_batch, num_workers and accumulation_steps, or use batching=fixed "
+            "in both."
         )
     here, there = flatten(asdict(config)), flatten(asdict(other))
     for key in here.keys() | there.keys():

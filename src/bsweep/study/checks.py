@@ -43,8 +43,8 @@ def check(config: RunConfig) -> list[str]:
         )
         raise ConfigError(
             f"global batch {config.examples_per_step} ({batches} x "
-            f"accumulation_steps={config.accumulation_steps}) is "
-            f"larger than the training set of {info.num_train} examples: choose a smaller batch."
+            f"accumulation_steps={config.accumulation_steps}) is larger than the training set of "
+            f"{info.num_train} examples: choose a smaller batch."
         )
     if config.strategy.can.takes_local_steps:
         each = (
@@ -54,8 +54,8 @@ def check(config: RunConfig) -> list[str]:
         if (per_round := sum(each)) > info.num_train:
             warnings.append(
                 f"a round of {per_round} examples is longer than an epoch of {info.num_train}, at "
-                f"whose end workers "
-                f"synchronise in any case: local steps {list(config.local_steps)} are never reached"
+                "whose end workers synchronise in any case: local steps "
+                f"{list(config.local_steps)} are never reached"
             )
     if problems := list(config.batching.problems_with_data(config, info.num_train)):
         raise ConfigError(*problems)

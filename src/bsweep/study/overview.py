@@ -119,7 +119,7 @@ def _no_study(study_dir: Path) -> str:
     if study_dir.is_dir():
         return (
             f"{study_dir}: no run and no command is in it: give the folder of a study, such as "
-            f"results/NAME."
+            "results/NAME."
         )
     from bsweep.config import did_you_mean
 
@@ -130,7 +130,7 @@ def _no_study(study_dir: Path) -> str:
     given = str(study_dir) if study_dir.parent.name else f"results/{study_dir}"
     return (
         f"{study_dir}: no such study.{did_you_mean(given, known)} It is the folder of its runs, "
-        f"results/NAME."
+        "results/NAME."
     )
 
 
@@ -189,7 +189,7 @@ def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:
     if not known:
         return (
             f"{text}; no estimate: no point like these has finished an epoch, with no other beside "
-            f"it"
+            "it"
         )
     seconds, hours = (
         _sum([row.seconds for row in known]) or 0.0,
@@ -199,8 +199,8 @@ def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:
     at_once = f" with {num_sweeps} sweeps at once" if num_sweeps > 1 else ""
     time = duration(seconds / max(1, num_sweeps))
     return (
-        f"{text}; left: about {time}{at_once}, {decimal_hours(hours)} worker-hours{of}, "
-        f"estimated by {source}"
+        f"{text}; left: about {time}{at_once}, {decimal_hours(hours)} worker-hours{of}, estimated "
+        f"by {source}"
     )
 
 

@@ -153,9 +153,8 @@ class _Crew:
         for future in wait(self.running, _POLL_SECONDS, FIRST_COMPLETED).done:
             ended, error = self.running.pop(future), future.exception()
             self.statuses[ended.place] = future.result() if error is None else "failed"
-            if (
-                isinstance(error, KeyboardInterrupt) and not signals.have_come
-            ):  # somebody had this point alone stop
+            # Somebody had this point alone stop.
+            if isinstance(error, KeyboardInterrupt) and not signals.have_come:
                 signals.ask_all()
             if isinstance(error, Exception):
                 _say_why(error)
@@ -166,9 +165,8 @@ class _Crew:
         try:
             if not attempts.result_of(config):
                 return False
-            self.statuses[place] = self._run_one(
-                config, self._progress, launch.launch
-            )  # which skips it
+            # Which skips it.
+            self.statuses[place] = self._run_one(config, self._progress, launch.launch)
         except Exception as error:  # of this point, for which no other one is to end
             self.statuses[place] = "failed"
             _say_why(error)

@@ -32,9 +32,8 @@ class _Sweep:
 
     num_points: int
     num_done: int = 0  # or begun
-    counting: threading.Lock = field(
-        default_factory=threading.Lock
-    )  # points that run at once have threads
+    # Points that run at once have threads.
+    counting: threading.Lock = field(default_factory=threading.Lock)
     seconds_of_done: list[float] = field(default_factory=list)
     said_of: set[Path] = field(default_factory=set)
 
@@ -128,8 +127,8 @@ class Progress:
                 self._say(
                     f"  {self._count(record['epoch'])}: {record['train_seconds']:.1f} s, "
                     f"{self._rate(record['images_per_second'])}, train loss "
-                    f"{_number(record['train_loss'])}, "
-                    f"test accuracy {_number(record['test_accuracy'])}{self._eta()}"
+                    f"{_number(record['train_loss'])}, test accuracy "
+                    f"{_number(record['test_accuracy'])}{self._eta()}"
                 )
         if self._has_live_line:
             self._live.update(Text(self._status_line(), style="bold"), refresh=True)

@@ -56,9 +56,8 @@ def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float
         none, otherwise.
     """
     num_train = min(data.prepare(config.data).num_train, _TRIED_STEPS * config.examples_per_step)
-    shared = next(
-        one for one in config.study_dir.resolve().parents if one.exists()
-    )  # which other hosts see, too
+    # Which other hosts see, too.
+    shared = next(one for one in config.study_dir.resolve().parents if one.exists())
     with tempfile.TemporaryDirectory(
         prefix=".bsweep.", dir=shared if config.launch.named_hosts else None
     ) as folder:

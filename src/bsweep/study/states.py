@@ -113,9 +113,8 @@ class _Recorded:
             elif record["type"] == "step":
                 self.epochs_done = record["epochs_done"]
             elif record["type"] == "epoch":
-                while (
-                    self.epochs and self.epochs[-1][0] >= record["epoch"]
-                ):  # which it was before it was taken up
+                # Which it was before it was taken up.
+                while self.epochs and self.epochs[-1][0] >= record["epoch"]:
                     self.epochs.pop()
                 self.epochs.append((record["epoch"], record["train_seconds"]))
                 self.epochs_done = float(record["epoch"])

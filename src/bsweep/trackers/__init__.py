@@ -83,6 +83,5 @@ def check_trackers(names: Iterable[TrackerName]) -> None:
 
 def _is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
-    return (
-        spec is not None and spec.origin is not None
-    )  # not a folder of that name, as wandb makes them
+    # Not a folder of that name, as wandb makes them.
+    return spec is not None and spec.origin is not None

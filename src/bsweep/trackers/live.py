@@ -46,9 +46,8 @@ class _Follower:
                 stderr=output,
                 start_new_session=True,  # a Ctrl-C is not for it: it writes how the runs end
             )
-        if hasattr(
-            os, "sched_setaffinity"
-        ):  # it is for all points, and this thread may have the cores of one
+        # It is for all points, and this thread may have the cores of one.
+        if hasattr(os, "sched_setaffinity"):
             with suppress(OSError):
                 os.sched_setaffinity(self._process.pid, os.sched_getaffinity(os.getpid()))
         os.set_blocking(_fileno(self._process.stdin), False)

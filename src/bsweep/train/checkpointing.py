@@ -147,9 +147,8 @@ def save(job: Job, cursor: Cursor) -> None:
         else:
             checkpoint.complete(_facts(job, cursor))
             runlog.prune(job.paths)
-    strategy.gather(
-        torch.zeros(1, dtype=torch.float64)
-    )  # nobody's next step waits for the first one
+    # Nobody's next step waits for the first one.
+    strategy.gather(torch.zeros(1, dtype=torch.float64))
 
 
 def _facts(job: Job, cursor: Cursor) -> dict[str, Any]:
@@ -221,8 +220,7 @@ def load(job: Job) -> Cursor | None:
     if names:
         raise ValueError(
             f"none of the checkpoints in {job.paths.checkpoints} can be read (see the lines "
-            f"above): remove that "
-            "folder to have the run repeated from its beginning."
+            "above): remove that folder to have the run repeated from its beginning."
         )
     return None
 
@@ -268,7 +266,7 @@ def _begin_at(job: Job, checkpoint: Checkpoint, *, is_latest: bool) -> None:
                 later.remove()
         runlog.cut_records(job.paths, (checkpoint.facts() or {"metrics_bytes": 0})["metrics_bytes"])
         message = (
-            f"the latest checkpoint could not be read; the run goes on from the one before, "
+            "the latest checkpoint could not be read; the run goes on from the one before, "
             f"{checkpoint.folder}"
         )
         job.record(runlog.Event(event="warning", message=message))

@@ -185,9 +185,8 @@ def _times(
         if found
         else (math.inf, math.inf)
     )
-    every = [
-        each["seconds"] for each in strategy.gather_json({"seconds": own})
-    ]  # for all to measure the same
+    # For all to measure the same.
+    every = [each["seconds"] for each in strategy.gather_json({"seconds": own})]
     per_example, spent = map(max, zip(*every, strict=True))
     costs: dict[int, float] = {}
     for batch in reversed(larger):  # of which an example takes less, or as much

@@ -29,8 +29,8 @@ def refuse_unknown(job: Job) -> None:
     ):
         raise ValueError(
             f"target_accuracy={target.value:g}: of labels that are numbers with a fraction nobody "
-            f"knows which answer "
-            "is correct. Give target_loss, or the model a method score(outputs, targets)."
+            "knows which answer is correct. Give target_loss, or the model a method score(outputs, "
+            "targets)."
         )
 
 

@@ -66,7 +66,7 @@ def captured(
         raise ValueError(f"graph=true, but {reason}: leave graph out, or use graph=false.")
     message = (
         f"no CUDA graph, but full steps kernel by kernel ({reason}); graph=false spares the memory "
-        f"of trying"
+        "of trying"
     )
     return job, [Event(event="warning", message=message)] if broke_off else []
 

@@ -45,9 +45,8 @@ class Measured:
     num_steps: int
     num_gradients: int  # the g_i of all these steps
     gradient_batch: float  # examples of one of them
-    layers: Mapping[
-        str, tuple[float, float]
-    ]  # the first two, of each tensor by its name; empty where nobody asked
+    # The first two, of each tensor by its name; empty where nobody asked.
+    layers: Mapping[str, tuple[float, float]]
 
 
 class NoiseHook:
@@ -221,8 +220,8 @@ class NoiseMeter(NoiseHook):
         if (every[:, 0] != every[0, 0]).any():
             raise ValueError(
                 "the gradient noise scale with a strategy of your own in which not every worker's "
-                "optimizer takes each "
-                "step: nobody sees the sum of all gradients there. Leave measure.noise_scale out."
+                "optimizer takes each step: nobody sees the sum of all gradients there. Leave "
+                "measure.noise_scale out."
             )
         num_steps, num_gradients, num_examples = every[0, : len(_COUNTS)].tolist()
         if not num_steps:
@@ -288,9 +287,8 @@ def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Str
     if is_own and (isinstance(strategy, InBackward) or not strategy.in_step):
         raise ValueError(
             "the gradient noise scale with a strategy of your own that synchronises in rounds or "
-            "exchanges within the "
-            "backward pass: nobody sees a worker's own gradient before it travels. Leave "
-            "measure.noise_scale out."
+            "exchanges within the backward pass: nobody sees a worker's own gradient before it "
+            "travels. Leave measure.noise_scale out."
         )
     in_passes = isinstance(strategy, InBackward) and config.strategy.can.exchanges_in_passes is True
     meter = NoiseMeter(

@@ -46,10 +46,8 @@ def refuse_missing_gpus(seats: Sequence[Peer], device: str) -> None:
     if lacking:
         raise ValueError(
             f"{', '.join(lacking)}, but NCCL takes one worker a GPU: give a host no more slots "
-            f"than GPUs "
-            "(launch.hosts, or horovodrun -H; parameter servers need none), see with nvidia-smi "
-            "why one shows fewer, "
-            "or set device=cpu."
+            "than GPUs (launch.hosts, or horovodrun -H; parameter servers need none), see with "
+            "nvidia-smi why one shows fewer, or set device=cpu."
         )
 
 
@@ -99,16 +97,15 @@ def refuse_unequal(peers: Sequence[Peer]) -> None:
         if peer["precision"] != first["precision"]:
             raise ValueError(
                 f"precision={peer['precision']} suits {pair[0]} ({peer['device']}), "
-                f"precision={first['precision']} "
-                f"{pair[1]} ({first['device']}): set the same for all, such as precision=fp32."
+                f"precision={first['precision']} {pair[1]} ({first['device']}): set the same for "
+                "all, such as precision=fp32."
             )
         if any(peer[name] != first[name] for name in ("num_classes", "num_train", "labels")):
             raise ValueError(
                 f"rank {rank} has other data than rank 0: a vocabulary (or classes) of "
-                f"{peer['num_classes']} and "
-                f"{peer['num_train']} training examples, rank 0 has {first['num_classes']} and "
-                f"{first['num_train']}, "
-                "and labels may differ. Give all hosts the same files."
+                f"{peer['num_classes']} and {peer['num_train']} training examples, rank 0 has "
+                f"{first['num_classes']} and {first['num_train']}, and labels may differ. Give all "
+                "hosts the same files."
             )
 
 

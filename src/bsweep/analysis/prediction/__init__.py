@@ -142,10 +142,8 @@ def _grid(
     if len(of) < 2:
         raise ValueError(
             f"a grid of {'one cell' if of else 'no cells'}: there is nothing to choose from. Give "
-            f"--batches (global, "
-            "each a multiple of the workers and no larger than the training set) or --workers, as "
-            "in "
-            "--batches 32,64,128 --workers 1,2."
+            "--batches (global, each a multiple of the workers and no larger than the training "
+            "set) or --workers, as in --batches 32,64,128 --workers 1,2."
         )
     return of
 
@@ -156,35 +154,31 @@ def _warnings(seen: Observed, fits: Fits, predicted: Forecast, place: int) -> It
     num_reached = runs.loc[runs["reached"].eq(True), "global_batch"].nunique()
     if num_reached < ENOUGH_BATCHES:
         yield (
-            f"{counted(num_reached, 'batch size')} reached the target, and S_min + "
-            f"E_min / B has two "
-            f"parameters: {ENOUGH_BATCHES - num_reached} more would test it. Intervals lean on "
-            f"priors."
+            f"{counted(num_reached, 'batch size')} reached the target, and S_min + E_min / B has "
+            f"two parameters: {ENOUGH_BATCHES - num_reached} more would test it. Intervals lean on "
+            "priors."
         )
     known = sorted(set(runs.loc[runs["step_seconds"] > 0, "num_workers"]))
     others = sorted(set(cells["num_workers"]) - set(known))
     if others and (len(known) < 2 or max(others) > max(known)):
         yield (
             f"steps were timed on {_counts(known)} alone: what an exchange costs on "
-            f"{_counts(others)} is "
-            "a guess within its wide interval. Time a few steps there, or give a probe."
+            f"{_counts(others)} is a guess within its wide interval. Time a few steps there, or "
+            "give a probe."
         )
     if runs.loc[runs["device"] == "cpu"].groupby("num_workers")["threads"].first().nunique() > 1:
         yield (
             "the threads of a worker change with the number of workers: the form of a step's time "
-            "has each worker "
-            "compute as fast as one alone. Give launch.threads_per_worker."
+            "has each worker compute as fast as one alone. Give launch.threads_per_worker."
         )
     if cells["num_runs"].iloc[place] and not cells["num_reached"].iloc[place]:
         yield (
             "no run of the recommended cell reached the target. The prediction takes it that they "
-            "would have, trained "
-            "for longer, and knows no accuracy beyond which a batch size never gets: train it for "
-            "longer first."
+            "would have, trained for longer, and knows no accuracy beyond which a batch size never "
+            "gets: train it for longer first."
         )
-    for name, values in mixture.mixture(
-        runs, seen.study.provenance
-    ).items():  # hardware was refused
+    # Hardware was refused.
+    for name, values in mixture.mixture(runs, seen.study.provenance).items():
         yield (
             f"the runs are of different versions of {name}, whose times may differ: "
             f"{mixture.in_words(values)}."
@@ -205,8 +199,8 @@ def _of_times_beside_others(seen: Observed) -> Iterator[str]:
     )
     if count := int(is_left_out.sum()):
         yield (
-            f"{counted(count, 'run')} had others beside them (launch.parallel): their steps "
-            f"count, their times do not."
+            f"{counted(count, 'run')} had others beside them (launch.parallel): their steps count, "
+            "their times do not."
         )
 
 

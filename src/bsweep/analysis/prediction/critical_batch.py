@@ -146,7 +146,7 @@ def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> Critica
     if (number_of := reached["global_batch"].nunique()) < 2:
         verdict = (
             f"not identifiable: {2 - number_of} branch{'es are' if number_of == 0 else ' is'} "
-            f"missing"
+            "missing"
         )
         return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
     cells = {
@@ -195,8 +195,7 @@ def disagreements(estimates: Sequence[CriticalBatch]) -> Iterator[str]:
         if one.low > other.high or other.low > one.high:
             yield (
                 f"the critical batch by {one.source} ({number(one.low)} to {number(one.high)}) and "
-                f"by {other.source} "
-                f"({number(other.low)} to {number(other.high)}) disagree beyond their intervals: "
-                f"they are defined "
-                "differently, and learning rates that do not suit a batch move the first."
+                f"by {other.source} ({number(other.low)} to {number(other.high)}) disagree beyond "
+                "their intervals: they are defined differently, and learning rates that do not "
+                "suit a batch move the first."
             )

@@ -178,9 +178,8 @@ def unreached(runs: pd.DataFrame) -> set[int]:
 
     A run on fewer examples than any other run took to the target was merely too short to tell.
     """
-    fewest = (
-        runs.loc[runs["reached"].eq(True), "examples_to_target"].astype(float).min()
-    )  # NaN where none got there
+    # NaN where none got there.
+    fewest = runs.loc[runs["reached"].eq(True), "examples_to_target"].astype(float).min()
     has_ended = runs["status"].isin(["completed", "diverged"]) & runs["reached"].eq(False)
     has_ended &= ~(
         (runs["status"] == "completed") & (runs["trained_examples"].astype(float) < fewest)

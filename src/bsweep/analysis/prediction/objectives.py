@@ -54,7 +54,7 @@ def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Ob
     if price_per_worker_hour is not None and not 0 < price_per_worker_hour < np.inf:
         raise ValueError(
             f"--price-per-worker-hour {price_per_worker_hour:g}: give what an hour of a worker "
-            f"costs, such as 2.5."
+            "costs, such as 2.5."
         )
     found = Objective(text=text)
     given: list[Measure] = []
@@ -72,9 +72,8 @@ def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Ob
             )
     if len(set(given)) > 1:
         raise ValueError(f"objective {text!r}: one thing alone can be least. Use {_EXAMPLES}.")
-    within: Measure = (
-        "worker_seconds" if found.deadline_seconds else "seconds"
-    )  # done in time need not be done sooner
+    # Done in time need not be done sooner.
+    within: Measure = "worker_seconds" if found.deadline_seconds else "seconds"
     least = given[0] if given else within
     if least == "money" and price_per_worker_hour is None:
         raise ValueError(
@@ -127,8 +126,8 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
     if np.isnan(of_worker_second).any():  # only of joules: money has a price
         raise ValueError(
             "objective joules: no run recorded its energy: the hardware did not say it (NVIDIA's "
-            "GPUs by NVML, CPUs by "
-            "RAPL's counters where they may be read). Use cheapest, which counts worker-seconds."
+            "GPUs by NVML, CPUs by RAPL's counters where they may be read). Use cheapest, which "
+            "counts worker-seconds."
         )
     return np.asarray(logs + np.log(cells["num_workers"].to_numpy(float) * of_worker_second))
 
@@ -202,19 +201,17 @@ def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
         reasons = ", ".join(sorted(set(table["problem"]) - {""}))
         return (
             f"objective {objective.text!r}: no cell is left (the fewest workers of the grid are "
-            f"{fewest}"
-            f"{'; ' + reasons if reasons else ''}). Widen the grid by --batches or --workers."
+            f"{fewest}{'; ' + reasons if reasons else ''}). Widen the grid by --batches or "
+            "--workers."
         )
     nearest = possible.sort_values(
         ["probability_in_time", "seconds"], ascending=[False, True]
     ).iloc[0]
     return (
         f"objective {objective.text!r}: no cell meets the deadline with a probability of {SURE:g}. "
-        f"The nearest is "
-        f"global batch {nearest['global_batch']} on {counted(nearest['num_workers'], 'worker')}, "
-        f"with {nearest['probability_in_time']:.2f} (median {number(nearest['seconds'])} s). Allow "
-        f"more time or more "
-        "workers."
+        f"The nearest is global batch {nearest['global_batch']} on "
+        f"{counted(nearest['num_workers'], 'worker')}, with {nearest['probability_in_time']:.2f} "
+        f"(median {number(nearest['seconds'])} s). Allow more time or more workers."
     )
 
 

@@ -32,24 +32,20 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
         for rule in sorted(set(runs["lr_rule"].dropna()) & _RULES.keys()):
             yield (
                 f"{rule}: {_RULES[rule]}. S_min + E_min / B is for rates that suit each batch: "
-                f"what follows holds for "
-                "this rule alone, and beyond the batches that were run it is a guess. Use "
-                "optimizer.lr_rule=linear, or "
-                "tune optimizer.lr for each batch."
+                "what follows holds for this rule alone, and beyond the batches that were run it "
+                "is a guess. Use optimizer.lr_rule=linear, or tune optimizer.lr for each batch."
             )
     if (how := schedule(runs)) != "constant":
         yield (
             f"the learning rate follows a schedule ({how}) over the epochs that a run was to "
-            f"train: steps to a target "
-            "depend on that length, and a run that ends at its target does not see the end of the "
-            "schedule."
+            "train: steps to a target depend on that length, and a run that ends at its target "
+            "does not see the end of the schedule."
         )
     if seen.rates:
         yield (
             f"several learning rates were tried: each batch goes by its best ({rate_rule(seen)}), "
-            f"chosen by the same "
-            "runs, so that its steps are a little fewer than those of a further run. --where "
-            "lr=... holds one fixed."
+            "chosen by the same runs, so that its steps are a little fewer than those of a further "
+            "run. --where lr=... holds one fixed."
         )
     yield from contradictions(seen.steps(), sigma, rate_rule(seen))
     yield from _by_workers(runs)
@@ -79,10 +75,9 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
                 needed = "took" if counts[0] else "did not reach the target in"
                 found = (
                     f"batch {more:g} {needed} {number(float(np.exp(least)))} {what}, batch "
-                    f"{less:g} no more than "
-                    f"{number(float(np.exp(most)))}. No S_min + E_min / B does that: it is an "
-                    f"effect of the learning "
-                    f"rate (rule: {rule}) rather than of the batch."
+                    f"{less:g} no more than {number(float(np.exp(most)))}. No S_min + E_min / B "
+                    f"does that: it is an effect of the learning rate (rule: {rule}) rather than "
+                    "of the batch."
                 )
         if found:
             yield found
@@ -117,6 +112,6 @@ def _by_workers(runs: pd.DataFrame) -> Iterator[str]:
                 change = float(np.exp(abs(one.mean() - other.mean()))) - 1
                 yield (
                     f"at batch {batch:g} steps differ by {100 * change:.0f} % between worker "
-                    f"counts: the prediction "
-                    "takes them as equal (BatchNorm sees the local batch alone)."
+                    "counts: the prediction takes them as equal (BatchNorm sees the local batch "
+                    "alone)."
                 )

@@ -110,8 +110,7 @@ class Prediction:
         time = "" if self.objective.minimize == "seconds" else f", {number(best['seconds'])} s"
         first = (
             f"{_ADVERB[self.objective.minimize]} to {self.target}: {cell_name(best)}, "
-            f"{self.amount}{time}{sure}. "
-            f"{_basis(best)}. It is the best cell with probability "
+            f"{self.amount}{time}{sure}. {_basis(best)}. It is the best cell with probability "
             f"{choice.probability_best:.2f}, and within {100 * CLOSE:.0f} % of the best with "
             f"{choice.probability_close:.2f}."
         )
@@ -194,8 +193,8 @@ class Prediction:
     def _rule(self) -> str:
         return (
             f"Holds for the learning-rate rule of these runs ({self.rate_rule}), for their model, "
-            f"data and machine, "
-            "and if steps depend on the global batch alone, however many workers share it."
+            "data and machine, and if steps depend on the global batch alone, however many workers "
+            "share it."
         )
 
     def _left_out(self) -> str:
@@ -204,10 +203,9 @@ class Prediction:
             return "Leave-one-cell-out error: too few cells were measured for one."
         return (
             f"Leave-one-cell-out: each of {len(table)} measured cells is predicted from the others "
-            f"with a median error "
-            f"of {100 * table['error'].abs().median():.0f} % (worst "
-            f"{100 * table['error'].abs().max():.0f} %); "
-            f"{int(table['is_inside'].sum())} lie in their 90 % interval."
+            f"with a median error of {100 * table['error'].abs().median():.0f} % (worst "
+            f"{100 * table['error'].abs().max():.0f} %); {int(table['is_inside'].sum())} lie in "
+            "their 90 % interval."
             + " Cells that did not reach the target count by the time that they trained at the "
             "least." * bool(table["is_bound"].any())
         )

@@ -111,9 +111,8 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
     has_rates = _refuse_mixed(study.runs, runs)
     reached = to_target(study, target)
     passes = pd.to_numeric(runs["accumulation_steps"], errors="coerce").fillna(1).astype(int)
-    others = runs.drop(
-        columns=runs.columns.intersection(reached.columns)
-    )  # by the target that a run names itself
+    # By the target that a run names itself.
+    others = runs.drop(columns=runs.columns.intersection(reached.columns))
     joined = (
         others.assign(passes=passes)
         .join(reached, on="run_id")
@@ -126,8 +125,7 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
     if is_continued.all():
         raise ValueError(
             "all runs of the study went on from a checkpoint of another one: there is nothing to "
-            "predict from. Train "
-            "some from their beginning."
+            "predict from. Train some from their beginning."
         )
     known = joined[~is_continued]
     whole = known["train_seconds"] / known["num_steps"].astype(float)
@@ -204,9 +202,8 @@ def _refuse_unsynchronised(study: Study, runs: pd.DataFrame) -> None:
     if names := unsynchronised(study, runs):
         raise ValueError(
             f"the runs with {', '.join(names)} do not take every step together: S_min + E_min / B "
-            f"says nothing of "
-            "steps that are not one gradient of the global batch. Choose others, as in --where "
-            "strategy=horovod."
+            "says nothing of steps that are not one gradient of the global batch. Choose others, "
+            "as in --where strategy=horovod."
         )
 
 
@@ -324,27 +321,23 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
         )
         return (
             f"no run reached {target}. The best seen is {number(float(best['best']))}, at global "
-            f"batch "
-            f"{best['global_batch']} on {counted(best['num_workers'], 'worker')} after "
+            f"batch {best['global_batch']} on {counted(best['num_workers'], 'worker')} after "
             f"{number(float(best['trained_epochs']))} epochs. Choose a target that runs reach, or "
-            f"train longer."
+            "train longer."
         )
     if len(reached) < 2 and not has_estimate:
         return (
             f"only global batch {reached[0]} reached {target}, and a curve over batch sizes takes "
-            f"two: 1 batch size is "
-            "missing, or the gradient noise scale of a run (measure.noise_scale=true). bsweep "
-            "recommend runs what it "
-            "takes."
+            "two: 1 batch size is missing, or the gradient noise scale of a run "
+            "(measure.noise_scale=true). bsweep recommend runs what it takes."
         )
     if not (runs["step_seconds"] > 0).any() and not has_timings:
         if runs["run_id"].isin(timed_beside(seen.study.provenance)).any():
             return (
                 "all runs whose steps were timed had others beside them (launch.parallel), and "
-                "such times are left "
-                "out: 1 cell is missing. Time some points alone, with launch.parallel=1 and "
-                "another seed, say, or take "
-                "those times in: bsweep.predict(bsweep.load(STUDY, beside=True), ...)."
+                "such times are left out: 1 cell is missing. Time some points alone, with "
+                "launch.parallel=1 and another seed, say, or take those times in: "
+                "bsweep.predict(bsweep.load(STUDY, beside=True), ...)."
             )
         return "no run has seconds of training steps: 1 cell is missing."
     return ""

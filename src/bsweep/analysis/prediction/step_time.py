@@ -72,9 +72,8 @@ class StepTimeFit:
     sigma: Array
     tau: Array
     effects: Array
-    passed: tuple[
-        Cell, ...
-    ]  # those whose steps or passes were timed: what lies beyond them is extrapolated
+    # Those whose steps or passes were timed: what lies beyond them is extrapolated.
+    passed: tuple[Cell, ...]
     seed: int = 0
 
     def log_seconds(self, cell: Cell) -> Array:

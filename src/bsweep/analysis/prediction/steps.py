@@ -68,9 +68,8 @@ class StepsFit:
         if batch in self.batches:
             return self.curve(batch) + self.effects[:, self.batches.index(batch)]
         beyond = max(0.0, np.log2(batch / max(self.batches)), np.log2(min(self.batches) / batch))
-        rng = np.random.default_rng(
-            [self.seed, round(1e3 * batch)]
-        )  # one effect, however many workers share it
+        # One effect, however many workers share it.
+        rng = np.random.default_rng([self.seed, round(1e3 * batch)])
         return np.asarray(
             self.curve(batch) + self.tau * np.sqrt(1 + beyond) * rng.standard_normal(len(self.tau))
         )
