@@ -136,7 +136,7 @@ def _check_variables(launch: ProcessesConfig) -> None:
 
 
 def _on_gpus(config: RunConfig) -> bool:
-    """Whether workers train on GPUs, as far as can be seen from here: other hosts' are not.
+    """Tell whether workers train on GPUs, as far as can be seen from here: other hosts' are not.
 
     Raises:
         ValueError: torch cannot use this machine's.
@@ -215,7 +215,7 @@ def _doubts_about_machines(config: RunConfig) -> list[str]:
 
 
 def _num_workers_here(config: RunConfig) -> int:
-    """How many of the workers this machine runs."""
+    """Return how many of the workers this machine runs."""
     hosts = config.launch.named_hosts
     if hosts:
         return sum(
@@ -226,7 +226,7 @@ def _num_workers_here(config: RunConfig) -> int:
 
 
 def _servers_beside_workers(config: RunConfig, hosts: str) -> list[str]:
-    """A warning where the hosts have too few slots for servers of their own."""
+    """Return a warning where the hosts have too few slots for servers of their own."""
     beside = config.num_workers + config.num_server_processes - len(slots_of(hosts))
     if beside <= 0:
         return []
@@ -239,7 +239,7 @@ def _servers_beside_workers(config: RunConfig, hosts: str) -> list[str]:
 
 
 def _idle_nodes(config: RunConfig, hosts: str) -> list[str]:
-    """A warning where an allocation has nodes that nothing runs on, but that are paid for."""
+    """Return a warning where an allocation has nodes that are paid for but not used."""
     used = dict(nodes_of(hosts, config.num_workers, config.num_server_processes))
     idle = [host for host in slots_by_host(hosts) if host not in used]
     assert isinstance(config.launch, ProcessesConfig), config.launch
@@ -256,7 +256,7 @@ def _idle_nodes(config: RunConfig, hosts: str) -> list[str]:
 
 
 def _too_many_threads(config: RunConfig) -> list[str]:
-    """A warning where workers on this machine are given more threads than it has cores."""
+    """Return a warning where workers on this machine are given more threads than it has cores."""
     threads, workers, cores = config.launch.threads_per_worker, config.num_workers, num_cores()
     if threads is None or threads * workers <= cores:
         return []

@@ -42,12 +42,12 @@ this process has.
 
 
 def missing(launch: ProcessesConfig) -> list[str]:
-    """Variables that `launch.environment` names, and that are not there to be passed on."""
+    """Return the variables that `launch.environment` names, and that are not set here."""
     return [name for name in launch.environment if name not in os.environ]
 
 
 def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
-    """What may be seen, of launchers and on their command lines."""
+    """Return what may be seen, of launchers and on their command lines."""
     shown = {
         name: value
         for name, value in parent.items()
@@ -59,7 +59,7 @@ def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str,
 
 
 def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
-    """What processes get beside that."""
+    """Return what processes get beside that."""
     shown = in_the_open(parent, launch)
     hidden = {
         name: value

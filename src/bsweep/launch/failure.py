@@ -131,7 +131,7 @@ _LOST_BY_SLURM = r"^srun: error: (?:Node failure on|.* failed on node) ([\w.,\[\
 
 
 def _spelled_out(listed: str) -> list[str]:
-    """The hosts of a list as SLURM writes it; what is none stays as it is."""
+    """Return the hosts of a list as SLURM writes it; what is none stays as it is."""
     try:
         return names_in(listed)
     except ValueError:
@@ -139,13 +139,13 @@ def _spelled_out(listed: str) -> list[str]:
 
 
 def loss(hosts: Mapping[str, str], more: str) -> str:
-    """What to say of hosts that do not answer any more, each with ssh's reason, and what to do."""
+    """Say which hosts do not answer any more, each with ssh's reason, and what to do."""
     said = "; ".join(f"host {host} is lost: {why}" for host, why in hosts.items())
     return f"{said}: {ssh.remedy(said)} ({more})"
 
 
 def _why_command_ended(paths: RunPaths, console: Path, codes: Sequence[int | None]) -> str:
-    """Why what starts the workers ended, where no worker is to blame by name."""
+    """Say why what starts the workers ended, where no worker is to blame by name."""
     began = any(paths.logs.glob("rank.*/alive"))
     what = (
         "the workers' launcher ended while they trained"
@@ -178,13 +178,13 @@ def _cause(code: int) -> str:
 
 
 def _signal(code: int) -> signal.Signals | None:
-    """The signal that ended a process, by its exit code or by that of a shell around it."""
+    """Return the signal that ended a process, by its exit code or by that of a shell around it."""
     number = -code if code < 0 else code - 128
     return signal.Signals(number) if number in set(signal.Signals) else None
 
 
 def _last_lines(paths: RunPaths, rank: int) -> str:
-    """The end of what a process said."""
+    """Return the end of what a process said."""
     stderr = paths.rank_logs(rank) / "stderr"
     if not stderr.exists():
         return ""

@@ -66,7 +66,7 @@ def go_on(path: Path, run: Path) -> None:
 
 
 def words(path: Path, seconds: float, command: Sequence[str]) -> list[str]:
-    """The command line that runs a command so, of the start that has begun."""
+    """Return the command line that runs a command so, of the start that has begun."""
     return [
         sys.executable,
         __file__,  # not as a module, whose package imports what takes a second
@@ -82,7 +82,7 @@ class _Told(Exception):
 
 
 def run(path: str, start: str, seconds: float, command: Sequence[str]) -> int:
-    """See the module; the command's exit code, as a shell gives it."""
+    """Run a command, see the module, and return its exit code as a shell gives it."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _told)
     reader = select.poll()
@@ -122,8 +122,8 @@ def _name(said: str) -> str:
 
 
 def _belongs_to(said: str | None, start: str) -> bool:
-    """Whether a file names a start, and that of the run which it trains does, by all that can be
-    seen.
+    """Tell whether a file names a start, and that of the run which it trains does, by all that can
+    be seen.
     """
     if said is None:
         return True
@@ -133,7 +133,7 @@ def _belongs_to(said: str | None, start: str) -> bool:
 
 
 def _seen(path: str) -> tuple[int, str | None]:
-    """When somebody touched a file, and what is in it, which is nothing where it is gone.
+    """Return when somebody touched a file, and what is in it, which is nothing where it is gone.
 
     A file that is opened is seen as it is, also on a file system of several hosts.
     """

@@ -46,7 +46,7 @@ class Request:
 
 
 def facts(request: Request) -> dict[str, Any]:
-    """What there is on this machine; what could not be found out is None, with a reason under
+    """Return what there is on this machine; what could not be found out is None, with a reason in
     `problems`.
     """
     problems: list[str] = []
@@ -82,7 +82,7 @@ def code_digest() -> str:
 
 
 def interfaces() -> dict[str, str]:
-    """The IPv4 address of each network interface that is up."""
+    """Return the IPv4 address of each network interface that is up."""
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     every = psutil.net_if_addrs().items()
     return {
@@ -114,7 +114,7 @@ def fingerprint(card: DataConfig) -> str | None:
 
 
 def _files(path: Path) -> Iterator[tuple[Path, int]]:
-    """The first files of a folder, in a fixed order, and their sizes; or the file itself."""
+    """Yield the first files of a folder, in a fixed order, with their sizes; or the file itself."""
     if path.is_file():
         yield path, path.stat().st_size
         return
@@ -129,7 +129,7 @@ def _files(path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
-    """What is seen of a point that another machine has just written, and of its data."""
+    """Return what is seen of a point that another machine has just written, and of its data."""
     try:
         seen = hashlib.sha256(path.read_bytes()).hexdigest()
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".preflight."):
@@ -161,7 +161,7 @@ def _version(package: str) -> str | None:
 
 
 def _horovod_build() -> str | None:
-    """What Horovod was built with; None where there is none that can be imported."""
+    """Return what Horovod was built with; None where there is none that can be imported."""
     try:
         import horovod.torch as hvd
     except Exception as error:  # whatever a build for another torch fails with

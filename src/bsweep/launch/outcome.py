@@ -18,7 +18,7 @@ class Outcome:
 
 
 def recorded(paths: RunPaths) -> Outcome | None:
-    """The end that the workers themselves put on record: completed, diverged or interrupted."""
+    """Return the end that the workers put on record: completed, diverged or interrupted."""
     records, _ = read_records(paths.metrics)
     if not records or records[-1]["type"] != "end":
         return None
@@ -26,9 +26,9 @@ def recorded(paths: RunPaths) -> Outcome | None:
 
 
 def first_error(paths: RunPaths, num_processes: int) -> tuple[int, Outcome, str | None] | None:
-    """The rank and the error of the process that failed first, of those that failed by themselves.
+    """Return the rank and the error of the first process that failed by itself.
 
-    The last is its traceback, if it came from the user's own code.
+    The third value is its traceback, if it came from the user's own code.
     """
     errors = [
         (error["time"], rank, Outcome(error["status"], error["message"]), error["traceback"])

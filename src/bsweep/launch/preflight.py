@@ -41,8 +41,9 @@ _ready: dict[tuple[Any, ...], dict[str, int]] = {}
 
 
 def problems(configs: Iterable[RunConfig]) -> list[str]:
-    """What keeps the hosts of points from running them; not asked again where nothing was, and
-    nothing failed since.
+    """Return what keeps the hosts of points from running them.
+
+    They are not asked again where nothing was wrong, and nothing failed since.
     """
     wanted: dict[tuple[Any, ...], dict[str, int]] = defaultdict(dict)
     points: dict[tuple[Any, ...], RunConfig] = {}
@@ -79,7 +80,7 @@ def _key(config: RunConfig) -> tuple[Any, ...]:
 
 
 def _workers(config: RunConfig) -> dict[str, int]:
-    """How many workers each host of a point runs; servers need no GPU, and so no slot."""
+    """Return how many workers each host of a point runs; servers need no GPU, and so no slot."""
     hosts = config.launch.named_hosts
     if not hosts:
         return {}
@@ -88,7 +89,7 @@ def _workers(config: RunConfig) -> dict[str, int]:
 
 
 def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = False) -> list[Answer]:
-    """What this machine says, and what each host does, of a point that is to run there."""
+    """Return what this machine says, and what each host does, of a point that is to run there."""
     launch = config.launch
     assert isinstance(launch, ProcessesConfig), launch
     new = [
@@ -115,7 +116,7 @@ def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = Fals
 
 
 def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> Answer:
-    """What a host says of itself."""
+    """Return what a host says of itself."""
     try:
         asked = subprocess.run(
             command(host, launch, "bsweep.launch.machine_facts"),
@@ -145,13 +146,13 @@ def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> A
 
 
 def command(host: str, launch: ProcessesConfig, *words: str) -> list[str]:
-    """What runs `python -m` with such words on a host."""
+    """Return what runs `python -m` with such words on a host."""
     module = [sys.executable, "-m", *words]
     return module if ssh.is_here(host) else host_launcher_of(launch).on_host(host, launch, module)
 
 
 def _explain(code: int, said: str) -> str:
-    """Why `bsweep.launch.machine_facts` did not run there."""
+    """Say why `bsweep.launch.machine_facts` did not run there."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     of_host = [line for line in lines if not line.startswith("srun: ")]
     last = (of_host or lines or [f"exit code {code}"])[-1]
@@ -220,7 +221,7 @@ def host_problems(
 
 
 def _key_problems(launch: ProcessesConfig) -> list[str]:
-    """What is wrong with the key that opens the hosts."""
+    """Return what is wrong with the key that opens the hosts."""
     given = launch.ssh_identity_file if isinstance(launch, SshConfig) else None
     if not given:
         return []
@@ -257,7 +258,7 @@ def _version_problems(
 
 
 def _public(version: str | None) -> str | None:
-    """A version without what it was built for, +cpu or +cu130, in which hosts may differ."""
+    """Return a version without what it was built for, +cpu or +cu130, in which hosts may differ."""
     return version and version.partition("+")[0]
 
 
@@ -289,7 +290,7 @@ def _file_problems(
 
 
 def silent_hosts(config: RunConfig) -> dict[str, str]:
-    """The hosts of a point that do not answer now, and why, by ssh's word."""
+    """Return the hosts of a point that do not answer now, and why, by ssh's word."""
     launch = config.launch
     if not isinstance(launch, ProcessesConfig) or not launch.named_hosts:
         return {}

@@ -149,22 +149,22 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
 
 
 def _grace_of_others(launch: ProcessesConfig, codes: Sequence[int | None]) -> float:
-    """Seconds for what runs on other hosts to end after the first that failed; for ssh to give up
-    others like it.
+    """Return the seconds that other hosts have to end after the first that failed, or that ssh has
+    to give up others like it.
     """
     grace = min(_GRACE_SECONDS, launch.stall_timeout_seconds / 6)
     return max(grace, ssh.interval_seconds(launch) + 1) if ssh.EXIT_CODE in codes else grace
 
 
 def _grace(config: RunConfig) -> float:
-    """Seconds for what is left to end when a run has; no more than the others waited for a sign of
-    life.
+    """Return the seconds that what is left has to end when a run has; no more than the others
+    waited for a sign of life.
     """
     return min(_GRACE_SECONDS, config.strategy.patience_seconds)
 
 
 def _signs_of_life(config: RunConfig, paths: RunPaths) -> dict[int, float]:
-    """When each worker last showed one; 0 before its first."""
+    """Return when each worker last showed one; 0 before its first."""
     times = {}
     for rank in range(config.num_workers):
         times[rank] = 0.0

@@ -42,7 +42,7 @@ class Seats:
         return Size(len(self.cores), len(self.gpus))
 
     def first(self, size: Size) -> Seats | None:
-        """So many of these; None where there are fewer."""
+        """Return so many of these; None where there are fewer."""
         return (
             Seats(self.cores[: size.num_cores], self.gpus[: size.num_gpus])
             if size.fits(self.size)
@@ -50,7 +50,7 @@ class Seats:
         )
 
     def without(self, taken: Iterable[Seats]) -> Seats:
-        """Those that nobody of others has taken."""
+        """Return those that nobody of others has taken."""
         cores = {core for seats in taken for core in seats.cores}
         gpus = {gpu for seats in taken for gpu in seats.gpus}
         return Seats(
@@ -66,7 +66,7 @@ class Seats:
 
 
 def of_machine(configs: Iterable[RunConfig]) -> Seats:
-    """All that points may use here."""
+    """Return all that points may use here."""
     count = max((num_gpus(device) for device in {config.device for config in configs}), default=0)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else [str(number) for number in range(count)]
@@ -74,7 +74,7 @@ def of_machine(configs: Iterable[RunConfig]) -> Seats:
 
 
 def size_of(config: RunConfig) -> Size:
-    """What a point takes of this machine: all of it where it would take more.
+    """Return what a point takes of this machine: all of it where it would take more.
 
     A worker has as many cores as it would have threads were the point alone: a point must not train
     in other numbers for what runs beside it. A worker on a GPU has the part of the cores that comes

@@ -82,7 +82,7 @@ class Srun(processes.ProcessLauncher):
 
 
 def _step(ranks: Sequence[str]) -> list[str]:
-    """What runs a task for each rank on its host, which may come several times."""
+    """Return what runs a task for each rank on its host, which may come several times."""
     nodes = f"--nodes={len(set(ranks))}"
     return [
         *_SRUN,

@@ -30,7 +30,7 @@ def is_here(host: str) -> bool:
 
 
 def as_others_say(host: str) -> str:
-    """A host's name as it is known on the others."""
+    """Return a host's name as it is known on the others."""
     return socket.gethostname() if host in ("localhost", "127.0.0.1") else host
 
 
@@ -48,14 +48,15 @@ def options(launch: ProcessesConfig) -> list[str]:
 
 
 def interval_seconds(launch: ProcessesConfig) -> int:
-    """How often a silent host is asked for a sign; so much later than another is it given up, cut
-    off with it.
+    """Return how often a silent host is asked for a sign.
+
+    So much later than another may it be given up that was cut off with it.
     """
     return max(1, min(_LONGEST_SECONDS, launch.stall_timeout_seconds // (2 * _SIGNS)))
 
 
 def command(host: str, launch: SshConfig, script: str) -> list[str]:
-    """What runs a line of sh on a host, whatever shell its user has there."""
+    """Return what runs a line of sh on a host, whatever shell its user has there."""
     where = ["-p", str(launch.ssh_port)] if launch.ssh_port else []
     if launch.ssh_identity_file:
         where += ["-i", str(identity(launch.ssh_identity_file))]
@@ -72,8 +73,8 @@ class OverSsh:
 
 
 def script(env: Mapping[str, str], words: Sequence[str]) -> str:
-    """A line of sh that runs words in the folder where this process is, with variables that anybody
-    may read.
+    """Return a line of sh that runs words in the folder where this process is, with variables that
+    anybody may read.
     """
     variables = [f"{name}={value}" for name, value in env.items()]
     return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(['env', *variables, *words])}"
@@ -84,8 +85,8 @@ def identity(path: str) -> Path:
 
 
 def reason(said: str) -> str | None:
-    """The line in which ssh says what is wrong, of all that it and others said; None where there is
-    none.
+    """Return the line in which ssh says what is wrong, of all that it and others said; None where
+    there is none.
     """
     lines = [re.sub(r"^\[\d+\]<\w+>:", "", line).strip() for line in said.splitlines()]
     found = [line for line in lines if _ERROR.search(line)]
@@ -103,7 +104,7 @@ _ERROR = re.compile(
 
 
 def remedy(why: str) -> str:
-    """What to do about a reason of ssh's."""
+    """Return what to do about a reason of ssh's."""
     return next((remedy for sign, remedy in _REMEDIES.items() if re.search(sign, why)), _SEE)
 
 

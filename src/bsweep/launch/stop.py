@@ -80,7 +80,7 @@ class Stopping:
             raise KeyboardInterrupt from error
 
     def polled_with(self, poll: Callable[[], None]) -> Callable[[], None]:
-        """What is to be called a few times a second.
+        """Return what is to be called a few times a second.
 
         It raises KeyboardInterrupt once the run was asked to stop long ago, by a signal or by its
         file, and saves nothing. A checkpoint that is never finished is for the launcher to give up.
@@ -152,7 +152,7 @@ _all_are_to_stop = threading.Event()
 
 
 def seconds_before_retry(number: int) -> int:
-    """How long to wait before the first try again, the second, ...: ten outlast a host that
+    """Return how long to wait before the first try again, the second, ...: ten outlast a host that
     reboots.
     """
     return 60 if number > 6 else 1 << (number - 1)

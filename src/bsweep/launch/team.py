@@ -151,8 +151,8 @@ class Team(Started):
 
 
 def key_of(config: RunConfig) -> Hashable:
-    """What points have alike that the same processes can train; None of one that needs processes of
-    its own.
+    """Return what points have alike that the same processes can train; None of one that needs
+    processes of its own.
     """
     launch, strategy = config.launch, config.strategy
     if not isinstance(launch, ProcessesConfig) or not launch.reuse or launch.memory_limit_mb:
@@ -166,7 +166,7 @@ def key_of(config: RunConfig) -> Hashable:
 
 
 def by_processes(configs: Mapping[int, RunConfig]) -> list[int]:
-    """The points in their order, but those that the same processes can train one after another."""
+    """Return points in their order, but those that share processes one after another."""
     keys = {index: key_of(config) or index for index, config in configs.items()}
     first = {key: number for number, key in reversed(list(enumerate(keys.values())))}
     return sorted(configs, key=lambda index: first[keys[index]])

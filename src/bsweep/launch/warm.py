@@ -171,14 +171,15 @@ class WarmRank:
 
 
 def _send(message: object) -> Any:
-    """What rank 0 says; the others give None. Horovod would name the exchange by the type, which
-    differs.
+    """Return what rank 0 says; the others give None.
+
+    Horovod would name the exchange by the type, which differs.
     """
     return hvd.broadcast_object(message, root_rank=0, name="message")
 
 
 def _is_told_to_stop(paths: RunPaths) -> bool:
-    """Whether this process is, as horovodrun tells all a moment after one of them has ended."""
+    """Tell whether this process is, as horovodrun tells all a moment after one has ended."""
     ends = time.monotonic() + _TOLD_SECONDS
     while not (is_told := runlog.is_stop_requested(paths)) and time.monotonic() < ends:
         time.sleep(0.05)
@@ -219,7 +220,7 @@ class _Registry(RendezvousHandler):  # type: ignore[misc]
 
 
 def _own_address() -> str:
-    """This host's, as those see it that see horovodrun."""
+    """Return this host's, as those see it that see horovodrun."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], 1))  # nothing is sent
         address: str = probe.getsockname()[0]
