@@ -192,8 +192,8 @@ def test_what_watches_a_command_on_a_host_imports_nothing_of_this_package(tmp_pa
 def test_what_a_killed_launcher_has_started_ends_with_it(tmp_path: Path) -> None:
     """It would train on, and write to a run whose end is on record."""
     work = (
-        "from bsweep.train import worker; "
-        "worker.work_and_leave(lambda: (print('works', flush=True), time.sleep(600)))"
+        "from bsweep.train import worker; worker.work_and_leave(lambda: (print('works', "
+        "flush=True), time.sleep(600)))"
     )
     words = ["sh", "-c", '"$@" & echo $!; wait', "sh", sys.executable, "-c", f"import time; {work}"]
     launcher = popen(words, tmp_path, output=subprocess.PIPE)

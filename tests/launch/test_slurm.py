@@ -157,8 +157,7 @@ def test_a_node_that_slurm_lost_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
         (
             (
                 "srun: error: Task launch for StepId=2.5 failed on node h3: Communication "
-                "connection "
-                "failure\nsrun: Job"
+                "connection failure\nsrun: Job"
             ),
             (
                 "no way in by srun: Task launch for StepId=2.5 failed on node h3: Communication "
@@ -172,8 +171,7 @@ def test_a_node_that_slurm_lost_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
             ),
             (
                 "no way in by srun: Unable to create step for job 3: Requested node configuration "
-                "is "
-                "not available: see "
+                "is not available: see "
             ),
         ),
         (
@@ -385,9 +383,8 @@ def test_a_killed_srun_leaves_nobody_on_the_nodes_and_the_next_one_goes_on(
         until(cluster, "results/killed/b*/checkpoint/*/complete.json")
         left = of_study(cluster, "killed")
         sruns = [one for one in left if one.name() == "srun"]
-        (step,) = (
-            one for one in sruns if one.parent() not in sruns
-        )  # it has one that looks after it
+        # It has one that looks after it.
+        (step,) = (one for one in sruns if one.parent() not in sruns)
         assert len(left) > 4
         step.kill()
         assert not psutil.wait_procs(left, timeout=60)[1]

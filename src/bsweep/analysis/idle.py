@@ -202,6 +202,9 @@ def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
 _APART = {"local_batch": "cell_batch"}  # rounds have a batch of their own
 
 
+_LENGTH = "data.sequence_length"
+
+
 @once
 def _by_run(study: Study) -> pd.DataFrame:
     """One row a completed run with rounds: what its cell is, what it came to, and who its baseline
@@ -237,12 +240,8 @@ def _by_run(study: Study) -> pd.DataFrame:
         "examples_per_second": sums["num_examples"] / sums["seconds"],
     })  # fmt: skip
     by_run["idle_seconds_per_round"] = by_run["idle_seconds"] / by_run["rounds"]
-    lengths = (
-        study.runs.set_index("run_id")
-        .reindex(by_run.index, columns=["data.sequence_length"])
-        .astype(float)
-    )
-    by_run["tokens_per_second"] = by_run["examples_per_second"] * lengths["data.sequence_length"]
+    settings = study.runs.set_index("run_id").reindex(by_run.index, columns=[_LENGTH])
+    by_run["tokens_per_second"] = by_run["examples_per_second"] * settings[_LENGTH].astype(float)
     of_nodes = rounds.pivot_table(
         index="run_id", columns="worker", values="idle_seconds", aggfunc="sum"
     )

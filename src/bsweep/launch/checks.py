@@ -55,15 +55,14 @@ def check_hosts(config: RunConfig) -> None:
     if launch.named_hosts is None:
         raise ValueError(
             f"launch={launch.name} on the hosts of an allocation, but this is none (there is no "
-            f"SLURM_JOB_NODELIST): "
-            "start it by sbatch or within salloc, or use launch=torchrun or horovodrun and name "
-            "launch.hosts."
+            "SLURM_JOB_NODELIST): start it by sbatch or within salloc, or use launch=torchrun or "
+            "horovodrun and name launch.hosts."
         )
     if (slots := len(slots_of(launch.named_hosts))) < config.num_workers:
         raise ValueError(
             f"num_workers={config.num_workers}, but the allocation offers {slots} slots "
-            f"({launch.named_hosts}): ask "
-            "SLURM for more nodes, tasks or GPUs, or use fewer workers."
+            f"({launch.named_hosts}): ask SLURM for more nodes, tasks or GPUs, or use fewer "
+            "workers."
         )
 
 
@@ -123,8 +122,7 @@ def _check_variables(launch: ProcessesConfig) -> None:
     if missing:
         raise ValueError(
             f"launch.environment={show(launch.environment)}: {', '.join(missing)} not set here. "
-            f"Export "
-            f"{'them' if len(missing) > 1 else 'it'}, or leave "
+            f"Export {'them' if len(missing) > 1 else 'it'}, or leave "
             f"{'them' if len(missing) > 1 else 'it'} out."
         )
     interface = launch.network_interface
@@ -150,16 +148,14 @@ def _check_horovod(config: RunConfig) -> None:
     if not _has_horovod():
         raise ValueError(
             "Horovod is not installed: `bsweep setup-horovod` compiles it, as scripts/setup.sh "
-            "does in a checkout. "
-            "Without it there are strategy=ddp, allreduce, local_sgd, parameter_server and diloco, "
-            "which torchrun "
-            "starts, and one worker with launch=inline strategy=single."
+            "does in a checkout. Without it there are strategy=ddp, allreduce, local_sgd, "
+            "parameter_server and diloco, which torchrun starts, and one worker with launch=inline "
+            "strategy=single."
         )
     if config.strategy.can.needs_mpi and not _has_mpi():
         raise ValueError(
             "strategy.op=adasum needs a Horovod built with MPI, and this one is built with Gloo: "
-            "use "
-            "strategy.op=average, or install MPI and rebuild Horovod with HOROVOD_WITH_MPI=1."
+            "use strategy.op=average, or install MPI and rebuild Horovod with HOROVOD_WITH_MPI=1."
         )
     if inside_horovodrun():
         config.strategy.refuse_started(os.environ)
@@ -192,10 +188,8 @@ def _doubts_about_machines(config: RunConfig) -> list[str]:
         )
         raise ValueError(
             f"num_workers={workers}: {placed}, but this machine has {gpus} GPU{'s' * (gpus > 1)}, "
-            f"and NCCL takes one "
-            "worker a GPU: give each host no more slots than GPUs, name further hosts in "
-            "launch.hosts, use fewer "
-            "workers, or set device=cpu."
+            "and NCCL takes one worker a GPU: give each host no more slots than GPUs, name further "
+            "hosts in launch.hosts, use fewer workers, or set device=cpu."
         )
     if hosts:
         return [*_servers_beside_workers(config, hosts), *_idle_nodes(config, hosts)]
@@ -208,7 +202,7 @@ def _doubts_about_machines(config: RunConfig) -> list[str]:
         return [
             (
                 f"{' and '.join(kinds)} share {shared}: their times say little about workers with "
-                f"cores of their own"
+                "cores of their own"
             )
         ]
     return _too_many_threads(config)
@@ -249,8 +243,7 @@ def _idle_nodes(config: RunConfig, hosts: str) -> list[str]:
     return [
         (
             f"{len(idle)} of the allocation's {len(idle) + len(used)} nodes are not used ({some}): "
-            f"ask "
-            f"for fewer"
+            "ask for fewer"
         )
     ]
 
@@ -263,6 +256,6 @@ def _too_many_threads(config: RunConfig) -> list[str]:
     return [
         (
             f"launch.threads_per_worker={threads} x {workers} workers share {cores} cores: their "
-            f"threads take turns"
+            "threads take turns"
         )
     ]

@@ -78,13 +78,12 @@ def _outcome_of_codes(
     if limits and rank < config.num_workers and _signal(code) in CRASHES:
         cause = (
             f"{_cause(code)} under its memory limit of {limits[rank]:g} MiB, as by kernels that "
-            f"find no room"
+            "find no room"
         )
         return Outcome("out_of_memory", f"{config.process_name(rank)} {cause}")
     who = f"{config.process_name(rank)} {_cause(code)}"
-    if not silent and (
-        others := _without_a_word(config, paths)
-    ):  # a launcher may see first who waited for them
+    # A launcher may see first who waited for them.
+    if not silent and (others := _without_a_word(config, paths)):
         who = f"{' or '.join(others)} ended without a word, perhaps killed from outside; then {who}"
     return Outcome("failed", f"{who}\n{_last_lines(paths, rank)}".strip(), may_pass=True)
 
@@ -120,9 +119,8 @@ def _lost_hosts(
     else:
         of_rank = hosts_of_ranks(hosts, config.num_workers, config.num_server_processes)
         ended = [of_rank[rank] for rank, code in silent if code == ssh.EXIT_CODE]
-        said = re.findall(
-            r"^ssh not successful for host (\S+):$", _text_of(console), re.MULTILINE
-        )  # horovodrun's words
+        # Horovodrun's words.
+        said = re.findall(r"^ssh not successful for host (\S+):$", _text_of(console), re.MULTILINE)
         ended += [host for host in said if host in nodes]
     return list(dict.fromkeys(host for host in ended if not ssh.is_here(host)))
 
@@ -189,14 +187,12 @@ def _last_lines(paths: RunPaths, rank: int) -> str:
     if not stderr.exists():
         return ""
     lines = stderr.read_text(errors="replace").strip().splitlines()
-    if any(
-        "/horovod/" in line for line in lines[-_QUOTED_LINES:]
-    ):  # its frames say nothing of the cause
+    # Its frames say nothing of the cause.
+    if any("/horovod/" in line for line in lines[-_QUOTED_LINES:]):
         lines = [*_plain(lines), f"see {stderr}"]
     quoted = lines[-_QUOTED_LINES:]
-    while len(quoted) > 1 and re.match(
-        r"\s+(?!File )\S", quoted[0]
-    ):  # the rest of a frame that is cut off
+    # The rest of a frame that is cut off.
+    while len(quoted) > 1 and re.match(r"\s+(?!File )\S", quoted[0]):
         del quoted[0]
     return "\n".join(quoted)
 

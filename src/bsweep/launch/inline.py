@@ -30,11 +30,12 @@ class Inline(Launcher):
 
     def launch(self, request: LaunchRequest) -> Outcome:
         """Run a point and return how it ended."""
+        # Torch is imported only where a worker runs.
         from bsweep.runlog.errors import (
             described,
             spoils_process,
             status_of,
-        )  # torch is imported only where a worker runs
+        )
 
         is_apart = self._is_spoilt or bool(request.config.launch.memory_limit_mb)
         try:
@@ -44,9 +45,8 @@ class Inline(Launcher):
             # times
             request.on_poll()
             self._is_spoilt = self._is_spoilt or (not is_apart and spoils_process(error))
-            if not (
-                isinstance(error, OSError) and is_full(error)
-            ):  # which says what to do, and is nobody's mistake
+            # Which says what to do, and is nobody's mistake.
+            if not (isinstance(error, OSError) and is_full(error)):
                 traceback.print_exc()
             return Outcome(status_of(error), described(error))
         ended = recorded(request.paths)

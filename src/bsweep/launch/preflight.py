@@ -168,16 +168,16 @@ def _explain(code: int, said: str) -> str:
     if "cd:" in last:
         return (
             f"{Path.cwd()} is not there: every host needs this folder, as on a file system that "
-            f"all share"
+            "all share"
         )
     if code in (126, 127) or "No such file" in last:
         return (
             f"{sys.executable} does not run there ({last}): every host needs this environment at "
-            f"the same path"
+            "the same path"
         )
     return (
         f"bsweep does not run there ({last}): every host needs the same environment at the same "
-        f"path"
+        "path"
     )
 
 
@@ -191,9 +191,8 @@ def host_problems(
     assert isinstance(launch, ProcessesConfig), launch
     assert here is not None
     found = [] if all(ssh.is_here(host) for host in workers) else _key_problems(launch)
-    if launch.uses_horovod and not any(
-        ssh.is_here(answer.host) for answer in answers[1:]
-    ):  # horovodrun needs it
+    # Horovodrun needs it.
+    if launch.uses_horovod and not any(ssh.is_here(answer.host) for answer in answers[1:]):
         found += [f"this machine: {problem}" for problem in _interface_problems(launch, here)]
     has_gpus = config.device == "cuda" or any(
         answer.facts and answer.facts["gpus"] for answer in answers
@@ -213,8 +212,7 @@ def host_problems(
         if has_gpus and workers[answer.host] > (gpus := answer.facts["gpus"]):
             there.append(
                 f"it has {gpus or 'no'} GPU{'s' * (gpus != 1)} for {workers[answer.host]} workers: "
-                f"give it no more "
-                "slots than GPUs, or set device=cpu"
+                "give it no more slots than GPUs, or set device=cpu"
             )
         found += [f"{answer.host}: {problem}" for problem in there]
     return list(dict.fromkeys(found))
@@ -248,7 +246,7 @@ def _version_problems(
         if its != ours:
             found.append(
                 f"{name} {its or 'is not'} there, {ours or 'none'} here: give all hosts the same "
-                f"environment"
+                "environment"
             )
     if not found and there["code"] != here["code"]:
         found.append(
@@ -278,8 +276,7 @@ def _file_problems(
         return [
             (
                 f"{folder} is another folder there: have results_dir on a file system that all "
-                f"hosts "
-                f"share"
+                "hosts share"
             )
         ]
     if there["data"] and there["data"] != here["data"]:

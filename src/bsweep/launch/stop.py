@@ -176,9 +176,8 @@ class Signals:
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # not in that of a notebook's executor, say
+        # Not in that of a notebook's executor, say.
+        if threading.current_thread() is threading.main_thread():
             self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
         for number, handler in self._handlers.items():
             if callable(handler):

@@ -249,9 +249,8 @@ def _interrupts_held() -> Iterator[None]:
         number: signal.getsignal(number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
-    handlers = {
-        number: handler for number, handler in handlers.items() if callable(handler)
-    }  # not where it is ignored
+    # Not where it is ignored.
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
     for number in handlers:
         signal.signal(number, lambda got, _: held.append(got))
     try:
@@ -279,6 +278,5 @@ def _start(
 
 def _before_exec() -> None:
     end_with_parent()
-    signal.signal(
-        signal.SIGUSR2, signal.SIG_IGN
-    )  # SLURM sends it to all processes of a step, see `bsweep.launch.stop`
+    # SLURM sends it to all processes of a step, see `bsweep.launch.stop`.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)

@@ -46,9 +46,8 @@ class WarmRank:
 
     def run(self, lead: Callable[[], int]) -> int:
         """Run `lead` on rank 0, follow it on the others, and return an exit code that all share."""
-        os.environ.setdefault(
-            "HOROVOD_GLOO_TIMEOUT_SECONDS", "300"
-        )  # a restart waits for the slowest rank's step
+        # A restart waits for the slowest rank's step.
+        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "300")
         hvd.init()
         self.agree_where_to_meet()
         if hvd.rank():
@@ -75,9 +74,8 @@ class WarmRank:
         if self._spoilt_by:
             return Outcome(
                 "interrupted",
-                f"not trained, for oneDNN may fail in these processes since an earlier point "
-                f"({self._spoilt_by}): start again, "
-                "without that point or without horovodrun",
+                "not trained, for oneDNN may fail in these processes since an earlier point "
+                f"({self._spoilt_by}): start again, without that point or without horovodrun",
             )
         _send((config, paths.folder.resolve()))
         self._is_training = True

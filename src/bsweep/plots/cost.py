@@ -92,13 +92,9 @@ def _draw_front(axes: Axes, rows: pd.DataFrame, counts: list[int]) -> None:
             **{**_look(counts, workers), "linestyle": "", "markersize": 7},
             markeredgecolor="black",
         )
-        below: dict[str, Any] = {
-            "textcoords": "offset points",
-            "xytext": (-4, -12),
-            "fontsize": 8,
-            "ha": "right",
-        }
-        axes.annotate(f"{cell['global_batch']}", (cell["seconds"], cell["worker_seconds"]), **below)
+        spot = cell["seconds"], cell["worker_seconds"]
+        below: dict[str, Any] = {"textcoords": "offset points", "xytext": (-4, -12)}
+        axes.annotate(f"{cell['global_batch']}", spot, **below, fontsize=8, ha="right")
     for axis, scale, name in (
         (axes.xaxis, axes.set_xscale, "seconds"),
         (axes.yaxis, axes.set_yscale, "worker_seconds"),

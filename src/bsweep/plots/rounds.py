@@ -47,6 +47,9 @@ _PUBLISHED_METHODS = {
 }
 
 
+_BARS: dict[str, Any] = {"ecolor": "#444444", "error_kw": {"elinewidth": 0.8, "capsize": 1.5}}
+
+
 def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
     """Idle seconds of each node, one group of bars a cell, with total and change: table 3 of the
     paper as a figure.
@@ -62,14 +65,9 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
             if are_bars:
                 height = 0.8 / num_nodes
                 places = place + height * (np.arange(num_nodes) - (num_nodes - 1) / 2)
-                half = row.reindex(
-                    [f"{name}_ci95" for name in analysis.node_columns(table)]
-                ).to_numpy(float)
-                bars: dict[str, Any] = {
-                    "ecolor": "#444444",
-                    "error_kw": {"elinewidth": 0.8, "capsize": 1.5},
-                }
-                axes.barh(places, seconds, height, color=COLORS[:num_nodes], xerr=half, **bars)
+                errors = [f"{name}_ci95" for name in analysis.node_columns(table)]
+                half = row.reindex(errors).to_numpy(float)
+                axes.barh(places, seconds, height, color=COLORS[:num_nodes], xerr=half, **_BARS)
             else:
                 axes.plot(seconds, [place] * num_nodes, "o", color=COLORS[0], alpha=0.4)
             _name_total(axes, place, row)

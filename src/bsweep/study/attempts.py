@@ -134,21 +134,8 @@ def _attempt(
 ) -> Outcome:
     """Train what is left of a point, to its summary; see `run_point` for what is raised."""
     seconds_before, said = _prepare(config, paths)
-    # The latter goes on where somebody sets the clock.
-    launched_at, began = (
-        time.time(),
-        time.monotonic(),
-    )
-    save_config(config, paths.config)
-    own.keep(config, paths.own)
-    # In the part that it goes on from.
-    was_beside_others = runlog.read_meta(paths).get("beside_others", False)
-    meta = {"launched_at": launched_at, "wall_seconds_before": seconds_before, **provenance(config)}
-    runlog.write_json(
-        paths.meta, {**meta, **({"beside_others": True} if was_beside_others else {})}
-    )
-    paths.metrics.touch()  # launchers watch it
-    paths.stop.write_bytes(b"")
+    began = time.monotonic()  # which goes on where somebody sets the clock
+    _write_beginning(config, paths, seconds_before)
     with RunLog(paths.metrics) as log:
         for warning in warnings:
             if warning not in said:
@@ -178,6 +165,24 @@ def _attempt(
     if was_to_stop:
         raise StopRequested(by_signal=stopping.has_signal)
     return outcome
+
+
+def _write_beginning(config: RunConfig, paths: RunPaths, seconds_before: float) -> None:
+    """Write what workers and launchers look for in a run folder.
+
+    Args:
+        config: The point.
+        paths: Its folder.
+        seconds_before: The wall seconds of earlier attempts.
+    """
+    save_config(config, paths.config)
+    own.keep(config, paths.own)
+    meta = {"launched_at": time.time(), "wall_seconds_before": seconds_before}
+    if runlog.read_meta(paths).get("beside_others"):  # in the part that it goes on from
+        meta["beside_others"] = True
+    runlog.write_json(paths.meta, {**meta, **provenance(config)})
+    paths.metrics.touch()  # launchers watch it
+    paths.stop.write_bytes(b"")
 
 
 def set_aside(config: RunConfig) -> None:

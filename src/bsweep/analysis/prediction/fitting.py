@@ -116,13 +116,5 @@ def leave_one_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFram
         error = min(0.0, predicted / measured - 1) if is_bound else predicted / measured - 1
         is_inside = measured <= high and (is_bound or low <= measured)
         rows.append((*key, measured, is_bound, predicted, low, high, error, is_inside))
-    names = [
-        "measured_seconds",
-        "is_bound",
-        "predicted_seconds",
-        "low",
-        "high",
-        "error",
-        "is_inside",
-    ]
-    return pd.DataFrame(rows, columns=[*CELL, *names])
+    names = "measured_seconds is_bound predicted_seconds low high error is_inside"
+    return pd.DataFrame(rows, columns=[*CELL, *names.split()])

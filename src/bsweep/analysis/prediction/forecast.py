@@ -89,29 +89,23 @@ def forecast(
     log_step = np.stack([step_time.log_seconds(key) for key in keys], axis=1)
     log_seconds = log_steps + log_step
     rng = np.random.default_rng([steps.seed, 3])
-    scatter = np.hypot(steps.sigma, step_time.sigma)[:, None] * rng.standard_normal(
-        log_seconds.shape
-    )
-    table = pd.DataFrame(list(of), columns=CELL).assign(
-        local_batch=[key.local_batch for key in keys]
-    )
+    sigma = np.hypot(steps.sigma, step_time.sigma)[:, None]
+    scatter = sigma * rng.standard_normal(log_seconds.shape)
+    local_batches = [key.local_batch for key in keys]
+    table = pd.DataFrame(list(of), columns=CELL).assign(local_batch=local_batches)
     table = table.join(_quantiles("seconds", log_seconds, log_seconds + scatter))
     table[["typical_low", "typical_high"]] = np.exp(np.quantile(log_seconds, INTERVAL, axis=0)).T
     table = table.join(_quantiles("steps", log_steps)).join(_quantiles("step_seconds", log_step))
     table["worker_seconds"] = table["seconds"] * table["num_workers"]
-    table["money"] = (
-        table["worker_seconds"]
-        / 3600
-        * (np.nan if price_per_worker_hour is None else price_per_worker_hour)
-    )
+    price = np.nan if price_per_worker_hour is None else price_per_worker_hour
+    table["money"] = table["worker_seconds"] / 3600 * price
     table["joules"] = table["worker_seconds"] * watts(seen.runs, table)
     table = table.join(_parts(seen, steps, step_time, keys).mul(table["seconds"], axis="index"))
     table = table.merge(_measured(seen, steps, step_time), on=CELL, how="left")
     table[["num_runs", "num_reached"]] = table[["num_runs", "num_reached"]].fillna(0).astype(int)
     table["is_unreached"] = table["global_batch"].isin(unreached(seen.runs))
-    table["is_extrapolated"] = _is_beyond(table, seen.runs, "global_batch") | _is_beyond(
-        table, seen.runs, "num_workers"
-    )
+    beyond = [_is_beyond(table, seen.runs, name) for name in ("global_batch", "num_workers")]
+    table["is_extrapolated"] = beyond[0] | beyond[1]
     table["problem"] = _problems(seen.runs, table)
     return Forecast(table, log_seconds, log_seconds + scatter, log_step)
 
