@@ -339,8 +339,8 @@ def test_a_key_that_ssh_would_not_take_is_told(tmp_path: Path) -> None:
 def test_other_code_anywhere_in_the_package_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bsweep.__file__", str(tmp_path / "__init__.py"))
-    module = tmp_path / "train/steps.py"
+    monkeypatch.setattr(machine_facts, "__file__", str(tmp_path / "launch/machine_facts.py"))
+    module = tmp_path / "train/step.py"
     module.parent.mkdir()
     digests = set()
     for text in ("a = 1", "a = 2"):

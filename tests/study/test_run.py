@@ -432,7 +432,7 @@ def test_a_killed_launcher_leaves_no_orphans_and_the_point_is_repeated(tmp_path:
 
 DESTRUCTOR = """
 import os, signal, sys, time
-from bsweep.cli import main as cli
+from bsweep.core import terminal
 
 class Interrupted:
     def __del__(self):
@@ -445,7 +445,7 @@ else:
     # As a script's shell has it for what runs in the background.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, signal.default_int_handler)
-sys.unraisablehook = cli.interrupt_again
+sys.unraisablehook = terminal.interrupt_again
 try:
     Interrupted()
     time.sleep(30)
