@@ -1,9 +1,9 @@
 """The command `bsweep`: one module for each command, or for a few that are alike.
 
-Typed words come in. An exit code goes out, and what a person reads: answers on standard output, all
-else on standard error. `main` finds the command, reads its options and says in a sentence what was
-wrong with them.
+The input is the words that a user typed. The output is an exit code and text for a person: answers
+on standard output, all else on standard error. `main` finds the command and runs it, and a sentence
+tells what was wrong with its options.
 
-A command decides nothing that a program might want to ask as well: that is a function of the room
-below, which returns values instead of printing them.
+A command decides nothing that a program might also want to ask. Such decisions are functions of the
+packages below this one, which return values instead of printing them.
 """

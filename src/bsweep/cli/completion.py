@@ -18,11 +18,11 @@ TAKE_OVERRIDES = ("run", "plan", "probe", "profile", "recommend", "doctor")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the script that has a shell complete (`install=bash`), or what a line can go on with
-    (`query=bash`); the exit code.
+    """Print the completion script of a shell, or the completions of a line; return the exit code.
 
     Args:
-        arguments: What follows `bsweep -sc`.
+        arguments: The words after `bsweep -sc`: `install=bash` prints the script, and `query=bash`
+            prints completions.
     """
     if not any(argument.startswith("query=") for argument in arguments):
         return _ask_hydra(arguments)
@@ -35,12 +35,12 @@ def run(arguments: Sequence[str]) -> int:
             )
         )
     elif words[0] in TAKE_OVERRIDES and not words[-1].startswith("-"):
-        # Hydra parses what is typed so far, which may be a sweep, and knows none of bsweep's own
-        # flags.
+        # Hydra parses the words typed so far. They may form a sweep (-m), and bsweep's own flags
+        # are unknown to Hydra.
         typed = [word for word in words[1:-1] if word and not word.startswith("-")]
         os.environ["COMP_LINE"] = " ".join(["bsweep", "-m", *typed, words[-1]])
         print(_quietly(lambda: _ask_hydra(arguments)), end="")
-    return 0  # a study is a file, which the shell itself completes
+    return 0  # the other commands take a study's folder, which the shell itself completes
 
 
 def _ask_hydra(arguments: Sequence[str]) -> int:
@@ -52,7 +52,7 @@ def _ask_hydra(arguments: Sequence[str]) -> int:
 
 
 def _quietly(query: Callable[[], int]) -> str:
-    """What a query prints; nothing if it fails, for there is no place to say why."""
+    """Return what a query prints; return nothing if it fails, for no message could be shown."""
     out = io.StringIO()
     with (
         contextlib.redirect_stdout(out),

@@ -1,5 +1,6 @@
-"""`bsweep doctor`: what this machine and its hosts are, how fast they reach each other, and what to
-mend.
+"""The command `bsweep doctor`: facts about this machine and its hosts, and what to mend on them.
+
+It also measures how fast the hosts reach each other.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from bsweep.launch.preflight import Answer
 
 _LEAST_FREE_BYTES = 1 << 30
 _MOST_CLOCK_SECONDS = 1.0
-_MOST_PAIRS_HOSTS = 5  # of which all pairs are measured; of more, each and the next
+_MOST_PAIRS_HOSTS = 5  # with more hosts, only each host and the next one are measured
 _LINK_SECONDS = 30.0
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print what this machine and its hosts are, and what to mend.
+    """Print facts about this machine and its hosts, and what to mend.
 
     Returns:
-        The exit code: 0 where all is well, 1 where there is something to mend.
+        The exit code: 0 if all is well, 1 if there is something to mend, 2 if the arguments are
+        wrong.
     """
     parser = argparse.ArgumentParser(
         prog="bsweep doctor", description="What machines are, and what to mend on them."
@@ -59,7 +61,12 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def examine(config: RunConfig) -> dict[str, Any]:
-    """What `bsweep doctor` found: `machines` by name, `links`, and what `to_mend`."""
+    """Return the findings of `bsweep doctor` about the machines of a point.
+
+    Returns:
+        `machines`: the facts of each machine, by name. `links`: the measured connections between
+        hosts. `to_mend`: a line for each problem.
+    """
     launch = config.launch
     assert isinstance(launch, ProcessesConfig), launch
     slots = slots_by_host(launch.named_hosts)
@@ -89,7 +96,7 @@ def examine(config: RunConfig) -> dict[str, Any]:
 
 
 def _pairs(reached: Sequence[Answer]) -> Iterator[tuple[Answer, Answer]]:
-    """Senders and receivers."""
+    """Yield the pairs of a sender and a receiver to measure."""
     if len(reached) <= _MOST_PAIRS_HOSTS:
         yield from permutations(reached, 2)
     else:
@@ -97,7 +104,10 @@ def _pairs(reached: Sequence[Answer]) -> Iterator[tuple[Answer, Answer]]:
 
 
 def _link(launch: ProcessesConfig, sender: Answer, receiver: Answer) -> dict[str, Any]:
-    """How a host reaches another: measured by a connection of their own, as workers have."""
+    """Return how fast one host reaches another, measured by a TCP connection as workers use.
+
+    The result has the names of both hosts, and either the measured values or a `problem`.
+    """
     names = {"from": sender.host or "this machine", "to": receiver.host}
     assert receiver.facts
     address = receiver.facts["interfaces"].get(launch.network_interface) or ssh.as_others_say(
@@ -135,10 +145,10 @@ def _link(launch: ProcessesConfig, sender: Answer, receiver: Answer) -> dict[str
 
 
 def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """What is wrong with machines that only a look at all of them tells."""
+    """Yield the problems of machines that `preflight.host_problems` does not report."""
     for name, facts in machines.items():
         if "problem" in facts:
-            continue  # told as what it is
+            continue  # `preflight.host_problems` has reported it
         if name == "this machine":
             yield from (f"{name}: {problem}" for problem in facts["problems"])
         if facts["versions"]["horovod"] is None and config.launch.uses_horovod:

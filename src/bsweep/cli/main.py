@@ -1,5 +1,6 @@
-"""The commands: `bsweep run` and `plan` (Hydra's flags and overrides), `status` and what else
-`USAGE` lists.
+"""The entry point of `bsweep`, which finds and runs the command that was typed.
+
+`USAGE` lists the commands. `bsweep run` and `bsweep plan` take Hydra's flags and overrides.
 """
 
 from __future__ import annotations
@@ -41,17 +42,19 @@ usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m 
 """
 
 _MANY_OBJECTS = 1_000_000
-"""After which Python looks for cycles, where all that is read stays until it is printed: else a
-fifth of the time.
+"""The number of new objects after which Python looks for reference cycles. It is large for commands
+that keep all they read until they print it; the search would take a fifth of their time.
 """
 
 
 def main() -> NoReturn:
-    """The `bsweep` command; exits with 0, 1 (points failed), 2 (nothing was started) or 130
-    (interrupted).
+    """Run the `bsweep` command that was typed.
+
+    The process exits with 0, 1 (points failed), 2 (nothing was started) or 130 (interrupted).
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # A shell has its background jobs ignore SIGINT, and nohup has them ignore SIGHUP.
+        # Leave ignored signals ignored: shells make background jobs ignore SIGINT, and nohup makes
+        # them ignore SIGHUP.
         if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, terminal.interrupt)
     sys.unraisablehook = terminal.interrupt_again
@@ -84,12 +87,13 @@ _COMMANDS = {
     "--shell-completion": "bsweep.cli.completion:run",
 }
 _READERS = ("predict", "replay", "report")
-_TELL = ("status", "stop", "predict", "replay")  # all that they raise is for the user to mend
+_TELL = ("status", "stop", "predict", "replay")  # the user can mend every error that these raise
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:
-    """Run a command, which imports what it needs: nobody waits a second for --help; the exit
-    code.
+    """Run one command and return its exit code.
+
+    Each command imports only what it needs, so that --help does not take a second.
     """
     if command in _READERS:
         terminal.end_with_reader()
@@ -117,7 +121,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
 
 
 def setup_horovod() -> NoReturn:
-    """Install Horovod for this Python: scripts/build_horovod.sh takes the place of this process."""
+    """Install Horovod for this Python by replacing this process with scripts/build_horovod.sh."""
     from bsweep.config import conf_dir
 
     script = conf_dir().with_name("scripts") / "build_horovod.sh"

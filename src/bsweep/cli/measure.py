@@ -1,4 +1,4 @@
-"""`bsweep probe` and `bsweep profile`: the workers of one point, measured."""
+"""The commands `bsweep probe` and `bsweep profile`, which measure the workers of one point."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ from bsweep.core.terminal import BAD_CONFIG
 from bsweep.runlog import profile_file
 from bsweep.study import checks, side_runs
 
-_BAD = (ConfigError, HydraException, OmegaConfBaseException)  # mended by typing something else
+_BAD = (
+    ConfigError,
+    HydraException,
+    OmegaConfBaseException,
+)  # the user mends these by typing other arguments
 
 
 def probe(arguments: Sequence[str]) -> int:
-    """Measure the workers of the point that `arguments` give, and print what was found; the exit
-    code.
+    """Measure each worker of the point that `arguments` give; print the result and its file.
+
+    Returns:
+        The exit code.
     """
     config = _measured("probe", side_runs.probe, arguments)
     if isinstance(config, int):
@@ -34,8 +40,10 @@ def probe(arguments: Sequence[str]) -> int:
 
 
 def profile(arguments: Sequence[str]) -> int:
-    """Print what the steps of the point that `arguments` give consist of, and where the traces are;
-    the exit code.
+    """Print what the steps of the point that `arguments` give consist of, and the trace files.
+
+    Returns:
+        The exit code.
     """
     config = _measured("profile", side_runs.profile, arguments, allocation.fill_in)
     if isinstance(config, int):
@@ -49,8 +57,10 @@ def profile(arguments: Sequence[str]) -> int:
 
 
 def one_point(arguments: Sequence[str]) -> RunConfig | int:
-    """A point to look at hosts for, by the keys that say where; the exit code where they are
-    wrong.
+    """Return the point that `arguments` give, for looking at its hosts, or an exit code.
+
+    A point without a batch size gets a local batch of 8, since only the hosts matter. If the
+    arguments are wrong, print why and return the exit code.
     """
     try:
         composed = hydra_grid.first_point(overrides.arranged(arguments))
@@ -72,7 +82,7 @@ def _measured(
     arguments: Sequence[str],
     fill_in: Callable[[RunConfig], RunConfig] = lambda config: config,
 ) -> RunConfig | int:
-    """The first point that `arguments` give, once it is measured; the exit code if it is not."""
+    """Measure the first point that `arguments` give; return it, or an exit code after a failure."""
     problem = next(
         (
             f"{flag}: leave it out, one point is measured"

@@ -1,5 +1,6 @@
-"""`bsweep plan`: what `bsweep run` would train, how far it is, and how long the rest will take. It
-writes nothing.
+"""The command `bsweep plan`, which shows what `bsweep run` would train.
+
+It also tells how far each point is and how long the rest will take. It writes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _OWN_FLAGS = ("--json", "--probe", "--report")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the plan of what `arguments` give; the exit code."""
+    """Print the plan for the points that `arguments` give, and return the exit code.
+
+    The plan tells how far each point is and how long the rest will take.
+    """
     if inside_horovodrun():
         print(
             "bsweep: bsweep plan starts no workers: leave horovodrun out, and give num_workers=...",
@@ -69,7 +73,12 @@ def _planned(
 
 
 def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
-    """A few steps of the smallest and of the largest batch of all points that are alike else."""
+    """Train a few steps of some points and return the measured times.
+
+    Points are alike if they have the same number of workers and differ only in batch size, seed,
+    epochs and rates. Of those that are alike, one with the smallest batch and one with the largest
+    are tried.
+    """
     alike: dict[tuple[str, int], dict[int, tuple[Planned, RunConfig]]] = {}
     for point, config in points:
         alike.setdefault((point.kind, point.num_workers), {})[point.examples_per_step] = (

@@ -1,4 +1,4 @@
-"""`bsweep predict`: the best cell of a study's grid."""
+"""The command `bsweep predict`, which finds the best cell of a study's grid."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print which cell of a study's grid gets to a target first, or cheapest; the exit code."""
+    """Print which cell of a study's grid is best for reaching a target; return the exit code.
+
+    The best cell is the fastest one, the cheapest one, or what else `--objective` asks for.
+    """
     say = "Predict time to a target for every batch size and worker count, and recommend one."
     parser = argparse.ArgumentParser(prog="bsweep predict", description=say)
     add = parser.add_argument
@@ -60,7 +63,11 @@ def _column_and_value(text: str) -> tuple[str, str]:
 
 
 def _counts(text: str) -> list[int]:
-    """`8,16,32` as numbers; ValueError, which argparse turns into a message, for others."""
+    """Return the numbers of a text such as `8,16,32`.
+
+    Raises:
+        ValueError: If a part is no positive integer. argparse turns the error into a message.
+    """
     counts = [int(part) for part in text.split(",")]
     if min(counts) < 1:
         raise ValueError(text)

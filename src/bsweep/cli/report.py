@@ -1,4 +1,4 @@
-"""`bsweep report`: a study's figures, tables and page."""
+"""The command `bsweep report`, which writes a study's figures, tables and page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bsweep.core.terminal import BAD_CONFIG
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Write the report of a study and print its path; the exit code."""
+    """Write the report of a study, print its path, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="bsweep report", description="Write a study's figures, tables and page."
     )

@@ -1,4 +1,4 @@
-"""`bsweep run`: the points that were typed, composed, checked, and run by one sweep."""
+"""The command `bsweep run`, which composes and checks the typed points and trains them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from bsweep.study.sweep import Sweep
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Train the points that arguments give; the exit code."""
+    """Train the points that arguments give, and return the exit code."""
     return led(lambda: _train(arguments)[0])
 
 
 def led(lead: Callable[[], int]) -> int:
-    """Return what `lead` gives, which one process runs; inside horovodrun the others follow it."""
+    """Run `lead` in one process and return its exit code.
+
+    Inside horovodrun, rank 0 runs it and the other processes train together with rank 0.
+    """
     if not inside_horovodrun():
         if problem := slurm.started_often(os.environ):
             print(f"bsweep: {problem}", file=sys.stderr)
@@ -36,13 +39,15 @@ def led(lead: Callable[[], int]) -> int:
 
 
 def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repeats: bool) -> int:
-    """Train points that a study's commands lead to, each in its folder; the exit code.
+    """Run a study's commands again, for some of their points only, and return the exit code.
+
+    Each command is run in the working folder where it was typed.
 
     Args:
-        study_dir: The study.
-        kept: Its commands.
-        run_ids: The points.
-        repeats: Set aside what there is of them.
+        study_dir: The study's folder.
+        kept: The study's commands.
+        run_ids: The ids of the points to train.
+        repeats: True sets earlier results of these points aside and trains them anew.
     """
     missing, study_dir = set(run_ids), study_dir.resolve()
 
@@ -73,14 +78,14 @@ def _train(
     is_wanted: Callable[[RunConfig], bool] = lambda config: True,
     repeats: bool = False,
 ) -> tuple[int, Set[str]]:
-    """Train points that arguments lead to; the exit code, and the ids of those points."""
+    """Train the wanted points that arguments give; return the exit code and the points' ids."""
     typed = [argument for argument in arguments if argument != "--report"]
     try:
         _refuse_flags(typed)
         given = overrides.arranged(typed)
         if overrides.only_shows(given):
             return hydra_grid.show("bsweep run", given), set()
-        sys.argv = ["bsweep run", *given]  # the command that the records of its runs have
+        sys.argv = ["bsweep run", *given]  # the runs' records hold this command
         with (
             hydra_grid.composed(given) as grid,
             Sweep(grid, arguments, is_wanted, repeats) as sweep,
@@ -96,7 +101,7 @@ def _train(
 
 
 def _refuse_flags(arguments: Sequence[str]) -> None:
-    """ConfigError for flags that do not go together with others, or with horovodrun."""
+    """Raise ConfigError for flags that conflict with each other or with horovodrun."""
     shows_point = {"--cfg", "-c", "--info", "-i"} & set(arguments)
     if shows_point and {"-m", "--multirun"} & set(arguments):
         raise ConfigError(
@@ -113,7 +118,7 @@ def _refuse_flags(arguments: Sequence[str]) -> None:
 
 
 def _tell(sweep: Sweep, wants_report: bool) -> int:
-    """Print what follows from the runs of a sweep; the exit code."""
+    """Print tables on a sweep's runs and write the wanted reports; return the exit code."""
     code = 0
     for study_dir, configs in sorted(sweep.studies.items()):
         if len({config.allocation.name for config in configs}) > 1:
@@ -124,7 +129,7 @@ def _tell(sweep: Sweep, wants_report: bool) -> int:
 
 
 def _print_idle_seconds(folder: Path) -> None:
-    """Print what allocations are compared by: the idle seconds of each node."""
+    """Print the idle seconds of each node, by which allocations are compared."""
     from bsweep import analysis, report
 
     try:

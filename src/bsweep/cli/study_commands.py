@@ -1,5 +1,6 @@
-"""`bsweep status`, `stop`, `resume` and `retry`: what is done with a study as a whole, from
-whichever terminal.
+"""The commands `bsweep status`, `stop`, `resume` and `retry`, which act on a whole study.
+
+They work from any terminal.
 """
 
 from __future__ import annotations
@@ -46,18 +47,22 @@ def status(arguments: Sequence[str]) -> int:
             return 0
         try:
             time.sleep(_WATCH_SECONDS)
-        except KeyboardInterrupt:  # of who watches, not of the sweep
+        except KeyboardInterrupt:  # Ctrl-C ends the watching, not the sweep
             return 0
 
 
 def stop(arguments: Sequence[str]) -> int:
-    """Ask all sweeps of a study to stop, and wait until they have."""
+    """Ask all sweeps of a study to stop, wait until they have, and return the exit code.
+
+    Raises:
+        ValueError: If no sweep of the study is running.
+    """
     study_dir = (
         _parser("stop", "Have the sweeps of a study save where they are, and end.")
         .parse_args(arguments)
         .study
     )
-    overview.of_study(study_dir)  # for its ValueError
+    overview.of_study(study_dir)  # raises ValueError if this is not a study
     asked = attendance.sweeps(study_dir)
     if not asked:
         raise ValueError(f"{study_dir}: no sweep is at work: nothing to stop.")
@@ -76,17 +81,20 @@ def stop(arguments: Sequence[str]) -> int:
 
 
 def resume(arguments: Sequence[str]) -> int:
-    """Run what is left of a study's commands; the exit code."""
+    """Run what is left of a study's commands, and return the exit code."""
     return _led(_resume, arguments)
 
 
 def retry(arguments: Sequence[str]) -> int:
-    """Repeat points that did not complete; the exit code."""
+    """Repeat points that did not complete, and return the exit code."""
     return _led(_retry, arguments)
 
 
 def _led(find: Callable[[Sequence[str]], int | Callable[[], int]], arguments: Sequence[str]) -> int:
-    """Find what is to be run, and run it; the exit code. A sweep tells its errors itself."""
+    """Find what is to be run, run it, and return the exit code.
+
+    Only errors of `find` are reported here; a sweep reports its own errors.
+    """
     from bsweep.cli import run  # imports Hydra
 
     def lead() -> int:
@@ -101,7 +109,10 @@ def _led(find: Callable[[Sequence[str]], int | Callable[[], int]], arguments: Se
 
 
 def _resume(arguments: Sequence[str]) -> int | Callable[[], int]:
-    """Run the study's commands again, for the points that are left."""
+    """Return a function that runs the study's commands again for the points that are left.
+
+    Return an exit code if there is nothing to run.
+    """
     study_dir = (
         _parser("resume", "Run what is left of a study's commands.").parse_args(arguments).study
     )
@@ -117,7 +128,10 @@ def _resume(arguments: Sequence[str]) -> int | Callable[[], int]:
 
 
 def _retry(arguments: Sequence[str]) -> int | Callable[[], int]:
-    """Set points aside that ended in certain ways, and run them anew."""
+    """Return a function that sets aside points that ended in certain ways and runs them anew.
+
+    Return an exit code if no command leads to these points.
+    """
     parser = _parser("retry", "Repeat points that did not complete.")
     default = ",".join(states.FAILURES)
     parser.add_argument("--status", default=default, help=f"how they ended (default: {default})")
@@ -141,7 +155,10 @@ def _retry(arguments: Sequence[str]) -> int | Callable[[], int]:
 
 
 def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Callable[[], int]:
-    """What runs the points of the study's commands that are among these."""
+    """Return a function that runs some points of a study again by the study's commands.
+
+    Return an exit code if no command of the study leads to any of these points.
+    """
     leading = [
         one
         for one in commands.read_commands(study_dir)
@@ -165,8 +182,10 @@ def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Callable[
 
 
 def _refuse_elsewhere(study_dir: Path, command: Command) -> None:
-    """ValueError if a command cannot be typed again here: where it was typed, or in no horovodrun
-    like that one.
+    """Raise ValueError if a command cannot be run again here.
+
+    The folder where it was typed must still exist. It also needs the same surroundings: outside
+    horovodrun, or inside one with as many processes.
     """
     typed = f"bsweep run {shlex.join(command.arguments)}"
     size = Place.from_environment().num_workers if inside_horovodrun() else None

@@ -1,12 +1,13 @@
-"""Processes on hosts: one RunConfig becomes N workers, one file for each launcher.
+"""Processes on hosts: one RunConfig becomes N workers. Each launcher has a file of its own.
 
-A point whose folder is prepared comes in. Its `Outcome` goes out: a status, and where it failed
-which process, on which host, and why. Before that, `check` says whether the point can run here,
-`preflight` whether the hosts are there and alike; meanwhile signals are passed on (`stop`), and
-whatever ends leaves no process behind (`lifeline`).
+The input is a point whose folder is prepared. The output is its `Outcome`: a status and, after a
+failure, which process failed, on which host, and why. Before a launch, `check` says whether the
+point can run here, and `preflight` says whether the hosts are reachable and alike. During a run,
+`stop` passes signals on to the workers. `lifeline` ensures that no process is left behind, however
+a run ends.
 
-It must not know the study, nor how a step is computed: it knows which module a worker process runs,
-and the files by which to lead a team of them.
+This package must not know the study or how a step is computed. It knows only which module a worker
+process runs, and the files by which it tells a team of processes what to do.
 """
 
 from __future__ import annotations
@@ -29,11 +30,16 @@ def launch(
     on_poll: Callable[[], None],
     entry: Entry = "bsweep.train.worker",
 ) -> Outcome:
-    """Run a point whose folder is prepared, to its end; `on_poll` is called a few times a
-    second.
+    """Run a point to its end and return how it ended.
+
+    Args:
+        config: The point.
+        paths: Its run folder, which must be prepared.
+        on_poll: Called a few times a second; an exception that it raises ends the run.
+        entry: The module that each process runs.
     """
     unready = preflight.problems([config]) if config.launch.named_hosts else []
-    if unready:  # since an earlier try failed on them
+    if unready:  # the hosts may have become unusable since an earlier attempt
         return Outcome("failed", "; ".join(unready), may_pass=True)
     outcome = launcher_of(config.launch).launch(LaunchRequest(config, paths, on_poll, entry))
     if config.launch.named_hosts and outcome.status in ("failed", "timeout"):

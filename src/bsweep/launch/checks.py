@@ -1,4 +1,4 @@
-"""Whether a point can run here, and what is doubtful about it: asked before anything starts."""
+"""Checks made before anything starts: whether a point can run here, and what to warn about."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from bsweep.launch import environment, ssh
 
 
 def check(config: RunConfig) -> list[str]:
-    """Return what is doubtful about a point on this machine; the run's record will carry it.
+    """Return warnings about running a point on this machine; the run's records will hold them.
 
     Raises:
-        ValueError: the point cannot run here.
+        ValueError: If the point cannot run here.
     """
     check_hosts(config)
     if inside_horovodrun():
@@ -44,10 +44,10 @@ def check(config: RunConfig) -> list[str]:
 
 
 def check_hosts(config: RunConfig) -> None:
-    """Refuse a point that is to have the hosts of an allocation which is not there, or too small.
+    """Check that the SLURM allocation exists and is large enough, if a point uses its hosts.
 
     Raises:
-        ValueError: so it is.
+        ValueError: If there is no allocation, or if it has fewer slots than the point has workers.
     """
     launch = config.launch
     if not isinstance(launch, ProcessesConfig) or not launch.uses_allocation:
@@ -134,10 +134,13 @@ def _check_variables(launch: ProcessesConfig) -> None:
 
 
 def _on_gpus(config: RunConfig) -> bool:
-    """Tell whether workers train on GPUs, as far as can be seen from here: other hosts' are not.
+    """Return True if workers train on GPUs, as far as this machine can tell.
+
+    GPUs of other hosts are not visible from here. For named hosts the answer is therefore True
+    unless device=cpu.
 
     Raises:
-        ValueError: torch cannot use this machine's.
+        ValueError: If torch cannot use this machine's GPUs.
     """
     if config.launch.named_hosts:
         return config.device != "cpu"
@@ -161,7 +164,7 @@ def _check_horovod(config: RunConfig) -> None:
         config.strategy.refuse_started(os.environ)
 
 
-@functools.cache  # a sweep asks for every point
+@functools.cache  # a sweep calls this for every point
 def _has_horovod() -> bool:
     return importlib.util.find_spec("horovod") is not None
 
@@ -173,10 +176,10 @@ def _has_mpi() -> bool:
 
 
 def _doubts_about_machines(config: RunConfig) -> list[str]:
-    """Return warnings about where processes run, on this machine and on hosts.
+    """Return warnings about how processes are placed on this machine and on named hosts.
 
     Raises:
-        ValueError: this machine has fewer GPUs than workers.
+        ValueError: If this machine has GPUs, but fewer than the workers that it is to run.
     """
     here, workers, hosts = _num_workers_here(config), config.num_workers, config.launch.named_hosts
     gpus, cores = num_gpus(config.device) if here else 0, num_cores()
@@ -194,7 +197,7 @@ def _doubts_about_machines(config: RunConfig) -> list[str]:
     if hosts:
         return [*_servers_beside_workers(config, hosts), *_idle_nodes(config, hosts)]
     if here < workers:
-        return []  # the other hosts' cores are not seen from here
+        return []  # other hosts' cores are not visible from here
     processes = workers + config.num_server_processes
     if not gpus and processes > cores:
         counts = ((workers, "worker"), (processes - workers, "server"), (cores, "core"))
@@ -220,7 +223,7 @@ def _num_workers_here(config: RunConfig) -> int:
 
 
 def _servers_beside_workers(config: RunConfig, hosts: str) -> list[str]:
-    """Return a warning where the hosts have too few slots for servers of their own."""
+    """Return a warning if the hosts have too few slots to give each server a slot of its own."""
     beside = config.num_workers + config.num_server_processes - len(slots_of(hosts))
     if beside <= 0:
         return []
@@ -233,7 +236,7 @@ def _servers_beside_workers(config: RunConfig, hosts: str) -> list[str]:
 
 
 def _idle_nodes(config: RunConfig, hosts: str) -> list[str]:
-    """Return a warning where an allocation has nodes that are paid for but not used."""
+    """Return a warning if an allocation has nodes that are paid for but not used."""
     used = dict(nodes_of(hosts, config.num_workers, config.num_server_processes))
     idle = [host for host in slots_by_host(hosts) if host not in used]
     assert isinstance(config.launch, ProcessesConfig), config.launch
@@ -249,7 +252,7 @@ def _idle_nodes(config: RunConfig, hosts: str) -> list[str]:
 
 
 def _too_many_threads(config: RunConfig) -> list[str]:
-    """Return a warning where workers on this machine are given more threads than it has cores."""
+    """Return a warning if the workers on this machine have more threads than it has cores."""
     threads, workers, cores = config.launch.threads_per_worker, config.num_workers, num_cores()
     if threads is None or threads * workers <= cores:
         return []

@@ -1,9 +1,10 @@
-"""Which of the parent's variables processes get, and how: what is on a command line, every user of
-a host can read.
+"""The environment variables that processes inherit from their parent, and how they get them.
 
-Names do not tell a secret. So nothing is passed but what is known to be needed, and what
-`launch.environment` names; and that in a file of the run folder, which its owner alone can read and
-which is gone as soon as it was read.
+Every user of a host can read what is on a command line, and the name of a variable does not tell
+whether its value is secret. Processes therefore get only the variables that are known to be needed
+and those that `launch.environment` names. Except for the few that launchers need themselves, these
+are passed in a file of the run folder. Only its owner can read that file, and it is removed as soon
+as all processes have read it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _OPEN = re.compile(
     r"|DYLD_\w+|PYTHON(PATH|HOME|USERBASE|NOUSERSITE|DONTWRITEBYTECODE)|HOROVOD_\w+"
     r"|SLURM_CONF|SLURM_JOB_ID"
 )
-"""What launchers need themselves: horovodrun writes all of its own environment on workers' command
-lines.
+"""The variables that launchers need themselves. Horovodrun writes all of its own environment on the
+workers' command lines, so these are visible to every user.
 """
 
 _KNOWN = re.compile(
@@ -36,18 +37,18 @@ _OWN_GPUS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 
 
 own_gpus: ContextVar[str | None] = ContextVar("own_gpus", default=None)
-"""The GPUs of the point that this thread runs, as CUDA_VISIBLE_DEVICES names them; None: all that
-this process has.
+"""The GPUs of the point that this thread runs, as CUDA_VISIBLE_DEVICES names them; None stands for
+all GPUs of this process.
 """
 
 
 def missing(launch: ProcessesConfig) -> list[str]:
-    """Return the variables that `launch.environment` names, and that are not set here."""
+    """Return the variables that `launch.environment` names but that are not set here."""
     return [name for name in launch.environment if name not in os.environ]
 
 
 def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
-    """Return what may be seen, of launchers and on their command lines."""
+    """Return the variables for the launcher itself, which any user of a host may read."""
     shown = {
         name: value
         for name, value in parent.items()
@@ -59,14 +60,15 @@ def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str,
 
 
 def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
-    """Return what processes get beside that."""
+    """Return the variables that processes get through a private file, besides the visible ones."""
     shown = in_the_open(parent, launch)
     hidden = {
         name: value
         for name, value in parent.items()
         if name in launch.environment or (_KNOWN.fullmatch(name) and name not in shown)
     }
-    if launch.gives_gpus:  # of each node its own, which the parent's would hide
+    # Such a launcher gives each task GPUs of its own node. The parent's value would hide them.
+    if launch.gives_gpus:
         hidden = {
             name: value
             for name, value in hidden.items()
@@ -82,7 +84,7 @@ def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str
 
 
 def write(path: Path, variables: Mapping[str, str]) -> None:
-    """Write what sh reads, and nobody else may."""
+    """Write variables as a shell script that only the owner of the file may read."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_text(
@@ -91,8 +93,9 @@ def write(path: Path, variables: Mapping[str, str]) -> None:
 
 
 def remove_when_read(paths: RunPaths, ranks: Sequence[int]) -> None:
-    """Remove the file when each process has opened its output, which it does after it has read the
-    file.
+    """Remove the file of variables once each process has opened its output file.
+
+    A process opens its output only after it has read the variables.
     """
     try:
         written = paths.environment.stat().st_mtime

@@ -1,6 +1,4 @@
-"""What made a point fail: which process, on which host, and why, in a sentence and where to read
-more.
-"""
+"""The cause of a point's failure: which process failed, on which host, and why."""
 
 from __future__ import annotations
 
@@ -29,18 +27,19 @@ def outcome(
     console: Path,
     codes: Sequence[int | None] = (),
 ) -> Outcome:
-    """Return which process failed first and why: one that was killed, else by its own word, else by
-    its host, its command.
+    """Return how a failed point ended: which process failed first, and why.
 
-    Other signals than SIGKILL may be consequences: NCCL's watchdog aborts those who wait for a
-    worker that failed.
+    A process that SIGKILL ended counts as the cause before all others. Otherwise the cause is the
+    first error that a process recorded, then a lost host, then the end of the launcher's command,
+    then the exit codes. Signals other than SIGKILL may be consequences: NCCL's watchdog aborts
+    workers that wait for a failed one.
 
     Args:
         config: The point.
-        paths: Its folder.
-        failures: Ranks that failed, the first one first, and their exit codes.
-        console: What the commands that started them printed.
-        codes: With what each of those ended.
+        paths: The files of its run folder.
+        failures: Pairs of a failed rank and its exit code, in the order of the failures.
+        console: The file with the output of the commands that started the processes.
+        codes: The exit code of each of those commands.
     """
     num_processes = config.num_workers + config.num_server_processes
     silent = [(r, code) for r, code in failures if not (paths.rank_logs(r) / "error.json").exists()]
@@ -68,8 +67,9 @@ def _outcome_of_codes(
     failures: Sequence[tuple[int, int]],
     silent: Sequence[tuple[int, int]],
 ) -> Outcome:
-    """Return which process failed first and why, by the exit codes alone; the silent ones left no
-    error behind.
+    """Return which process failed first and why, judged by exit codes alone.
+
+    The ranks in `silent` are those failures that recorded no error.
     """
     killed = [(rank, code) for rank, code in silent if _signal(code) == signal.SIGKILL]
     crashed = [(rank, code) for rank, code in silent if _signal(code) not in (None, signal.SIGTERM)]
@@ -82,7 +82,7 @@ def _outcome_of_codes(
         )
         return Outcome("out_of_memory", f"{config.process_name(rank)} {cause}")
     who = f"{config.process_name(rank)} {_cause(code)}"
-    # A launcher may see first who waited for them.
+    # A launcher may first notice a process that waited for the ones that really failed.
     if not silent and (others := _without_a_word(config, paths)):
         who = f"{' or '.join(others)} ended without a word, perhaps killed from outside; then {who}"
     return Outcome("failed", f"{who}\n{_last_lines(paths, rank)}".strip(), may_pass=True)
@@ -106,7 +106,10 @@ def last_lines_of_all(config: RunConfig, paths: RunPaths) -> str:
 def _lost_hosts(
     config: RunConfig, silent: Sequence[tuple[int, int]], console: Path, codes: Sequence[int | None]
 ) -> list[str]:
-    """Hosts to which ssh lost its way, or never found it: it ends with a code of its own."""
+    """Return the hosts that ssh could not reach or whose connection it lost.
+
+    In both cases ssh ends with an exit code of its own. Under SLURM, srun's messages tell.
+    """
     hosts = config.launch.named_hosts
     if hosts is None:
         return []
@@ -114,12 +117,12 @@ def _lost_hosts(
         said = re.findall(_LOST_BY_SLURM, _text_of(console), re.MULTILINE)
         return list(dict.fromkeys(host for listed in said for host in _spelled_out(listed)))
     nodes = [host for host, _ in nodes_of(hosts, config.num_workers, config.num_server_processes)]
-    if not config.launch.uses_horovod:  # a command for each
+    if not config.launch.uses_horovod:  # torchrun has one command for each host
         ended = [host for host, code in zip(nodes, codes, strict=False) if code == ssh.EXIT_CODE]
     else:
         of_rank = hosts_of_ranks(hosts, config.num_workers, config.num_server_processes)
         ended = [of_rank[rank] for rank, code in silent if code == ssh.EXIT_CODE]
-        # Horovodrun's words.
+        # Horovodrun prints this for hosts that it could not reach.
         said = re.findall(r"^ssh not successful for host (\S+):$", _text_of(console), re.MULTILINE)
         ended += [host for host in said if host in nodes]
     return list(dict.fromkeys(host for host in ended if not ssh.is_here(host)))
@@ -129,7 +132,7 @@ _LOST_BY_SLURM = r"^srun: error: (?:Node failure on|.* failed on node) ([\w.,\[\
 
 
 def _spelled_out(listed: str) -> list[str]:
-    """Return the hosts of a list as SLURM writes it; what is none stays as it is."""
+    """Return the host names in a SLURM host list; return other text unchanged as the only item."""
     try:
         return names_in(listed)
     except ValueError:
@@ -137,13 +140,18 @@ def _spelled_out(listed: str) -> list[str]:
 
 
 def loss(hosts: Mapping[str, str], more: str) -> str:
-    """Say which hosts do not answer any more, each with ssh's reason, and what to do."""
+    """Return a message that names lost hosts, why each is lost, and what to do.
+
+    Args:
+        hosts: The reason for each lost host.
+        more: Where to read more, or what else is known.
+    """
     said = "; ".join(f"host {host} is lost: {why}" for host, why in hosts.items())
     return f"{said}: {ssh.remedy(said)} ({more})"
 
 
 def _why_command_ended(paths: RunPaths, console: Path, codes: Sequence[int | None]) -> str:
-    """Say why what starts the workers ended, where no worker is to blame by name."""
+    """Return a message on why the launcher's commands ended, if no failed worker is known."""
     began = any(paths.logs.glob("rank.*/alive"))
     what = (
         "the workers' launcher ended while they trained"
@@ -176,29 +184,29 @@ def _cause(code: int) -> str:
 
 
 def _signal(code: int) -> signal.Signals | None:
-    """Return the signal that ended a process, by its exit code or by that of a shell around it."""
+    """Return the signal that ended a process, from its exit code or that of a shell around it."""
     number = -code if code < 0 else code - 128
     return signal.Signals(number) if number in set(signal.Signals) else None
 
 
 def _last_lines(paths: RunPaths, rank: int) -> str:
-    """Return the end of what a process said."""
+    """Return the last lines of a process's stderr."""
     stderr = paths.rank_logs(rank) / "stderr"
     if not stderr.exists():
         return ""
     lines = stderr.read_text(errors="replace").strip().splitlines()
-    # Its frames say nothing of the cause.
+    # Traceback frames inside Horovod say nothing about the cause.
     if any("/horovod/" in line for line in lines[-_QUOTED_LINES:]):
         lines = [*_plain(lines), f"see {stderr}"]
     quoted = lines[-_QUOTED_LINES:]
-    # The rest of a frame that is cut off.
+    # Drop the rest of a traceback frame whose beginning is cut off.
     while len(quoted) > 1 and re.match(r"\s+(?!File )\S", quoted[0]):
         del quoted[0]
     return "\n".join(quoted)
 
 
 def _plain(lines: Sequence[str]) -> list[str]:
-    """Lines as they were printed, without those of tracebacks that only name code."""
+    """Return lines without launcher prefixes and without traceback lines that only name code."""
     said = (re.sub(r"^\[\d+\]<\w+>:", "", line).rstrip() for line in lines)
     return [
         line

@@ -1,7 +1,7 @@
 """Workers started by horovodrun, on this machine or on several hosts over ssh.
 
-The `horovodrun` command is used rather than `horovod.run`, which exports knobs that its core reads
-as 0.
+The `horovodrun` command is used rather than the function `horovod.run`. That function exports knobs
+that Horovod's core then reads as 0.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Horovodrun(ssh.OverSsh, processes.ProcessLauncher):
     def commands(
         self, request: LaunchRequest, words: Sequence[str], lifeline: Path
     ) -> list[list[str]]:
-        """Return the horovodrun command line of a point.
+        """Return the horovodrun command line of a point, as a list of one command.
 
-        Its `--output-filename` is not used: it fails for a lone worker, of which 0.28.1 takes
-        log10(0).
+        The option `--output-filename` is not used: Horovod 0.28.1 then computes log10(0) for a
+        single worker and fails.
         """
         config, launch = request.config, request.config.launch
         assert isinstance(launch, HorovodrunConfig), launch
@@ -47,7 +47,7 @@ class Horovodrun(ssh.OverSsh, processes.ProcessLauncher):
         return [[*horovodrun, "-np", str(config.num_workers), "--gloo", *options, *worker]]
 
     def failures(self, console: str) -> list[tuple[int, int]]:
-        """Return the rank that failed first by horovodrun's word, and its exit code."""
+        """Return the rank that failed first, as horovodrun printed it, and its exit code."""
         found = re.search(
             r"The first process to do so was:\s*Process name: (\d+)\s*Exit code: (-?\d+)", console
         )
@@ -64,14 +64,14 @@ def _options(launch: HorovodrunConfig, nodes: Sequence[tuple[str, int]]) -> dict
     every = {
         "-H": ",".join(f"{host}:{slots}" for host, slots in nodes) or None,
         "--ssh-port": launch.ssh_port,
-        "--ssh-identity-file": key,  # which it writes into a line for a shell
+        "--ssh-identity-file": key,  # quoted, since horovodrun puts it into a shell command
         "--network-interfaces": launch.network_interface
         if is_remote
-        else None,  # else it wants the loopback
+        else None,  # without remote hosts, horovodrun needs the loopback interface
         "--gloo-timeout-seconds": launch.start_timeout_seconds,
         "--start-timeout": launch.start_timeout_seconds,
-        # Horovod names the stalled ranks in its log first; then this launcher acts; the last is
-        # for a lost launcher.
+        # First Horovod names the stalled ranks in its log. Then this launcher ends the run. The
+        # shutdown time matters only if the launcher itself is lost.
         "--stall-check-warning-time-seconds": max(1, launch.stall_timeout_seconds // 2),
         "--stall-check-shutdown-time-seconds": 2 * launch.stall_timeout_seconds,
     }

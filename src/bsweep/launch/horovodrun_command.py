@@ -1,8 +1,7 @@
-"""`python -m bsweep.launch.horovodrun_command OPTIONS ARGUMENTS...`: the horovodrun command, whose
-ssh gives up a host that is silent.
+"""The horovodrun command with extra options for ssh, so that ssh gives up a silent host.
 
-Horovod 0.28.1 has no option for what its ssh is started with, and would wait for hours behind a cut
-link.
+`python -m bsweep.launch.horovodrun_command OPTIONS ARGUMENTS...` runs it. Horovod 0.28.1 has no
+option for how it starts ssh, and would wait for hours after a network link is cut.
 """
 
 from __future__ import annotations
@@ -18,5 +17,5 @@ def main() -> None:
     launch.run_commandline()
 
 
-if __name__ == "__main__":  # its helpers import this module too
+if __name__ == "__main__":  # horovodrun's helper processes import this module, too
     main()

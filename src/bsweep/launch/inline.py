@@ -1,8 +1,7 @@
-"""One worker in the parent process, for debuggers: breakpoints and tracebacks are where one expects
-them.
+"""A launcher that runs one worker in the parent process, where breakpoints work as usual.
 
-With a memory limit, or after a point that was out of memory on a CPU, it is a fresh process that
-trains: such a failure would spoil the points after it.
+With a memory limit, or after a point ran out of memory on a CPU, a fresh process trains instead:
+such a failure may break later training in the same process.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from bsweep.runlog import RunPaths
 
 
 class Inline(Launcher):
-    """One worker in this process."""
+    """A launcher that runs one worker in this process."""
 
     def __init__(self) -> None:
-        self._is_spoilt = False  # this process, for training
+        self._is_spoilt = False  # True once a failure made this process unfit for training
 
     def launch(self, request: LaunchRequest) -> Outcome:
         """Run a point and return how it ended."""
-        # Torch is imported only where a worker runs.
+        # Import torch only when a worker runs.
         from bsweep.runlog.errors import (
             described,
             spoils_process,
@@ -41,11 +40,11 @@ class Inline(Launcher):
         try:
             _work(request, is_apart)
         except Exception as error:
-            # raises an interrupt that it may have failed by, as imports of torch and numpy do at
-            # times
+            # An interrupt may have caused the error, as sometimes in imports of torch and numpy.
+            # In that case this call raises the interrupt.
             request.on_poll()
             self._is_spoilt = self._is_spoilt or (not is_apart and spoils_process(error))
-            # Which says what to do, and is nobody's mistake.
+            # The error of a full disk needs no traceback: its message says what to do.
             if not (isinstance(error, OSError) and is_full(error)):
                 traceback.print_exc()
             return Outcome(status_of(error), described(error))
@@ -73,5 +72,5 @@ def _train(
     from bsweep.runlog.errors import Diverged, Stopped
     from bsweep.train import worker
 
-    with suppress(Diverged, Stopped):  # on record
+    with suppress(Diverged, Stopped):  # the worker has recorded this end
         worker.train(config, paths, Place(), launched_at=launched_at, on_step=on_step)

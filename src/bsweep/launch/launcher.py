@@ -1,4 +1,4 @@
-"""The seam between a point and what starts its workers: a `Launcher` for each card of `launch`."""
+"""The interface of launchers: each card of `launch` has one that starts a point's workers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Entry = Literal[
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """A point that a launcher runs to its end."""
+    """A point for a launcher to run to its end."""
 
     config: RunConfig
     paths: RunPaths
-    """Its run folder, which is prepared."""
+    """The point's run folder, already prepared."""
     on_poll: Callable[[], None]
-    """Called a few times a second; what it raises ends the run."""
+    """A function called a few times a second; an exception that it raises ends the run."""
     entry: Entry = "bsweep.train.worker"
 
     @property
@@ -43,37 +43,40 @@ class LaunchRequest:
 
 
 class Launcher(Protocol):
-    """Runs points; a card of `launch` `builds` one, without arguments."""
+    """An object that runs points. The class named by a card's `builds` takes no arguments."""
 
     def launch(self, request: LaunchRequest) -> Outcome:
         """Run a point and return how it ended."""
 
 
 class HostLauncher(Launcher, Protocol):
-    """A launcher that starts processes by commands, on other hosts too."""
+    """A launcher that starts processes by running commands, also on other hosts."""
 
     def commands(
         self, request: LaunchRequest, words: Sequence[str], lifeline: Path
     ) -> list[list[str]]:
-        """Return what starts all processes of a point: one command, or one for each host.
+        """Return the commands that start all processes of a point: one, or one for each host.
 
         Args:
             request: The point.
-            words: Each process runs `python -m` with these.
-            lifeline: The file by which processes on other hosts go, see `bsweep.launch.lifeline`.
+            words: The arguments of `python -m` in each process.
+            lifeline: The file that processes on other hosts watch to see whether the launcher
+                lives, see `bsweep.launch.lifeline`.
         """
 
     def failures(self, console: str) -> list[tuple[int, int]]:
-        """Return the ranks that failed, the first one first, and their exit codes, by what the
-        commands printed.
+        """Return the ranks that failed, first failure first, with their exit codes.
+
+        Args:
+            console: What the commands printed.
         """
 
     def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
-        """Return what runs words on another host, in the folder where this process is."""
+        """Return a command that runs words on another host, in this process's working folder."""
 
 
 def launcher_of(card: LaunchConfig) -> Launcher:
-    """Return the launcher of a card: the same one for all points of this process."""
+    """Return the launcher of a card; all points of this process share it."""
     launcher: Launcher = _launcher(card.builds)
     return launcher
 
@@ -84,6 +87,6 @@ def host_launcher_of(card: ProcessesConfig) -> HostLauncher:
     return launcher
 
 
-@functools.cache  # for what `Inline` knows of this process: whether it may still train
+@functools.cache  # `Inline` remembers whether this process may still train
 def _launcher(builds: str) -> Any:
     return resolve(builds)()

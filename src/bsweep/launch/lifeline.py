@@ -1,29 +1,33 @@
-"""Run a command on a host, and end it when the launcher on another is not heard of any more.
+"""A program that runs a command on a host, and ends it when the launcher on another host is lost.
 
-`python lifeline.py FILE START SECONDS COMMAND...` runs the command and ends with its exit code. It
-ends all that the command started when the launcher has not touched FILE for SECONDS, when the file
-names another start than its own, when the run that it trains belongs to another one since, or when
-nobody reads this process's output any more, as where ssh has gone. The first and the last are told
-by the other's absence alone: a network that is cut sends no word of it, and what it leaves there
-would use the host for ever.
+`python lifeline.py FILE START SECONDS COMMAND...` runs the command and exits with its exit code. It
+ends the command and all processes that the command started in each of these cases:
 
-These are all signs of life in bsweep:
+- The launcher has not touched FILE for SECONDS.
+- FILE names another start than START.
+- Another start has taken over the run that this one trains.
+- Nobody reads this process's output any more, for example because ssh has ended.
 
-| who watches | whom | by | for | gives up after |
+The first and the last case detect a cut network. It sends no message, and without this check the
+processes would use the host for ever.
+
+This table lists all signs of life in bsweep:
+
+| who watches | whom | by | in case of | gives up after |
 |---|---|---|---|---|
 | a process | its parent | the kernel (`core.fresh_process`) | a kill, on Linux | 0 s |
 | this module | the launcher | FILE, touched each second | a kill or a cut link | SECONDS (1) |
-| a team's process | the launcher | FILE | a kill, where no other tells | 60 s |
+| a team's process | the launcher | FILE | a kill that nothing else shows | 60 s |
 | the launcher | workers | `rank.N/alive`, touched at steps | a worker that hangs | time-outs (2) |
 | DiLoCo's workers (3) | each other | the store (`strategies.roll_call`) | a lost worker | (3) |
 | a sweep | another one | a lease, touched each 10 s | a dead host (4) | 120 s |
 | ssh, Horovod | their peers | messages of their own | a cut link, a lost launcher | (5) |
 
 1. 60 s (`train.team_worker.PATIENCE_SECONDS`), or `launch.stall_timeout_seconds` if that is less.
-2. `launch.start_timeout_seconds` before the first sign, `launch.stall_timeout_seconds` after it. By
-   the same file, `launch.stop` sees how long a step takes that it asked to be the last.
+2. `launch.start_timeout_seconds` before the first sign, `launch.stall_timeout_seconds` after it.
+   `launch.stop` uses the same file to see how long steps take.
 3. With `strategy.on_loss` other than `fail`: `strategy.loss_timeout_seconds`.
-4. Where the file system has no locks: `runlog.locks`.
+4. On a file system without locks: see `runlog.locks`.
 5. ssh: three signs, at most 15 s apart. Horovod: twice `launch.stall_timeout_seconds`.
 """
 
@@ -43,22 +47,28 @@ from typing import TYPE_CHECKING, NoReturn
 import psutil
 
 if TYPE_CHECKING:
-    from pathlib import Path  # which is not worth its import
+    from pathlib import Path  # for annotations only, since importing it takes time
 
 _POLL_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
 
 
 def begin(path: Path) -> None:
-    """Have the file name a new start: what an earlier one has left elsewhere ends before it is in
-    the way.
+    """Write the name of a new start to a lifeline file.
+
+    Processes of an earlier start that are left on other hosts then end themselves.
     """
     path.write_text(f"{os.urandom(8).hex()}\n")
 
 
 def go_on(path: Path, run: Path) -> None:
-    """Have the start of a file train a run: it leaves when another start begins with the file of
-    that one.
+    """Record that the current start now trains a run, in both the start's and the run's file.
+
+    The start's processes end when another start writes its name to the run's file.
+
+    Args:
+        path: The lifeline file of the start.
+        run: The lifeline file in the run's folder.
     """
     run.write_text(f"{_name(path.read_text())}\n")
     with path.open("a") as file:
@@ -66,10 +76,16 @@ def go_on(path: Path, run: Path) -> None:
 
 
 def words(path: Path, seconds: float, command: Sequence[str]) -> list[str]:
-    """Return the command line that runs a command so, of the start that has begun."""
+    """Return the command line that runs a command under this watch, for the start that has begun.
+
+    Args:
+        path: The lifeline file.
+        seconds: How long the launcher may leave the file untouched.
+        command: The command to run.
+    """
     return [
         sys.executable,
-        __file__,  # not as a module, whose package imports what takes a second
+        __file__,  # not `-m`: importing the package would take a second
         str(path),
         _name(path.read_text()),
         f"{seconds:g}",
@@ -78,15 +94,22 @@ def words(path: Path, seconds: float, command: Sequence[str]) -> list[str]:
 
 
 class _Told(Exception):
-    """A signal asks to end."""
+    """A signal that asked this process to end."""
 
 
 def run(path: str, start: str, seconds: float, command: Sequence[str]) -> int:
-    """Run a command, see the module, and return its exit code as a shell gives it."""
+    """Run a command under watch and return its exit code as a shell would report it.
+
+    Args:
+        path: The lifeline file.
+        start: The name of the start that the command belongs to.
+        seconds: How long the launcher may leave the file untouched.
+        command: The command to run.
+    """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _told)
     reader = select.poll()
-    reader.register(1, 0)  # only that nobody reads any more
+    reader.register(1, 0)  # report only that nobody reads standard output any more
     process = subprocess.Popen(command, start_new_session=True)
     try:
         touched, seen_at = -1, time.monotonic()
@@ -96,7 +119,7 @@ def run(path: str, start: str, seconds: float, command: Sequence[str]) -> int:
                 return 128 - code if code < 0 else code
             latest, said = _seen(path)
             if latest < 0 and touched < 0:
-                said = None  # its name may be seen late
+                said = None  # a network file system may show the file late
             if latest != touched:
                 touched, seen_at = latest, time.monotonic()
             if (
@@ -122,20 +145,22 @@ def _name(said: str) -> str:
 
 
 def _belongs_to(said: str | None, start: str) -> bool:
-    """Tell whether a file names a start, and that of the run which it trains does, by all that can
-    be seen.
+    """Return True if the lifeline file and its latest run's file both name a start.
+
+    A file that cannot be read counts as naming it.
     """
     if said is None:
         return True
-    runs = said.split("\n")[1:-1]  # one after another; half a line is none
+    runs = said.split("\n")[1:-1]  # one line for each run; drop an incomplete last line
     run = runs and _seen(runs[-1])[1]
     return _name(said) == start and (not run or _name(run) == start)
 
 
 def _seen(path: str) -> tuple[int, str | None]:
-    """Return when somebody touched a file, and what is in it, which is nothing where it is gone.
+    """Return the modification time of a file, in nanoseconds, and its text.
 
-    A file that is opened is seen as it is, also on a file system of several hosts.
+    The result is (-1, "") if the file is gone, and (-1, None) if it cannot be read. The file is
+    opened because only then a file system that hosts share shows its current state.
     """
     try:
         with open(path) as file:  # noqa: PTH123 (as above)
@@ -147,7 +172,7 @@ def _seen(path: str) -> tuple[int, str | None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and all that it started, in sessions of their own too."""
+    """End a command and all processes that it started, even those in sessions of their own."""
     tree: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         tree = psutil.Process(process.pid).children(recursive=True)

@@ -1,7 +1,7 @@
-"""What a machine says of itself: asked before training, of hosts by ssh.
+"""Facts about a machine, collected before training; other hosts are asked by ssh or srun.
 
-`python -m bsweep.launch.machine_facts` reads a request as JSON from its standard input, and answers
-with a line of JSON.
+`python -m bsweep.launch.machine_facts` reads a request as JSON from its standard input and answers
+with one line of JSON.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ _SAMPLED_BYTES = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to find out. Paths are absolute."""
+    """A request for facts about a machine. Paths are absolute."""
 
-    point: str | None = None  # the configuration of a point, in the study's folder
+    point: str | None = None  # the file of a point's configuration, within the study's folder
     device: str = "auto"
     hosts: tuple[str, ...] = ()  # names to resolve
-    is_thorough: bool = False  # import what takes seconds
+    is_thorough: bool = False  # also import Horovod, which takes seconds
 
 
 def facts(request: Request) -> dict[str, Any]:
-    """Return what there is on this machine; what could not be found out is None, with a reason in
-    `problems`.
+    """Return facts about this machine, by name.
+
+    A fact that could not be found out is None, and `problems` holds the reason.
     """
     problems: list[str] = []
     found: dict[str, Any] = {
@@ -73,7 +74,7 @@ def facts(request: Request) -> dict[str, Any]:
 
 
 def code_digest() -> str:
-    """Return a digest of this package's code, which tells versions of the same number apart."""
+    """Return a digest of this package's code, to tell apart versions that share a number."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -94,8 +95,10 @@ def interfaces() -> dict[str, str]:
 
 
 def fingerprint(card: DataConfig) -> str | None:
-    """By which other files under the same name are told, without reading all; None of data that
-    come without.
+    """Return a digest that tells data files of the same name apart without reading them whole.
+
+    It covers the names and sizes of up to 5,000 files, and the first and last 64 KiB of fewer than
+    40 of them. Return None for data that need no files.
     """
     paths = [Path(str(getattr(card, key))).expanduser() for key in card.files]
     if not paths:
@@ -114,7 +117,7 @@ def fingerprint(card: DataConfig) -> str | None:
 
 
 def _files(path: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the first files of a folder, in a fixed order, with their sizes; or the file itself."""
+    """Yield up to 5,000 files of a folder, in a fixed order, or the file itself, with sizes."""
     if path.is_file():
         yield path, path.stat().st_size
         return
@@ -129,7 +132,7 @@ def _files(path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Return what is seen of a point that another machine has just written, and of its data."""
+    """Return facts about a point that another machine has just written, and about its data."""
     try:
         seen = hashlib.sha256(path.read_bytes()).hexdigest()
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".preflight."):
@@ -161,10 +164,13 @@ def _version(package: str) -> str | None:
 
 
 def _horovod_build() -> str | None:
-    """Return what Horovod was built with; None where there is none that can be imported."""
+    """Return what Horovod was built with; None if a module of it is missing.
+
+    If the import fails otherwise, return "broken: " and the error.
+    """
     try:
         import horovod.torch as hvd
-    except Exception as error:  # whatever a build for another torch fails with
+    except Exception as error:  # a build for another torch may fail with any error
         return None if isinstance(error, ModuleNotFoundError) else f"broken: {error}"
     parts = {
         "Gloo": hvd.gloo_built(),

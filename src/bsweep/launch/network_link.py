@@ -1,9 +1,8 @@
-"""How fast one machine reaches another, by a connection as workers have: measured by a process on
-each.
+"""Measurement of the network between two machines, by a process on each.
 
-`python -m bsweep.launch.network_link listen` prints the port at which it waits;
-`python -m bsweep.launch.network_link reach ADDRESS PORT` goes there, and prints what it found as
-JSON.
+The processes connect by TCP, as workers do. `python -m bsweep.launch.network_link listen` prints
+the port at which it waits. `python -m bsweep.launch.network_link reach ADDRESS PORT` connects to
+that port and prints what it measured as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +20,11 @@ _PATIENCE_SECONDS = 20.0
 
 
 def listen() -> None:
-    """Print a port, and answer who comes there: times of day, then how fast its bytes came in."""
+    """Print a port and answer one client that connects to it.
+
+    First send the time of day for each request. Then receive bytes until the client stops sending,
+    and send back how many arrived per second.
+    """
     with socket.create_server(("", 0)) as server:
         server.settimeout(_PATIENCE_SECONDS)
         print(json.dumps({"port": server.getsockname()[1]}), flush=True)
@@ -38,9 +41,16 @@ def listen() -> None:
 
 
 def reach(address: str, port: int) -> dict[str, float]:
-    """The round trip to who listens there, how far its clock is ahead, and how fast bytes go there.
+    """Return the median round trip to a listener, how far its clock is ahead, and the bandwidth.
 
-    The clock is read in the fastest round trip, by half of which it may be wrong.
+    The clock offset comes from the fastest round trip. It may be wrong by half of that time.
+
+    Args:
+        address: The listener's address.
+        port: The port that the listener printed.
+
+    Returns:
+        `round_trip_seconds`, `clock_ahead_seconds` and `bytes_per_second`.
     """
     with socket.create_connection((address, port), timeout=_PATIENCE_SECONDS) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

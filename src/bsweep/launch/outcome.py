@@ -1,4 +1,4 @@
-"""How a launched point ended."""
+"""The outcome of a launched point: how it ended."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class Outcome:
     status: Status
     message: str = ""
     may_pass: bool = False
-    """It says nothing of the point: a process crashed, a host was lost, something stalled. Another
-    try may succeed.
+    """True if the failure says nothing about the point, such as a crash, a lost host or a stall.
+    Another attempt may then succeed.
     """
 
 
 def recorded(paths: RunPaths) -> Outcome | None:
-    """Return the end that the workers put on record: completed, diverged or interrupted."""
+    """Return the end that the workers recorded (completed, diverged or interrupted), or None."""
     records, _ = read_records(paths.metrics)
     if not records or records[-1]["type"] != "end":
         return None
@@ -28,7 +28,8 @@ def recorded(paths: RunPaths) -> Outcome | None:
 def first_error(paths: RunPaths, num_processes: int) -> tuple[int, Outcome, str | None] | None:
     """Return the rank and the error of the first process that failed by itself.
 
-    The third value is its traceback, if it came from the user's own code.
+    The third value is the traceback if the error came from the user's own code, else None. Return
+    None if no process recorded such an error.
     """
     errors = [
         (error["time"], rank, Outcome(error["status"], error["message"]), error["traceback"])

@@ -1,5 +1,6 @@
-"""Before the first point over hosts: are they there, and alike? All that is wrong at once, with
-host and remedy.
+"""Checks of hosts before the first point runs on them: they must be reachable and alike.
+
+All problems are reported at once, each with its host and a remedy.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MOST_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Answer:
-    """What a host said, or why it did not."""
+    """The answer of a host to a request for facts, or the reason why it did not answer."""
 
     host: str
     facts: Mapping[str, Any] | None
@@ -37,13 +38,13 @@ class Answer:
 
 
 _ready: dict[tuple[Any, ...], dict[str, int]] = {}
-"""A cache: how many workers hosts were found ready for, by what points need."""
+"""A cache: for each kind of need of points, how many workers each host was found ready for."""
 
 
 def problems(configs: Iterable[RunConfig]) -> list[str]:
-    """Return what keeps the hosts of points from running them.
+    """Return the reasons why the hosts of points cannot run them.
 
-    They are not asked again where nothing was wrong, and nothing failed since.
+    Hosts that were found ready are not asked again until a point fails on them.
     """
     wanted: dict[tuple[Any, ...], dict[str, int]] = defaultdict(dict)
     points: dict[tuple[Any, ...], RunConfig] = {}
@@ -63,7 +64,7 @@ def problems(configs: Iterable[RunConfig]) -> list[str]:
 
 
 def forget(config: RunConfig) -> None:
-    """Look again before the next point on these hosts: something went wrong on them."""
+    """Drop the cached result for a point's hosts, so that the next point checks them again."""
     _ready.pop(_key(config), None)
 
 
@@ -80,7 +81,10 @@ def _key(config: RunConfig) -> tuple[Any, ...]:
 
 
 def _workers(config: RunConfig) -> dict[str, int]:
-    """Return how many workers each host of a point runs; servers need no GPU, and so no slot."""
+    """Return how many workers each host of a point runs.
+
+    Parameter servers are not counted, for they need no GPU. A host that runs only servers has 0.
+    """
     hosts = config.launch.named_hosts
     if not hosts:
         return {}
@@ -89,7 +93,13 @@ def _workers(config: RunConfig) -> dict[str, int]:
 
 
 def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = False) -> list[Answer]:
-    """Return what this machine says, and what each host does, of a point that is to run there."""
+    """Return this machine's answer, then each host's answer, about a point that is to run there.
+
+    Args:
+        config: The point.
+        hosts: The hosts to ask.
+        is_thorough: Also find out what takes seconds.
+    """
     launch = config.launch
     assert isinstance(launch, ProcessesConfig), launch
     new = [
@@ -99,7 +109,7 @@ def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = Fals
     with tempfile.TemporaryDirectory(prefix=".preflight.", dir=config.study_dir) as seen:
         point = Path(seen).resolve() / "config.yaml"
         save_config(config, point)
-        own.keep(config, RunPaths(point.parent).own)  # data may be made by it
+        own.keep(config, RunPaths(point.parent).own)  # the user's own code may make the data
         request = machine_facts.Request(
             point=str(point), device=config.device, hosts=tuple(hosts), is_thorough=is_thorough
         )
@@ -107,16 +117,18 @@ def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = Fals
             asked = [
                 pool.submit(ask, host, launch, request) for host in hosts if not ssh.is_here(host)
             ]
-            here = json.loads(json.dumps(machine_facts.facts(request)))  # as the others say it
+            here = json.loads(
+                json.dumps(machine_facts.facts(request))
+            )  # in the same form as the others' answers
             answers = {answer.host: answer for answer in (future.result() for future in asked)}
-    with suppress(OSError):  # somebody else writes there by now
+    with suppress(OSError):  # another process may have written there by now
         for folder in new:
             folder.rmdir()
     return [Answer("", here), *(answers.get(host, Answer(host, here)) for host in hosts)]
 
 
 def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> Answer:
-    """Return what a host says of itself."""
+    """Return a host's answer to a request for facts."""
     try:
         asked = subprocess.run(
             command(host, launch, "bsweep.launch.machine_facts"),
@@ -146,13 +158,18 @@ def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> A
 
 
 def command(host: str, launch: ProcessesConfig, *words: str) -> list[str]:
-    """Return what runs `python -m` with such words on a host."""
+    """Return the command that runs `python -m` with these words on a host."""
     module = [sys.executable, "-m", *words]
     return module if ssh.is_here(host) else host_launcher_of(launch).on_host(host, launch, module)
 
 
 def _explain(code: int, said: str) -> str:
-    """Say why `bsweep.launch.machine_facts` did not run there."""
+    """Return why `bsweep.launch.machine_facts` did not run on a host, and what to do.
+
+    Args:
+        code: The exit code of the command that was to run it.
+        said: What that command printed on standard error.
+    """
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     of_host = [line for line in lines if not line.startswith("srun: ")]
     last = (of_host or lines or [f"exit code {code}"])[-1]
@@ -184,14 +201,18 @@ def _explain(code: int, said: str) -> str:
 def host_problems(
     config: RunConfig, workers: Mapping[str, int], answers: Sequence[Answer]
 ) -> list[str]:
-    """Return what is wrong with hosts that are to run so many workers; the first answer is this
-    machine's.
+    """Return what is wrong with hosts that are to run a point.
+
+    Args:
+        config: The point.
+        workers: How many workers each host is to run.
+        answers: This machine's answer, then each host's.
     """
     launch, here = config.launch, answers[0].facts
     assert isinstance(launch, ProcessesConfig), launch
     assert here is not None
     found = [] if all(ssh.is_here(host) for host in workers) else _key_problems(launch)
-    # Horovodrun needs it.
+    # Horovodrun needs the interface on this machine, too.
     if launch.uses_horovod and not any(ssh.is_here(answer.host) for answer in answers[1:]):
         found += [f"this machine: {problem}" for problem in _interface_problems(launch, here)]
     has_gpus = config.device == "cuda" or any(
@@ -219,7 +240,7 @@ def host_problems(
 
 
 def _key_problems(launch: ProcessesConfig) -> list[str]:
-    """Return what is wrong with the key that opens the hosts."""
+    """Return what is wrong with the ssh key for the hosts."""
     given = launch.ssh_identity_file if isinstance(launch, SshConfig) else None
     if not given:
         return []
@@ -256,7 +277,7 @@ def _version_problems(
 
 
 def _public(version: str | None) -> str | None:
-    """Return a version without what it was built for, +cpu or +cu130, in which hosts may differ."""
+    """Return a version without its build suffix, such as +cpu or +cu130, which may differ."""
     return version and version.partition("+")[0]
 
 
@@ -287,7 +308,7 @@ def _file_problems(
 
 
 def silent_hosts(config: RunConfig) -> dict[str, str]:
-    """Return the hosts of a point that do not answer now, and why, by ssh's word."""
+    """Return the hosts of a point that do not answer now, and why, as ssh or srun report it."""
     launch = config.launch
     if not isinstance(launch, ProcessesConfig) or not launch.named_hosts:
         return {}

@@ -1,6 +1,4 @@
-"""Processes of a point, whichever command starts them: what they may see, how long they may be
-silent, how they end.
-"""
+"""The processes of a point, whichever command starts them: their start, time-outs and end."""
 
 from __future__ import annotations
 
@@ -22,14 +20,14 @@ from bsweep.launch.team import Started, lifeline_seconds
 from bsweep.runlog import RunPaths
 
 _POLL_SECONDS = 0.05
-_GRACE_SECONDS = 10  # for the other hosts' processes to notice that one host's have failed
+_GRACE_SECONDS = 10  # the time for processes on other hosts to notice a failed one
 
 
 class ProcessLauncher(HostLauncher):
     """A launcher whose commands start the processes of a point."""
 
     def launch(self, request: LaunchRequest) -> Outcome:
-        """Train a point, or measure for one, in processes; return how it ended."""
+        """Train or measure a point in processes of its own and return how it ended."""
         config, paths = request.config, request.paths
         started, codes, timeout = self._run(request)
         ended = recorded(paths)
@@ -51,10 +49,12 @@ class ProcessLauncher(HostLauncher):
         return failure.outcome(config, paths, found, started.console, codes)
 
     def _run(self, request: LaunchRequest) -> tuple[Started, list[int | None], str | None]:
-        """Wait for a point to end; return what ran it, with what each command ended by itself, and
-        what took too long, if something did.
+        """Start the processes of a point and wait for its end.
 
-        A command that had to be ended says nothing of its host.
+        Returns:
+            The started commands, the exit code of each, and a message on what took too long, or
+            None. The exit code is None for a command that had to be ended from here, since such a
+            command says nothing about its host.
         """
         paths = request.paths
         for rank in request.ranks:
@@ -68,10 +68,16 @@ class ProcessLauncher(HostLauncher):
 
 
 def worker_command(request: LaunchRequest, rank_variable: str, words: Sequence[str]) -> list[str]:
-    """Return what starts a worker or a server, whose rank is in a variable.
+    """Return the command that starts a worker or a parameter server.
 
-    Its output goes to the folder of its rank. What starts processes ends all of them with the first
-    that fails: where the others have something left to do, it is not told.
+    Its output goes to the log folder of its rank. Launchers end all processes once one fails. If
+    the strategy goes on without lost workers, the exit code is therefore written to a file and
+    hidden from the launcher.
+
+    Args:
+        request: The point.
+        rank_variable: The environment variable that holds the rank.
+        words: The arguments of `python -m`.
     """
     paths = request.paths
     folder = shlex.quote(str(paths.logs.resolve())) + f'/rank."${rank_variable}"'
@@ -83,14 +89,18 @@ def worker_command(request: LaunchRequest, rank_variable: str, words: Sequence[s
 
 
 def watched(launch: ProcessesConfig, file: Path, command: Sequence[str]) -> list[str]:
-    """Return a command for another host, which ends there when this machine, or this start, is not
-    heard of any more.
+    """Return a command for another host that ends when this launcher is lost or starts anew.
+
+    Args:
+        launch: The card of the launcher.
+        file: The lifeline file, see `bsweep.launch.lifeline`.
+        command: The command to run there.
     """
     return lifeline.words(file, lifeline_seconds(launch), command)
 
 
 def meeting_port() -> int:
-    """Return a port for processes to meet at, below the range that systems give to clients."""
+    """Return a random port for processes to meet at, below the range used for client sockets."""
     return random.SystemRandom().randrange(20_000, 30_000)
 
 
@@ -105,7 +115,7 @@ def _hidden_failures(config: RunConfig, paths: RunPaths) -> list[tuple[int, int]
 
 
 def _wait(started: Started, request: LaunchRequest) -> str | None:
-    """Wait for the end of a point; return what took too long, if something did."""
+    """Wait for the end of a point; return a message on what took too long, or None."""
     config, paths, launch = request.config, request.paths, request.card
     launched = seen = paths.metrics.stat().st_mtime
     seen_at = time.monotonic()
@@ -120,12 +130,12 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
         codes = [command.poll() for command in started.commands]
         if started.is_through or None not in codes:
             return None
-        # The first command keeps the workers' meeting point: they do not outlive it.
+        # The first command hosts the store through which workers meet, so they cannot outlive it.
         outlive = config.strategy.can.outlives_workers and seen != launched
         if codes[0] if outlive else any(codes):
             failed_at = failed_at or time.monotonic()
         elif any(codes) and recorded(paths):
-            failed_at = failed_at or time.monotonic()  # what is left waits for the lost host
+            failed_at = failed_at or time.monotonic()  # the other commands wait for the lost host
         if failed_at:
             if time.monotonic() - failed_at > _grace_of_others(launch, codes):
                 return None
@@ -136,7 +146,7 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
             seen, seen_at = beat, time.monotonic()
         silent = time.monotonic() - seen_at
         if config.strategy.can.outlives_workers and silent > _grace(config) and recorded(paths):
-            return None  # what is left was given up by the others, and cannot end
+            return None  # the workers still running were given up by the others and cannot end
         if seen == launched and silent > launch.start_timeout_seconds:
             return (
                 "the workers were not ready after "
@@ -149,22 +159,24 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
 
 
 def _grace_of_others(launch: ProcessesConfig, codes: Sequence[int | None]) -> float:
-    """Return the seconds that other hosts have to end after the first that failed, or that ssh has
-    to give up others like it.
+    """Return how many seconds the other commands have to end after the first one failed.
+
+    If ssh lost a host, the time is long enough for ssh to give up further hosts lost with it.
     """
     grace = min(_GRACE_SECONDS, launch.stall_timeout_seconds / 6)
     return max(grace, ssh.interval_seconds(launch) + 1) if ssh.EXIT_CODE in codes else grace
 
 
 def _grace(config: RunConfig) -> float:
-    """Return the seconds that what is left has to end when a run has; no more than the others
-    waited for a sign of life.
+    """Return how many seconds the remaining processes have to end after the run has ended.
+
+    This is at most the time that workers wait for a sign of life of each other.
     """
     return min(_GRACE_SECONDS, config.strategy.patience_seconds)
 
 
 def _signs_of_life(config: RunConfig, paths: RunPaths) -> dict[int, float]:
-    """Return when each worker last showed one; 0 before its first."""
+    """Return when each rank last showed a sign of life, as a file time; 0 before the first sign."""
     times = {}
     for rank in range(config.num_workers):
         times[rank] = 0.0

@@ -1,6 +1,4 @@
-"""Where points compute that run at once on this machine: on GPUs and cores of which no two of them
-share any.
-"""
+"""GPUs and cores for points that run at the same time on this machine; no two points share any."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from bsweep.launch.environment import own_gpus
 
 @dataclass(frozen=True)
 class Size:
-    """How much of a machine a point takes."""
+    """The numbers of cores and GPUs that a point takes."""
 
     num_cores: int
     num_gpus: int
@@ -30,9 +28,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Seats:
-    """Logical CPUs, here called cores, by their numbers, and GPUs as CUDA_VISIBLE_DEVICES names
-    them.
-    """
+    """A set of cores (numbers of logical CPUs) and GPUs (as CUDA_VISIBLE_DEVICES names them)."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...]
@@ -42,7 +38,7 @@ class Seats:
         return Size(len(self.cores), len(self.gpus))
 
     def first(self, size: Size) -> Seats | None:
-        """Return so many of these; None where there are fewer."""
+        """Return the first seats that make up a size; None if there are too few."""
         return (
             Seats(self.cores[: size.num_cores], self.gpus[: size.num_gpus])
             if size.fits(self.size)
@@ -50,7 +46,7 @@ class Seats:
         )
 
     def without(self, taken: Iterable[Seats]) -> Seats:
-        """Return those that nobody of others has taken."""
+        """Return the seats that are not among the taken ones."""
         cores = {core for seats in taken for core in seats.cores}
         gpus = {gpu for seats in taken for gpu in seats.gpus}
         return Seats(
@@ -59,14 +55,14 @@ class Seats:
         )
 
     def take(self) -> None:
-        """Pin this thread, and all that it starts from now on, to these cores and GPUs."""
+        """Pin this thread, and all processes that it starts from now on, to these seats."""
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, self.cores)
         own_gpus.set(",".join(self.gpus) if self.gpus else None)
 
 
 def of_machine(configs: Iterable[RunConfig]) -> Seats:
-    """Return all that points may use here."""
+    """Return all cores and GPUs that points may use on this machine."""
     count = max((num_gpus(device) for device in {config.device for config in configs}), default=0)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else [str(number) for number in range(count)]
@@ -74,12 +70,12 @@ def of_machine(configs: Iterable[RunConfig]) -> Seats:
 
 
 def size_of(config: RunConfig) -> Size:
-    """Return what a point takes of this machine: all of it where it would take more.
+    """Return how many cores and GPUs of this machine a point takes, at most all of them.
 
-    A worker has as many cores as it would have threads were the point alone: a point must not train
-    in other numbers for what runs beside it. A worker on a GPU has the part of the cores that comes
-    to its GPU. A parameter server computes with one thread, on a core of its own where workers
-    train on cores.
+    A worker gets as many cores as it would have threads if the point ran alone. The points beside
+    it must not change the numbers that it computes. A worker on a GPU gets an equal share of the
+    cores for its GPU. A parameter server computes with one thread; it gets a core of its own if
+    workers train on the CPU.
     """
     gpus, cores, workers = num_gpus(config.device), num_cores(), config.num_workers
     threads = config.launch.threads_per_worker or max(1, cores // (gpus or workers))

@@ -1,4 +1,4 @@
-"""Workers and parameter servers as tasks of a step in the SLURM allocation where the sweep runs."""
+"""Workers and parameter servers run as tasks of a SLURM job step, in the sweep's own allocation."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from bsweep.config.launch import hosts_of_ranks, nodes_of
 from bsweep.launch import environment, processes
 from bsweep.launch.launcher import LaunchRequest
 
-# The step shares the job with the sweep itself, and its tasks share memory and cores of their nodes
-# by themselves.
+# The step shares the job with the sweep itself. SLURM must not divide a node's memory and cores
+# among the tasks, which share them by themselves.
 _SRUN = ("srun", "--overlap", "--overcommit", "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=1")
 
 
 class Srun(processes.ProcessLauncher):
-    """One srun command, a step with a task for each rank."""
+    """A launcher with one srun command: a SLURM job step with a task for each rank."""
 
     def commands(
         self, request: LaunchRequest, words: Sequence[str], lifeline: Path
     ) -> list[list[str]]:
-        """Return the step of a point: a task for each rank in their order, on the host of its
-        slot.
+        """Return the srun command of a point, as a list of one command.
+
+        Its job step has a task for each rank, in order, on the host of the rank's slot.
         """
         config, launch = request.config, request.card
         assert launch.named_hosts, "a point outside an allocation is refused"
         shape = config.num_workers, config.num_server_processes
         ranks = hosts_of_ranks(launch.named_hosts, *shape)
-        # As with torchrun, servers that run beside workers count their local ranks by themselves.
+        # As with torchrun, servers that run beside workers have local ranks that start at 0 again.
         seats = [
             f"{seat}/{number}"
             for _, number in nodes_of(launch.named_hosts, *shape)
             for seat in range(number)
         ]
         port = processes.meeting_port()
-        # SLURM sends SIGTERM to all processes of a job: workers leave it to the sweep, which has
-        # them save where they are.
+        # SLURM sends SIGTERM to all processes of a job. Workers ignore it, since the sweep gets it
+        # too and has them save a checkpoint.
         worker = [
             "sh",
             "-c",
@@ -58,9 +59,9 @@ class Srun(processes.ProcessLauncher):
         return [[*_step(ranks), "sh", "-c", script]]
 
     def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
-        """Return what runs words on a host, in the folder where this process is."""
+        """Return a command that runs words on a host, in this process's working folder."""
         shown = environment.in_the_open(os.environ, launch)
-        # Without the variables of the step or script around it, by which srun would go, too.
+        # Leave out the variables of the surrounding step or script, which srun would obey, too.
         return [
             "env",
             "-i",
@@ -70,7 +71,7 @@ class Srun(processes.ProcessLauncher):
         ]
 
     def failures(self, console: str) -> list[tuple[int, int]]:
-        """Return ranks that failed by srun's word, the first one first, and their exit codes."""
+        """Return the ranks that failed, in the order srun printed them, with their exit codes."""
         pattern = r"^srun: error: \S+: tasks? ([\d,-]+): (\w[^(\n]*)"
         found = re.findall(pattern, console, re.MULTILINE)
         codes: dict[int, int] = {}
@@ -82,7 +83,11 @@ class Srun(processes.ProcessLauncher):
 
 
 def _step(ranks: Sequence[str]) -> list[str]:
-    """Return what runs a task for each rank on its host, which may come several times."""
+    """Return the srun command that runs a task for each rank.
+
+    Args:
+        ranks: The host of each rank; a host may come several times.
+    """
     nodes = f"--nodes={len(set(ranks))}"
     return [
         *_SRUN,
@@ -94,7 +99,7 @@ def _step(ranks: Sequence[str]) -> list[str]:
 
 
 def _code(said: str) -> int:
-    """An exit code of `Exited with exit code 3`, or of the name of a signal."""
+    """Return the exit code for `Exited with exit code 3` or for the name of a signal."""
     code = re.search(r"exit code (\d+)", said)
     if code:
         return int(code[1])

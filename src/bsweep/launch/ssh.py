@@ -1,4 +1,4 @@
-"""Other hosts, as ssh reaches them, and what it says where it does not."""
+"""The ssh commands that reach other hosts, and the meaning of ssh's error messages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bsweep.config import ProcessesConfig, SshConfig
 from bsweep.launch import environment
 
 CONNECT_SECONDS = 10
-_SIGNS = 3  # that may be missing before a host counts as gone
+_SIGNS = 3  # how many signs of life may be missing before a host counts as gone
 _LONGEST_SECONDS = 15
 
 EXIT_CODE = 255
-"""With which ssh ends where it was not the command there that failed."""
+"""The exit code of ssh if ssh itself failed, rather than the command on the host."""
 
 
 def is_here(host: str) -> bool:
@@ -30,13 +30,14 @@ def is_here(host: str) -> bool:
 
 
 def as_others_say(host: str) -> str:
-    """Return a host's name as it is known on the others."""
+    """Return the name by which other hosts know a host."""
     return socket.gethostname() if host in ("localhost", "127.0.0.1") else host
 
 
 def options(launch: ProcessesConfig) -> list[str]:
-    """Ask nobody for a password, and give up a host that is silent, well within the stall
-    time-out.
+    """Return ssh options: ask for no password, and give up a silent host.
+
+    ssh gives up well before `launch.stall_timeout_seconds` is over.
     """
     return [
         *("-o", "BatchMode=yes"),
@@ -48,15 +49,15 @@ def options(launch: ProcessesConfig) -> list[str]:
 
 
 def interval_seconds(launch: ProcessesConfig) -> int:
-    """Return how often a silent host is asked for a sign.
+    """Return after how many seconds of silence ssh asks a host for a sign of life.
 
-    So much later than another may it be given up that was cut off with it.
+    Of two hosts that were cut off together, ssh may give up one later than the other by this time.
     """
     return max(1, min(_LONGEST_SECONDS, launch.stall_timeout_seconds // (2 * _SIGNS)))
 
 
 def command(host: str, launch: SshConfig, script: str) -> list[str]:
-    """Return what runs a line of sh on a host, whatever shell its user has there."""
+    """Return the ssh command that runs a line of sh on a host, whatever the user's shell there."""
     where = ["-p", str(launch.ssh_port)] if launch.ssh_port else []
     if launch.ssh_identity_file:
         where += ["-i", str(identity(launch.ssh_identity_file))]
@@ -67,14 +68,17 @@ class OverSsh:
     """A launcher that reaches other hosts by ssh."""
 
     def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
-        """Return what runs words on a host, in the folder where this process is."""
+        """Return a command that runs words on a host, in this process's working folder."""
         assert isinstance(launch, SshConfig), launch
         return command(host, launch, script(environment.in_the_open(os.environ, launch), words))
 
 
 def script(env: Mapping[str, str], words: Sequence[str]) -> str:
-    """Return a line of sh that runs words in the folder where this process is, with variables that
-    anybody may read.
+    """Return a line of sh that runs words in this process's working folder.
+
+    Args:
+        env: Environment variables for the command; every user of the host may read them.
+        words: The command.
     """
     variables = [f"{name}={value}" for name, value in env.items()]
     return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(['env', *variables, *words])}"
@@ -85,8 +89,10 @@ def identity(path: str) -> Path:
 
 
 def reason(said: str) -> str | None:
-    """Return the line in which ssh says what is wrong, of all that it and others said; None where
-    there is none.
+    """Return the last line that is an error message of ssh, or None if there is none.
+
+    Args:
+        said: The output of ssh and of other programs.
     """
     lines = [re.sub(r"^\[\d+\]<\w+>:", "", line).strip() for line in said.splitlines()]
     found = [line for line in lines if _ERROR.search(line)]
@@ -104,7 +110,7 @@ _ERROR = re.compile(
 
 
 def remedy(why: str) -> str:
-    """Return what to do about a reason of ssh's."""
+    """Return what to do about an error message of ssh or srun."""
     return next((remedy for sign, remedy in _REMEDIES.items() if re.search(sign, why)), _SEE)
 
 

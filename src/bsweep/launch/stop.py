@@ -1,5 +1,6 @@
-"""Signals while a point trains: its workers save where they are and leave, and are ended if they do
-not.
+"""The handling of signals while a point trains: its workers save a checkpoint and exit.
+
+Workers that do not exit in time are ended.
 """
 
 from __future__ import annotations
@@ -18,47 +19,46 @@ from bsweep.runlog import RunPaths, is_saving, is_stop_requested, request_stop
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = signal.SIGUSR2
-"""With which SLURM tells submitit, which queues the job again, that its time is over: but first the
-workers save.
+"""The signal by which SLURM tells submitit that the job's time is over, so that submitit queues the
+job again. It is passed on to submitit only after the workers have saved.
 """
-_GRACE_SECONDS = 30.0  # for a step to end, and a checkpoint to begin
+_GRACE_SECONDS = 30.0  # the time for a step to end and a checkpoint to begin
 _LONG_AGO = float("-inf")
 
 
 class Stopping:
-    """While it is entered, the first of these signals asks the run to stop, and the second ends it
-    at once.
+    """A context in which the first signal asks the run to stop, and the second ends it at once.
 
-    The first one does so too where nothing could be saved: no worker has begun to train, or
-    `checkpoint_every=null`. What is called may drop the KeyboardInterrupt, as imports of torch and
-    numpy do at times, or fail by it: it is raised anew by the next poll, or where the block ends.
-    Signals come to the main thread alone: those for a point that another thread runs are passed on
-    by `Signals`.
+    The first signal also ends the run at once if nothing could be saved: no worker has begun to
+    train, or `checkpoint_every=null`. Code inside the context may drop the KeyboardInterrupt, as
+    imports of torch and numpy sometimes do, or may fail because of it. The next poll or the end of
+    the context therefore raises it again. Only the main thread receives signals. `Signals` passes
+    them on for a point that another thread runs.
     """
 
     def __init__(self, config: RunConfig, paths: RunPaths, say: Callable[[str], None]) -> None:
         self._can_save = config.checkpoint_every is not None
         self._paths, self._say = paths, say
         self._asked_at: float | None = None
-        self._saving_at = 0.0  # the workers, or since when they should
+        self._saving_at = 0.0  # when workers were last seen saving, or when they were asked to
         self._polled_at = float("-inf")
         self._grace_seconds = _GRACE_SECONDS
-        self._shown_at: float | None = None  # when the first worker last did something, by its file
-        self._seen_at = 0.0  # and when that was seen
+        self._shown_at: float | None = None  # the time of the last sign of life of worker 0's file
+        self._seen_at = 0.0  # when this process saw that sign, by its own clock
         self._passes_on = False
         self._handlers: dict[int, Any] = {}
         self.has_signal = False
-        """A signal came, whatever else asked the run to stop."""
+        """True once a signal has come, whatever else asked the run to stop."""
 
     def __enter__(self) -> Stopping:
         if terminal.is_interrupted:
             raise KeyboardInterrupt
-        if threading.current_thread() is threading.main_thread():  # signals come to no other
+        if threading.current_thread() is threading.main_thread():  # only it gets signals
             self._handlers = {
                 number: signal.getsignal(number) for number in (*_SIGNALS, _PASSED_ON)
             }
             for number, handler in self._handlers.items():
-                if callable(handler):  # not where it is ignored
+                if callable(handler):  # leave an ignored signal ignored
                     signal.signal(number, self._on_signal)
         else:
             _elsewhere.append(self)
@@ -80,10 +80,11 @@ class Stopping:
             raise KeyboardInterrupt from error
 
     def polled_with(self, poll: Callable[[], None]) -> Callable[[], None]:
-        """Return what is to be called a few times a second.
+        """Return a function to be called a few times a second; it calls `poll` first.
 
-        It raises KeyboardInterrupt once the run was asked to stop long ago, by a signal or by its
-        file, and saves nothing. A checkpoint that is never finished is for the launcher to give up.
+        The function raises KeyboardInterrupt if the run was asked to stop long ago, by a signal or
+        by its stop file, and is not saving. It does not limit how long a checkpoint takes: the
+        launcher's time-out does.
         """
 
         def both() -> None:
@@ -110,10 +111,11 @@ class Stopping:
             raise KeyboardInterrupt
 
     def _look_at_steps(self) -> None:
-        """Have the time for a step be that of the longest one so far, if that is longer."""
+        """Extend the time that a step has to end, by the longest step seen so far."""
         with suppress(OSError):  # no worker has begun
             shown_at, now = self._paths.alive(0).stat().st_mtime, time.monotonic()
-            if shown_at != self._shown_at:  # times of files are of a clock that may be set
+            # Measure by the monotonic clock. File times come from a clock that may be changed.
+            if shown_at != self._shown_at:
                 if self._shown_at is not None:
                     self._grace_seconds = max(
                         self._grace_seconds, _GRACE_SECONDS + now - self._seen_at
@@ -132,8 +134,10 @@ class Stopping:
         return self._asked_at is not None
 
     def ask(self) -> bool:
-        """Ask the run to stop, for a signal; False if that is no time to ask, but it is to end at
-        once.
+        """Ask the run to stop because of a signal.
+
+        Returns:
+            False if the run must end at once instead: it was asked before, or nothing can be saved.
         """
         self.has_signal = True
         if self._asked_at is not None or not self._can_save or not self._paths.alive(0).exists():
@@ -146,29 +150,34 @@ class Stopping:
         return True
 
 
-# Of the process, as signals are: its main thread gets them for points that other threads run.
+# These are global, as signals are: the main thread gets them for points that other threads run.
 _elsewhere: list[Stopping] = []
 _all_are_to_stop = threading.Event()
 
 
 def seconds_before_retry(number: int) -> int:
-    """Return how long to wait before the first try again, the second, ...: ten outlast a host that
-    reboots.
+    """Return how many seconds to wait before a retry; ten retries outlast the reboot of a host.
+
+    Args:
+        number: 1 for the first retry.
     """
     return 60 if number > 6 else 1 << (number - 1)
 
 
 def pause(seconds: float) -> None:
-    """Wait while nothing of a point runs; KeyboardInterrupt where it is to stop, in whichever
-    thread.
+    """Wait while no process of a point runs.
+
+    Raises:
+        KeyboardInterrupt: If all points are to stop, in whichever thread this one runs.
     """
     if _all_are_to_stop.wait(seconds):
         raise KeyboardInterrupt
 
 
 class Signals:
-    """While it is entered, signals are for all points that other threads run; none comes unless in
-    the main thread.
+    """A context in which signals ask all points that other threads run to stop.
+
+    It must be entered in the main thread to receive signals.
     """
 
     def __init__(self) -> None:
@@ -176,7 +185,7 @@ class Signals:
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        # Not in that of a notebook's executor, say.
+        # Other threads, such as the executor of a notebook, receive no signals.
         if threading.current_thread() is threading.main_thread():
             self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
         for number, handler in self._handlers.items():
@@ -195,8 +204,9 @@ class Signals:
         _all_are_to_stop.clear()
 
     def look_after(self) -> None:
-        """To be called a few times a second: a point may have been about to begin when the others
-        were asked.
+        """Ask points to stop that began while the others were asked.
+
+        Call this method a few times a second.
         """
         if self.have_come:
             for stopping in _elsewhere.copy():
@@ -204,7 +214,7 @@ class Signals:
                     stopping.ask()
 
     def ask_all(self) -> None:
-        """Ask all points to stop, as the next signal would."""
+        """Ask all points to stop, as a signal does."""
         self.have_come = True
         _all_are_to_stop.set()
         for stopping in _elsewhere.copy():
@@ -217,8 +227,9 @@ class Signals:
 
 
 def leave_it_to_first_worker() -> None:
-    """Have this process take the first signal as one that another has got too, which decides what
-    is to be done.
+    """Ignore the first signal in this process, for the first worker gets it too and decides.
+
+    The second signal raises KeyboardInterrupt.
     """
 
     def ignore_once(number: int, frame: FrameType | None) -> None:

@@ -1,8 +1,7 @@
-"""Processes that launchers started: for one point, or, while a sweep has more like it, for one
-point after another.
+"""Processes that launchers started, for one point or for several points of a sweep in turn.
 
-Those for several are a team (`bsweep.train.team_worker`). Whatever goes wrong ends them, and the
-next point gets fresh ones.
+Processes that train several points are a team (`bsweep.train.team_worker`). Any failure ends the
+team, and the next point gets fresh processes.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ _EXIT_SECONDS = 10
 
 
 def lifeline_seconds(launch: ProcessesConfig) -> float:
-    """Return how long processes stay without a sign of their launcher's."""
+    """Return how many seconds processes go on without a sign of life of their launcher."""
     return min(PATIENCE_SECONDS, launch.stall_timeout_seconds)
 
 
 class Started:
-    """Commands that were started together for a run, whose output goes to `console`."""
+    """A group of commands that were started together for a run; `console` gets their output."""
 
     is_through = False
-    """All processes have said that they have trained their point."""
+    """True once all processes have reported that they have trained their point."""
 
     is_spoilt = False
-    """One of them has said that it had better train no other."""
+    """True once a process has reported that it should train no further point."""
 
     def __init__(
         self, request: LaunchRequest, launcher: HostLauncher, words: Sequence[str], file: Path
@@ -55,7 +54,8 @@ class Started:
         env = environment.in_the_open(os.environ, request.card)
         to_start = launcher.commands(request, words, file)
         self.console = request.paths.launcher_log
-        self._lifeline = file.open("r+")  # its name may be that of a later start's, some day
+        # Keep the file open, for a later start may create another file of the same name.
+        self._lifeline = file.open("r+")
         self._touched_at = float("-inf")
         self.commands: list[subprocess.Popen[bytes]] = []
         with self.console.open("wb") as output:
@@ -67,18 +67,22 @@ class Started:
                 raise
 
     def look_after(self) -> None:
-        """Touch the lifeline, once a second; to be called a few times a second while they train."""
+        """Touch the lifeline file once a second.
+
+        Call this method a few times a second while the processes train.
+        """
         if time.monotonic() - self._touched_at > 1:
             self._touched_at = time.monotonic()
             with suppress(OSError):
                 os.utime(self._lifeline.fileno())
 
     def end(self) -> None:
-        """End commands and all that they started; all at once, for each needs a moment to end what
-        runs elsewhere.
+        """End the commands and all processes that they started.
+
+        All commands are told at once, for each needs some time to end its processes on other hosts.
         """
         with suppress(OSError), self._lifeline:
-            self._lifeline.truncate(0)  # what a killed srun has left on other hosts leaves, too
+            self._lifeline.truncate(0)  # also ends processes that a killed srun left on other hosts
         trees: list[psutil.Process] = []
         for command in self.commands:
             with suppress(psutil.NoSuchProcess):
@@ -98,11 +102,12 @@ class Started:
 
 
 class Team(Started):
-    """Processes that train several points."""
+    """The processes that train several points, one after another."""
 
     def __init__(self, request: LaunchRequest, launcher: HostLauncher) -> None:
         self.key = key_of(request.config)
-        self._idle_seconds = lifeline_seconds(request.card) / 2  # that it may be left alone
+        # How long the lifeline may stay untouched before the team counts as lost.
+        self._idle_seconds = lifeline_seconds(request.card) / 2
         folder = tempfile.mkdtemp(prefix=".team.", dir=request.config.study_dir)
         self._paths = TeamPaths(Path(folder).resolve())
         self._through = [self._paths.through(rank) for rank in request.ranks]
@@ -115,7 +120,7 @@ class Team(Started):
         super().__init__(request, launcher, words, self._paths.lifeline)
 
     def train(self, run: RunPaths) -> None:
-        """Have all train the point of a folder."""
+        """Tell all processes to train the point of a run folder."""
         self._num_points += 1
         self.is_through = False
         lifeline.go_on(self._paths.lifeline, run.lifeline.resolve())
@@ -151,8 +156,9 @@ class Team(Started):
 
 
 def key_of(config: RunConfig) -> Hashable:
-    """Return what points have alike that the same processes can train; None of one that needs
-    processes of its own.
+    """Return a key that is equal for points that the same processes can train.
+
+    Return None for a point that needs processes of its own.
     """
     launch, strategy = config.launch, config.strategy
     if not isinstance(launch, ProcessesConfig) or not launch.reuse or launch.memory_limit_mb:
@@ -160,41 +166,43 @@ def key_of(config: RunConfig) -> Hashable:
     if not strategy.can.leaves_processes_clean:
         return None
     variables = tuple(sorted(strategy.variables().items()))
-    # It may change settings of torch, or torch.
+    # The user's own code may change settings of torch, or torch itself.
     code = tuple(sorted({str(card.fingerprint) for card in own.cards(config).values()}))
     return launch, config.num_workers, config.num_server_processes, variables, code
 
 
 def by_processes(configs: Mapping[int, RunConfig]) -> list[int]:
-    """Return points in their order, but those that share processes one after another."""
+    """Return the indices of points, reordered so that points that share processes are adjacent.
+
+    Apart from that, the order stays as it is.
+    """
     keys = {index: key_of(config) or index for index, config in configs.items()}
     first = {key: number for number, key in reversed(list(enumerate(keys.values())))}
     return sorted(configs, key=lambda index: first[keys[index]])
 
 
 class ProcessPool:
-    """The processes of a sweep: it keeps those that have trained a point while others like it are
-    to come.
-    """
+    """The processes of a sweep; a team is kept while more points that it can train are to come."""
 
     def __init__(self) -> None:
         self._coming: Counter[Hashable] = Counter()  # points still to be launched, by their keys
         self._idle: Team | None = None
 
     def expect(self, configs: Iterable[RunConfig]) -> None:
-        """Say which points are about to be launched."""
+        """Register the points that are about to be launched, in place of earlier ones."""
         self._coming.clear()
         self._coming.update(key for config in configs if (key := key_of(config)))
 
     def expect_again(self, config: RunConfig) -> None:
-        """Say that a point is launched once more."""
+        """Register that a point is launched once more."""
         if key := key_of(config):
             self._coming[key] += 1
 
     @contextmanager
     def processes_for(self, request: LaunchRequest, launcher: HostLauncher) -> Iterator[Started]:
-        """Give the processes that train a point: those of the one before, or others started for
-        it.
+        """Provide the processes for a point: those of the point before it, or fresh ones.
+
+        After the block, they are kept for the next point if they can train it, else ended.
         """
         key = key_of(request.config)
         self._coming[key] -= 1
@@ -215,7 +223,7 @@ class ProcessPool:
                 started.end()
 
     def end(self) -> None:
-        """End the processes that wait for a further point."""
+        """End the processes that wait for another point."""
         idle, self._idle = self._idle, None
         if idle:
             idle.end()
@@ -229,19 +237,19 @@ def _lone(request: LaunchRequest, launcher: HostLauncher) -> Started:
 
 
 pool = ProcessPool()
-"""This process's: the sweep says here what is to come, for a launch does not say whose it is."""
+"""The pool of this process. Sweeps register points here, for a launch does not name its sweep."""
 expect, expect_again, end = pool.expect, pool.expect_again, pool.end
 atexit.register(end)
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Put interrupts off until the block ends, while processes are started.
+    """Delay interrupts until the block that starts processes has ended.
 
-    Python drops what is raised within a fork's callbacks, and nobody would end a process whose
-    start was broken off.
+    Python drops exceptions raised within a fork's callbacks. Nobody would then end a process whose
+    start was interrupted.
     """
-    if threading.current_thread() is not threading.main_thread():  # interrupts come to no other
+    if threading.current_thread() is not threading.main_thread():  # only it gets interrupts
         yield
         return
     held: list[int] = []
@@ -249,7 +257,7 @@ def _interrupts_held() -> Iterator[None]:
         number: signal.getsignal(number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
-    # Not where it is ignored.
+    # Leave an ignored signal ignored.
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
     for number in handlers:
         signal.signal(number, lambda got, _: held.append(got))
@@ -271,12 +279,12 @@ def _start(
         stdout=output,
         stderr=subprocess.STDOUT,
         env=env,
-        start_new_session=True,  # a Ctrl-C is for the parent, which then ends the workers in order
+        start_new_session=True,  # only the parent gets Ctrl-C; it then ends the workers in order
         preexec_fn=_before_exec,
     )
 
 
 def _before_exec() -> None:
     end_with_parent()
-    # SLURM sends it to all processes of a step, see `bsweep.launch.stop`.
+    # SLURM sends SIGUSR2 to all processes of a step, see `bsweep.launch.stop`.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)

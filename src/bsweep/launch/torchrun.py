@@ -1,6 +1,4 @@
-"""Workers and parameter servers started by torchrun, on this machine or on several hosts over
-ssh.
-"""
+"""Workers and servers started by torchrun, on this machine or on several hosts over ssh."""
 
 from __future__ import annotations
 
@@ -16,19 +14,21 @@ from bsweep.launch.launcher import LaunchRequest
 
 
 class Torchrun(ssh.OverSsh, processes.ProcessLauncher):
-    """A torchrun command for each host."""
+    """A launcher with a torchrun command for each host."""
 
     def commands(
         self, request: LaunchRequest, words: Sequence[str], lifeline: Path
     ) -> list[list[str]]:
-        """Return a torchrun for each host, and one more where servers run beside its workers: a
-        torchrun's ranks are in a row.
+        """Return a torchrun command for each host.
+
+        A host where servers run beside workers has a second command, for the ranks of one torchrun
+        must be consecutive.
         """
         config, launch = request.config, request.config.launch
         assert isinstance(launch, TorchrunConfig), launch
         torchrun = str(Path(sys.executable).with_name("torchrun"))
-        # Workers' output goes to the run's folder; torchrun would leave an empty one of its own
-        # behind each time.
+        # Workers' output goes to the run's folder. Without --log-dir, torchrun would leave an empty
+        # folder behind each time.
         worker = [
             "--log-dir=/dev/null",
             "--no-python",
@@ -59,15 +59,16 @@ class Torchrun(ssh.OverSsh, processes.ProcessLauncher):
     def _here_or_there(
         self, host: str, launch: TorchrunConfig, lifeline: Path, command: list[str]
     ) -> list[str]:
-        """Return the command itself for this host, else one that runs it over ssh."""
+        """Return the command itself if the host is this one, else a command that runs it by ssh."""
         if ssh.is_here(host):
             return command
         return self.on_host(host, launch, processes.watched(launch, lifeline, command))
 
     def failures(self, console: str) -> list[tuple[int, int]]:
-        """Return ranks that failed by the torchruns' words, root causes first, and exit codes.
+        """Return the ranks that failed, as torchrun printed them, with their exit codes.
 
-        torchrun's clock has whole seconds, and several hosts each name a first one of their own.
+        Root causes come first. There may be several: torchrun's times are whole seconds, and each
+        host names its own first failure.
         """
         pattern = r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)"
         found = re.findall(pattern, console, re.DOTALL)

@@ -1,7 +1,8 @@
-"""The sweep inside horovodrun: the same warm processes train point after point.
+"""Sweeps inside horovodrun, where the same processes train one point after another.
 
-Rank 0 composes, checks and writes as the parent of a sweep always does; its launcher sends the
-point to the other ranks and trains it here with them. They follow until rank 0 has no more.
+Rank 0 composes, checks and writes, as the parent of a sweep always does. Its launcher sends each
+point to the other ranks and trains it together with them. They follow until rank 0 has no more
+points.
 """
 
 from __future__ import annotations
@@ -31,22 +32,23 @@ from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import Diverged, Stopped, WorkerLost, described, spoils_process, status_of
 from bsweep.train import worker
 
-_INTERRUPTED = 130  # the exit code
+_INTERRUPTED = 130  # the exit code of an interrupted command
 _TOLD_SECONDS = 1.0
 
 
 class WarmRank:
-    """One of the processes of horovodrun, which train point after point together."""
+    """One of horovodrun's processes, which together train one point after another."""
 
     def __init__(self) -> None:
         self._is_training = False
-        self._spoilt_by: str | None = None  # the failure after which nothing more is trained here
-        self._meeting_point: tuple[str, str] | None = None  # of the next restart: address and port
-        self._registry: RendezvousServer | None = None  # this process's, on rank 0
+        self._spoilt_by: str | None = None  # the failure that made the processes unfit to train
+        # The address and the port where ranks meet at the next restart.
+        self._meeting_point: tuple[str, str] | None = None
+        self._registry: RendezvousServer | None = None  # only rank 0 has one
 
     def run(self, lead: Callable[[], int]) -> int:
-        """Run `lead` on rank 0, follow it on the others, and return an exit code that all share."""
-        # A restart waits for the slowest rank's step.
+        """Run `lead` on rank 0, follow rank 0 on the others, and return its exit code on all."""
+        # A restart must wait for the slowest rank's step.
         os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "300")
         hvd.init()
         self.agree_where_to_meet()
@@ -62,7 +64,7 @@ class WarmRank:
         try:
             code = lead()
         except KeyboardInterrupt:
-            if not self._is_training:  # else the others are in a step, and would not hear it
+            if not self._is_training:  # while training, the other ranks could not receive it
                 _send(_INTERRUPTED)
                 hvd.shutdown()
             raise
@@ -70,7 +72,7 @@ class WarmRank:
         return code
 
     def launch(self, config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
-        """Train a point on all ranks; called on rank 0."""
+        """Train a point on all ranks and return how it ended; only rank 0 calls this method."""
         if self._spoilt_by:
             return Outcome(
                 "interrupted",
@@ -80,7 +82,7 @@ class WarmRank:
         _send((config, paths.folder.resolve()))
         self._is_training = True
         outcome = self._train(config, paths, on_poll)
-        if outcome is None:  # `_is_training` stays: nobody is left who would hear of anything
+        if outcome is None:  # `_is_training` stays True, for no rank is left to receive messages
             return Outcome(
                 "interrupted",
                 "another worker ended, and horovodrun has all others end: see what it printed",
@@ -99,15 +101,15 @@ class WarmRank:
     def _train(
         self, config: RunConfig, paths: RunPaths, on_step: Callable[[], None]
     ) -> Outcome | None:
-        """Train together, and agree on how it ended: a rank that failed by itself speaks for those
-        that lost it.
+        """Train a point together with the other ranks and return the outcome that all agree on.
 
-        Return None where horovodrun ends all processes, for one of them ended: they would not find
-        each other again.
+        The error of a rank that failed by itself takes precedence over those of ranks that lost it.
+        Return None if a process ended, for horovodrun then ends all others, and they could not
+        meet again.
         """
         report = _attempt(config, paths, on_step)
-        gc.collect()  # cycles, and tracebacks, hold the model
-        torch.cuda.empty_cache()  # blocks of this point's sizes would be in the next one's way
+        gc.collect()  # reference cycles and tracebacks may keep the model alive
+        torch.cuda.empty_cache()  # cached blocks of this point's sizes may not suit the next point
         if report:
             if (
                 report.is_consequence
@@ -115,7 +117,7 @@ class WarmRank:
                 and _is_told_to_stop(paths)
             ):
                 return None
-            self.restart()  # breaks off what the other ranks wait for
+            self.restart()  # also ends the exchange that the other ranks wait for
         try:
             reports = hvd.allgather_object(report, name="report")
         except HorovodInternalError:  # another rank failed after this one had finished
@@ -134,9 +136,11 @@ class WarmRank:
         return ended or Outcome("completed")
 
     def restart(self) -> None:
-        """Meet the other ranks after a failure.
+        """Restart Horovod to meet the other ranks again after a failure.
 
-        With a knob in the environment, Horovod 0.28.1 crashes when it restarts.
+        Raises:
+            SystemExit: If a Horovod knob is set in the environment, for Horovod 0.28.1 then crashes
+                when it restarts.
         """
         variables = (variable for variable, *_ in HorovodConfig.knobs.values())
         if knobs := ", ".join(variable for variable in variables if variable in os.environ):
@@ -152,12 +156,12 @@ class WarmRank:
         self.agree_where_to_meet()
 
     def agree_where_to_meet(self) -> None:
-        """Have rank 0 keep the registry in which ranks find each other when they restart, and say
-        where, while all can hear.
+        """Start a registry on rank 0 for the next restart, and tell all ranks its address.
 
-        horovodrun's own cannot be used twice: a part whose ranks are through makes it forget who
-        else was (its `finished_list.clear()`), so that addresses stay of which nobody listens any
-        more, and Horovod aborts.
+        Ranks find each other through a registry when they restart. They learn its address now,
+        while all can still communicate. horovodrun's own registry cannot be used twice. Once the
+        ranks of a scope have finished, it forgets which others had (`finished_list.clear()`).
+        Stale addresses then remain at which nobody listens, and Horovod aborts.
         """
         mine = None
         if hvd.rank() == 0:
@@ -169,15 +173,19 @@ class WarmRank:
 
 
 def _send(message: object) -> Any:
-    """Return what rank 0 says; the others give None.
+    """Broadcast rank 0's message and return it on all ranks; the others pass None.
 
-    Horovod would name the exchange by the type, which differs.
+    The exchange has a fixed name, for Horovod would otherwise name it by the type of the message,
+    which differs between ranks.
     """
     return hvd.broadcast_object(message, root_rank=0, name="message")
 
 
 def _is_told_to_stop(paths: RunPaths) -> bool:
-    """Tell whether this process is, as horovodrun tells all a moment after one has ended."""
+    """Return True if the run is asked to stop within a second.
+
+    horovodrun sends signals to all processes a moment after one of them has ended.
+    """
     ends = time.monotonic() + _TOLD_SECONDS
     while not (is_told := runlog.is_stop_requested(paths)) and time.monotonic() < ends:
         time.sleep(0.05)
@@ -197,9 +205,10 @@ def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) ->
             config, paths, Place.from_environment(), launched_at=time.time(), on_step=on_step
         )
     except (Diverged, Stopped):
-        return None  # on all ranks alike, and on record
+        return None  # all ranks end alike, and the end is recorded
     except Exception as error:
-        if isinstance(error, WorkerLost):  # where Horovod noticed it tells nothing of who, or why
+        # The traceback of a lost worker shows only where Horovod noticed the loss, not the cause.
+        if isinstance(error, WorkerLost):
             print(f"rank {hvd.rank()}: {str(error).splitlines()[0]}", file=sys.stderr)
         else:
             traceback.print_exc()
@@ -211,19 +220,19 @@ def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) ->
 
 
 class _Registry(RendezvousHandler):  # type: ignore[misc]
-    """Keeps all that it is told: a registry serves one meeting."""
+    """A registry that ignores deletions, since it serves only one meeting."""
 
     def do_DELETE(self) -> None:
         self.send_status_code(200)
 
 
 def _own_address() -> str:
-    """Return this host's, as those see it that see horovodrun."""
+    """Return this host's IP address in the network of horovodrun's registry."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], 1))  # nothing is sent
         address: str = probe.getsockname()[0]
     return address
 
 
-_RANK = WarmRank()  # one for the process: horovodrun started it for all points that it will train
+_RANK = WarmRank()  # horovodrun starts each process once, for all of its points
 run, launch = _RANK.run, _RANK.launch
