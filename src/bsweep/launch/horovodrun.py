@@ -19,7 +19,7 @@ from bsweep.launch.launcher import LaunchRequest
 
 
 class Horovodrun(ssh.OverSsh, processes.ProcessLauncher):
-    """One horovodrun command for all hosts."""
+    """A launcher with one horovodrun command for all hosts."""
 
     def commands(
         self, request: LaunchRequest, words: Sequence[str], lifeline: Path

@@ -43,7 +43,7 @@ class LaunchRequest:
 
 
 class Launcher(Protocol):
-    """An object that runs points. The class named by a card's `builds` takes no arguments."""
+    """An object that runs points. A card's `builds` names its class, which takes no arguments."""
 
     def launch(self, request: LaunchRequest) -> Outcome:
         """Run a point and return how it ended."""

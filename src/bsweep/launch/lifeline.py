@@ -94,7 +94,7 @@ def words(path: Path, seconds: float, command: Sequence[str]) -> list[str]:
 
 
 class _Told(Exception):
-    """A signal that asked this process to end."""
+    """An exception for a signal that asks this process to end."""
 
 
 def run(path: str, start: str, seconds: float, command: Sequence[str]) -> int:
@@ -145,7 +145,7 @@ def _name(said: str) -> str:
 
 
 def _belongs_to(said: str | None, start: str) -> bool:
-    """Return True if the lifeline file and its latest run's file both name a start.
+    """Return True if a lifeline file and the file of its latest run both name the given start.
 
     A file that cannot be read counts as naming it.
     """

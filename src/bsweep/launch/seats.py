@@ -38,7 +38,7 @@ class Seats:
         return Size(len(self.cores), len(self.gpus))
 
     def first(self, size: Size) -> Seats | None:
-        """Return the first seats that make up a size; None if there are too few."""
+        """Return as many cores and GPUs as a size asks for, the first ones; None if too few."""
         return (
             Seats(self.cores[: size.num_cores], self.gpus[: size.num_gpus])
             if size.fits(self.size)

@@ -43,7 +43,7 @@ class Stopping:
         self._saving_at = 0.0  # when workers were last seen saving, or when they were asked to
         self._polled_at = float("-inf")
         self._grace_seconds = _GRACE_SECONDS
-        self._shown_at: float | None = None  # the time of the last sign of life of worker 0's file
+        self._shown_at: float | None = None  # the file time of worker 0's last sign of life
         self._seen_at = 0.0  # when this process saw that sign, by its own clock
         self._passes_on = False
         self._handlers: dict[int, Any] = {}
@@ -82,9 +82,9 @@ class Stopping:
     def polled_with(self, poll: Callable[[], None]) -> Callable[[], None]:
         """Return a function to be called a few times a second; it calls `poll` first.
 
-        The function raises KeyboardInterrupt if the run was asked to stop long ago, by a signal or
-        by its stop file, and is not saving. It does not limit how long a checkpoint takes: the
-        launcher's time-out does.
+        The function raises KeyboardInterrupt if the run is to end at once. It also does so if the
+        run was asked to stop, by a signal or by its stop file, and is not saving when the time for
+        it is over. It does not limit how long a checkpoint takes: the launcher's time-out does.
         """
 
         def both() -> None:
