@@ -1,4 +1,4 @@
-"""How one point becomes a run: claimed, begun or taken up again, tried again, and put on record."""
+"""The life of one point as a run: claim it, start or resume it, retry it, and record its end."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from bsweep.study.provenance import provenance, surroundings
 
 
 class StopRequested(KeyboardInterrupt):
-    """A run was asked to stop, and its sweep with it.
+    """A request to stop a run, which ends its sweep, too.
 
     Args:
-        by_signal: A signal asked for it, and not the file `stop` of the run alone.
+        by_signal: True if a signal asked for the stop, False if only the run's file `stop` did.
     """
 
     def __init__(self, *, by_signal: bool) -> None:
@@ -37,8 +37,14 @@ Launch = Callable[[RunConfig, RunPaths, Callable[[], None]], Outcome]
 
 
 def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None) -> None:
-    """Have the first point that runs in each study find out what is fastest for all; see
-    `calibration.request`.
+    """Ask the first point that runs in each study to calibrate for all points of that study.
+
+    See `calibration_file.request`.
+
+    Args:
+        points: The points of one or more studies.
+        folder: The folder of a single run outside the points of a study, such as a probe; None to
+            ask for the whole study.
     """
     for study_dir in {config.study_dir for config in points}:
         own_points = [config for config in points if config.study_dir == study_dir]
@@ -51,20 +57,22 @@ def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None)
 
 
 def result_of(config: RunConfig) -> str | None:
-    """How a point ended, where it is not to be run again by itself: it completed, or would end so
-    again.
+    """Return a point's status if it ended with a result, and None otherwise.
+
+    A result is "completed", or another end that a repetition would most likely reach again. A sweep
+    does not run such a point again.
     """
     status = runlog.ended(paths_of(config))
     return status if status in states.RESULTS else None
 
 
 def is_running(config: RunConfig) -> bool:
-    """Whether a process is running the point."""
+    """Return True if a process is running the point."""
     return runlog.is_claimed(attendance.claim_of_run(paths_of(config).folder))
 
 
 def ended_elsewhere(config: RunConfig, progress: Progress) -> str | None:
-    """How a point ended that another process ran; None if it broke off."""
+    """Return the status of a point that another process ran; None if it was broken off."""
     status = states.state_of_run(paths_of(config).folder).status
     if status not in (*states.RESULTS, *states.FAILURES):
         return None
@@ -85,13 +93,22 @@ _SKIPPED = {
 
 
 def run_point(config: RunConfig, warnings: list[str], progress: Progress, start: Launch) -> str:
-    """Run one point to its end, unless there is a result of it; its status.
+    """Run one point to its end, unless it has a result already, and return its status.
 
     A point that fails is a result and raises nothing. An earlier attempt that did not complete is
-    taken up where it left a checkpoint, and set aside in the study's `.previous` folder otherwise.
+    resumed if it left a checkpoint. Otherwise it is moved to the study's `.previous` folder.
+
+    Args:
+        config: The point.
+        warnings: Warnings about the point, which its record will contain.
+        progress: Shows the run to the user.
+        start: Launches the point's workers and waits for them.
+
+    Returns:
+        The status; "running" if another process is running the point.
 
     Raises:
-        StopRequested: the run was to stop, and its sweep with it; the run may be taken up again.
+        StopRequested: If somebody asked the run to stop. The run may be resumed later.
     """
     paths = paths_of(config)
     if result := result_of(config):
@@ -101,7 +118,7 @@ def run_point(config: RunConfig, warnings: list[str], progress: Progress, start:
         if not is_ours:
             progress.put_off(config, "another process is running it")
             return "running"
-        if result := result_of(config):  # by another process, since
+        if result := result_of(config):  # another process ended it meanwhile
             progress.skip(config, _SKIPPED[result])
             return result
         outcome = _attempt(config, paths, progress, start, warnings)
@@ -132,9 +149,9 @@ def _attempt(
     warnings: list[str],
     *events: Event,
 ) -> Outcome:
-    """Train what is left of a point, to its summary; see `run_point` for what is raised."""
+    """Train the rest of a point and write its summary; see `run_point` for what is raised."""
     seconds_before, said = _prepare(config, paths)
-    began = time.monotonic()  # which goes on where somebody sets the clock
+    began = time.monotonic()  # not disturbed when the clock is set
     _write_beginning(config, paths, seconds_before)
     with RunLog(paths.metrics) as log:
         for warning in warnings:
@@ -158,7 +175,7 @@ def _attempt(
         runlog.write_summary(paths, config, outcome.status, outcome.message, wall_seconds)
         progress.end(outcome)
         if outcome.status in ("completed", "diverged"):
-            # Of a run that is over nothing is left to do.
+            # Such a run is never resumed.
             shutil.rmtree(paths.checkpoints, ignore_errors=True)
         was_to_stop = is_stop_requested(paths)
         paths.stop.unlink(missing_ok=True)
@@ -168,17 +185,17 @@ def _attempt(
 
 
 def _write_beginning(config: RunConfig, paths: RunPaths, seconds_before: float) -> None:
-    """Write what workers and launchers look for in a run folder.
+    """Write the files that workers and launchers look for in a run folder.
 
     Args:
         config: The point.
-        paths: Its folder.
+        paths: The run's folder.
         seconds_before: The wall seconds of earlier attempts.
     """
     save_config(config, paths.config)
     own.keep(config, paths.own)
     meta = {"launched_at": time.time(), "wall_seconds_before": seconds_before}
-    if runlog.read_meta(paths).get("beside_others"):  # in the part that it goes on from
+    if runlog.read_meta(paths).get("beside_others"):  # in the part that this run continues
         meta["beside_others"] = True
     runlog.write_json(paths.meta, {**meta, **provenance(config)})
     paths.metrics.touch()  # launchers watch it
@@ -186,8 +203,9 @@ def _write_beginning(config: RunConfig, paths: RunPaths, seconds_before: float) 
 
 
 def set_aside(config: RunConfig) -> None:
-    """Move a point's run, unless a process is at it, to the study's `.previous`: the point is new
-    from then on.
+    """Move a point's run to the study's `.previous` folder, unless a process is running it.
+
+    The point counts as new from then on.
     """
     folder = paths_of(config).folder
     with runlog.claimed(attendance.claim_of_run(folder)) as is_ours:
@@ -196,12 +214,15 @@ def set_aside(config: RunConfig) -> None:
 
 
 def _set_aside(folder: Path, part: Path) -> None:
-    """Move what an earlier attempt left, all of its `folder` or a part, to the study's
-    `.previous`.
+    """Move files of an earlier attempt to the study's `.previous` folder.
+
+    Args:
+        folder: The run's folder.
+        part: What to move: the folder itself or a part of it.
     """
     if not part.exists():
         return
-    RunPaths(folder).environment.unlink(missing_ok=True)  # left where a launcher was killed
+    RunPaths(folder).environment.unlink(missing_ok=True)  # stays behind if the launcher was killed
     previous = folder.parent / ".previous"
     previous.mkdir(exist_ok=True)
     numbered = (previous / f"{folder.name}.{number}" for number in itertools.count(1))
@@ -209,11 +230,13 @@ def _set_aside(folder: Path, part: Path) -> None:
 
 
 def _prepare(config: RunConfig, paths: RunPaths) -> tuple[float, Sequence[str]]:
-    """Make a run's folder ready, to begin or to go on: the wall seconds that it took so far, and
-    its warnings.
+    """Prepare a run's folder for a new start or for resuming.
+
+    Returns:
+        The wall seconds that the run took so far, and the warnings that its record has already.
     """
     for latest in runlog.checkpoints(paths)[:1]:
-        with suppress(runlog.Damaged):  # else the run is repeated
+        with suppress(runlog.Damaged):  # a damaged checkpoint: the run is repeated
             return _take_up(paths, latest.facts() or {})
     _set_aside(paths.folder, paths.folder)
     paths.folder.mkdir(parents=True)
@@ -223,12 +246,12 @@ def _prepare(config: RunConfig, paths: RunPaths) -> tuple[float, Sequence[str]]:
 
 
 def _take_up(paths: RunPaths, facts: Mapping[str, Any]) -> tuple[float, Sequence[str]]:
-    """Have a run's records end where its workers go on; see `_prepare`."""
+    """Cut a run's records at the checkpoint where its workers resume; see `_prepare`."""
     _set_aside(paths.folder, paths.logs)
     meta, summary = runlog.read_meta(paths), runlog.read_summary(paths)
     if summary:
         wall_seconds = summary["wall_seconds"] or 0.0
-    else:  # it was killed with its launcher
+    else:  # the run was killed together with its launcher
         launched_at = meta.get("launched_at") or facts["time"]
         wall_seconds = (meta.get("wall_seconds_before") or 0.0) + max(
             0.0, facts["time"] - launched_at

@@ -1,4 +1,4 @@
-"""Who is at work in a study: which points are being run, and by which sweeps, on whichever host."""
+"""The sweeps at work in a study, on any host, and the points that they are running."""
 
 from __future__ import annotations
 
@@ -16,30 +16,36 @@ from bsweep.runlog import RunPaths, claimed, is_claimed
 
 _POLL_SECONDS = 0.5
 _STOP = ".stop"
-_PREFLIGHT_SECONDS = 3600.0  # in which hosts have answered
+_PREFLIGHT_SECONDS = 3600.0  # after which no host answers any more
 _TRY_SECONDS, _MOST_TRIES = 0.05, 200
-_NEW_SECONDS = 60.0  # in which a sweep that has come claims its name
+_NEW_SECONDS = 60.0  # within which a new sweep claims its name
 
 
 def claim_of_run(folder: Path) -> Path:
-    """What is claimed by whoever runs the point of a folder."""
+    """Return the path that a process claims while it runs the point of a folder."""
     return folder.parent / ".locks" / folder.name
 
 
 class Attendance:
-    """This process in the studies that it sweeps: there to be seen, and to be asked to stop."""
+    """The presence of this process in the studies that it sweeps.
+
+    Others can see that it works there, and can ask it to stop.
+    """
 
     def __init__(self) -> None:
         self._claims: dict[Path, ExitStack] = {}
         self._has_left = threading.Event()
 
     def join(self, study_dir: Path) -> None:
-        """Be known as a sweep of a study. Who asks it to stop has it interrupted, as by SIGTERM."""
+        """Register this process as a sweep of a study.
+
+        From then on, a request to stop the sweep sends SIGTERM to this process.
+        """
         path = _sweeps(study_dir) / f"{platform.node()}.{os.getpid()}"
         if path in self._claims:
             return
         _forget_killed(study_dir)
-        _request(path).unlink(missing_ok=True)  # to a killed one, whose process had the same id
+        _request(path).unlink(missing_ok=True)  # left by a killed sweep with the same process id
         self._claims[path] = _own_claim(path)
         if len(self._claims) == 1:
             self._has_left.clear()
@@ -57,7 +63,7 @@ class Attendance:
         while not self._has_left.wait(_POLL_SECONDS):
             for path in list(self._claims):
                 if _request(path).exists():
-                    with suppress(OSError):  # of a terminal that is gone, or a reader
+                    with suppress(OSError):  # the terminal or the reader may be gone
                         print(
                             f"bsweep: asked to stop by `bsweep stop {path.parents[1]}`",
                             file=sys.stderr,
@@ -69,7 +75,10 @@ class Attendance:
 
 
 def _own_claim(path: Path) -> ExitStack:
-    """A claim that nobody else wants; who looks whether it is held, holds it for a moment."""
+    """Return a claim of this process's own path, trying again while others hold it.
+
+    Nobody else wants the claim, but a process that checks whether it is held holds it for a moment.
+    """
     for _ in range(_MOST_TRIES):
         claim = ExitStack()
         if claim.enter_context(claimed(path)):
@@ -83,7 +92,7 @@ def _own_claim(path: Path) -> ExitStack:
 
 
 def sweeps(study_dir: Path) -> list[str]:
-    """The sweeps that are at work in a study: host and process id of each."""
+    """Return the sweeps at work in a study, each as "HOST.PROCESS_ID"."""
     with suppress(OSError):
         return [path.name for path in _attending(study_dir) if is_claimed(path)]
     return []
@@ -100,7 +109,7 @@ def _attending(study_dir: Path) -> list[Path]:
 
 
 def _forget_killed(study_dir: Path) -> None:
-    """Remove what sweeps left that could not leave by themselves."""
+    """Remove the files of sweeps that were killed before they could remove them."""
     for path in _attending(study_dir):
         with suppress(FileNotFoundError):
             is_old = time.time() - path.stat().st_mtime > _NEW_SECONDS
@@ -110,7 +119,7 @@ def _forget_killed(study_dir: Path) -> None:
     if not sweeps(study_dir):
         for folder in study_dir.glob(".team.*"):
             shutil.rmtree(folder, ignore_errors=True)
-    # Of who is not yet known as a sweep, or never will be.
+    # Preflight folders belong to processes that have not registered as a sweep, or never will.
     for folder in study_dir.glob(".preflight.*"):
         with suppress(FileNotFoundError):
             if time.time() - folder.stat().st_mtime > _PREFLIGHT_SECONDS:

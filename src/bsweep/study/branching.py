@@ -1,6 +1,4 @@
-"""A run that goes on where another one stands, on other workers or with another batch:
-`resume_from`.
-"""
+"""The setting `resume_from`: a run continues another run with other workers or batches."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _MAY_DIFFER = (
 
 
 def check_branch(config: RunConfig) -> None:
-    """ConfigError if a point cannot go on where its `resume_from` says."""
+    """Raise ConfigError if a point cannot continue the run that its `resume_from` names."""
     if config.resume_from is None:
         return
     folder = Path(config.resume_from).expanduser()
@@ -45,7 +43,7 @@ def check_branch(config: RunConfig) -> None:
 
 
 def begin(config: RunConfig, paths: RunPaths) -> None:
-    """Give a new run the records and the checkpoint of the one that it goes on from."""
+    """Copy the records and the latest checkpoint of `resume_from` to a new run's folder."""
     assert config.resume_from is not None
     source = RunPaths(Path(config.resume_from).expanduser())
     latest = checkpoints(source)[0]
@@ -54,7 +52,7 @@ def begin(config: RunConfig, paths: RunPaths) -> None:
     shutil.copytree(latest.folder, copied.folder, ignore=shutil.ignore_patterns("complete.json"))
     shutil.copyfile(source.metrics, paths.metrics)
     cut_records(paths, facts["metrics_bytes"])
-    if read_meta(source).get("beside_others"):  # its times until then are among this run's
+    if read_meta(source).get("beside_others"):  # the copied records have its times
         write_json(paths.meta, {"beside_others": True})
     before = (
         f"until step {facts['num_steps']}, in epoch {facts['epoch']}, it was {source.folder.name}"

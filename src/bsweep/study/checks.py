@@ -1,4 +1,4 @@
-"""What keeps points from being run here: asked of all points of a sweep before the first begins."""
+"""Checks of all points of a sweep, made before the first point begins."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from bsweep.trackers import check_trackers
 
 
 def check(config: RunConfig) -> list[str]:
-    """What is doubtful about a point here and now; its record will carry it.
+    """Check that a point can run here, and return warnings about it for its record.
 
     Raises:
-        ConfigError: the point cannot run: the data, the machine or Horovod do not allow it.
+        ConfigError: If the data, the machine or Horovod do not allow the point to run.
     """
     try:
         warnings = check_launch(config)
         if config.resume_from and not (runlog.checkpoints(paths_of(config)) or result_of(config)):
-            branching.check_branch(config)  # until the run has what it goes on from
+            branching.check_branch(config)  # not copied to the run's folder yet
         check_trackers(config.trackers)
         info = data.prepare(config.data)
         models.check(config, info.num_classes, info.shape)
@@ -64,8 +64,9 @@ def check(config: RunConfig) -> list[str]:
 
 
 def _try_own(config: RunConfig, info: data.DataInfo) -> None:
-    """ValueError if an optimizer, batching policy or strategy of the user's own is none, or does
-    not fit the run.
+    """Raise ValueError if an optimizer, policy or strategy of the user's own cannot be used.
+
+    Either it does not have the interface of its kind, or it does not fit the run.
     """
     parts = own.cards(config)
     if "optimizer" in parts:
@@ -86,10 +87,10 @@ def _try_own(config: RunConfig, info: data.DataInfo) -> None:
 
 
 def check_all(configs: Iterable[RunConfig]) -> list[list[str]]:
-    """Return what is doubtful about each point, see `check`.
+    """Check all points and return the warnings about each; see `check`.
 
     Raises:
-        ConfigError: lists what keeps any of them from being run here.
+        ConfigError: If any point cannot run here. It lists the problems of all points.
     """
     doubts: list[list[str]] = []
     problems: dict[str, None] = {}  # each once, in order
@@ -104,7 +105,7 @@ def check_all(configs: Iterable[RunConfig]) -> list[list[str]]:
 
 
 def unready_hosts(configs: Iterable[RunConfig]) -> list[str]:
-    """Return what keeps hosts from running those points that are not done."""
+    """Return the reasons why hosts cannot run the points that are not done."""
     if inside_horovodrun():
         return []
     try:
@@ -114,13 +115,14 @@ def unready_hosts(configs: Iterable[RunConfig]) -> list[str]:
 
 
 def refuse_newer(study_dir: Path) -> None:
-    """ConfigError if a newer bsweep wrote to the study: this one would not know its runs, and
-    repeat them.
+    """Raise ConfigError if a newer bsweep wrote to the study.
+
+    This version would not recognize the runs of the newer one, and would repeat them.
     """
     for summary in study_dir.glob("*/summary.json"):
         try:
             runlog.read_summary(RunPaths(summary.parent))
         except runlog.Damaged:
-            pass  # such a run is repeated
+            pass  # a run with a damaged summary is repeated
         except ValueError as error:
             raise ConfigError(str(error)) from None

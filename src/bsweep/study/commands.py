@@ -1,6 +1,4 @@
-"""What was typed to train the points of a study, kept in it to be typed again, and what these
-points are.
-"""
+"""The commands that trained the points of a study, kept in its folder with a list of the points."""
 
 from __future__ import annotations
 
@@ -22,27 +20,27 @@ from bsweep.core.ranks import Place, inside_horovodrun
 
 @dataclass(frozen=True)
 class Planned:
-    """What is to be known of a point without its configuration: its name, and what its time depends
-    on.
-    """
+    """A point's name and the facts that its training time depends on, without its configuration."""
 
     run_id: str
     num_workers: int
     examples_per_step: int
-    num_examples: int  # of all its epochs
+    num_examples: int  # summed over all epochs
     epochs: int
-    kind: str  # of points that batch, workers, seed, epochs and rates alone tell apart
+    kind: str  # equal for points that differ only in batch, workers, seed, epochs and rates
 
     @property
     def local_batch(self) -> float:
-        """Examples of a step of one worker, on the average of all."""
+        """The examples of a step for one worker, averaged over all workers."""
         return self.examples_per_step / self.num_workers
 
 
 @dataclass(frozen=True)
 class Command:
-    """`arguments` of `bsweep run` as they were typed in `folder`, inside a horovodrun of
-    `num_processes` or in none.
+    """A `bsweep run` command: its `arguments` as typed and the `folder` in which they were typed.
+
+    `num_processes` is the size of the horovodrun around it, or None without one. `points` are the
+    points that it trains.
     """
 
     arguments: tuple[str, ...]
@@ -76,7 +74,7 @@ def planned(config: RunConfig) -> Planned:
     )
 
 
-@functools.cache  # a grid has few
+@functools.cache  # a grid has few kinds
 def _kind(*parts: Any) -> str:
     text = json.dumps([part if isinstance(part, str | int) else _told(part) for part in parts])
     return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -85,12 +83,18 @@ def _kind(*parts: Any) -> str:
 def _told(part: Any) -> dict[str, Any]:
     told = asdict(part)
     if isinstance(part, LaunchConfig):
-        told.pop("parallel", None)  # no time of a point alone depends on it
+        told.pop("parallel", None)  # a point that runs alone takes as long with any value
     return told
 
 
 def keep(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]) -> None:
-    """Note what is about to train points of a study, unless the study has it."""
+    """Append a command that is about to train points to the study's file, unless it is there.
+
+    Args:
+        study_dir: The study's folder.
+        arguments: The command's arguments as typed.
+        configs: The points that the command trains.
+    """
     size = Place.from_environment().num_workers if inside_horovodrun() else None
     points = tuple(dict.fromkeys(map(planned, configs)))
     command = Command(tuple(arguments), Path.cwd(), size, points)
@@ -108,13 +112,13 @@ def keep(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]
     with _path(study_dir).open("ab") as file:
         if file.tell() and not _ends_whole(_path(study_dir)):
             text = "\n" + text
-        file.write(text.encode())  # at once: another sweep may write too
+        file.write(text.encode())  # in one call, for another sweep may write, too
         file.flush()
         os.fsync(file.fileno())
 
 
 def read_commands(study_dir: Path) -> list[Command]:
-    """The commands of a study, each as it was typed last; damaged lines are none."""
+    """Return the commands of a study, each as it was typed last, without damaged lines."""
     commands: dict[tuple[Any, ...], Command] = {}
     try:
         lines = _path(study_dir).read_bytes().splitlines()

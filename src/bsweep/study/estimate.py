@@ -1,5 +1,6 @@
-"""How long points will take, by those that have trained: seconds of a step over the batch, by the
-number of workers.
+"""Estimates of how long points will take, from points that have trained.
+
+A line is fitted to the seconds of a step over the local batch, for each number of workers.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from bsweep.study.states import State
 
 @dataclass(frozen=True)
 class Timed:
-    """A point whose steps were timed: mean seconds of one, and what it took beside them, if it ran
-    to its end.
+    """A point whose steps were timed.
+
+    `step_seconds` is the mean time of a step. `other_seconds` is the time that the point took
+    besides its steps, or None if it did not run to its end.
     """
 
     point: Planned
@@ -25,8 +28,13 @@ class Timed:
 
 
 def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]:
-    """Of each point that has finished an epoch, none beside others (`launch.parallel`): the times
-    are of one alone.
+    """Return the times of each point that has finished an epoch.
+
+    Points that ran beside others (`launch.parallel`) are left out, as others slowed them down.
+
+    Args:
+        points: The points to look at.
+        states: The states of the study's runs, by run id.
     """
     found = []
     for point in points:
@@ -41,12 +49,18 @@ def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]
 
 
 class Estimate:
-    """Seconds that points will take. `source` says by what, and how far that is from the points it
-    goes by.
+    """An estimate of the seconds that points will take.
+
+    `source` names in words the points that the estimate is based on, and its largest error on them.
     """
 
     def __init__(self, timed: Iterable[Timed], tried: Sequence[Timed] = ()) -> None:
-        """From points of the study, and points that were tried for a few steps."""
+        """Fit the estimate.
+
+        Args:
+            timed: Timed points of the study.
+            tried: Points that were trained for a few steps to time them.
+        """
         self._timed, self._num_tried = [*timed, *tried], len(tried)
         self._own = {one.point.run_id: one for one in self._timed}
         self._lines = {key: _fitted(pairs) for key, pairs in self._steps().items()}
@@ -56,7 +70,10 @@ class Estimate:
         self.source = self._named() if self._timed else ""
 
     def seconds(self, point: Planned, state: State) -> float | None:
-        """Until the point is completed; 0 if it is, None where nothing like it was timed."""
+        """Return the seconds until the point is completed.
+
+        The answer is 0 if the point is completed, and None if no similar point was timed.
+        """
         if state.status == "completed":
             return 0.0
         whole = self._whole_seconds(point)
@@ -83,8 +100,9 @@ class Estimate:
         return self._others.get((point.kind, point.epochs), self._others.get(None, 0.0))
 
     def _steps(self) -> dict[tuple[str, int | None], list[tuple[float, float]]]:
-        """Examples of a worker and seconds of steps that are alike: of as many workers, and (None)
-        of any number.
+        """Return pairs (local batch, seconds of a step), grouped by (kind, number of workers).
+
+        The key (kind, None) has the pairs of all numbers of workers.
         """
         found: dict[tuple[str, int | None], list[tuple[float, float]]] = defaultdict(list)
         for one in self._timed:
@@ -93,8 +111,9 @@ class Estimate:
         return found
 
     def _other_times(self) -> dict[tuple[str, int] | None, list[float]]:
-        """Seconds beside the steps of points of the same kind and number of epochs, and (None) of
-        all.
+        """Return the seconds that points took besides their steps, by (kind, number of epochs).
+
+        The key None has the seconds of all points.
         """
         found: dict[tuple[str, int] | None, list[float]] = defaultdict(list)
         for one in self._timed:
@@ -121,8 +140,9 @@ class Estimate:
 
 
 def _fitted(pairs: list[tuple[float, float]]) -> tuple[float, float]:
-    """Offset and slope, neither negative, of the line with least relative errors; through 0 where x
-    is one.
+    """Return offset and slope, neither negative, of the line with the least relative errors.
+
+    The line goes through 0 if all x are the same.
     """
     weights = [1 / y**2 for _, y in pairs]
     total = sum(weights)

@@ -1,6 +1,4 @@
-"""What is known of a grid or a study before, while and after it trains, as a person reads it and as
-JSON.
-"""
+"""Overviews of a grid or a study before, during and after training, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -21,8 +19,10 @@ _MOST_LISTED = 40
 
 @dataclass(frozen=True)
 class Row:
-    """A point; `planned` is None of a run that no kept command leads to, `seconds` where nothing
-    tells them.
+    """One point of an overview.
+
+    `planned` is None for a run that belongs to no kept command. `seconds` is the estimated time
+    that is left, or None without an estimate.
     """
 
     study: str
@@ -39,7 +39,7 @@ class Row:
 
     @property
     def is_left(self) -> bool:
-        """Whether the same command would run it."""
+        """True if the same command would run the point."""
         return self.state.status not in states.RESULTS
 
     @property
@@ -66,12 +66,12 @@ class Row:
 def of_grid(
     study_dir: Path, points: Sequence[Planned], tried: Sequence[Timed] = ()
 ) -> tuple[list[Row], str]:
-    """The points of a grid that lie in one study, and what their estimate goes by.
+    """Return the points of a grid that lie in one study, and the source of their time estimate.
 
     Args:
-        study_dir: The study, which need not be there.
-        points: Without repetitions.
-        tried: What the estimate goes by beside the study's runs.
+        study_dir: The study's folder, which need not exist.
+        points: The points, each once.
+        tried: Timed points that the estimate uses in addition to the study's runs.
     """
     found = states.read_states(study_dir)
     known = {
@@ -85,11 +85,12 @@ def of_grid(
 
 
 def of_study(study_dir: Path) -> tuple[list[Row], str]:
-    """All points of a study: those of its commands, and runs of others; and what the estimate goes
-    by.
+    """Return all points of a study, and the source of their time estimate.
+
+    The points are those of the study's kept commands, and all other runs in its folder.
 
     Raises:
-        ValueError: there is no such study, or nothing in it.
+        ValueError: If the study does not exist or is empty.
     """
     if not study_dir.is_dir():
         raise ValueError(_no_study(study_dir))
@@ -135,7 +136,7 @@ def _no_study(study_dir: Path) -> str:
 
 
 def plan_text(rows: Sequence[Row], source: str) -> str:
-    """The grid as a table."""
+    """Return the grid as a table."""
     table = [["point", "state", "time", "worker-hours"]]
     for row in rows:
         of = row.planned.epochs if row.planned else None
@@ -145,7 +146,10 @@ def plan_text(rows: Sequence[Row], source: str) -> str:
 
 
 def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Sequence[str]) -> str:
-    """Numbers of all points, and those that are of interest one by one."""
+    """Return the number of points in each state, and a line for each point of interest.
+
+    Points of interest are running, interrupted or failed, or have lost a worker.
+    """
     lines = [f"{study_dir}: {totals(rows, source, len(sweeps))}"]
     for row in rows:
         if row.state.status in ("running", "interrupted"):
@@ -180,7 +184,7 @@ def as_json(rows: Sequence[Row], source: str, indent: int | None = 1, **more: An
 
 
 def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:
-    """How many points are in which state, and what all that are left will take."""
+    """Return how many points are in which state, and the time that the remaining ones take."""
     text = f"{counted(len(rows), 'point')}: {states.counted(row.state.status for row in rows)}"
     left = [row for row in rows if row.is_left]
     if not left:
@@ -227,6 +231,6 @@ def _aligned(table: list[list[str]]) -> list[str]:
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    """Of those that are known; None where there are some, and none is."""
+    """Return the sum of the known values; None if there are values and none is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known or not values else None

@@ -1,8 +1,8 @@
-"""Several points of a sweep at once on one machine, each pinned to GPUs or cores of its own:
-`launch.parallel`.
+"""The setting `launch.parallel`: several points run at once on one machine.
 
-Each point has a thread, which runs it as a sweep runs its only one; a thread's pinning is that of
-all that it starts. The next point to begin is the first one in the grid for which there is room.
+Each point is pinned to GPUs or cores of its own. Each has a thread, which runs it as a sweep runs a
+single point. All processes that a thread starts inherit its pinning. The next point to begin is the
+first one in the grid that fits into the free GPUs and cores.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from bsweep.study.progress import Progress
 _POLL_SECONDS = 0.2
 
 RunOne = Callable[[RunConfig, Progress, attempts.Launch], str]
-"""Runs a point, and gives its status."""
+"""The type of a function that runs a point and returns its status."""
 
 
 def refuse_elsewhere(configs: Sequence[RunConfig]) -> None:
-    """ConfigError if points are to run at once which Hydra starts elsewhere."""
+    """Raise ConfigError if `launch.parallel` is given for points that Hydra starts elsewhere."""
     if _asked(configs) > 1:
         raise ConfigError(
             "launch.parallel with hydra/launcher, which runs points elsewhere: leave one of them "
@@ -44,7 +44,7 @@ def refuse_elsewhere(configs: Sequence[RunConfig]) -> None:
 
 
 def is_possible(configs: Sequence[RunConfig]) -> bool:
-    """Whether points of a sweep are to run at once, and this machine has room for two of them."""
+    """Return True if points are to run at once and this machine has room for two of them."""
     if _asked(configs) == 1:
         return False
     room, sizes = seats.of_machine(configs).size, Counter(map(seats.size_of, configs))
@@ -55,7 +55,10 @@ def is_possible(configs: Sequence[RunConfig]) -> bool:
 
 
 def why_not(configs: Sequence[RunConfig]) -> str:
-    """Why points run one after another that were to run at once; empty where they do not."""
+    """Return why points run one after another although `launch.parallel` was given.
+
+    The text is empty if `launch.parallel` was not given or the points do run at once.
+    """
     if len(configs) < 2 or _asked(configs) == 1 or is_possible(configs):
         return ""
     room = seats.of_machine(configs)
@@ -88,12 +91,18 @@ class _Running:
 
 
 def run(configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> list[str]:
-    """Run points, as many at once as may and have room; the status of each.
+    """Run points, as many at once as are allowed and fit, and return the status of each.
+
+    Args:
+        configs: The points.
+        progress: Shows the sweep to the user.
+        run_one: Runs one point and returns its status.
 
     Raises:
-        KeyboardInterrupt: they were to stop, and have.
+        KeyboardInterrupt: If the points were asked to stop. All of them have stopped by then.
     """
-    provenance.provenance(configs[0])  # which no thread is to ask for that sees its own cores alone
+    # The result is cached here, as a pinned thread would see its own cores only.
+    provenance.provenance(configs[0])
     crew = _Crew(configs, progress, run_one)
     with Signals() as signals, ThreadPoolExecutor(len(crew.machine.cores)) as pool:
         try:
@@ -113,7 +122,7 @@ def run(configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> li
 
 
 class _Crew:
-    """The points of a sweep that wait, run and have ended."""
+    """The points of a sweep: those that wait, those that run and those that have ended."""
 
     def __init__(self, configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> None:
         self.machine = seats.of_machine(configs)
@@ -127,7 +136,7 @@ class _Crew:
 
     def start_what_fits(self, pool: ThreadPoolExecutor, signals: Signals) -> None:
         if any(_is_to_measure(one.config) for one in self.running.values()):
-            return  # what it measures is for all of the study: nobody is to disturb it
+            return  # its calibration is for all of the study and must not be disturbed
         free = self.machine.without(one.seats for one in self.running.values())
         for place, config in list(self.waiting.items()):
             if signals.have_come or len(self.running) >= self._most or not free.cores:
@@ -149,7 +158,7 @@ class _Crew:
                 return
 
     def wait(self, signals: Signals) -> None:
-        """Wait a moment, for one that ends."""
+        """Wait a moment for a point to end, and record the points that have ended."""
         for future in wait(self.running, _POLL_SECONDS, FIRST_COMPLETED).done:
             ended, error = self.running.pop(future), future.exception()
             self.statuses[ended.place] = future.result() if error is None else "failed"
@@ -161,27 +170,28 @@ class _Crew:
         signals.look_after()
 
     def _is_over(self, place: int, config: RunConfig) -> bool:
-        """Whether there is a result of a point, which is skipped, or none can be had."""
+        """Return True if a waiting point needs no start.
+
+        It has a result already and is skipped, or the search for a result failed.
+        """
         try:
             if not attempts.result_of(config):
                 return False
-            # Which skips it.
+            # This call skips the point, as it has a result.
             self.statuses[place] = self._run_one(config, self._progress, launch.launch)
-        except Exception as error:  # of this point, for which no other one is to end
+        except Exception as error:  # must not end the other points
             self.statuses[place] = "failed"
             _say_why(error)
         return True
 
     def _run_pinned(self, config: RunConfig, own: Seats) -> str:
-        # What a point starts ends with this thread, not with the process, for PR_SET_PDEATHSIG
-        # follows the thread: no process of a point is to be of use when its thread is over.
+        # PR_SET_PDEATHSIG follows the thread: processes that a point starts are killed when this
+        # thread ends, not when this process ends. So no point may leave a process for later use.
         own.take()
         return self._run_one(config, self._progress.beside(), self._launch)
 
     def _launch(self, config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
-        """As `launch.launch`, of a point that says on record whether another one was at work
-        meanwhile.
-        """
+        """Launch a point like `launch.launch`, and record in its folder if others ran meanwhile."""
         with self._among_others() as has_company:
             note = functools.cache(lambda: _note_company(paths))
 
@@ -206,7 +216,7 @@ class _Crew:
 
 
 def _is_to_measure(config: RunConfig) -> bool:
-    """Whether a point is to find out, for all of its study, what is fastest, or may have to."""
+    """Return True if a point has to calibrate for its whole study, or may have to."""
     if not calibration_file.is_asked(config):
         return False
     here = runlog.hardware_words(provenance.provenance(config))
@@ -215,7 +225,7 @@ def _is_to_measure(config: RunConfig) -> bool:
 
 
 def _say_why(error: Exception) -> None:
-    """Say why a point could not be run, and where, if nobody can mend it."""
+    """Print why a point could not be run, with a traceback if the user cannot mend the cause."""
     if not isinstance(error, ConfigError | OSError | runlog.Newer | runlog.Damaged):
         traceback.print_exception(error)
     print(f"bsweep: a point could not be run: {error!r}", file=sys.stderr)

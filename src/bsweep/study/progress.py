@@ -1,4 +1,4 @@
-"""What a person sees while a sweep runs: a live line on a terminal, plain lines otherwise."""
+"""The display of a running sweep: a live line on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -28,38 +28,41 @@ _REFRESH_SECONDS = 0.2
 
 @dataclass
 class _Sweep:
-    """What all points of a sweep count together."""
+    """The counts that all points of a sweep share."""
 
     num_points: int
-    num_done: int = 0  # or begun
-    # Points that run at once have threads.
+    num_done: int = 0  # points that have begun count, too
+    # Points that run at once have a thread each.
     counting: threading.Lock = field(default_factory=threading.Lock)
     seconds_of_done: list[float] = field(default_factory=list)
     said_of: set[Path] = field(default_factory=set)
 
 
 class Progress:
-    """Points done, the current run's epoch, images or tokens per second and the time that is
-    probably left.
+    """The progress of a sweep, shown on a console.
+
+    It shows the points done, the current run's epoch, its images or tokens per second, and the
+    estimated time that is left.
     """
 
     def __init__(self, num_points: int, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._sweep = _Sweep(num_points)
-        self._number = 0  # of the current point
+        self._number = 0  # the current point's number
         self._is_again = self._is_beside = self._is_taken_up = False
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def beside(self) -> Progress:
-        """That of a point which runs beside others of this sweep: every line says which point it is
-        of.
+        """Return the progress of a point that runs beside others of this sweep.
+
+        Each of its lines names the number of its point.
         """
         one = Progress(0, self._console)
         one._sweep, one._is_beside = self._sweep, True
         return one
 
     def say(self, line: str) -> None:
-        """Say something of the sweep."""
+        """Print a line about the sweep."""
         self._console.print(Text(line))
 
     def skip(self, config: RunConfig, why: str) -> None:
@@ -67,11 +70,11 @@ class Progress:
         self._say(f"{config.study_dir / config.run_id}: skipped, {why}")
 
     def put_off(self, config: RunConfig, why: str) -> None:
-        """Say that a point comes later, and has no number until then."""
+        """Print that a point comes later. It has no number until then."""
         self.say(f"{config.study_dir / config.run_id}: put off, {why}")
 
     def give_up(self, config: RunConfig, why: str) -> None:
-        """Say that a point ended whose files could not be written."""
+        """Print that a point ended because its files could not be written."""
         if self._live.is_started:
             self._live.stop()
         self._say(f"  {config.study_dir / config.run_id}: interrupted: {why}")
@@ -99,8 +102,9 @@ class Progress:
             self._live.start()
 
     def poll(self) -> None:
-        """Show what was recorded since the last call; cheap enough to be called after every
-        step.
+        """Show what was recorded since the last call.
+
+        The call is cheap enough to be made after every step.
         """
         if time.monotonic() - self._polled_at < _REFRESH_SECONDS:
             return
@@ -135,8 +139,9 @@ class Progress:
 
     @property
     def _has_live_line(self) -> bool:
-        """Whether a line at the end is written anew again and again: it could be of one point
-        alone.
+        """True if a live line is shown.
+
+        Points that run at once have none, as the line shows a single point.
         """
         return self._console.is_terminal and not self._is_beside
 
@@ -146,10 +151,13 @@ class Progress:
             self._number = self._sweep.num_done
 
     def _say_numerics(self, start: Mapping[str, Any] | None = None) -> None:
-        """What `auto` stands for in this study, and why: before its first point begins, or once
-        that has measured it.
+        """Print what `auto` stands for in this study, and why.
 
-        `start`: the record of a point that is about to train, whose workers may have found out.
+        The line comes before the study's first point begins, or once that point has calibrated.
+
+        Args:
+            start: The start record of a point that is about to train, as its workers may have
+                calibrated; None before the point is launched.
         """
         if self._config.study_dir in self._sweep.said_of or not calibration_file.is_asked(
             self._config
@@ -160,7 +168,7 @@ class Progress:
             self._is_taken_up = begun is not None
             if begun:
                 self._say(f"  {begun.says(self._config)}")
-        if self._is_taken_up:  # the study's answer need not be what this run trains in
+        if self._is_taken_up:  # the run may train in another precision than the study's
             return
         folder = self._paths.folder
         path, hardware = (
@@ -180,12 +188,12 @@ class Progress:
             self._say(f"  {reason}")
 
     def once_more(self) -> None:
-        """The point that has just ended is begun again."""
+        """Note that the point that has just ended begins again."""
         self._is_again = True
         self._sweep.seconds_of_done.remove(self._seconds)
 
     def note(self, line: str) -> None:
-        """Say something of the run."""
+        """Print a line about the run."""
         self._say(f"  {line}")
 
     def end(self, outcome: Outcome) -> None:
@@ -235,7 +243,7 @@ class Progress:
         )
 
     def _score(self) -> str:
-        """How near the target the latest evaluation is."""
+        """Return the latest evaluation's score next to the target, as text."""
         target = self._config.target
         if not target or target.metric not in self._scores:
             return ""
@@ -247,28 +255,33 @@ class Progress:
         return f"{examples_per_second:.0f} images/s"
 
     def _epochs_done(self) -> float:
-        """Epochs trained, the current one's part included."""
+        """Return the number of trained epochs, including a part of the current one."""
         latest = self._latest
         if latest.get("type") == "step":
             return float(min(self._config.epochs, latest["epochs_done"]))
         return float(latest["epoch"])
 
     def _count(self, epoch: int) -> str:
-        """How far the run is, in what ends it."""
+        """Return how far the run is, in epochs, and in rounds if their number ends the run."""
         if self._max_rounds:
             return f"epoch {epoch}, round {self._rounds_done}/{self._max_rounds}"
         return f"epoch {epoch}/{self._config.epochs}"
 
     def _share_done(self) -> float:
-        """Of the epochs, or of what will end the run before."""
+        """Return the share of the run that is done, from 0 to 1.
+
+        It is the largest of the shares of epochs, rounds and seconds, whichever may end the run.
+        """
         epochs = self._epochs_done() / self._config.epochs
         rounds = self._rounds_done / (self._max_rounds or math.inf)
         seconds = (time.monotonic() - self._trained_at) / (self._max_seconds or math.inf)
         return min(1.0, max(epochs, rounds, seconds)) if epochs else 0.0
 
     def _eta(self) -> str:
-        """This run's remaining time by its own pace, the other points' by the mean of those that
-        are done.
+        """Return the remaining time as text.
+
+        This run's part is estimated from its own pace. The part of the other points is estimated
+        from the mean time of those that are done.
         """
         done = self._share_done()
         if not done:
@@ -284,23 +297,23 @@ class Progress:
 
     def _new_records(self) -> list[dict[str, Any]]:
         lines = self._records.new_lines()
-        if lines is None:  # workers cut what they write anew: what is left was shown
+        if lines is None:  # workers cut lines to write them anew: the rest was shown
             self._records.new_lines()
         records = []
         for line in lines or ():
-            with suppress(ValueError):  # a damaged one, which reports name
+            with suppress(ValueError):  # skip a damaged line: reports name it
                 records.append(json.loads(line))
         return records
 
 
 class Output:
-    """What a run's workers print, as it comes."""
+    """The output of a run's workers, read while they print it."""
 
     def __init__(self, paths: RunPaths, num_workers: int) -> None:
         self._files = [GrowingFile(paths.rank_logs(rank) / "stdout") for rank in range(num_workers)]
 
     def new_lines(self) -> list[str]:
-        """The whole lines since the last call, with the worker's number before each."""
+        """Return the complete lines since the last call, each after its worker's number."""
         lines = []
         for rank, file in enumerate(self._files):
             text = b"\n".join(file.new_lines() or ()).decode(errors="replace")

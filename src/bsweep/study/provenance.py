@@ -1,4 +1,4 @@
-"""What a run says of where it came from: its code, its machine, and how it was started."""
+"""The provenance of a run: its code, its machine and the command that started it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from bsweep.core.ranks import inside_horovodrun, num_cores
 
 
 def provenance(config: RunConfig) -> dict[str, Any]:
-    """Which code ran on what, started how: enough to tell two runs apart that should have
-    agreed.
+    """Return which code a run has, on which machine, and how it was started.
+
+    The facts help to explain why two runs differ that should have agreed.
     """
     return {"hosts": config.launch.named_hosts, **surroundings()}
 
@@ -44,7 +45,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def _command() -> str:
-    """What was typed, to be typed again."""
+    """Return the command as it was typed, so that it can be typed again."""
     prefix = f"horovodrun -np {os.environ['HOROVOD_SIZE']} " if inside_horovodrun() else ""
     return f"{prefix}{sys.argv[0]} {shlex.join(sys.argv[1:])}"
 
@@ -69,7 +70,7 @@ def version(package: str) -> str | None:
 
 
 def _commit() -> dict[str, Any]:
-    """The checkout's commit, if this code runs from a checkout."""
+    """Return the commit of this code's checkout; None values if it does not run from one."""
     folder = Path(__file__).parent
     commit = _output("git", "-C", str(folder), "rev-parse", "HEAD")
     if not commit or not _output("git", "-C", str(folder), "ls-files", Path(__file__).name):
@@ -79,7 +80,7 @@ def _commit() -> dict[str, Any]:
 
 
 def _output(*command: str) -> list[str]:
-    """The lines that a command prints; none if it is not there or fails."""
+    """Return the lines that a command prints; none if the command is missing or fails."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""Runs that are no points of a study: probes, profiles, and a few steps that are timed."""
+"""Runs that are not points of a study: probes, profiles and timings of a few steps."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _TRIED_STEPS = 10
 
 
 def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
-    """Measure a point's workers; what they found is where an allocation looks for it, unless they
-    failed.
+    """Measure a point's workers, and write their answer to the file that allocations read.
+
+    No file is written if the workers failed.
 
     Args:
         config: The point, whose allocation need not be resolved.
@@ -39,8 +40,11 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
 
 
 def profile(config: RunConfig, say: Callable[[str], None]) -> Outcome:
-    """Profile a point's workers, see `probe`; what they found is where `anatomy.read` looks for
-    it.
+    """Profile a point's workers, and leave their answer where `anatomy.read` looks for it.
+
+    Args:
+        config: The point.
+        say: Called with each line of the workers' output.
     """
     shutil.rmtree(profile_file.folder_of(config), ignore_errors=True)
     return _launch_beside(
@@ -49,14 +53,18 @@ def profile(config: RunConfig, say: Callable[[str], None]) -> Outcome:
 
 
 def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float] | str:
-    """Train a point for a few steps, in a folder of its own that does not stay.
+    """Train a point for a few steps to time them, in a temporary folder.
+
+    Args:
+        config: The point.
+        say: Called with each line of the workers' output.
 
     Returns:
-        Seconds of a step, and seconds that the point would take beside its steps; why there are
-        none, otherwise.
+        The seconds of a step, and the seconds that the whole point would take besides its steps. If
+        the steps could not be timed, a text that says why.
     """
     num_train = min(data.prepare(config.data).num_train, _TRIED_STEPS * config.examples_per_step)
-    # Which other hosts see, too.
+    # Other hosts must see the folder, too: it lies beside the results.
     shared = next(one for one in config.study_dir.resolve().parents if one.exists())
     with tempfile.TemporaryDirectory(
         prefix=".bsweep.", dir=shared if config.launch.named_hosts else None
@@ -83,7 +91,7 @@ def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float
 def _launch_beside(
     config: RunConfig, paths: RunPaths, say: Callable[[str], None], entry: Entry
 ) -> Outcome:
-    """Have a point's workers do something else than train, in a folder of their own."""
+    """Launch a point's workers in a folder of their own, with the given entry point."""
     shutil.rmtree(paths.folder, ignore_errors=True)
     paths.folder.mkdir(parents=True)
     save_config(config, paths.config)

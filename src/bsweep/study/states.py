@@ -1,5 +1,6 @@
-"""How far the runs of a study are, read from their folders; one that cannot be read is such a
-state, too.
+"""The states of a study's runs, read from their folders.
+
+A run that cannot be read has the state `damaged`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from bsweep.runlog import RunPaths
 from bsweep.study import attendance
 
 RESULTS = ("completed", "diverged", "out_of_memory")
-"""What a point that is run again would most likely come to again: only `bsweep retry` repeats it.
-"""
+"""The statuses that a repetition would likely reach again: only `bsweep retry` repeats them."""
 
 FAILURES = ("failed", "timeout", "out_of_memory", "diverged")
 STATUSES = ("completed", *FAILURES, "interrupted", "running", "damaged", "new")
@@ -25,8 +25,10 @@ STATUSES = ("completed", *FAILURES, "interrupted", "running", "damaged", "new")
 
 @dataclass(frozen=True)
 class State:
-    """`epochs_done` has the current epoch's part, `num_epochs` is None where nobody says; times are
-    of whole epochs.
+    """The state of a run.
+
+    `epochs_done` includes a part of the current epoch while the run is under way. `num_epochs` is
+    None if no record tells it. `train_seconds` counts complete epochs only.
     """
 
     status: str = "new"
@@ -38,10 +40,10 @@ class State:
     wall_seconds: float | None = None
     can_resume: bool = False
     lost_workers: tuple[str, ...] = ()
-    beside_others: bool = False  # on its machine meanwhile, see `launch.parallel`
+    beside_others: bool = False  # other points ran on its machine meanwhile
 
     def says(self, num_epochs: int | None = None) -> str:
-        """The status, and where the run stopped or is."""
+        """Return the status as text, with the epoch of a run that is running or interrupted."""
         of = num_epochs or self.num_epochs
         if self.status not in ("running", "interrupted"):
             return self.status
@@ -54,7 +56,7 @@ NEW = State()
 
 
 def read_states(study_dir: Path) -> dict[str, State]:
-    """The states of all runs of a study, by their ids."""
+    """Return the states of all runs of a study, by run id."""
     try:
         names = sorted(
             one.name
@@ -68,8 +70,9 @@ def read_states(study_dir: Path) -> dict[str, State]:
 
 
 def state_of_run(folder: Path) -> State:
-    """The state of a run, `damaged` where the same command would repeat it for that; NEW where
-    there is none.
+    """Return the state of the run in a folder; NEW if the folder has no run.
+
+    The state is `damaged` if a file is damaged and the same command would therefore repeat the run.
     """
     paths = RunPaths(folder)
     try:
@@ -95,17 +98,17 @@ def _ended(summary: Mapping[str, Any], meta: Mapping[str, Any], paths: RunPaths)
 
 
 class _Recorded:
-    """What is on record of a run under way, as far as it was read."""
+    """The facts read so far from the records of a run under way."""
 
     def __init__(self, metrics: Path) -> None:
         self.num_epochs: int | None = None
-        self.epochs: list[tuple[int, float]] = []  # numbers, and seconds of training
+        self.epochs: list[tuple[int, float]] = []  # (epoch number, seconds of training)
         self.epochs_done = 0.0
         self.lost_workers: tuple[str, ...] = ()
         self._file = runlog.Following(metrics)
 
     def look(self) -> bool:
-        """Read what is new; whether what was read before is still there."""
+        """Read the new records. Return False if records that were read before are gone."""
         news = self._file.news()
         for record in news or ():
             if record["type"] == "start":
@@ -113,7 +116,7 @@ class _Recorded:
             elif record["type"] == "step":
                 self.epochs_done = record["epochs_done"]
             elif record["type"] == "epoch":
-                # Which it was before it was taken up.
+                # A resumed run repeats epochs: the later record of one counts.
                 while self.epochs and self.epochs[-1][0] >= record["epoch"]:
                     self.epochs.pop()
                 self.epochs.append((record["epoch"], record["train_seconds"]))
@@ -122,7 +125,7 @@ class _Recorded:
         return news is not None
 
 
-_RECORDED: dict[Path, _Recorded] = {}  # who watches a study looks every few seconds
+_RECORDED: dict[Path, _Recorded] = {}  # kept, as a study is read every few seconds to watch it
 
 
 def _recorded(metrics: Path) -> _Recorded:
@@ -154,11 +157,11 @@ def _under_way(paths: RunPaths) -> State:
 def _was_beside_others(paths: RunPaths) -> bool:
     try:
         return bool(runlog.read_meta(paths).get("beside_others"))
-    except ValueError:  # no run is repeated for a damaged one
+    except ValueError:  # a damaged meta.json is no reason to repeat a run
         return False
 
 
 def counted(statuses: Iterable[str]) -> str:
-    """`3 completed, 1 failed`, in an order that is always the same."""
+    """Return the number of each status, as in `3 completed, 1 failed`, always in the same order."""
     numbers = Counter(statuses)
     return ", ".join(f"{numbers[status]} {status}" for status in STATUSES if numbers[status])

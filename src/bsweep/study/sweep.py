@@ -1,7 +1,7 @@
 """A sweep: the points of one command, checked together, then run to their ends.
 
-What a point needs of the command goes forward only: `bsweep.compose` makes the points, `Sweep`
-checks and starts them, and `bsweep.study.attempts` turns each into a run.
+Each point passes three stages: `bsweep.compose` makes it, `Sweep` checks and starts it, and
+`bsweep.study.attempts` turns it into a run. No stage calls back to an earlier one.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ _WAIT_SECONDS = 0.5  # for a point that another process runs
 
 
 class Sweep:
-    """The points of a grid that are to be run; entered by `with`, which ends what it started.
+    """The points of a grid that are to be run.
+
+    A sweep is entered by `with`, whose end stops the processes that the sweep started.
 
     Args:
         grid: All points of the command.
         typed: The command's arguments, which its studies keep.
         is_wanted: Tells whether a point is to be run; all are by default.
-        repeats: Set aside what there is of them.
+        repeats: If True, earlier runs of the points are moved to `.previous` first.
 
     Raises:
-        ConfigError: lists what is wrong with any point of the grid. Nothing was started.
+        ConfigError: If anything is wrong with a point of the grid. It lists all problems, and
+            nothing was started.
     """
 
     def __init__(
@@ -54,13 +57,13 @@ class Sweep:
         for study_dir in {config.study_dir for config in configs}:
             checks.refuse_newer(study_dir)
         chosen: dict[tuple[Path, str], int] = {}
-        for place, config in enumerate(configs):  # one that is given twice is run once
+        for place, config in enumerate(configs):  # a point that is given twice is run once
             if is_wanted(config):
                 chosen.setdefault(_name(config), place)
         self._places = list(chosen.values())
         self.run_ids: Set[str] = {run_id for _, run_id in chosen}
         self.studies: dict[Path, list[RunConfig]] = {study_dir: [] for study_dir, _ in chosen}
-        """All points of the grid that are of the studies in which some are to be run."""
+        """The grid's points of each study in which at least one point is to be run."""
         for config in configs:
             if config.study_dir in self.studies:
                 self.studies[config.study_dir].append(config)
@@ -102,7 +105,7 @@ class Sweep:
         }
         if reason := parallel.why_not([*left.values()]):
             self._progress.say(reason)
-        if parallel.is_possible([*left.values()]):  # each has processes of its own
+        if parallel.is_possible([*left.values()]):  # each point has its own processes
             team.expect(())
             places, start = self._places, self._start_at_once
         else:
@@ -113,14 +116,14 @@ class Sweep:
         while others := [place for place, status in statuses.items() if status == "running"]:
             free = [place for place in others if not attempts.is_running(configs[place])]
             for place in free:
-                # One that was broken off is for us to run; any other end is that of the point.
+                # This sweep runs a point that was broken off; any other end is the point's own.
                 ended = attempts.ended_elsewhere(configs[place], self._progress)
                 statuses[place] = ended or start([place])[0]
             time.sleep(0 if free else _WAIT_SECONDS)
         return list(statuses.values())
 
     def _join(self, study_dir: Path, points: Sequence[RunConfig]) -> None:
-        """Have a study know of this sweep and of what was typed; ConfigError where it cannot."""
+        """Register this sweep and its command in a study; raise ConfigError if that fails."""
         try:
             study_dir.mkdir(parents=True, exist_ok=True)
             commands.keep(study_dir, self._typed, points)
@@ -146,7 +149,7 @@ class Sweep:
     def _run_or_fail(self, config: RunConfig) -> str:
         try:
             return self._run_here(config)
-        except Exception as error:  # of this point, for which no other one is to end
+        except Exception as error:  # must not end the other points
             say_could_not_run(error)
             return "failed"
 
@@ -162,7 +165,7 @@ class Sweep:
 
 
 def run_elsewhere(config: RunConfig) -> str:
-    """Run a point in a process that Hydra's launcher started for it alone; its status."""
+    """Run a point in the process that Hydra's launcher started for it, and return its status."""
     if slurm.number_of_task(os.environ):  # submitit starts a job once on each of its nodes
         return "led by the first task"
     return _run_checked(config, checks.check(config), Progress(1), launch.launch)
@@ -171,17 +174,17 @@ def run_elsewhere(config: RunConfig) -> str:
 def _run_checked(
     config: RunConfig, doubts: list[str], progress: Progress, start: attempts.Launch
 ) -> str:
-    """Run a point that was checked; its status."""
-    if unready := checks.unready_hosts([config]):  # a point before failed on them
+    """Run a point that was checked, and return its status."""
+    if unready := checks.unready_hosts([config]):  # an earlier point may have failed on them
         progress.skip(config, f"not tried: {'; '.join(unready)}")
         return "unready"
     try:
         return attempts.run_point(config, doubts, progress, start)
-    except OSError as error:  # of files of the run itself: what fails in its processes is on record
+    except OSError as error:  # from the run's own files: errors of its workers are on record
         if not is_full(error):
             raise
         progress.give_up(config, str(error.strerror))
-        return "interrupted"  # which is what it looks like to who finds no summary
+        return "interrupted"  # a run without a summary reads as interrupted, too
 
 
 def _name(config: RunConfig) -> tuple[Path, str]:
