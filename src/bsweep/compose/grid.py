@@ -1,8 +1,8 @@
-"""The points of a grid, as Hydra composes them, in a small part of its time.
+"""The points of a grid, as Hydra would compose them, in a small part of Hydra's time.
 
-Hydra takes tens of milliseconds to compose a point. So it composes one of each family: of points
-that differ by plain values of keys alone. The others are that one with their values, each of which
-is checked once.
+Hydra takes tens of milliseconds to compose a point. Points that differ in plain values of keys only
+form a family, and Hydra composes one point of each family. The other points are copies of that one
+with their own values. Each value is checked once.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from bsweep.config import GROUPS, ConfigError, RunConfig, own, refuse_contradict
 
 Compose = Callable[[list[str]], DictConfig]
 
-# A value that is another key's, or that a resolver makes of one; the environment's stays the same.
+# A reference to another key, or a resolver's call. Values from the environment are the same for all
+# points, so they do not count.
 _REFERENCE = re.compile(r"\$\{(?!oc\.(env|decode):)")
-# What most axes give. Hydra's grammar would take longer to read it than the point takes in all
-# else.
+# Most axes have whole numbers. Hydra's parser would take longer for one than everything else that a
+# point needs.
 _WHOLE_NUMBER = re.compile(r"([a-z_]+(?:\.[a-z_]+)?)=(0|[1-9][0-9]{0,17})")
 _TOP_KEYS = frozenset(one.name for one in fields(RunConfig)) - set(GROUPS)
 
 
 def configs(compose: Compose, points: Sequence[Sequence[str]]) -> list[RunConfig]:
-    """The configurations of points.
+    """Return the configurations of points.
 
     Args:
-        compose: Hydra's composition of a point.
-        points: The overrides of each, with one value a key.
+        compose: Has Hydra compose one point from its overrides.
+        points: The overrides of each point, with one value for each key.
 
     Raises:
-        ConfigError: lists what is wrong with any of them.
+        ConfigError: If any point is wrong. It lists the problems of all points.
     """
     families: dict[tuple[str, ...], _Family] = {}
     found: list[RunConfig] = []
@@ -62,15 +63,15 @@ def configs(compose: Compose, points: Sequence[Sequence[str]]) -> list[RunConfig
 
 
 def to_config(composed: DictConfig) -> RunConfig:
-    """The point that Hydra composed, checked, and with what its allocation gives each worker."""
+    """Return the point that Hydra composed, checked, with each worker's share filled in."""
     return _filled_in(validate(values_of(composed)))
 
 
 def values_of(composed: DictConfig) -> dict[str, Any]:
-    """The keys that Hydra composed, without its own.
+    """Return the values that Hydra composed, without Hydra's own keys.
 
     Raises:
-        ConfigError: one has no value.
+        ConfigError: If a key has no value.
     """
     try:
         container: Any = OmegaConf.to_container(
@@ -83,11 +84,11 @@ def values_of(composed: DictConfig) -> dict[str, Any]:
 
 
 class _Family:
-    """Points whose overrides differ by the values of plain keys alone.
+    """The points whose overrides differ in the values of plain keys only.
 
     Args:
-        composed: One of them.
-        overrides: Plain keys, and whole overrides of other kinds.
+        composed: One point of the family, as Hydra composed it.
+        overrides: The family's plain keys, and its overrides of other kinds in full.
     """
 
     def __init__(self, composed: DictConfig, overrides: Sequence[str]) -> None:
@@ -105,8 +106,14 @@ class _Family:
         self._card = functools.cache(self._changed_card)
 
     def config(self, keys: Sequence[str], point: Sequence[str]) -> RunConfig:
-        """That of a point: the first one's with its own values. ConfigError for one that cannot
-        be.
+        """Return the configuration of a point: the composed point with this point's values.
+
+        Args:
+            keys: The plain keys, and the overrides of other kinds in full.
+            point: The overrides of the point, in the same order.
+
+        Raises:
+            ConfigError: If a value is wrong or contradicts another.
         """
         changes: dict[str, dict[str, str]] = {}
         for key, text in zip(keys, point, strict=True):
@@ -120,12 +127,15 @@ class _Family:
         return _filled_in(replace(self._base(), **top, **cards))
 
     def _changed_card(self, group: str, changed: tuple[tuple[str, str], ...]) -> Any:
-        """One object for all points that have it, which keeps what it knows of itself."""
+        """Return a group's card with changed values.
+
+        Points with the same values share one object, so that they share its cached properties.
+        """
         values = {name: self._checked(f"{group}.{name}", text) for name, text in changed}
         return replace(getattr(self._base(), group), **values)
 
     def _check(self, key: str, text: str) -> Any:
-        """The value of an override as the schema has it."""
+        """Return the value of an override, checked and converted by the schema."""
         given = _given(text)
         assert given is not None  # else the text would be the key
         group, _, name = key.rpartition(".")
@@ -147,7 +157,7 @@ def _without_hydra(composed: DictConfig) -> DictConfig:
 
 @functools.cache
 def _given(text: str) -> tuple[str, Any] | None:
-    """The key of an override that gives one a plain value, and the value; None of others."""
+    """Return key and value of an override that gives a plain key a plain value; else None."""
     if whole := _WHOLE_NUMBER.fullmatch(text):
         return (whole[1], int(whole[2])) if _is_plain_key(whole[1]) else None
     override = _parser().parse_override(text)
@@ -160,8 +170,9 @@ def _given(text: str) -> tuple[str, Any] | None:
 
 
 def _concerns(override: str, key: str) -> bool:
-    """Whether an override of another kind gives or takes a plain key's value, too, for its order
-    would matter then.
+    """Return True if an override of another kind sets or deletes a plain key, too.
+
+    The order of the overrides would matter then.
     """
     other, _, value = override.lstrip("+~").partition("=")
     other = other.split("@")[0]
@@ -172,12 +183,12 @@ def _concerns(override: str, key: str) -> bool:
     )
 
 
-# It looks at the signatures of all functions of the grammar.
+# Creating a parser is slow: it inspects the signatures of all functions of the grammar.
 _parser = functools.cache(OverridesParser.create)
 
 
 def _is_plain_key(key: str) -> bool:
-    """Whether a key's value is checked whatever the others are, and shapes no other."""
+    """Return True if a key is plain: its value can be checked alone and changes no other key."""
     group, _, name = key.partition(".")
     return key in _TOP_KEYS or (group in GROUPS and name.isidentifier() and name != "name")
 
@@ -188,6 +199,6 @@ def _is_plain(value: object) -> bool:
 
 
 def _at(values: dict[str, Any], key: str) -> object:
-    """What a dotted key stands for; a mapping, which is no plain value, where there is none."""
+    """Return the value of a dotted key; an empty mapping, which is not plain, if there is none."""
     group, _, name = key.rpartition(".")
     return (values.get(group, {}) if group else values).get(name, {})

@@ -1,7 +1,7 @@
-"""Hydra's part of a command: it composes the points of a grid, and may start them elsewhere.
+"""The use of Hydra for a command: it composes the points of a grid, and may start them elsewhere.
 
-Hydra's own entry point leads a sweep through a sweeper plug-in, which calls the program back for
-each point. Here the program leads: Hydra composes, and gives the points as values.
+Hydra's own entry point runs a sweep through a sweeper plug-in, which calls the program back for
+each point. Here bsweep stays in control: Hydra composes the points and returns them as values.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ _CONFIG, _VERSION = "config", "1.3"
 
 @dataclass(frozen=True)
 class Grid:
-    """The points of a command, in the order of its axes, and what Hydra does beside them."""
+    """The points of a command, in the order of its axes, and Hydra's part in running them."""
 
     configs: list[RunConfig]
     runs_elsewhere: bool
-    """`hydra/launcher` starts the points in processes of its own."""
+    """True if `hydra/launcher` starts the points in processes of its own."""
     surrounds_points: bool
-    """Hydra sets variables, writes logs or calls back around each point."""
+    """True if Hydra sets variables, writes logs or runs callbacks around each point."""
 
-    _points: list[list[str]]  # the overrides of each
+    _points: list[list[str]]  # the overrides of each point
     _master: DictConfig
     _context: HydraContext
 
     def launch(self, places: Sequence[int], run_point: Callable[[RunConfig], str]) -> list[str]:
-        """Have Hydra's launcher run points, each composed anew.
+        """Run points by Hydra's launcher, which composes each of them again.
 
         Args:
-            places: Which of `configs`.
-            run_point: Runs a point and returns its status; it can be pickled where the launcher
+            places: The indices of the points in `configs`.
+            run_point: Runs a point and returns its status. It must be picklable if the launcher
                 runs points elsewhere.
 
         Returns:
@@ -70,7 +70,7 @@ class Grid:
                 config=self._master,
             )
             jobs = launcher.launch([self._points[place] for place in places], initial_job_idx=0)
-        except Exception as error:  # such as sbatch's, or of a job that was cancelled
+        except Exception as error:  # such as an error of sbatch, or a cancelled job
             print(
                 f"bsweep: hydra/launcher={name} could not run the points: {error}", file=sys.stderr
             )
@@ -87,13 +87,16 @@ def say_could_not_run(error: BaseException) -> None:
 
 @contextmanager
 def composed(arguments: Sequence[str]) -> Iterator[Grid]:
-    """Compose the points that arguments give. Hydra's launchers work as long as it is entered.
+    """Compose the points of a command. Hydra's launchers work inside this context only.
 
     Args:
-        arguments: Flags and overrides as `overrides.arranged` gives them.
+        arguments: Flags and overrides as `overrides.arranged` returns them.
+
+    Yields:
+        The points.
 
     Raises:
-        ConfigError: lists what is wrong with any of them.
+        ConfigError: If any argument or point is wrong. It lists all problems.
     """
     flags = overrides.parsed(arguments)
     given = list(flags.overrides)
@@ -135,7 +138,7 @@ def _compose(name: str, given: list[str]) -> Grid:
 
 
 def _axes(master: DictConfig) -> list[str]:
-    """The axes of an experiment; one that it inherits is not swept where it is null."""
+    """Return the axes that an experiment sweeps; an inherited axis that is null is left out."""
     axes: Any = master.hydra.sweeper.params or {}
     if not isinstance(axes, Mapping | DictConfig):
         raise ValueError(
@@ -145,7 +148,7 @@ def _axes(master: DictConfig) -> list[str]:
 
 
 def _points(given: Sequence[Override]) -> list[list[str]]:
-    """The overrides of each point of a grid; of those of one key the last one counts."""
+    """Return the overrides of each point of a grid. The last override of a key counts."""
     axes: dict[str, list[str]] = {}
     for override in given:
         key = override.get_key_element()
@@ -164,11 +167,11 @@ def _status(job: JobReturn) -> str:
 
 
 def show(name: str, arguments: Sequence[str]) -> int:
-    """Have Hydra print what its flags ask for: help, the configuration, completions.
+    """Run Hydra to print what its flags ask for: help, the configuration or completions.
 
     Args:
-        name: What was typed before the arguments.
-        arguments: Flags and overrides as `overrides.arranged` gives them.
+        name: The words that were typed before the arguments.
+        arguments: Flags and overrides as `overrides.arranged` returns them.
 
     Returns:
         The exit code.
@@ -190,11 +193,12 @@ def show(name: str, arguments: Sequence[str]) -> int:
 
 
 def first_point(arguments: Sequence[str]) -> DictConfig:
-    """What Hydra composes, with the first value of each axis that an experiment or the command line
-    sweeps.
+    """Return the first point of a grid, as Hydra composes it.
+
+    Each axis of an experiment or the command line has its first value.
 
     Raises:
-        HydraException: an override is none, or names what there is not.
+        HydraException: If an override cannot be read or names an unknown key or choice.
     """
     given = overrides.first_values(arguments)
     with initialize_config_dir(str(conf_dir()), version_base=_VERSION):

@@ -1,6 +1,4 @@
-"""What is typed: made ready for Hydra, refused where Hydra would stumble, and Hydra's refusals in
-plain words.
-"""
+"""The typed arguments: preparation for Hydra, early refusals, and Hydra's errors in plain words."""
 
 from __future__ import annotations
 
@@ -20,10 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from bsweep.config import GROUPS, ConfigError, conf_dir, did_you_mean, shortened, show, unknown_key
 from bsweep.core.whole_files import is_full
 
-_MOST_POINTS = 1_000_000  # of one sweep, which are all planned before the first one starts
-_MOST_LETTERS = 255  # of a key, which Hydra looks for as a file
+_MOST_POINTS = 1_000_000  # in one sweep, which plans all points before it starts one
+_MOST_LETTERS = 255  # in a key, as Hydra looks for a file of that name
 _EXPERIMENT = "experiment"
-_GRAMMAR = re.compile(r"""["'\\$(){}]""")  # what is typed with these is quoted by who types it
+_GRAMMAR = re.compile(r"""["'\\$(){}]""")  # values with these must be quoted by the user
 _PLUGINS = {
     "joblib": "hydra-joblib-launcher",
     "ray": "hydra-ray-launcher",
@@ -35,10 +33,10 @@ _PLUGINS = {
 
 
 def arranged(arguments: Sequence[str]) -> list[str]:
-    """Arguments as Hydra takes them: flags before overrides, wherever they were typed.
+    """Return the arguments in the order that Hydra needs: flags first, then overrides.
 
     Raises:
-        ConfigError: a flag is unknown or lacks its value, or Hydra would fail over an override.
+        ConfigError: If a flag is unknown or lacks its value, or Hydra would fail on an override.
     """
     typed = parsed(arguments)
     if typed.experimental_rerun is not None:
@@ -60,7 +58,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """Return Hydra's flags that bsweep passes on, and the overrides.
 
     Raises:
-        ConfigError: a flag is unknown or lacks its value.
+        ConfigError: If a flag is unknown or lacks its value.
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
     add = parser.add_argument
@@ -78,7 +76,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def only_shows(arguments: Sequence[str]) -> bool:
-    """Return True if Hydra is to print something instead of composing points to run."""
+    """Return True if the flags ask Hydra to print something instead of composing points."""
     given = parsed(arguments)
     return bool(given.help or given.hydra_help or given.cfg or given.info or given.shell_completion)
 
@@ -92,10 +90,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def as_hydra_takes(argument: str) -> str:
-    """An argument with what neither a shell nor Hydra takes: the ~ of key=~/path, and letters
-    beyond ASCII unquoted.
+    """Return an argument in a form that Hydra accepts.
 
-    Options become new keys.
+    The ~ of key=~/path becomes the home folder, as no shell expands it there. Words with letters
+    beyond ASCII are quoted. Keys of `options` get a ++, as they need not exist.
     """
     argument = re.sub(r"^(\w+\.options(\.[\w.]+)?=)", r"++\1", argument)
     argument = re.sub(r"^([\w./+]+=)~(?=/|$)", rf"\g<1>{Path.home()}", argument)
@@ -107,7 +105,10 @@ def as_hydra_takes(argument: str) -> str:
 
 
 def refuse(overrides: Sequence[str]) -> None:
-    """ConfigError that lists those that Hydra cannot read, or would answer with a traceback."""
+    """Raise ConfigError if Hydra cannot read an override or would answer it with a traceback.
+
+    The error lists the problems of all overrides, and too large a number of points.
+    """
     parser = OverridesParser.create()
     problems: list[str] = []
     num_points = 1
@@ -127,7 +128,7 @@ def refuse(overrides: Sequence[str]) -> None:
 
 
 def _num_values(override: Override) -> int:
-    """How many values a sweep gives to a key, counted up to the most."""
+    """Return how many values an override has, counted up to just above the largest sweep."""
     return sum(1 for _ in _values(override, _MOST_POINTS + 1)) or 1
 
 
@@ -175,7 +176,7 @@ def _problems_of_group(text: str, key: str, override: Override) -> Iterator[str]
         return
     values = list(_values(override, 100))
     if values and isinstance(values[0], dict):
-        return  # its keys, not a choice of the group
+        return  # a mapping sets keys of the group and does not choose a variant
     if known and (override.is_add() or override.is_force_add()):
         yield f"{text}: {key} is there already: leave out the '+', as in {key}=NAME.{remedy}"
         return
@@ -190,8 +191,9 @@ def _problems_of_group(text: str, key: str, override: Override) -> Iterator[str]
 
 
 def _values(override: Override, most: int) -> Iterator[object]:
-    """What is given for a key, each value of a sweep; nothing of a glob, which gives what there
-    is.
+    """Yield the values that an override gives, at most `most` of a sweep.
+
+    A glob yields nothing, as it matches existing choices only.
     """
     if override.value_type in (
         ValueType.CHOICE_SWEEP,
@@ -204,8 +206,9 @@ def _values(override: Override, most: int) -> Iterator[object]:
 
 
 def refuse_settings(point: DictConfig) -> None:
-    """ConfigError where Hydra was told what it does not do here, as to write or start runs outside
-    the study.
+    """Raise ConfigError if a point has settings of Hydra that bsweep does not support.
+
+    Among them are folders outside the study, and actions around a point with `launch.parallel`.
     """
     study = f"{point.results_dir}/{point.study}"
     expected = {
@@ -232,8 +235,9 @@ def refuse_settings(point: DictConfig) -> None:
 
 
 def around_point(point: DictConfig) -> dict[str, str]:
-    """What Hydra is to do before and after a point, in its own process; why it cannot where several
-    run at once.
+    """Return the actions that Hydra takes before and after a point, in this process.
+
+    Each action comes with the reason why it cannot be taken if points run at once, and the remedy.
     """
     variables, callbacks = (
         OmegaConf.select(point, key) or {} for key in ("hydra.job.env_set", "hydra.callbacks")
@@ -257,7 +261,7 @@ def around_point(point: DictConfig) -> dict[str, str]:
 
 
 def explain(error: Exception) -> str:
-    """What is wrong in one paragraph, with what was perhaps meant."""
+    """Return an error's explanation for the user, with a suggestion of what was perhaps meant."""
     text = str(error)
     if isinstance(error, OSError) and not isinstance(error, HydraException):
         return f"{error.strerror if is_full(error) else error}."
@@ -291,8 +295,9 @@ def explain(error: Exception) -> str:
 
 
 def first_values(given: Sequence[str]) -> dict[str, str]:
-    """Overrides by their keys, each with one value; of those that give several the first is named
-    on the console.
+    """Return the overrides by key, each with one value.
+
+    If an override gives several values, the first one is taken and named on the console.
     """
     first = {}
     for override in OverridesParser.create().parse_overrides(list(given)):
