@@ -26,7 +26,7 @@ def check(config: RunConfig) -> list[str]:
     try:
         warnings = check_launch(config)
         if config.resume_from and not (runlog.checkpoints(paths_of(config)) or result_of(config)):
-            branching.check_branch(config)  # not copied to the run's folder yet
+            branching.check_branch(config)  # the run has no copy of its source yet
         check_trackers(config.trackers)
         info = data.prepare(config.data)
         models.check(config, info.num_classes, info.shape)

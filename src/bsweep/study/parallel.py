@@ -162,7 +162,7 @@ class _Crew:
         for future in wait(self.running, _POLL_SECONDS, FIRST_COMPLETED).done:
             ended, error = self.running.pop(future), future.exception()
             self.statuses[ended.place] = future.result() if error is None else "failed"
-            # Somebody had this point alone stop.
+            # Somebody asked only this point to stop: the sweep stops, too.
             if isinstance(error, KeyboardInterrupt) and not signals.have_come:
                 signals.ask_all()
             if isinstance(error, Exception):

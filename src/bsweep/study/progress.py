@@ -301,7 +301,7 @@ class Progress:
             self._records.new_lines()
         records = []
         for line in lines or ():
-            with suppress(ValueError):  # skip a damaged line: reports name it
+            with suppress(ValueError):  # a damaged line is skipped: reports name it
                 records.append(json.loads(line))
         return records
 
