@@ -1,9 +1,9 @@
-"""Advice that takes runs, or looks at runs again.
+"""Advice that needs new runs (`recommend`) or reads recorded ones (`replay`).
 
-A grid and a target come in (`recommend`), or a study that is on record (`replay`). An answer goes
-out: the best cell with its interval, or what another batching policy would have done. The runs that
-a search asks for are an ordinary study; what else it knows is in its `recommend.json`.
+`recommend` takes a grid and a target, and answers with the best cell and its interval. `replay`
+takes a recorded study, and answers what another batching policy would have done. The runs that a
+search makes are an ordinary study. The search keeps its other facts in `recommend.json`.
 
-It must not know how a point is run or a prediction is fitted: `study` and `launch` do the one,
-`analysis.prediction` the other, and it decides what to run next.
+This package decides what to run next. It must not know how a point is run, which `study` and
+`launch` do, nor how a prediction is fitted, which `analysis.prediction` does.
 """

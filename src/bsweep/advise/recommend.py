@@ -1,6 +1,4 @@
-"""`bsweep recommend`: find the best batch size and worker count of a grid by running a small part
-of it.
-"""
+"""The command `bsweep recommend`: find a grid's best batch size and worker count by a few runs."""
 
 from __future__ import annotations
 
@@ -28,8 +26,13 @@ from bsweep.study import attempts, attendance, checks
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Search, and print the recommendation; the exit code: 0, or 1 where no run reached the
-    target.
+    """Search, print the recommendation and return the exit code.
+
+    Args:
+        arguments: What follows `bsweep recommend` on the command line.
+
+    Returns:
+        0, or 1 if no run reached the target, or `BAD_CONFIG` for an error that the user can mend.
     """
     options = _parser().parse_intermixed_args(list(arguments))
     try:
@@ -46,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
         with hydra_grid.composed(overrides.arranged(given)) as grid:
             configs = grid.configs
         checks.check_all(configs)
-        sys.argv = ["bsweep recommend", *arguments]  # the command that the records of its runs have
+        sys.argv = ["bsweep recommend", *arguments]  # recorded in each run as its command
         search = Search(_cells(configs, objective), given, target, objective, budget, price)
         return _led(search, options.json)
     except (ValueError, OSError) as error:
@@ -85,8 +88,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list[RunConfig]]:
-    """The points of a grid by cell, those that may be chosen; ConfigError where this is no grid to
-    choose from.
+    """Return the points of a grid by cell, without cells of more workers than the objective allows.
+
+    Raises:
+        ConfigError: If the points cannot be compared, or there are fewer than two cells.
     """
     most_workers = objective.max_workers or max(config.num_workers for config in configs)
     configs = [config for config in configs if config.num_workers <= most_workers]
@@ -122,12 +127,13 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
 
 
 def _may_tell_energy(config: RunConfig) -> bool:
-    """Whether what a point would run on may say what it uses: of GPUs and of other hosts that is
-    not known here.
+    """Return False if this machine's processors do not report the energy that they use.
+
+    Return True for GPUs and for other hosts, as that cannot be known here.
     """
     if getattr(config.launch, "named_hosts", None) or num_gpus(config.device):
         return True
-    import torch  # which takes seconds
+    import torch  # the import takes seconds
 
     from bsweep.core import energy
 
@@ -181,7 +187,7 @@ def _led(search: Search, as_json: bool) -> int:
 
 
 def _tell(search: Search, end: Next, as_json: bool) -> int:
-    """Print the answer; the exit code."""
+    """Print the answer and return the exit code."""
     prediction = search.prediction(NUM_DRAWS, search.objective)
     lines = [
         _ENDS[end.ends].format(least=search.least),
@@ -212,7 +218,7 @@ def _tell(search: Search, end: Next, as_json: bool) -> int:
 
 
 def _more(search: Search, end: Next, prediction: Prediction | None) -> str:
-    """What more budget would buy."""
+    """Return a sentence that says what a larger budget would buy; empty if nothing."""
     if end.offer is None:
         return ""
     cell, seconds = end.offer.cell, end.worker_seconds / end.offer.cell[1]

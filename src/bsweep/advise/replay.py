@@ -1,10 +1,10 @@
-"""`bsweep replay`: what a batching policy would have done in runs that are on record, decided by
-the policy itself.
+"""The command `bsweep replay`: what a batching policy would have done in recorded runs.
 
-It walks through the examples of a run as training does, in steps of the policy's own batches, and
-shows the policy what was recorded there: the gradient noise, the loss, and seconds of steps by
-Pollux's form as the study's runs had them. What the run would have learned from other batches is
-not known: signals are taken as they were at those examples.
+The policy itself decides. The replay walks through the examples of a run as training does, in steps
+of the policy's own batches. At each step it shows the policy what the run recorded at that example:
+the gradient noise and the loss. The seconds of a step come from Pollux's form, fitted to the steps
+of the study's runs. What the run would have learned from other batches is not known: the replay
+assumes that the signals would have been the same at the same examples.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Timing = tuple[Sequence[Share], float]
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a run left that a policy may go by, in the order of its examples."""
+    """The recorded signals of a run that a policy may use, in the order of its examples."""
 
     run_id: str
     config: RunConfig
     num_train: int
     steps: list[dict[str, Any]]
-    noises: list[tuple[float, GradientNoise]]  # the running estimate from so many epochs on
+    noises: list[tuple[float, GradientNoise]]  # (epochs done, running estimate from then on)
 
     @property
     def epochs_done(self) -> float:
@@ -61,27 +61,27 @@ class Recorded:
         return float("nan") if loss is None else float(loss)
 
     def timings(self) -> list[Timing]:
-        """Median seconds of a step of each batch that the run had."""
+        """Return the median seconds of a step for each batch that the run had."""
         seconds: dict[int, list[float]] = defaultdict(list)
         for step in self.steps:
             if step["images_per_second"]:
                 seconds[step["global_batch"]].append(
                     step["global_batch"] / step["images_per_second"]
                 )
-        # In the passes that the run made of it.
+        # Shares that split the batch into the same passes as the run.
         shares = batching.build(self.config).of_global_batch
         return [(shares(batch), statistics.median(found)) for batch, found in seconds.items()]
 
 
 @dataclass(frozen=True)
 class Change:
-    """Where the policy would have changed the batch: before step `step`, from 1."""
+    """A change of the batch that the policy would have made before step `step`, counted from 1."""
 
     step: int
     epochs_done: float
     before: int
     global_batch: int
-    learning_rate: float  # of that step
+    learning_rate: float  # in that step
     inputs: dict[str, float | None]
     message: str
 
@@ -90,8 +90,8 @@ class Change:
 class Replayed:
     run_id: str
     policy: str
-    num_steps: int  # that the policy would have taken
-    recorded_steps: int  # that the run took for the same examples
+    num_steps: int  # with the policy
+    recorded_steps: int  # in the run, for the same examples
     first_batch: int
     last_batch: int
     changes: list[Change]
@@ -120,8 +120,14 @@ class Replayed:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what a policy would have done; the exit code. ValueError or OSError for what a user can
-    mend.
+    """Print what a policy would have done and return the exit code.
+
+    Args:
+        arguments: What follows `bsweep replay` on the command line.
+
+    Raises:
+        ValueError: If the study, the policy or an override is wrong, see `replay`.
+        OSError: If a file cannot be read.
     """
     say = "What a batching policy would have done in the runs of a study, by what they recorded."
     parser = argparse.ArgumentParser(prog="bsweep replay", description=say)
@@ -146,11 +152,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
-    """What the policy would have done in each run of a study.
+    """Return what a policy would have done in each run of a study.
+
+    Runs that lack a signal that the policy needs are left out, with a message on the console.
+
+    Args:
+        study: The study's folder.
+        name: The policy's name.
+        overrides: Keys of the policy or the optimizer with their values, as KEY=VALUE.
 
     Raises:
-        ValueError: there is no such policy or study, it contradicts a run, or a run did not record
-            what it goes by.
+        ValueError: If the policy or the study does not exist, if the policy contradicts a run, or
+            if no run recorded the signals that it needs.
     """
     if not study.is_dir():
         raise ValueError(f"{study}: no such study folder.")
@@ -176,8 +189,15 @@ def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
 
 
 def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunConfig:
-    """A run's configuration with another policy; ConfigError where there is none, or where it
-    contradicts the run.
+    """Return a run's configuration with another policy.
+
+    Args:
+        config: The run's configuration.
+        name: The policy's name.
+        overrides: Keys of the policy or the optimizer with their values, as KEY=VALUE.
+
+    Raises:
+        ConfigError: If the policy does not exist or contradicts the run.
     """
     folder = conf_dir() / "batching"
     names = sorted(path.stem for path in folder.glob("*.yaml"))
@@ -204,8 +224,10 @@ def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunCo
 
 
 def _recorded(folder: Path) -> Recorded:
-    """Of a run folder; without a step where it has not begun. Damaged, Newer or ConfigError if it
-    cannot be read.
+    """Return the recorded signals of a run folder; without steps if the run has not begun.
+
+    Raises:
+        Damaged, Newer, ConfigError: If the run cannot be read.
     """
     run, config = runlog.read_run(folder), read_config(RunPaths(folder).config)
     start = next((record for record in run.records if record["type"] == "start"), {"num_train": 0})
@@ -220,7 +242,7 @@ def _recorded(folder: Path) -> Recorded:
 
 
 def _alike(run: Recorded, runs: Sequence[Recorded]) -> list[Timing]:
-    """What steps of other batches took in runs that are alike else."""
+    """Return the step times of all runs with the same data, model, workers and numerics."""
 
     def kind(config: RunConfig) -> tuple[object, ...]:
         what = (config.data, config.model, config.strategy, config.compression, config.launch)
@@ -241,8 +263,9 @@ def _alike(run: Recorded, runs: Sequence[Recorded]) -> list[Timing]:
 
 
 def _unrecorded(run: Recorded, config: RunConfig) -> str:
-    """What a policy or a rate goes by that the run has not recorded, with the remedy; empty where
-    all is there.
+    """Return a text that names a signal missing in the run, with the remedy; empty if none is.
+
+    The signal is the gradient noise, which some policies and learning-rate rules need.
     """
     if not config.measures_noise or run.noises:
         return ""
@@ -273,14 +296,14 @@ def _replayed(run: Recorded, config: RunConfig, timings: Sequence[Timing]) -> Re
 
 
 class _Walk:
-    """The training loop without the training."""
+    """A training loop that takes its signals from a recorded run and trains nothing."""
 
     def __init__(
         self, run: Recorded, config: RunConfig, policy: Policy, time: StepTime | None
     ) -> None:
         self._run, self._config, self._policy, self._time = run, config, policy, time
         self._rate = optim.schedule(config)
-        self._seconds: list[float] = []  # of the epoch's steps
+        self._seconds: list[float] = []  # per step of the current epoch
         self.num_steps = 0
 
     def changes(self) -> Iterator[Change]:
@@ -302,12 +325,12 @@ class _Walk:
                 self._seconds = []
 
     def _next(self, epochs_done: float, shares: Sequence[Share]) -> int:
-        """Examples of the coming round: what is left of an epoch, at most."""
+        """Return the number of examples of the coming round, at most the rest of the epoch."""
         left = round((int(epochs_done) + 1 - epochs_done) * self._run.num_train)
         return min(round_size(shares), left)
 
     def _rate_at(self, epochs_done: float, batch: int) -> float:
-        # What a rule goes by: the batch of all, or a part of it where workers step alone.
+        # A rule uses the global batch, or a part of it if each worker steps alone.
         part = self._config.rate_batch(0) / self._config.examples_per_step
         return self._rate(epochs_done, batch * part) * self._policy.rate_factor(epochs_done)
 
@@ -327,8 +350,9 @@ class _Walk:
 
 
 def _after(epochs_done: float, size: int, num_train: int) -> float:
-    """Epochs done after so many more examples, as the training loop counts them: whole where an
-    epoch ends.
+    """Return the epochs done after `size` more examples, as the training loop counts them.
+
+    The number is whole at the end of an epoch.
     """
     position = round((epochs_done - int(epochs_done)) * num_train) + size
     return int(epochs_done) + position / num_train

@@ -1,10 +1,11 @@
-"""A search for the best cell of a grid, which runs a small part of it: see
-`bsweep.advise.recommend`.
+"""The search for the best cell of a grid by a small part of its runs.
 
-Steps of a few cells are timed, then points are run to the target one after another, each the one
-that is expected to bring most for its worker-seconds, until the choice is sure or the budget spent.
-What is run is an ordinary study. What is not on record there, the timed steps and which runs were
-made for the search, is in its `recommend.json`.
+The command is in `bsweep.advise.recommend`. The search times a few steps of a few cells. Then it
+runs points to the target, one after another. Each time it takes the point with the largest expected
+benefit for its worker-seconds. It ends when the choice is sure or the budget is spent.
+
+The runs are an ordinary study. The timed steps, and the list of runs made for the search, are in
+the study's `recommend.json`.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ from bsweep.study.progress import Progress
 AXES = ("local_batch", "global_batch", "num_workers", "accumulation_steps", "seed")
 
 _SCHEMA = 1
-_DRAWS = 1500  # of the fits that only choose the next run
-_OVERTIME = 2.0  # times the upper end of what a run was to take, after which it is looked at anew
-_LEFT = ("new", "interrupted")  # of points: what can be run
+_DRAWS = 1500  # for the fits that only choose the next run
+# A run is broken off, and the choice made anew, after this multiple of the upper end of its
+# predicted time.
+_OVERTIME = 2.0
+_LEFT = ("new", "interrupted")  # statuses of points that can be run
 
 
 @dataclass(frozen=True)
 class _Probe:
-    """Steps of a cell that were timed; `problem` says why there are none."""
+    """The timed steps of a cell; if there are none, `problem` says why."""
 
     kind: str
     cell: list[int]
@@ -56,8 +59,17 @@ class _Probe:
 
 @dataclass
 class Search:
-    """A search in a study: its grid, what it is for, and, read anew from the study each time, what
-    is known.
+    """A search in a study: its grid, its target and objective, and its budget.
+
+    The results of runs are not kept here: they are read from the study each time.
+
+    Attributes:
+        cells: The points of the grid by cell: global batch, workers and accumulation steps.
+        overrides: The command's overrides, from which the commands of single points are made.
+        target: The accuracy or loss that runs are to reach.
+        objective: What the best cell minimizes, and its limits.
+        budget: Wall seconds for the whole search; None for a share of the grid's predicted cost.
+        price: Price of a worker-hour in money, or None.
     """
 
     cells: dict[Key, list[RunConfig]]
@@ -74,12 +86,12 @@ class Search:
         known = [_Probe(**probe) for probe in kept.get("probes", [])]
         self.probes = {tuple(one.cell): one for one in known if one.kind == self.kind}
         self.others = [one for one in known if one.kind != self.kind]
-        self.share = 0.0  # of the grid's predicted cost, in worker-seconds
+        self.share = 0.0  # in worker-seconds, a part of the grid's predicted cost
         self.run_ids: list[str] = kept.get("runs", [])
 
     @property
     def least(self) -> str:
-        """What the objective minimizes, in words."""
+        """The quantity that the objective minimizes, in words."""
         return "time to target" if self.objective.minimize == "seconds" else "cost to target"
 
     @property
@@ -91,8 +103,13 @@ class Search:
         return {c.run_id: commands.planned(c) for points in self.cells.values() for c in points}
 
     def lead(self) -> Next:
-        """Probe and run until there is no next run; why, with the run that more budget would pay
-        for.
+        """Time steps and run points until there is no next run.
+
+        Returns:
+            The reason why the search ended, with the run that a larger budget would pay for.
+
+        Raises:
+            ValueError: If steps cannot be timed or a run fails.
         """
         self._probe()
         while True:
@@ -105,8 +122,9 @@ class Search:
             self._run(coming, prediction)
 
     def _best_known(self) -> Prediction | None:
-        """What is known; by the fastest cell where none is likely to be in time for a deadline, as
-        far as is known.
+        """Return the prediction for the objective; None before a run has reached the target.
+
+        If no cell is likely to meet the deadline, the prediction is for the fastest cell instead.
         """
         try:
             return self.prediction(_DRAWS, self.objective)
@@ -118,8 +136,9 @@ class Search:
         )
 
     def _probe(self) -> None:
-        """Time a few steps of the smallest batch and of the largest pass that fits, on each number
-        of workers.
+        """Time a few steps of two cells for each number of workers.
+
+        These are the cell with the smallest batch and the cell with the largest pass that fits.
         """
         for probe in self.probes.values():
             self._leave_out_what_does_not_fit(probe)
@@ -186,7 +205,7 @@ class Search:
         ]
 
     def observed(self) -> Observed | None:
-        """The runs of the grid's points; None where none was begun."""
+        """Return the runs of the grid's points; None if none was begun."""
         begun = [
             run_id for run_id in self.planned if RunPaths(self.study_dir / run_id).metrics.exists()
         ]
@@ -197,8 +216,14 @@ class Search:
         return None if runs.empty else observed(replace(known, runs=runs), self.target)
 
     def prediction(self, num_draws: int, objective: Objective) -> Prediction | None:
-        """What is known of all cells; None before any run has reached the target. ValueError where
-        none is allowed.
+        """Return the prediction for all cells; None before any run has reached the target.
+
+        Args:
+            num_draws: The number of draws of the fit.
+            objective: The objective by which the best cell is chosen.
+
+        Raises:
+            ValueError: If the objective allows no cell.
         """
         seen = self.observed()
         if seen is None or not seen.runs["reached"].eq(True).any():
@@ -236,15 +261,16 @@ class Search:
         for (_, workers, _), probe in self.probes.items():
             if probe.problem:
                 continue
-            # Nearly all of it to start, and to evaluate.
+            # Nearly all of this time goes to the start and to evaluations.
             others.setdefault(workers, []).append(probe.wall_seconds)
         return Grid(points, most, {workers: median(seconds) for workers, seconds in others.items()})
 
     def _left(
         self, grid: Grid, step_time: StepTimeFit, prediction: Prediction | None
     ) -> dict[int, float]:
-        """Worker-seconds that are left for a run, by workers: of the wall time given, or of the
-        grid's share.
+        """Return the worker-seconds that are left for a run, by number of workers.
+
+        They are the rest of the given wall time, or of the share of the grid's predicted cost.
         """
         workers = {count for _, count, _ in self.cells}
         if self.budget is not None:
@@ -253,13 +279,13 @@ class Search:
         return dict.fromkeys(workers, self.share - self.spent(is_wall=False))
 
     def spent(self, *, is_wall: bool) -> float:
-        """Wall seconds, or worker-seconds, of all that was run for this search."""
+        """Return the wall seconds or worker-seconds of all runs and probes of the search."""
         spent = sum(
             probe.wall_seconds * (1 if is_wall else cell[1]) for cell, probe in self.probes.items()
         )
         for run_id in set(self.run_ids) & self.planned.keys():
             state = states.state_of_run(self.study_dir / run_id)
-            # The latter of one that was killed.
+            # A killed run has no wall time: its seconds of training count.
             seconds = state.wall_seconds or state.train_seconds or 0.0
             spent += seconds * (1 if is_wall else self.planned[run_id].num_workers)
         return spent
@@ -272,10 +298,10 @@ class Search:
         ]
 
     def _still_open(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Those that may reach the target where runs that trained to their end did not.
+        """Return the offers that may reach the target, judged by completed runs that did not.
 
-        All runs train as many examples, and E_min + S_min B, the examples to a target, grow with
-        the batch.
+        All runs train the same number of examples. The examples to a target, E_min + S_min B, grow
+        with the batch B. So batches as large as one that missed the target are left out.
         """
         seen = self.observed()
         completed = seen.runs[seen.runs["status"] == "completed"] if seen else None
@@ -283,9 +309,7 @@ class Search:
         return [offer for offer in offers if offer.cell[0] < least]
 
     def _points(self, cell: Key) -> list[tuple[RunConfig, float]]:
-        """The points of a cell that can be run, and the steps that are done of each; those under
-        way first.
-        """
+        """Return the points of a cell that can be run, with the steps done of each, most first."""
         found = []
         for config in self.cells[cell]:
             paths = attempts.paths_of(config)
@@ -295,13 +319,14 @@ class Search:
         return sorted(found, key=lambda one: -one[1])
 
     def _run(self, coming: Next, prediction: Prediction | None) -> None:
-        """Run a point to the target, or until the budget or twice the time that it was to take is
-        over.
+        """Run a point to the target, or until its time is over.
+
+        Its time ends with the budget, or at twice the upper end of its predicted time.
         """
         assert coming.offer is not None
         cell = coming.offer.cell
         points = self._points(cell)
-        if not points:  # another process has taken it meanwhile
+        if not points:  # another process has taken the point meanwhile
             return
         config, done = points[0]
         seconds = (
@@ -364,17 +389,17 @@ def _most_steps(point: commands.Planned) -> float:
 
 
 def _typed(overrides: Sequence[str], config: RunConfig) -> list[str]:
-    """What is typed after `bsweep run` for one point of the grid."""
+    """Return the arguments of `bsweep run` for one point of the grid."""
     others = [text for text in overrides if text.lstrip("+").partition("=")[0] not in AXES]
     own = {key: getattr(config, key) for key in AXES}
     return [*others, *(f"{key}={'null' if value is None else value}" for key, value in own.items())]
 
 
 def _train(config: RunConfig, seconds: float) -> str:
-    """Run a point, and have it stop where it is after so many seconds; its status.
+    """Run a point, ask it to stop after the given seconds, and return its status.
 
     Raises:
-        StopRequested: somebody else asked it to stop.
+        StopRequested: If somebody else asked it to stop.
     """
     progress = Progress(1)
     began, asked = time.monotonic(), False
@@ -394,7 +419,7 @@ def _train(config: RunConfig, seconds: float) -> str:
     except attempts.StopRequested as stop:
         if not asked or stop.by_signal:
             raise
-        # It may have ended by itself meanwhile.
+        # The run may have ended by itself meanwhile.
         status = states.state_of_run(attempts.paths_of(config).folder).status
         if status == "interrupted":
             say("the run is broken off here, at a checkpoint from which it can go on")
