@@ -1,12 +1,14 @@
 """The schema of a run: one card per variant, one module per group.
 
-Plain values come in, from a YAML file or as Hydra composed them. A checked, frozen `RunConfig` goes
-out with its run id, or a `ConfigError` that lists all that is wrong with it. A card holds the keys
-of its variant and all that others may ask of it (`groups`); what it asks of the rest of its point
-is in `point`; what builds it is a name, resolved by whoever needs it.
+Its input is plain values, from a YAML file or as Hydra composed them. Its output is a checked,
+frozen `RunConfig` with its run id, or a `ConfigError` that lists all problems. A card holds the
+keys of its variant and every fact that other code may ask about it (`groups`). The facts that a
+card may ask about its point are in `point`. A card names the code that builds its variant; the code
+that needs it imports it by that name.
 
-It must not know torch or Hydra, nor what a run folder holds beside its own configuration and the
-user's own code. No room compares names or types of variants to find out what is on a card.
+This package must not import torch or Hydra. It must not know which files a run's folder holds,
+except the run's configuration and the user's own code. Other packages ask a card for facts; they
+never compare names or types of variants.
 """
 
 from bsweep.config.allocation import (

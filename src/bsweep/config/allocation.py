@@ -1,4 +1,4 @@
-"""Allocations: how batches and local steps are shared among uneven workers."""
+"""The cards of the allocations, which share batches and local steps among uneven workers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StepsByFlopsConfig(AllocationConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveConfig(AllocationConfig):
-    """Allocations that can follow a worker's speed while it drifts."""
+    """The base of allocations that can change the shares when a worker's speed drifts."""
 
     adapt_every: Count | None
     max_drift: Positive
@@ -56,6 +56,7 @@ class AdaptiveConfig(AllocationConfig):
 
     @property
     def adapts(self) -> bool:
+        """Return True if the shares are adapted during the run."""
         return self.adapt_every is not None
 
 

@@ -1,4 +1,4 @@
-"""Batching policies: who decides how much each round takes."""
+"""The cards of the batching policies, which decide how many examples each round takes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from bsweep.config.own import Own
 from bsweep.config.point import Point
 from bsweep.config.values import AtLeastOne, Count, Positive, Share
 
-_MOST_FACTOR = 16  # by which a batch leaves the configured one where no bound is given
+# The largest ratio between a batch and the configured one, where no bound is given.
+_MOST_FACTOR = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchingConfig(Card):
-    """`builds` a callable `(config)` of the run that gives a `bsweep.batching.Policy`."""
-
-    goes_on_elsewhere: ClassVar[bool] = True
-    """Whether a run of it may go on with another batch, or on other workers, than it has come from
-    (`resume_from`).
+    """The base of all batching cards. `builds` names a callable `(config)` that takes the run's
+    configuration and returns a `bsweep.batching.Policy`.
     """
 
+    goes_on_elsewhere: ClassVar[bool] = True
+    """True if a run may resume (`resume_from`) from a run with another batch or other workers."""
+
     measures_noise: ClassVar[bool] = False
-    """Whether it goes by the gradient noise scale, which is then measured without
+    """True if the policy uses the gradient noise scale. The run then measures it even without
     `measure.noise_scale=true`.
     """
 
     def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
-        """What contradicts so many training examples, each with the remedy."""
+        """Yield each conflict with a training set of `num_train` examples, with its remedy."""
         yield from ()
 
 
@@ -45,8 +46,8 @@ class FixedConfig(BatchingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DecidingConfig(BatchingConfig):
-    """What decides by itself how much a round takes; what it has decided is for the batch and the
-    workers it knew.
+    """The base of policies that choose the batch during the run. Their decisions hold only for the
+    batch and the workers of that run.
     """
 
     goes_on_elsewhere: ClassVar[bool] = False
@@ -61,17 +62,22 @@ class DecidingConfig(BatchingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangingConfig(DecidingConfig):
-    """One global batch for all workers that begins as configured, and stays within bounds."""
+    """The base of policies with one global batch for all workers. It starts as configured and stays
+    within bounds.
+    """
 
     min_global_batch: Count | None
     max_global_batch: Count | None
     max_local_batch: Count | None
 
     fits_batch_to_rate: ClassVar[str] = ""
-    """Why the learning rate may not follow the batch by itself, as a clause; empty where it may."""
+    """The reason why the learning rate may not follow the batch, as a clause; empty where it may.
+    """
 
     def bounds(self, point: Point) -> tuple[int, int]:
-        """The least and the largest batch, as given or within a factor of the configured one."""
+        """Return the smallest and the largest global batch, in examples. A bound that is not given
+        lies within a fixed factor of the configured batch.
+        """
         configured = point.examples_per_step
         least = min(configured, max(self._least_batch(point), -(-configured // _MOST_FACTOR)))
         return self.min_global_batch or least, self.max_global_batch or configured * _MOST_FACTOR
@@ -111,17 +117,18 @@ class ChangingConfig(DecidingConfig):
             )
 
     def _least_batch(self, point: Point) -> int:
-        """Of all workers, in proportion to their batches: an example for each, or two where
-        BatchNorm wants statistics.
+        """Return the smallest global batch that gives every worker enough examples.
 
-        Two also where a lone worker measures the noise: at one a policy would see no more of it,
-        and stay there.
+        Each worker gets its part in proportion to its configured batch. It needs one example, or
+        two if the model may have BatchNorm, which needs statistics. A lone worker that measures the
+        noise needs two as well. With one example it could never measure the noise again, and its
+        policy would keep that batch for ever.
         """
         needs_two = self._needs_halves(point) or point.model.has_batchnorm is not False
         return -(-(2 if needs_two else 1) * sum(point.local_batches) // min(point.local_batches))
 
     def _needs_halves(self, point: Point) -> bool:
-        """Whether a lone worker measures the noise, by the halves of its batch."""
+        """Return True if a lone worker measures the noise, from the two halves of its batch."""
         return point.num_workers == 1 and (self.measures_noise or point.optimizer.measures_noise)
 
     def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
@@ -134,7 +141,9 @@ class ChangingConfig(DecidingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(ChangingConfig):
-    """AdaBatch (Devarakonda et al., arXiv 1712.02029); the rate of Seesaw (arXiv 2510.14717)."""
+    """The policy of AdaBatch (Devarakonda et al., arXiv 1712.02029). It can change the learning
+    rate as Seesaw does (arXiv 2510.14717).
+    """
 
     name: Literal["schedule"]
     factor: Positive
@@ -165,7 +174,9 @@ class ScheduleConfig(ChangingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RaiseInsteadOfDecayConfig(ChangingConfig):
-    """Smith et al. (arXiv 1711.00489)."""
+    """The policy of Smith et al. (arXiv 1711.00489), which raises the batch where a schedule would
+    lower the learning rate.
+    """
 
     name: Literal["raise_instead_of_decay"]
 
@@ -186,7 +197,7 @@ class RaiseInsteadOfDecayConfig(ChangingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringConfig(ChangingConfig):
-    """Decides by the gradient noise scale, every so many steps."""
+    """The base of policies that decide every `every_steps` steps by the gradient noise scale."""
 
     every_steps: Count
 
@@ -195,7 +206,7 @@ class MeasuringConfig(ChangingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseScaleConfig(MeasuringConfig):
-    """McCandlish et al. (arXiv 1812.06162)."""
+    """The policy of McCandlish et al. (arXiv 1812.06162)."""
 
     name: Literal["noise_scale"]
     hysteresis: AtLeastOne
@@ -205,7 +216,9 @@ class NoiseScaleConfig(MeasuringConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NormTestConfig(MeasuringConfig):
-    """Byrd et al. (Mathematical Programming 134, 2012); Bollapragada et al. (arXiv 1710.11258)."""
+    """The policy of Byrd et al. (Mathematical Programming 134, 2012) and Bollapragada et al. (arXiv
+    1710.11258).
+    """
 
     name: Literal["norm_test"]
     theta: Share
@@ -215,7 +228,7 @@ class NormTestConfig(MeasuringConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CABSConfig(MeasuringConfig):
-    """Balles, Romero and Hennig (arXiv 1612.05086)."""
+    """The policy of Balles, Romero and Hennig (arXiv 1612.05086)."""
 
     name: Literal["cabs"]
     hysteresis: AtLeastOne
@@ -228,7 +241,7 @@ class CABSConfig(MeasuringConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GoodputConfig(MeasuringConfig):
-    """Pollux (Qiao et al., OSDI 2021)."""
+    """The policy of Pollux (Qiao et al., OSDI 2021)."""
 
     name: Literal["goodput"]
 

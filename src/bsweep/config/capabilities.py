@@ -1,4 +1,6 @@
-"""Capabilities of a strategy: one value that others ask instead of its name."""
+"""Capabilities of a strategy. Other code asks for these instead of comparing the strategy's
+name.
+"""
 
 from __future__ import annotations
 
@@ -7,51 +9,60 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """Facts of a strategy; a `why_...` is a reason with its remedy, empty where there is none."""
+    """Facts about a strategy. Each `why_...` is a reason with its remedy; it is empty where nothing
+    is wrong.
+    """
 
     launchers: tuple[str, ...] = ()
-    """Launchers that can start its processes; none named: any can, for it exchanges nothing."""
+    """Names of the launchers that can start its processes. If empty, any launcher can, because the
+    strategy exchanges nothing.
+    """
 
     uses_horovod: bool = False
-    """It exchanges over Horovod, whose processes are started by horovodrun."""
+    """True if it exchanges over Horovod, whose processes horovodrun starts."""
 
     needs_mpi: bool = False
-    """It needs a Horovod that was built with MPI."""
+    """True if it needs a Horovod that was built with MPI."""
 
     why_no_cpu: str = ""
-    """Why it runs on GPUs alone."""
+    """The reason why it runs only on GPUs."""
 
     why_no_fp16: str = ""
-    """Why its workers cannot leave out a step whose gradients overflowed."""
+    """The reason why its workers cannot skip a step whose gradients overflowed."""
 
     why_no_noise: str = ""
-    """Why the gradient noise scale cannot be measured, although all workers step together."""
+    """The reason why the gradient noise scale cannot be measured, although all workers step
+    together.
+    """
 
     why_apart: str = ""
-    """Why workers have no model in common before an epoch ends."""
+    """The reason why the workers' models differ until an epoch ends."""
 
     takes_codecs: bool = False
-    """Gradients may travel through a codec of the group `compression`."""
+    """True if gradients may be compressed by a codec of the group `compression`."""
 
     own_compression: str = ""
-    """What to say of a compression of its own to those who ask for a codec."""
+    """A hint at the strategy's own compression, for users who ask for a codec."""
 
     in_step: bool = True
-    """All workers pass each step together."""
+    """True if all workers make each step together."""
 
     takes_local_steps: bool = False
-    """Workers step alone between two synchronisations, each as often as it is given."""
+    """True if workers step alone between two synchronisations, each with its own number of steps.
+    """
 
     exchanges_in_passes: bool | None = False
-    """Gradients travel from within the backward pass; None: the user's own code tells."""
+    """True if gradients are exchanged during the backward pass; None if only the user's own code
+    can tell.
+    """
 
     replicates: bool = False
-    """After each step all workers have the same parameters and optimizer: any number of workers
-    can go on from those of one.
+    """True if all workers have the same parameters and optimizer state after each step. Any number
+    of workers can then resume from the state of one.
     """
 
     outlives_workers: bool = False
-    """The others have something left to do when a worker is lost."""
+    """True if the other workers can still go on or stop cleanly when a worker is lost."""
 
     leaves_processes_clean: bool = True
-    """Processes that have trained with it may train another run."""
+    """True if processes that have trained with it may train another run."""

@@ -1,4 +1,4 @@
-"""Cards: the schema of each variant with all that is known of it without torch."""
+"""Cards: the schema of each variant, with every fact about it that needs no torch."""
 
 from __future__ import annotations
 
@@ -14,42 +14,44 @@ from bsweep.config.point import Point
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """Keys with their types; one that is not among them is refused."""
+    """A set of typed keys. A key that is not in the schema is refused."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card(Schema):
-    """What every group's cards say."""
+    """The base of the cards of all groups."""
 
-    if TYPE_CHECKING:  # each variant has it as a key, after those that its group shares
+    if TYPE_CHECKING:  # each variant declares this key itself, after its group's keys
 
         @property
         def name(self) -> str: ...
 
     builds: ClassVar[str] = ""
-    """What does it, as `module:name`, or the module alone; see `resolve`."""
+    """The code that implements the variant, as `module:name` or a module alone; see `resolve`."""
 
     changes_no_number: ClassVar[tuple[str, ...]] = ()
-    """Keys that leave the run id as it is."""
+    """Keys that do not change the results of a run, and so are not part of its run id."""
 
     added_later: ClassVar[Mapping[str, object]] = {}
-    """Keys that runs of earlier versions do not have, with the value that changes nothing for them:
-    their ids stay.
+    """Keys that runs of earlier versions do not have, each with the value that leaves those runs
+    unchanged. A key with this value is not part of the run id, so that the old ids stay valid.
     """
 
     def problems(self, point: Point) -> Iterator[str]:
-        """What contradicts this card in a point, each with the remedy."""
+        """Yield each conflict between this card and the rest of its point, with its remedy."""
         yield from ()
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """What is doubtful about this card in a point that can run."""
+        """Yield each doubt about this card in a point that can run."""
         yield from ()
 
 
 def resolve(target: str) -> Any:
-    """What a card `builds`, imported when it is needed: `module:name`, or a module."""
+    """Import and return what a card `builds`: the attribute of `module:name`, or the module
+    itself.
+    """
     module, _, name = target.partition(":")
     found = importlib.import_module(module)
     return getattr(found, name) if name else found

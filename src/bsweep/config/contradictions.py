@@ -1,4 +1,4 @@
-"""Contradictions within a point: those that its cards name, and those that no card sees alone."""
+"""Contradictions within a point: those that its cards report, and those between several groups."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from bsweep.config.values import ConfigError, show
 
 
 def refuse_contradictions(config: RunConfig) -> None:
-    """Raise a ConfigError that lists all values that contradict each other, if any do."""
+    """Raise a ConfigError that lists all values that contradict each other, if there are any."""
     problems = list(_contradictions(config))
     if problems:
         raise ConfigError(*problems)
 
 
 def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
-    """Raise a ConfigError if no evaluation comes where it was asked for, or too few to confirm a
-    target.
+    """Raise a ConfigError if the run would end before its first evaluation, or has too few to
+    confirm a target.
     """
     every = config.evaluate_every_examples
     if every and every > config.epochs * num_train:
@@ -100,7 +100,7 @@ def _codec_contradictions(c: RunConfig) -> Iterator[str]:
 
 
 def _target_contradictions(config: RunConfig) -> Iterator[str]:
-    """What contradicts what in the keys of a target, with the remedy."""
+    """Yield each conflict between the keys of a target, with its remedy."""
     given = {key: getattr(config, key) for key in ("target_accuracy", "target_loss")}
     try:
         target = config.target

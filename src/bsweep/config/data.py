@@ -1,4 +1,4 @@
-"""Data sets."""
+"""The cards of the data sets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bsweep.config.own import Own
 from bsweep.config.point import Point
 from bsweep.config.values import Count, Kind, Natural, PathName, Share, Side, Width, show
 
-_MOST_BYTES = 2**40  # of examples that are made up
+_MOST_BYTES = 2**40  # largest size of synthetic data
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig(DataConfig):
-    """What all data sets of images share."""
+    """The base of all data sets of images."""
 
     crop_padding: Natural
     flip: bool
@@ -99,7 +99,7 @@ TorchvisionDataset = Literal[
     "SVHN",
     "USPS",
 ]
-"""Those of torchvision's that have a training and a test part, and images with one class each."""
+"""Torchvision's data sets that have a training and a test part, and one class for each image."""
 
 
 @dataclass(frozen=True, kw_only=True)
