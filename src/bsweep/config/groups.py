@@ -1,6 +1,6 @@
-"""The groups of cards: what others may ask of the cards of each, and what cards may ask of a point.
+"""The base card of each group: the facts that other code may ask of any card of that group.
 
-The variants are in the module of their group.
+The cards of the variants are in the module of their group.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Card):
-    """What all data sets share; see `conf/data/`.
+    """The base of all data sets; see `conf/data/`.
 
-    `builds` a module with `info(config)`, which downloads, decodes and caches, and needs no torch
-    once that is done, and `load(config)`, the complete data set on the CPU; both raise a ValueError
-    that says how to mend the configuration.
+    `builds` names a module with two functions. `info(config)` downloads, decodes and caches the
+    data; once that is done it needs no torch. `load(config)` returns the complete data set on the
+    CPU. Both raise a ValueError that says how to correct the configuration.
     """
 
     subset: Count | None
@@ -46,25 +46,27 @@ class DataConfig(Card):
     consists_of: ClassVar[Kind]
 
     files: ClassVar[tuple[str, ...]] = ()
-    """Keys that name files or folders which are read as they are: all hosts need the same. Others'
-    are known by md5.
+    """Keys that name files or folders that are read as they are, and so must be the same on all
+    hosts. The files of other data sets are checked by md5.
     """
 
     of_no_example: ClassVar[tuple[str, ...]] = ("subset",)
-    """Keys that change what an example costs not at all."""
+    """Keys that do not change the cost of an example."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Card):
-    """`builds` a callable `(config, *, num_classes, shape)` that gives the freshly initialised
-    module.
+    """The base of all models. `builds` names a callable `(config, *, num_classes, shape)` that
+    returns the newly initialised module.
     """
 
     learns_from: ClassVar[Kind | None] = "images"
-    """None: whatever there is."""
+    """The kind of data that the model needs; None if it takes any."""
 
     has_batchnorm: ClassVar[bool | None] = False
-    """None: the module tells, see `bsweep.models.check`."""
+    """True if the model has BatchNorm; None if only the built module can tell, see
+    `bsweep.models.check`.
+    """
 
     def problems(self, point: Point) -> Iterator[str]:
         if self.has_batchnorm:
@@ -81,7 +83,7 @@ class ModelConfig(Card):
             )
 
     def lone_examples(self, point: Point) -> Iterator[str]:
-        """What is wrong with a point if the model has BatchNorm."""
+        """Yield a problem if a model with BatchNorm would get local batches of one example."""
         batches = point.local_batches
         if 1 in batches:
             batch = (
@@ -95,14 +97,18 @@ class ModelConfig(Card):
             )
 
     def check_num_classes(self, num_classes: int) -> None:
-        """Raises ValueError if the model was configured for other classes, or another vocabulary,
-        than the data's.
+        """Check the number of classes, or of tokens in the vocabulary, of the data.
+
+        Raises:
+            ValueError: If the model was configured for another number.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Card):
-    """What all optimizers share; see `conf/optimizer/`. `builds` a callable `(config, vector)`."""
+    """The base of all optimizers; see `conf/optimizer/`. `builds` names a callable `(config,
+    vector)`.
+    """
 
     lr: Positive
     lr_rule: LrRule
@@ -117,21 +123,21 @@ class OptimizerConfig(Card):
     needs_global_norm: ClassVar[bool] = False
 
     known_for_fednova: ClassVar[bool] = False
-    """Whether FedNova's paper says how much its steps count."""
+    """True if FedNova's paper says how to count the steps of this optimizer."""
 
     @property
     def needs_layer_norms(self) -> bool:
-        """Whether a step asks for whole layers."""
+        """Return True if a step needs the norms of whole layers."""
         return False
 
     @property
     def rate_follows_batch(self) -> bool:
-        """Whether its rule gives a larger batch a larger rate."""
+        """Return True if the learning-rate rule raises the rate with the batch."""
         return self.lr_rule in ("linear", "sqrt", "adascale")
 
     @property
     def measures_noise(self) -> bool:
-        """Whether its rule goes by the gradient noise scale."""
+        """Return True if the learning-rate rule uses the gradient noise scale."""
         return self.lr_rule == "adascale"
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -149,80 +155,95 @@ class OptimizerConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyConfig(Card):
-    """`builds` a callable `(config, strategy, place, paths)` that gives a
-    `bsweep.strategies.Strategy`.
+    """The base of all strategies. `builds` names a callable `(config, strategy, place, paths)` that
+    returns a `bsweep.strategies.Strategy`.
     """
 
     kind_can: ClassVar[Capabilities] = Capabilities()
-    """Capabilities of every strategy of this kind; `can` adds what its keys decide."""
+    """Capabilities that do not depend on the card's keys; `can` adds those that do."""
 
     @property
     def can(self) -> Capabilities:
-        """Capabilities with its keys as they are; others ask no more than this."""
+        """Return the capabilities with the present values of the keys. Other code asks only for
+        these.
+        """
         return self.kind_can
 
     @property
     def patience_seconds(self) -> float:
-        """How long the others wait for a worker that shows no sign of life."""
+        """Return how many seconds the other workers wait for a worker that shows no sign of
+        life.
+        """
         return float("inf")
 
     @property
     def local_steps(self) -> int:
-        """Optimizer steps of a worker between two synchronisations."""
+        """Return the number of optimizer steps of a worker between two synchronisations."""
         return 1
 
     def with_local_steps(self, local_steps: int) -> Self:
-        """The same with another number of local steps."""
+        """Return this card with another number of local steps."""
         assert local_steps == self.local_steps, f"{self.name} has no steps to share"
         return self
 
     @property
     def ends_after(self) -> tuple[int | None, float | None]:
-        """Rounds and seconds after which the run ends, whatever epochs are left."""
+        """Return the rounds and the seconds after which the run ends, even if epochs are left; None
+        for no limit.
+        """
         return None, None
 
     def num_shards(self, num_workers: int) -> int:
-        """Slices that parameter servers hold between them; 0 without servers."""
+        """Return the number of slices into which parameter servers divide the model; 0 without
+        servers.
+        """
         return 0
 
     def num_server_processes(self, num_workers: int) -> int:
-        """Processes beside the workers."""
+        """Return the number of server processes beside the workers."""
         return 0
 
     @property
     def in_probe(self) -> StrategyConfig:
-        """What a probe runs in its place: a strategy that exchanges the whole vector at each step,
-        unhidden.
+        """Return the strategy that a probe runs instead. It exchanges the whole vector at each
+        step, and does not overlap the exchange with computation.
         """
         return self
 
     @property
     def vectors_held(self) -> int:
-        """Vectors of the model's size that it holds beside the model and its optimizer, and
-        `in_probe` does not.
+        """Return how many more vectors of the model's size this strategy holds than `in_probe`. The
+        model and its optimizer are not counted.
         """
         return 0
 
     @property
     def vectors_of_first_step(self) -> int:
-        """Those of them that are there only from its first step on."""
+        """Return how many of the `vectors_held` are allocated only at the first step."""
         return 0
 
     def rate_batch(self, point: Point, rank: int) -> float:
-        """Examples behind an optimizer step of a worker, by which its learning rate goes."""
+        """Return the number of examples per optimizer step from which a worker's learning rate is
+        computed.
+        """
         return point.examples_per_step
 
     def hashed(self, point: Point) -> dict[str, Any]:
-        """What the run id depends on beside the keys."""
+        """Return the values beside the keys that are part of the run id."""
         return {}
 
     def variables(self) -> Mapping[str, str]:
-        """What its processes read from their environment once, when they begin to exchange."""
+        """Return the environment variables that the processes read once, when they start to
+        exchange.
+        """
         return {}
 
     def refuse_started(self, variables: Mapping[str, str]) -> None:
-        """ValueError if processes that were started with these variables cannot do what the card
-        says any more.
+        """Check that processes that were started with these environment variables can run this
+        card.
+
+        Raises:
+            ValueError: If the variables differ from what the card needs.
         """
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -240,19 +261,19 @@ class StrategyConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class CodecConfig(Card):
-    """`builds` a callable `(config, setting)` that gives a `bsweep.compression.Codec`; empty:
-    nothing is compressed.
+    """The base of all codecs. `builds` names a callable `(config, setting)` that returns a
+    `bsweep.compression.Codec`; it is empty if nothing is compressed.
     """
 
     def payload_share(self, epochs: int) -> float | None:
-        """Bytes of a payload over those of the fp32 gradient; None where payloads are summed on
-        their way.
+        """Return the ratio of a payload's bytes to the bytes of the fp32 gradient. Return None if
+        payloads are summed during the exchange.
         """
         return None
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """Whether it can win at all: every worker gets every payload, while a ring sends twice the
-        vector.
+        """Yield a warning if the codec sends more than a ring would without it. With a codec every
+        worker gets every payload, while a ring sends twice the vector.
         """
         share, workers = self.payload_share(point.epochs), point.num_workers
         if share is not None and workers > 1 and share >= 2 / workers:
@@ -265,10 +286,11 @@ class CodecConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationConfig(Card):
-    """What all allocations share; see `conf/allocation/`. The policy fills in the lists that are
-    null.
+    """The base of all allocations; see `conf/allocation/`. The allocation fills in the lists that
+    are null.
 
-    `builds` a callable `(config, allocation)` that gives the run with its lists filled in.
+    `builds` names a callable `(config, allocation)` that returns the run's configuration with its
+    lists filled in.
     """
 
     devices: tuple[str, ...] | None
@@ -282,17 +304,17 @@ class AllocationConfig(Card):
     shares_steps: ClassVar[bool] = False
 
     takes_devices: ClassVar[bool] = False
-    """Whether it goes by nominal FLOP/s, which `devices` can give without a probe."""
+    """True if it uses nominal FLOP/s, which `devices` can give without a probe."""
 
     asks_exchange: ClassVar[bool] = False
-    """Whether it goes by what an exchange takes."""
+    """True if it uses the measured time of an exchange."""
 
     fills_memory: ClassVar[bool] = False
-    """Whether a worker's batch is the largest that a probe found to fit."""
+    """True if each worker gets the largest batch that fitted in a probe."""
 
     @property
     def adapts(self) -> bool:
-        """Whether it follows the workers' speeds during a run."""
+        """Return True if it follows the workers' speeds during a run."""
         return False
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -345,9 +367,10 @@ class AllocationConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig(Card):
-    """What all launchers share; see `conf/launch/`.
+    """The base of all launchers; see `conf/launch/`.
 
-    `builds` a `bsweep.launch.launcher.Launcher`, which is made without arguments.
+    `builds` names a subclass of `bsweep.launch.launcher.Launcher`, which is created without
+    arguments.
     """
 
     slowdown: tuple[Slowdown, ...] | None
@@ -361,18 +384,22 @@ class LaunchConfig(Card):
 
     @property
     def num_retries(self) -> int:
-        """How often a point is started again that ended for a reason outside it."""
+        """Return how often a point is started again after it ended for a reason outside the
+        point.
+        """
         return 0
 
     @property
     def named_hosts(self) -> str | None:
-        """Hosts and slots, `h1:4,h2:4`, where it was given any, or has an allocation's; none
-        outside one.
+        """Return the hosts and slots, such as `h1:4,h2:4`, that were given or that a SLURM
+        allocation has. Return None if none were given, or outside an allocation.
         """
         return None
 
     def why_not(self, strategy: StrategyFacts) -> str:
-        """Why it cannot start the processes of a strategy, with the remedy; empty where it can."""
+        """Return why this launcher cannot start the processes of a strategy, with the remedy; empty
+        if it can.
+        """
         launchers = strategy.can.launchers
         if not launchers or self.name in launchers:
             return ""

@@ -1,6 +1,4 @@
-"""Hosts as they are named: in lists with SLURM's brackets, or in a file; kept spelled out, as
-`h1:4,h2:4`.
-"""
+"""Lists of hosts, with SLURM's brackets or in a file. They are expanded to the form `h1:4,h2:4`."""
 
 from __future__ import annotations
 
@@ -15,12 +13,12 @@ from pydantic import AfterValidator, Field
 from bsweep.config.values import plain_file, shortened
 
 SLURM = "slurm"
-"""The hosts are those of the SLURM allocation in which a sweep is started."""
+"""The value that stands for the hosts of the SLURM allocation in which the sweep is started."""
 
 _MOST_HOSTS = 10_000
 _MOST_FILE_BYTES = 1 << 20
 
-# No option of ssh, and nothing that a shell would take for more.
+# A name must not look like an option of ssh, nor hold characters that a shell interprets.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _SLOTS = re.compile(r"[1-9]\d{0,3}")
 _HOST = f"{_NAME.pattern}:{_SLOTS.pattern}"
@@ -32,10 +30,11 @@ _FORM = (
 
 
 def spelled_out(given: str) -> str:
-    """Hosts and slots one by one, of a list such as `h[1-4,7]:2` or of `@FILE`; `slurm` as it is.
+    """Return the hosts and slots one by one, from a list such as `h[1-4,7]:2` or from `@FILE`.
+    Return `slurm` unchanged.
 
     Raises:
-        ValueError: it names no hosts so, or the file cannot be read.
+        ValueError: If the text does not name hosts in these forms, or the file cannot be read.
     """
     if given == SLURM:
         return given
@@ -53,10 +52,10 @@ SpelledOut = Annotated[str, Field(pattern=rf"^{_HOST}(,{_HOST})*$")]
 
 
 def names_in(text: str) -> list[str]:
-    """The hosts of a list as SLURM writes it: `a[1-2,07],b` are a1, a2, a07 and b.
+    """Return the hosts of a list in SLURM's form: `a[1-2,07],b` gives a1, a2, a07 and b.
 
     Raises:
-        ValueError: it is no such list, or one of too many hosts.
+        ValueError: If the text is no such list, or names too many hosts.
     """
     return [name for entry in _parts(text) for name in _names(entry)]
 
@@ -70,8 +69,8 @@ def _of_list(text: str) -> Iterator[tuple[list[str], str]]:
 
 
 def _of_file(path: Path) -> Iterator[tuple[list[str], str]]:
-    """The hosts of a file with lines `h1:4` or, as Horovod and MPI have them, `h1 slots=4`; `#`
-    begins a comment.
+    """Yield the hosts and slots of a file. Its lines are `h1:4`, or `h1 slots=4` as in Horovod and
+    MPI; `#` starts a comment.
     """
     try:
         if plain_file(path.expanduser()).stat().st_size > _MOST_FILE_BYTES:
@@ -101,13 +100,13 @@ _LINE = re.compile(r"([^\s:]+)\s+slots\s*=\s*(\d+)(?:\s+max[-_]slots\s*=\s*\d+)?
 
 
 def _parts(text: str) -> list[str]:
-    """A list parted at its commas, but for those within brackets."""
+    """Return the parts of a list, split at the commas that are not inside brackets."""
     return re.split(r",(?![^\[\]]*\])", text)
 
 
 def _names(entry: str) -> list[str]:
-    """The hosts of an entry of a list, such as `a[1-4,7]-ib`."""
-    pieces = re.split(r"\[([^\[\]]*)\]", entry)  # fixed and numbered in turn
+    """Return the hosts of one entry of a list, such as `a[1-4,7]-ib`."""
+    pieces = re.split(r"\[([^\[\]]*)\]", entry)  # fixed text and number ranges alternate
     numbered = [_numbers(piece) if place % 2 else [piece] for place, piece in enumerate(pieces)]
     total = 1
     for choices in numbered:
@@ -121,7 +120,7 @@ def _names(entry: str) -> list[str]:
 
 
 def _numbers(ranges: str) -> list[str]:
-    """`1-3,07` as 1, 2, 3 and 07: what begins with zeros keeps its width."""
+    """Return the numbers of a range: `1-3,07` gives 1, 2, 3 and 07. Leading zeros are kept."""
     numbers: list[str] = []
     for part in ranges.split(","):
         found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)

@@ -1,4 +1,4 @@
-"""Launchers: who starts the workers."""
+"""The cards of the launchers, which start the workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class InlineConfig(LaunchConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessesConfig(LaunchConfig):
-    """What the launchers share that start processes."""
+    """The base of launchers that start processes."""
 
     network_interface: Interface | None
     start_timeout_seconds: Count
@@ -46,7 +46,7 @@ class ProcessesConfig(LaunchConfig):
     environment: tuple[Variable, ...] = ()
 
     gives_gpus: ClassVar[bool] = False
-    """Whether it says itself, on each host, which GPUs are there for a worker."""
+    """True if the launcher itself assigns the GPUs of each host to the workers."""
 
     changes_no_number: ClassVar[tuple[str, ...]] = (
         "start_timeout_seconds",
@@ -62,13 +62,13 @@ class ProcessesConfig(LaunchConfig):
 
     @property
     def uses_allocation(self) -> bool:
-        """Whether its hosts are those of the SLURM allocation in which it is used."""
+        """Return True if the hosts are those of the surrounding SLURM allocation."""
         return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class SshConfig(ProcessesConfig):
-    """What the launchers share that reach other hosts by ssh."""
+    """The base of launchers that reach other hosts by ssh."""
 
     hosts: Hosts | None
     ssh_port: Port | None
@@ -96,7 +96,7 @@ class SshConfig(ProcessesConfig):
                 f"launch.parallel={show(self.parallel)} with launch.hosts={self.hosts}: points run "
                 "at once on one machine alone. Leave one of them out."
             )
-        # Of an allocation is known only where the point is to run.
+        # The hosts of an allocation are known only inside it.
         if self.hosts and not self.uses_allocation:
             slots, named = slots_of(self.hosts), [host for host, _ in _entries(self.hosts)]
             if len(slots) < point.num_workers:
@@ -157,25 +157,25 @@ class SrunConfig(ProcessesConfig):
 
 
 def most_at_once(launch: LaunchConfig) -> float:
-    """How many points of a sweep may run at once."""
+    """Return how many points of a sweep may run at the same time; infinity for `auto`."""
     if not isinstance(launch, SshConfig):
         return 1
     return math.inf if launch.parallel == "auto" else launch.parallel
 
 
 def hosts_of_ranks(hosts: str, num_workers: int, num_servers: int = 0) -> list[str]:
-    """The host of each rank: workers, then servers fill the slots of `h1:4,h2:4` in their order.
+    """Return the host of each rank. Workers, then servers, fill the slots of `h1:4,h2:4` in order.
 
-    Where there are GPUs, a slot is one, and servers need none: those for which no slot is left run
-    beside workers, on one host after the other.
+    On hosts with GPUs a slot is one GPU. Servers need no GPU: servers for which no slot is left run
+    beside workers, one host after the other.
     """
     slots = slots_of(hosts)
     return list(islice(chain(slots, cycle(dict.fromkeys(slots))), num_workers + num_servers))
 
 
 def nodes_of(hosts: str, num_workers: int, num_servers: int = 0) -> list[tuple[str, int]]:
-    """Hosts in the order of the ranks, and how many of those run there in a row; a host may come
-    twice.
+    """Return the hosts in the order of the ranks, each with the number of consecutive ranks there.
+    A host may occur twice.
     """
     return [
         (host, len(list(row)))
@@ -184,17 +184,19 @@ def nodes_of(hosts: str, num_workers: int, num_servers: int = 0) -> list[tuple[s
 
 
 def slots_of(hosts: str) -> list[str]:
-    """The host of each slot."""
+    """Return the host of each slot."""
     return [host for host, number in _entries(hosts) for _ in range(number)]
 
 
 def slots_by_host(hosts: str | None) -> dict[str, int]:
-    """How many slots each host has, in their order; of none where none is named."""
+    """Return the number of slots of each host, in the order of the list; empty if no hosts are
+    named.
+    """
     return dict(_entries(hosts)) if hosts else {}
 
 
 def _entries(hosts: str) -> list[tuple[str, int]]:
-    """Hosts and their slots in their order."""
+    """Return the hosts with their slots, in the order of the list."""
     return [
         (host, int(number))
         for host, _, number in (entry.partition(":") for entry in hosts.split(","))

@@ -1,4 +1,4 @@
-"""What a run measures beside its training, and where that cannot be measured."""
+"""The card of what a run measures beside its training, and of points where that is impossible."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ _NOT_IN_STEP = (
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig(Schema):
-    """What it costs, and how it is measured, is in `docs/noise_scale.md`."""
+    """Optional measurements of a run. `docs/noise_scale.md` says how they work and what they
+    cost.
+    """
 
     noise_scale: bool = False
     noise_scale_per_layer: bool = False
 
     def problems(self, point: Point) -> Iterator[str]:
-        """What cannot be measured in a point, with the remedy."""
+        """Yield each measurement that is impossible in a point, with the remedy."""
         if self.noise_scale_per_layer and not self.noise_scale:
             yield "measure.noise_scale_per_layer=true without measure.noise_scale=true: give both."
         if not point.measures_noise:
@@ -52,4 +54,4 @@ class MeasureConfig(Schema):
             )
 
 
-NO_MEASURES = MeasureConfig()  # of runs that do not name them
+NO_MEASURES = MeasureConfig()  # the default

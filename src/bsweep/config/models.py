@@ -1,4 +1,4 @@
-"""Models."""
+"""The cards of the models."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LlamaConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LibraryConfig(ModelConfig):
-    """What the models of a library share."""
+    """The base of models that come from a library."""
 
     architecture: str
     options: Options
@@ -79,7 +79,7 @@ class LibraryConfig(ModelConfig):
     has_batchnorm: ClassVar[bool | None] = None
 
     given: ClassVar[tuple[str, ...]]
-    """Keyword arguments that bsweep gives, which are no options."""
+    """Keyword arguments that bsweep sets itself, and that users may not give as options."""
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)

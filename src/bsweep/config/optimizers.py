@@ -1,4 +1,4 @@
-"""Optimizers, and the learning rate that their rules give."""
+"""The cards of the optimizers, and the learning rate that their rules give."""
 
 from __future__ import annotations
 
@@ -103,12 +103,19 @@ def _nesterov_problems(nesterov: bool, momentum: float) -> Iterator[str]:
 def scaled_rate(
     lr: float, rule: LrRule, *, reference_batch: float, rate_batch: float, num_workers: int
 ) -> float:
-    """The learning rate in effect after warm-up, before its schedule.
+    """Return the learning rate after warm-up, before the schedule changes it.
 
-    `adascale` begins with lr, and takes the gain as it is measured, see `bsweep.batching.adascale`.
-    `per_worker` is the first paper's rule: lr x workers whatever the batch. `linear` is Goyal et
-    al.'s (arXiv 1706.02677), `sqrt` Krizhevsky's (arXiv 1404.5997), both of the examples behind a
-    step (`rate_batch`) in units of `reference_batch`.
+    `fixed` keeps lr. `adascale` starts with lr and multiplies it by the gain as it is measured, see
+    `bsweep.batching.adascale`. `per_worker` is the first paper's rule: lr x workers, whatever the
+    batch. `linear` is the rule of Goyal et al. (arXiv 1706.02677), `sqrt` that of Krizhevsky (arXiv
+    1404.5997). These two scale with `rate_batch / reference_batch`.
+
+    Args:
+        lr: The base learning rate.
+        rule: The rule's name.
+        reference_batch: The batch in examples for which lr was chosen.
+        rate_batch: The examples behind one optimizer step.
+        num_workers: The number of workers.
     """
     scale = rate_batch / reference_batch
     factors: dict[LrRule, float] = {
