@@ -1,10 +1,12 @@
-"""Code of the user's own: where a target lies, what it is of, and how a worker finds it again.
+"""The user's own code: how a target is found, checked, saved with a run and imported by its
+workers.
 
-A target is `path/file.py:name` or `package.module:name`. The parent process `resolve`s it: it
-imports the code, refuses what cannot be called so, and notes a fingerprint, by which a changed
-model is another run. It `keep`s the code in the run folder, where every worker `search`es for it:
-other hosts see that folder, and later edits do not matter. A file stands alone; what imports
-modules beside it belongs into a package. Of an installed distribution, its version says all.
+A target is `path/file.py:name` or `package.module:name`. The parent process calls `resolve`, which
+imports the code and refuses a target that cannot be called as needed. It also records a fingerprint
+of the code, so that a changed model gives another run id. `keep` writes the code into the run's
+folder, and every worker calls `search` to import it from there. Other hosts see that folder, and
+later edits do not affect the run. A file must stand alone: code that imports modules beside it must
+be a package. For an installed distribution the version is the fingerprint, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -36,17 +38,17 @@ from bsweep.config.values import ConfigError, PathName, did_you_mean, plain_file
 from bsweep.core.whole_files import write_whole
 
 _Config = TypeVar("_Config", bound=Schema)
-_MOST_BYTES = 2**24  # of a package, which each run folder gets a copy of
+_MOST_BYTES = 2**24  # largest package that is copied into each run's folder
 
 
 class _Keywords(dict[str, Any]):
-    """Keyword arguments. Equal ones hash alike, for cards are keys of caches."""
+    """Keyword arguments that can be hashed by their content, because cards are keys of caches."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(json.dumps(self, sort_keys=True))
 
 
-# In YAML they are null where there are none: Hydra adds no key to a mapping that is there.
+# Without options the YAML says null: Hydra cannot add a key to an existing mapping.
 Options = Annotated[
     dict[str, Any], BeforeValidator(lambda given: given or {}), AfterValidator(_Keywords)
 ]
@@ -54,24 +56,24 @@ Options = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Card):
-    """What all variants of the user's own share: `target` is called with what `takes` names, and
-    with the options.
+    """The base of all variants that run the user's own code. `target` is called with the arguments
+    that `takes` names, and with the options.
     """
 
     target: PathName
     options: Options
-    fingerprint: str | None = None  # of the code: `resolve` fills it in
+    fingerprint: str | None = None  # a hash of the code, which `resolve` fills in
 
-    takes: ClassVar[tuple[str, ...]] = ()  # in this order, by position
+    takes: ClassVar[tuple[str, ...]] = ()  # positional arguments, in this order
 
     @property
     def title(self) -> str:
-        """The name of the callable."""
+        """Return the name of the callable."""
         return self.target.rpartition(":")[2]
 
 
 def cards(config: object) -> dict[str, Own]:
-    """The cards of the user's own code in a run's configuration, by their groups."""
+    """Return the cards of the user's own code in a run's configuration, by group."""
     schema: type = type(config)
     found = ((group, getattr(config, group)) for group in _groups(schema))
     return {group: card for group, card in found if isinstance(card, Own)}
@@ -79,7 +81,7 @@ def cards(config: object) -> dict[str, Own]:
 
 @functools.cache
 def _groups(schema: type) -> tuple[str, ...]:
-    """The keys of a schema that may have such a card."""
+    """Return the keys of a schema whose card may be the user's own code."""
     hints = {
         key: typing.get_args(hint) or (hint,) for key, hint in typing.get_type_hints(schema).items()
     }
@@ -91,11 +93,11 @@ def _groups(schema: type) -> tuple[str, ...]:
 
 
 def resolve(config: _Config) -> _Config:
-    """The configuration with the fingerprints of its own code, and targets that no longer say where
-    files lay.
+    """Return the configuration with the fingerprints of the user's own code, and with targets that
+    no longer name the folders of files.
 
     Raises:
-        ConfigError: a target does not exist, cannot be imported or called, or does not take its
+        ConfigError: If a target does not exist, cannot be imported or called, or does not take its
             options.
     """
     found: dict[str, Any] = {}
@@ -111,7 +113,9 @@ def resolve(config: _Config) -> _Config:
 
 
 def load_target(card: Own) -> Callable[..., Any]:
-    """The callable that a resolved card names; workers `search` the run folder first."""
+    """Import and return the callable that a resolved card names. Workers must call `search` with
+    the run's folder first.
+    """
     assert card.fingerprint, "own.resolve(config) comes first"
     module = importlib.import_module(_module_name(card.target.rpartition(":")[0], card.fingerprint))
     top = sys.modules[module.__name__.partition(".")[0]]
@@ -122,15 +126,17 @@ def load_target(card: Own) -> Callable[..., Any]:
 
 
 def call(card: Own, *arguments: object) -> Any:
-    """What the callable returns for what the card `takes`, and the options. Raises whatever it
-    raises.
+    """Call the user's callable with the arguments that the card `takes` and with the options, and
+    return its result. Errors of the callable pass through.
     """
     return load_target(card)(*arguments, **card.options)
 
 
 def made(group: str, card: Own, kind: type[Any], *arguments: object) -> Any:
-    """What the callable returns, which must be of a kind. ConfigError if it is not, or if the
-    callable raises.
+    """Call the user's callable and return its result, which must be an instance of `kind`.
+
+    Raises:
+        ConfigError: If the result is not of this kind, or the callable raises an error.
     """
     with blamed(group, card, "it raised an error"):
         found = call(card, *arguments)
@@ -144,8 +150,8 @@ def made(group: str, card: Own, kind: type[Any], *arguments: object) -> Any:
 
 @contextmanager
 def blamed(group: str, card: Own, what: str) -> Iterator[None]:
-    """What the user's code raises in here as a ConfigError, with the traceback from the first line
-    of theirs on.
+    """Turn any error of the user's code inside the block into a ConfigError. Its traceback starts
+    at the first line of the user's code.
     """
     try:
         yield
@@ -157,8 +163,8 @@ def blamed(group: str, card: Own, what: str) -> Iterator[None]:
 
 
 def traced(error: BaseException) -> str | None:
-    """The traceback of an error from the first line on that is the user's own; None if it passed
-    none of theirs.
+    """Return the traceback of an error, from the first line of the user's code on. Return None if
+    the error did not pass through the user's code.
     """
     frame = error.__traceback__
     while frame and not _is_theirs(Path(frame.tb_frame.f_code.co_filename)):
@@ -171,7 +177,7 @@ def traced(error: BaseException) -> str | None:
 
 
 def keep(config: object, folder: Path) -> None:
-    """Write the code of a resolved configuration, as it was when it was resolved, into a folder to
+    """Write the code of a resolved configuration, as it was when it was resolved, into a folder for
     `search`.
     """
     for card in cards(config).values():
@@ -182,7 +188,7 @@ def keep(config: object, folder: Path) -> None:
 
 
 def search(folder: Path) -> None:
-    """Have this process find the code that was kept in a folder."""
+    """Add a folder of saved code to this process's import path."""
     if folder.is_dir() and str(folder.resolve()) not in sys.path:
         sys.path.insert(0, str(folder.resolve()))
         _THEIRS.add(folder.resolve())
@@ -190,8 +196,8 @@ def search(folder: Path) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Have this process import anew what it found in a folder that it searched: no run sees
-    another's variables.
+    """Remove a folder from the import path, and its modules from the imported ones. The next run
+    then does not see the variables of this one.
     """
     folder = folder.resolve()
     if str(folder) not in sys.path:
@@ -205,20 +211,20 @@ def forget(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where code was found, and what becomes of it."""
+    """A place where code was found, and the content to save."""
 
     path: Path  # a file, or a package's folder
     fingerprint: str
-    # What is kept, by their places in a folder to search; none of an installed distribution.
+    # Contents by path relative to the search folder; empty for an installed distribution.
     files: Mapping[str, bytes]
 
 
-_SOURCES: dict[str, _Source] = {}  # by their fingerprints: what this process has resolved
-_THEIRS: set[Path] = set()  # files, and folders of packages, that are the user's own
+_SOURCES: dict[str, _Source] = {}  # what this process has resolved, by fingerprint
+_THEIRS: set[Path] = set()  # files and package folders of the user's own code
 
 
 def _note(path: Path) -> None:
-    if path.name != "torch":  # whose lines call every model
+    if path.name != "torch":  # its lines are in the traceback of every model
         _THEIRS.add(path)
 
 
@@ -254,13 +260,15 @@ def _is_file(where: str) -> bool:
 
 
 def _module_name(where: str, fingerprint: str) -> str:
-    """As what code is imported: a file under a name of its content, so that none hides another."""
+    """Return the name under which code is imported. A file's name holds a part of its fingerprint,
+    so that no file hides another.
+    """
     if not _is_file(where):
         return where
     return f"{re.sub(r'[^0-9A-Za-z_]', '_', Path(where).stem)}_{fingerprint[:8]}"
 
 
-@functools.cache  # a sweep trains what was there when it began
+@functools.cache  # a sweep trains the code that was there when it began
 def _of_file(path: Path) -> _Source:
     try:
         content = plain_file(path).read_bytes()
@@ -294,15 +302,15 @@ def _of_module(name: str, folder: Path) -> _Source:
 
 
 def _installed_version(top: str, path: Path) -> str | None:
-    """The distribution that a package was installed by, unless that only points to a folder where
-    it is worked on.
+    """Return the distributions that installed a package, with their versions. Return None if there
+    are none, or if the package lies in a folder where it is being developed.
     """
     if path.parent not in (
         Path(sysconfig.get_path("purelib")),
         Path(sysconfig.get_path("platlib")),
     ):
         return None
-    import importlib.metadata  # here, for it takes a while
+    import importlib.metadata  # imported here because it is slow
 
     names = importlib.metadata.packages_distributions().get(top, [])
     return (
@@ -312,8 +320,8 @@ def _installed_version(top: str, path: Path) -> str | None:
 
 
 def _files(path: Path) -> dict[str, bytes]:
-    """The contents of a module's file or of all files of a package, by their places on a search
-    path.
+    """Return the contents of a module's file, or of all files of a package, by their paths relative
+    to a search path.
     """
     below = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     kept = [file for file in below if not _HIDDEN.search(str(file.relative_to(path.parent)))]
@@ -343,7 +351,7 @@ def _import_file(name: str, path: Path) -> ModuleType:
 
 
 def _named(group: str, card: Own, module: ModuleType) -> Callable[..., Any]:
-    """What a target names in its module, if it can be called."""
+    """Return the callable that a target names in its module."""
     asked = f"{group}.target={card.target}"
     found: Any = module
     for name in card.title.split("."):
@@ -366,11 +374,11 @@ def _named(group: str, card: Own, module: ModuleType) -> Callable[..., Any]:
 
 
 def _check_call(group: str, card: Own, function: Callable[..., Any]) -> None:
-    """ConfigError if a call by what the card takes and the options cannot be."""
+    """Raise ConfigError if the function cannot be called with the card's arguments and options."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return  # compiled functions do not say what they take
+        return  # compiled functions may have no signature
     kinds = [p.kind for p in parameters]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) < len(card.takes) and inspect.Parameter.VAR_POSITIONAL not in kinds:

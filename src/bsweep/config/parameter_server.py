@@ -1,4 +1,6 @@
-"""Parameter servers: who holds which part of the model, and how far workers may be apart."""
+"""The card of parameter servers: which server holds which part of the model, and how many steps
+workers may be apart.
+"""
 
 from __future__ import annotations
 

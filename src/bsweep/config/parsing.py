@@ -1,4 +1,6 @@
-"""Parsing: a composed configuration becomes a `RunConfig`, or a list of all that is wrong."""
+"""Parsing: turns a composed configuration into a `RunConfig`, or into a list of all its
+problems.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ _ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
 
 
 def parse(composed: Mapping[str, Any]) -> RunConfig:
-    """The run that a composed, resolved configuration describes.
+    """Return the run that a composed, resolved configuration describes.
 
     Raises:
-        ConfigError: a key is unknown, a value has the wrong type or range, or values contradict
+        ConfigError: If a key is unknown, a value has the wrong type or range, or values contradict
             each other.
     """
     config = validate(composed)
@@ -34,26 +36,34 @@ def parse(composed: Mapping[str, Any]) -> RunConfig:
 
 
 def validate(composed: Mapping[str, Any]) -> RunConfig:
-    """As `parse`, but for values that contradict each other: each key is looked at by itself."""
+    """Return the run that a configuration describes, and check each key by itself only.
+
+    Unlike `parse`, it accepts values that contradict each other.
+
+    Raises:
+        ConfigError: If a key is unknown, or a value has the wrong type or range.
+    """
     try:
         # Strict JSON rules: 3.5 is no int and "yes" no bool, but a list may fill a tuple.
         return _ADAPTER.validate_json(json.dumps(dict(composed)), strict=True)
     except ValidationError as error:
         raise ConfigError(*(_explain(problem) for problem in error.errors())) from None
-    except TypeError as error:  # a date, a set, a key that is a list
+    except TypeError as error:  # for example a date, a set, or a list as a key
         raise ConfigError(f"a value that JSON has not: {error}.") from None
 
 
 def conf_dir() -> Path:
-    """The configuration folder: inside an installed package, or beside `src/` in a checkout."""
+    """Return the configuration folder: inside an installed package, or beside `src/` in a
+    checkout.
+    """
     package = Path(__file__).parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parents[1] / "conf"
 
 
 def variants_with(key: str) -> list[str]:
-    """The options of a group that have a dotted key: `strategy.num_servers` is parameter_server's
-    alone.
+    """Return the variants of a group that have a dotted key. For example, only parameter_server has
+    `strategy.num_servers`.
     """
     group, _, key_of_group = key.partition(".")
     owners = (
@@ -63,7 +73,7 @@ def variants_with(key: str) -> list[str]:
 
 
 def unknown_key(key: str) -> str:
-    """What to say of a key that a configuration does not have."""
+    """Return the message for a key that does not exist in the configuration."""
     owners = variants_with(key)
     if owners:
         group = key.partition(".")[0]
@@ -75,8 +85,8 @@ def unknown_key(key: str) -> str:
 
 
 def _meant(key: str) -> str:
-    """` Did you mean 'x'?`: first of the keys in the same group, then of those that end alike, then
-    of all.
+    """Return ` Did you mean 'x'?` or nothing. The keys of the same group are tried first, then keys
+    with the same last part, then all keys.
     """
     group, _, name = key.rpartition(".")
     others = [known for known in known_keys() if known != key]
@@ -95,7 +105,7 @@ def _meant(key: str) -> str:
 
 @functools.cache
 def known_keys() -> tuple[str, ...]:
-    """All keys of all variants, dotted: what a mistyped key may have meant."""
+    """Return the dotted keys of all variants, to suggest one for a mistyped key."""
     return tuple(sorted(set(_keys(RunConfig))))
 
 
@@ -106,13 +116,13 @@ _FORMS = {
 
 
 def _explain(problem: Any) -> str:
-    """One pydantic problem as `key=value: what is wrong`, without the names of variants in its
-    path.
+    """Return one pydantic problem as `key=value: problem`, without the variant's name in the
+    key.
     """
     kind, value = problem["type"], problem["input"]
     path = [str(part) for part in problem["loc"]]
     if len(path) > 1 and len(variants(path[0])) > 1:
-        path.pop(1)  # the variant, which pydantic puts after the group
+        path.pop(1)  # pydantic puts the variant's name after the group
     key = ".".join(path)
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
         return unknown_key(key)

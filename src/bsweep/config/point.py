@@ -1,6 +1,6 @@
-"""Facts that cards may ask of the point that they are part of, and of its other cards.
+"""Protocols for the facts that a card may ask of its point and of the other cards of that point.
 
-These are protocols, so that a card needs to know neither `RunConfig` nor the cards of other groups.
+Thanks to them a card needs to import neither `RunConfig` nor the cards of other groups.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LauncherFacts(Named, Protocol):
 
 
 class Point(Protocol):
-    """What cards may ask of the point that they are part of; `RunConfig` is one."""
+    """The facts that a card may ask of its point. `RunConfig` implements this protocol."""
 
     @property
     def num_workers(self) -> int: ...

@@ -1,7 +1,7 @@
-"""One point of a sweep: all its keys, and what follows from them.
+"""One point of a sweep: all its keys, and the values derived from them.
 
-`conf/*.yaml` holds the defaults and says what each key means; the cards here give its type and
-range.
+`conf/*.yaml` holds the defaults and says what each key means. The cards imported here give each
+key's type and range.
 """
 
 from __future__ import annotations
@@ -77,48 +77,52 @@ class RunConfig(Schema):
     compression: AnyCompression
     allocation: AnyAllocation
     launch: AnyLaunch
-    batching: AnyBatching = FIXED  # which runs of earlier versions do not name
-    graph: Literal["auto", True, False] = "auto"  # nor this
+    batching: AnyBatching = FIXED  # missing in runs of earlier versions
+    graph: Literal["auto", True, False] = "auto"  # also missing there
     checkpoint_every: Every = "auto"
     resume_from: PathName | None = None
     evaluate_every_examples: Count | None = None
     target_accuracy: Finite | None = None
     target_loss: Finite | None = None
     stop_at_target: bool = True
-    trackers: Trackers = ()  # nor this
+    trackers: Trackers = ()  # also missing there
     measure: MeasureConfig = NO_MEASURES
 
     @property
     def local_batches(self) -> tuple[int, ...]:
-        """Examples of one forward pass, by worker."""
+        """Return the examples of one forward pass, by worker."""
         return self.allocation.local_batches or (self.examples_per_pass,) * self.num_workers
 
     @property
     def worker_batches(self) -> tuple[int, ...]:
-        """Examples of one optimizer step, by worker: its local batch over all accumulation
-        steps.
+        """Return the examples of one optimizer step, by worker: the local batch times the
+        accumulation steps.
         """
         return tuple(batch * self.accumulation_steps for batch in self.local_batches)
 
     @property
     def local_steps(self) -> tuple[int, ...]:
-        """Optimizer steps between two synchronisations, by worker; 1 where each step is one."""
+        """Return the optimizer steps between two synchronisations, by worker; 1 if every step
+        synchronises.
+        """
         return self.allocation.local_steps or (self.strategy.local_steps,) * self.num_workers
 
     @property
     def num_shards(self) -> int:
-        """Slices that parameter servers hold between them; 0 without servers."""
+        """Return the number of slices into which parameter servers divide the model; 0 without
+        servers.
+        """
         return self.strategy.num_shards(self.num_workers)
 
     @property
     def num_server_processes(self) -> int:
-        """Processes beside the workers."""
+        """Return the number of server processes beside the workers."""
         return self.strategy.num_server_processes(self.num_workers)
 
     @property
     def examples_per_step(self) -> int:
-        """Examples of one optimizer step over all workers and accumulation steps: the global
-        batch.
+        """Return the global batch: the examples of one optimizer step over all workers and
+        accumulation steps.
         """
         if self.allocation.local_batches:
             return sum(self.worker_batches)
@@ -128,15 +132,15 @@ class RunConfig(Schema):
 
     @property
     def target(self) -> Target | None:
-        """What the run is to reach, if anything."""
+        """Return the test accuracy or loss that the run is to reach; None if there is none."""
         if self.target_accuracy is None and self.target_loss is None:
             return None
         return target_of(self.target_accuracy, self.target_loss)
 
     @property
     def measures_noise(self) -> bool:
-        """Whether the gradient noise scale is measured: asked for, or what a policy or a rate goes
-        by.
+        """Return True if the gradient noise scale is measured: because it was asked for, or because
+        a policy or a learning-rate rule needs it.
         """
         return (
             self.measure.noise_scale
@@ -145,13 +149,15 @@ class RunConfig(Schema):
         )
 
     def rate_batch(self, rank: int) -> float:
-        """Examples behind an optimizer step of a worker, by which its learning rate goes."""
+        """Return the number of examples per optimizer step from which a worker's learning rate is
+        computed.
+        """
         return self.strategy.rate_batch(self, rank)
 
     @property
     def examples_per_pass(self) -> int:
-        """Examples of one forward pass on one worker, before an allocation makes them uneven: the
-        local batch.
+        """Return the local batch before an allocation makes the batches uneven: the examples of one
+        forward pass on one worker.
         """
         return self.local_batch or (self.global_batch or 0) // (
             self.num_workers * self.accumulation_steps
@@ -163,14 +169,16 @@ class RunConfig(Schema):
 
     @functools.cached_property
     def run_id(self) -> str:
-        """A readable name and a hash of all that changes the numbers, e.g.
+        """Return a readable name with a hash of all values that change the results, e.g.
         `b64_w4_horovod_s0-1a2b3c4d`.
         """
         numbers: dict[str, Any] = {
             key: getattr(self, key) for key in _TOP_KEYS if key not in _CHANGES_NO_NUMBER
         }
         if self.channels_last == "auto":
-            numbers["channels_last"] = True  # as it was before it could be left to a measurement
+            numbers["channels_last"] = (
+                True  # its value before `auto` existed, so that old ids stay valid
+            )
         numbers |= {"examples_per_step": self.examples_per_step, **self.strategy.hashed(self)}
         texts = [
             pair
@@ -189,7 +197,7 @@ class RunConfig(Schema):
         return f"b{batch}_w{workers}_{self.strategy.name}_s{self.seed}-{digest}"
 
     def process_name(self, rank: int) -> str:
-        """A worker or server as messages name it: by its rank, and its host where hosts were
+        """Return the name of a worker or server in messages: its rank, and its host if hosts were
         named.
         """
         server, hosts = rank - self.num_workers, self.launch.named_hosts
@@ -201,7 +209,7 @@ class RunConfig(Schema):
         )
 
 
-@functools.cache  # one for all points of a study
+@functools.cache  # the points of a study share one path
 def _study_dir(results_dir: str, study: str) -> Path:
     return Path(results_dir).expanduser() / study
 
@@ -216,7 +224,7 @@ _ADDED_LATER: Mapping[str, object] = {
     "measure.noise_scale": False,
     "measure.noise_scale_per_layer": False,
 }
-# Where a run writes. The batch sizes are hashed as the global batch they lead to.
+# These say where and how often a run writes. The batch sizes are hashed as the global batch.
 _CHANGES_NO_NUMBER = {
     "study", "results_dir", "local_batch", "global_batch", "log_every_steps", "checkpoint_every",
     "trackers"
@@ -224,9 +232,11 @@ _CHANGES_NO_NUMBER = {
 _TOP_KEYS = tuple(one.name for one in fields(RunConfig) if one.name not in (*GROUPS, "measure"))
 
 
-@functools.cache  # a grid has few cards, and as many points as they can be combined
+@functools.cache  # a grid has few cards but many points that combine them
 def _texts_of_part(part: str, card: Card | MeasureConfig) -> tuple[tuple[str, str], ...]:
-    """What a run id hashes of a card: dotted keys, and each with its value as in a JSON object."""
+    """Return the keys and values of a card that a run id hashes: dotted keys, each with its `"key":
+    value` text as in a JSON object.
+    """
     changes_none = card.changes_no_number if isinstance(card, Card) else ()
     numbers = [
         (f"{part}.{key}", value)
@@ -237,23 +247,25 @@ def _texts_of_part(part: str, card: Card | MeasureConfig) -> tuple[tuple[str, st
 
 
 def _text(key: str, value: object) -> str:
-    """A key with its value as in a JSON object."""
+    """Return a key with its value as in a JSON object."""
     return f"{json.dumps(key)}: {json.dumps(value)}"
 
 
-_text_of_top = functools.cache(_text)  # of numbers and words; a key has values of one type alone
+_text_of_top = functools.cache(_text)  # safe, because the values of a key have one type
 
 
 def is_left_out(key: str, value: object) -> bool:
-    """Whether a value says nothing that runs do not say which were saved before there was such a
-    key.
+    """Return True if the run id omits this value, because runs from before the key existed behave
+    the same.
     """
     return value in _added_later(key)
 
 
 @functools.cache
 def _added_later(key: str) -> tuple[object, ...]:
-    """The values of a dotted key that say nothing, one for each variant that got it later."""
+    """Return the values of a dotted key that the run id omits: one for each variant that got the
+    key later.
+    """
     group, _, name = key.partition(".")
     if key in _ADDED_LATER:
         return (_ADDED_LATER[key],)
@@ -262,7 +274,7 @@ def _added_later(key: str) -> tuple[object, ...]:
 
 @functools.cache
 def variants(group: str) -> tuple[type[Card], ...]:
-    """The cards of a group, none if there is no such group."""
+    """Return the card classes of a group; empty if there is no such group."""
     if group not in GROUPS:
         return ()
     hint = typing.get_type_hints(RunConfig)[group]
@@ -270,5 +282,5 @@ def variants(group: str) -> tuple[type[Card], ...]:
 
 
 def names(card: type[Card]) -> tuple[str, ...]:
-    """What a variant is called."""
+    """Return the names of a variant."""
     return typing.get_args(typing.get_type_hints(card)["name"])

@@ -1,4 +1,4 @@
-"""Configurations as files: what `save_config` writes, `read_config` gives back."""
+"""Configurations as files: `save_config` writes them, `read_config` reads them."""
 
 from __future__ import annotations
 
@@ -15,32 +15,36 @@ from bsweep.core.whole_files import write_whole
 
 
 def save_config(config: RunConfig, path: Path) -> None:
-    """Write a resolved configuration; `read_config` gives it back."""
+    """Write a resolved configuration to a file that `read_config` can read."""
     write_whole(
         path, yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False).encode()
     )
 
 
 def read_config(path: Path) -> RunConfig:
-    """The configuration that `save_config` wrote; ConfigError if it is none."""
+    """Return the configuration that `save_config` wrote.
+
+    Raises:
+        ConfigError: If the file holds no valid configuration.
+    """
     content = path.read_bytes()
     try:
         _refuse_unlike_saved(content)
         saved = yaml.load(content, _LOADER)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as a date in month 13
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: for example a date in month 13
         raise ConfigError(f"no configuration ({' '.join(str(error).split())[:200]}).") from None
     if not isinstance(saved, dict):
         raise ConfigError("no mapping of keys to values.")
     return parse(saved)
 
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was compiled
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
 _DEEPEST = 20  # levels
 
 
 def _refuse_unlike_saved(content: bytes) -> None:
-    """ValueError for what `save_config` never writes: a few aliases may stand for gigabytes, and
-    deep levels end Python.
+    """Raise ValueError for YAML that `save_config` never writes: aliases, a few of which can expand
+    to gigabytes, and nesting deep enough to crash Python.
     """
     depth = 0
     for event in yaml.parse(content, _LOADER):

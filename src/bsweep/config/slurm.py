@@ -1,4 +1,6 @@
-"""What a SLURM allocation says of itself, in the environment of what runs in it."""
+"""The hosts and tasks of a SLURM allocation, read from the environment variables of its
+processes.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,18 @@ from collections.abc import Mapping
 from bsweep.config.hosts import names_in
 
 HOSTS = "BSWEEP_HOSTS"
-"""What the parent of a sweep found: its processes may be in a step that says something else."""
+"""The variable with the hosts that the parent of a sweep found. Its child processes may be in a
+step whose SLURM variables differ.
+"""
 
 
 def hosts(env: Mapping[str, str]) -> str | None:
-    """The nodes of an allocation with their slots, `n1:4,n2:4`; None outside one.
+    """Return the nodes of an allocation with their slots, `n1:4,n2:4`; None outside an allocation.
 
-    A slot is a GPU where the allocation has any, else a task.
+    A slot is a GPU if the allocation has any, otherwise a task.
 
     Raises:
-        ValueError: SLURM says something that cannot be read.
+        ValueError: If SLURM's list of nodes cannot be read.
     """
     if HOSTS in env:
         return env[HOSTS]
@@ -32,16 +36,18 @@ def hosts(env: Mapping[str, str]) -> str | None:
 def _slots(env: Mapping[str, str], num_nodes: int) -> list[int]:
     gpus = env.get("SLURM_GPUS_ON_NODE", "")
     if gpus.isdecimal() and int(gpus):
-        return [int(gpus)] * num_nodes  # of this node; preflight tells where another has fewer
+        return [int(gpus)] * num_nodes  # this node's count; preflight reports nodes with fewer
     for name in ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"):
         counts = expanded(env.get(name, ""))
-        if len(counts) == num_nodes:  # within a step, tasks are those of the step's nodes
+        if len(counts) == num_nodes:  # inside a step the list may cover fewer nodes
             return counts
     return [1] * num_nodes
 
 
 def expanded(counts: str) -> list[int]:
-    """`2(x3),1` as 2, 2, 2 and 1; nothing where it is something else."""
+    """Return the numbers of a list in SLURM's short form: `2(x3),1` gives 2, 2, 2 and 1. Return an
+    empty list for anything else.
+    """
     found = [re.fullmatch(r"([1-9]\d{0,3})(?:\(x(\d{1,5})\))?", part) for part in counts.split(",")]
     if not all(found):
         return []
@@ -49,13 +55,17 @@ def expanded(counts: str) -> list[int]:
 
 
 def number_of_task(env: Mapping[str, str]) -> int:
-    """Which task of a step of several this process is; 0 also where srun did not start it."""
+    """Return this process's number among the tasks of its step; 0 if srun did not start the
+    process.
+    """
     return int(env.get("SLURM_PROCID", 0)) if "SLURM_STEP_NUM_TASKS" in env else 0
 
 
 def started_often(env: Mapping[str, str]) -> str:
-    """What is wrong where srun has started the parent of a sweep several times; empty otherwise."""
-    tasks = int(env.get("SLURM_STEP_NUM_TASKS", 1))  # a batch script is no task
+    """Return an error message if srun started the parent of a sweep several times; empty
+    otherwise.
+    """
+    tasks = int(env.get("SLURM_STEP_NUM_TASKS", 1))  # unset in a batch script, which is no task
     if tasks == 1:
         return ""
     return (

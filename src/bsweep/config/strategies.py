@@ -1,4 +1,4 @@
-"""Strategies: how workers agree on one model."""
+"""The cards of the strategies, by which workers agree on one model."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class HorovodConfig(StrategyConfig):
         "cycle_time_ms": ("HOROVOD_CYCLE_TIME", 1),
         "cache_capacity": ("HOROVOD_CACHE_CAPACITY", 1),
     }
-    """Keys that Horovod's core reads from a variable when it starts, and the variable's unit in
-    that of the key.
+    """The keys that Horovod's core reads once, from an environment variable, when it starts. Each
+    has its variable, and the factor from the key's unit to the variable's.
     """
 
     @property
@@ -88,8 +88,8 @@ class HorovodConfig(StrategyConfig):
         )
 
     def variables(self) -> dict[str, str]:
-        """Those of the knobs that are not at their default; Horovod 0.28.1 cannot restart where any
-        is set.
+        """Return the variables of those knobs that are not at their default. Horovod 0.28.1 cannot
+        restart if any of them is set.
         """
         values = (
             (getattr(self, key), getattr(PLAIN_HOROVOD, key), *knob)
@@ -129,7 +129,7 @@ class HorovodConfig(StrategyConfig):
             )
 
 
-# One call for the whole vector, and Horovod's core as it comes.
+# It exchanges the whole vector in one call, with Horovod's default settings.
 PLAIN_HOROVOD = HorovodConfig(
     name="horovod",
     op="average",
@@ -152,8 +152,8 @@ class DDPConfig(StrategyConfig):
         launchers=("torchrun",),
         own_compression=" strategy.hook is DDP's own compression.",
         exchanges_in_passes=True,
-        # each run's group has to stay, see `bsweep.strategies.ddp`, with its connections and
-        # threads
+        # Each run's process group stays in the process, with its connections and threads; see
+        # `bsweep.strategies.ddp`.
         leaves_processes_clean=False,
     )
 
@@ -169,7 +169,7 @@ class DDPConfig(StrategyConfig):
             "overflowed. Use strategy.hook=fp16, precision=fp32 or bf16, or strategy=allreduce "
             "compression=powersgd."
         )
-        is_powersgd = self.hook == "powersgd"  # remembers on each worker what did not travel
+        is_powersgd = self.hook == "powersgd"  # each worker keeps the error of its compression
         return replace(
             self.kind_can,
             replicates=not is_powersgd,
@@ -206,7 +206,9 @@ class AllReduceConfig(StrategyConfig):
     added_later: ClassVar[Mapping[str, object]] = {"transport": "auto"}
 
     def why_not_shared(self, point: Point) -> str:
-        """What of a point rules shared memory out, with the remedy; empty where nothing does."""
+        """Return why a point cannot exchange through shared memory, with the remedy; empty if it
+        can.
+        """
         if self.algorithm != "native":
             return (
                 f"strategy.algorithm={self.algorithm} sends messages: use strategy.algorithm=native"
@@ -238,20 +240,24 @@ class LocalSGDConfig(StrategyConfig):
         return AllReduceConfig(name="allreduce", algorithm=self.algorithm, transport="network")
 
     def rate_batch(self, point: Point, rank: int) -> float:
-        """An even part of the global batch: a larger one counts for more by its loss, not by its
-        rate.
+        """Return an equal part of the global batch for every worker. A worker with a larger batch
+        counts for more through its loss, not through its learning rate.
         """
         return point.examples_per_step / point.num_workers
 
     def hashed(self, point: Point) -> dict[str, Any]:
-        """The batch of the rule, which went by the global batch once: those runs are others."""
+        """Return the batch that the learning-rate rule uses. Earlier versions used the global
+        batch; the hash keeps those runs apart.
+        """
         by_batch = point.optimizer.lr_rule in ("linear", "sqrt")
         return {"step_batch": self.rate_batch(point, 0)} if by_batch else {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EitherConfig(StrategyConfig):
-    """What exchanges over torch.distributed, by an algorithm of choice, or over Horovod."""
+    """The base of strategies that exchange either over torch.distributed, by a chosen algorithm, or
+    over Horovod.
+    """
 
     algorithm: Algorithm | Literal["horovod"]
 
@@ -339,12 +345,12 @@ class DiLoCoConfig(EitherConfig):
         return 1  # the outer momentum
 
     def rate_batch(self, point: Point, rank: int) -> float:
-        """A worker's own, for it steps alone."""
+        """Return the worker's own batch, because it steps alone."""
         return point.worker_batches[rank]
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """Whether FedNova's weights are those of its paper, which has none for optimizers that
-        adapt their steps.
+        """Yield a warning if FedNova's weights are used with an optimizer for which its paper gives
+        none.
         """
         if (
             self.weighting == "fednova"
@@ -401,9 +407,9 @@ class OwnStrategyConfig(Own, EitherConfig):
         EitherConfig.kind_can,
         launchers=("torchrun", "horovodrun", "inline"),
         exchanges_in_passes=None,
-        leaves_processes_clean=False,  # who knows what it leaves
+        leaves_processes_clean=False,  # the user's code may leave anything behind
     )
-    transport: ClassVar[Transport] = "network"  # whose sums nobody else reads while they are made
+    transport: ClassVar[Transport] = "network"  # its sums are private to each process
 
     @property
     def local_steps(self) -> int:

@@ -1,6 +1,7 @@
-"""The test accuracy or loss that a run is to reach, and when its evaluations say that it has.
+"""The test accuracy or loss that a run is to reach, and the rule by which evaluations confirm it.
 
-One rule for workers, which end a run by it, and for tables: see `bsweep.analysis.targets`.
+Workers, which may end a run at its target, and tables use the same rule; see
+`bsweep.analysis.targets`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Target:
-    """A test accuracy (a fraction) to reach from below, or a test loss from above."""
+    """A test accuracy (a fraction) to reach from below, or a test loss to reach from above."""
 
     metric: str  # test_accuracy | test_loss
     value: float
@@ -24,24 +25,26 @@ class Target:
 
     @property
     def option(self) -> str:
-        """As a command takes it."""
+        """Return the target as a command-line option."""
         return f"--{self.metric.replace('test', 'target').replace('_', '-')} {self.value:g}"
 
     @property
     def sign(self) -> int:
-        """What to multiply values by, so that more is better."""
+        """Return the factor, 1 or -1, after which a larger value is better."""
         return 1 if self.metric == "test_accuracy" else -1
 
     def is_confirmed_by(self, scores: Sequence[float]) -> bool:
-        """Whether two of the last three evaluations are as good: their median is, which is the
-        one's in the middle.
+        """Return True if at least two of the last three evaluations reach the target. With three
+        evaluations this means that their median reaches it.
         """
         return sum(self.sign * score >= self.sign * self.value for score in scores[-3:]) >= 2
 
 
 def target_of(accuracy: float | None = None, loss: float | None = None) -> Target:
-    """The one target that is given; ValueError for both, for none and for what is no accuracy or
-    loss.
+    """Return the one target that is given.
+
+    Raises:
+        ValueError: If both or neither are given, or the value is no valid accuracy or loss.
     """
     if (accuracy is None) == (loss is None):
         raise ValueError("give one target: an accuracy such as 0.9, or a loss.")

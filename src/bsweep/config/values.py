@@ -1,4 +1,4 @@
-"""What the value of a key may be, and the words for one that is wrong."""
+"""The types that values of keys may have, and helpers for messages about wrong values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-# Numbers end where nobody means them, and some library or file format would.
+# Upper bounds lie beyond any sensible value, and within what libraries and file formats accept.
 _INT32 = 2**31 - 1
 Count = Annotated[int, Field(ge=1, le=_INT32)]
 Natural = Annotated[int, Field(ge=0, le=_INT32)]
@@ -42,7 +42,7 @@ Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=
 
 LrRule = Literal["fixed", "per_worker", "linear", "sqrt", "adascale"]
 Kind = Literal["images", "text", "anything"]
-"""Of what a data set consists."""
+"""The kind of examples in a data set."""
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 
@@ -56,7 +56,9 @@ def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
 def _listed(given: object) -> object:
     if isinstance(given, str):
         raise ValueError(f"give a list, such as trackers=[{given}]")
-    return tuple(given) if isinstance(given, list) else given  # a validator has no list of JSON
+    return (
+        tuple(given) if isinstance(given, list) else given
+    )  # strict validation accepts no list here
 
 
 Trackers = Annotated[tuple[TrackerName, ...], AfterValidator(_each_once), BeforeValidator(_listed)]
@@ -83,13 +85,16 @@ def _fit_for_files(text: str) -> str:
 
 
 _MOST_PART_BYTES = 255
-_MOST_PATH_BYTES = 3500  # of the 4096 that Linux takes
+_MOST_PATH_BYTES = 3500  # Linux allows 4096; the rest is for files below
 PathName = Annotated[str, AfterValidator(_fit_for_files)]
 
 
 def plain_file(path: Path) -> Path:
-    """The path of a file or folder. OSError where neither lies there: a pipe or a device may never
+    """Return the path if it is a regular file or a folder. Reading a pipe or a device might never
     end.
+
+    Raises:
+        OSError: If the path is neither.
     """
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -107,13 +112,13 @@ def _every(value: object) -> object:
 
 
 def seconds_of(value: object) -> float | None:
-    """60 of `60s`; None of anything else, and of no time at all."""
+    """Return 60 for `60s`; None for any other form and for zero seconds."""
     found = re.fullmatch(r"(\d+(\.\d+)?)s", value) if isinstance(value, str) else None
     return seconds if found and 0 < (seconds := float(found[1])) <= 1e9 else None
 
 
 Every = Annotated[int | str | None, PlainValidator(_every)]
-"""`auto`, seconds, epochs, or never."""
+"""An interval: `auto`, seconds, epochs, or None for never."""
 
 
 def _parallel(value: object) -> object:
@@ -125,12 +130,12 @@ def _parallel(value: object) -> object:
 
 
 Parallel = Annotated[int | Literal["auto"], PlainValidator(_parallel)]
-"""Points at once: so many at most, or `auto` for as many as fit."""
+"""The largest number of points that run at the same time, or `auto` for as many as fit."""
 
 
 class ConfigError(ValueError):
-    """What the user can mend in a configuration: one message per line, each with the value and the
-    remedy.
+    """A mistake in a configuration that the user can correct. It has one message per line, each
+    with the value and the remedy.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -139,24 +144,26 @@ class ConfigError(ValueError):
 
 
 def shortened(text: str, most: int = 120) -> str:
-    """The beginning of a text of thousands of letters."""
+    """Return a text unchanged if it has at most `most` letters, otherwise its beginning and its
+    length.
+    """
     return text if len(text) <= most else f"{text[: most // 2]}… ({len(text):,} letters)"
 
 
 def show(value: object) -> str:
-    """A value as it is written in YAML or on the command line."""
+    """Return a value as it is written in YAML or on the command line."""
     return json.dumps(value, default=str).strip('"')
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """` Did you mean 'x'?` for a near miss, or nothing."""
+    """Return ` Did you mean 'x'?` if a known word is similar, else nothing."""
     near = difflib.get_close_matches(word[:100], known, n=1, cutoff=0.6)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def abbreviated(word: str, known: Sequence[str]) -> str | None:
-    """Which of those that are known is an abbreviation of a word, as lr of learning_rate, or the
-    other way round.
+    """Return the known word that abbreviates the given word, as lr does learning_rate, or that the
+    given word abbreviates; None if there is none.
     """
     found = [one for one in known if _abbreviates(one, word) or _abbreviates(word, one)]
     return min(found, key=len, default=None)
@@ -168,7 +175,7 @@ def _abbreviates(short: str, word: str) -> bool:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested dictionaries by their dotted keys."""
+    """Return the leaves of nested dictionaries by their dotted keys."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         leaves |= (
