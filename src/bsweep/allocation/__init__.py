@@ -1,11 +1,11 @@
-"""How much each of several uneven workers computes: local batches and local steps by worker.
+"""Shares of work for uneven workers: local batches and local steps by worker.
 
-A checked point comes in. A card's function in `fill` gives the run with its lists, by the pure
-functions in `policies`, from what a probe found (`probe_file`) or what `devices` are said to do.
-The same point goes out, with `local_batches` and `local_steps` filled in.
+The input is a checked point. The card's function in `fill` computes the lists with the pure
+functions in `policies`. It uses what a probe measured (`probe_file`) or the nominal values of
+`devices`. The output is the same point with `local_batches` and `local_steps` filled in.
 
-It measures nothing itself and loads no torch: it runs in the parent process, before a launch. What
-changes while a run trains belongs to `batching`.
+This package measures nothing itself and imports no torch, because it runs in the parent process
+before a launch. Changes during training belong to `batching`.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ __all__ = [
 
 
 def fill_in(config: RunConfig) -> RunConfig:
-    """The run with the batches and steps by worker that its policy chooses; lists that are given
-    stay as they are.
+    """Return the run with the batches and steps by worker that its allocation chooses. Lists that
+    the user gave stay as they are.
 
     Raises:
-        ConfigError: a probe is missing or of something else, a device is unknown, or a batch does
-            not fit.
+        ConfigError: If a probe is missing or belongs to another configuration, a device is unknown,
+            or a batch does not fit.
     """
     filled: RunConfig = resolve(config.allocation.builds)(config, config.allocation)
     if filled is not config:
@@ -73,12 +73,14 @@ def fill_in(config: RunConfig) -> RunConfig:
 
 
 def doubts(config: RunConfig) -> list[str]:
-    """What the run's allocation goes by though its probe could not tell."""
+    """Return a message for each batch that may be smaller than necessary, because the probe ran out
+    of time.
+    """
     if not config.allocation.fills_memory:
         return []
     try:
         workers = read_probe(config).workers
-    except ConfigError:  # the batches were given
+    except ConfigError:  # no probe is needed if the user gave the batches
         return []
     return [
         f"local batch {batch} of worker {rank} is the largest that its probe had time for: more "

@@ -1,4 +1,4 @@
-"""Nominal speed and memory of GPUs by their names, from `conf/devices.yaml`."""
+"""Nominal speed and memory of GPUs by name, from `conf/devices.yaml`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bsweep.config import ConfigError, conf_dir, did_you_mean
 
 @dataclass(frozen=True)
 class Device:
-    """Nominal dense half-precision FLOP/s and bytes of memory of one GPU, or of several that work
-    as one.
+    """The nominal dense half-precision FLOP/s and the bytes of memory of one GPU, or of several
+    that work as one.
     """
 
     flops: float
@@ -24,13 +24,13 @@ class Device:
 
 
 def device(entry: str) -> Device:
-    """What `conf/devices.yaml` says of an entry such as `4 A30` or `3 RTX 2080 Ti + TITAN RTX`.
+    """Return the nominal values of an entry such as `4 A30` or `3 RTX 2080 Ti + TITAN RTX`.
 
-    Of several GPUs, the mean FLOP/s and the smallest memory: they train in step, with equal
-    batches.
+    Several GPUs give their mean FLOP/s and their smallest memory, because they train in step with
+    equal batches.
 
     Raises:
-        ConfigError: a name is not in the file.
+        ConfigError: If a name is not in `conf/devices.yaml`.
     """
     found: list[Device] = []
     for part in entry.split("+"):
@@ -59,6 +59,7 @@ def _table() -> Mapping[str, Mapping[str, Any]]:
 
 @functools.cache
 def known() -> Mapping[str, Device]:
+    """Return all devices of `conf/devices.yaml` by their simplified names and aliases."""
     return {
         plain(alias): Device(entry["tflops"] * 1e12, entry["memory_gb"] * 1e9)
         for name, entry in _table().items()
@@ -67,5 +68,6 @@ def known() -> Mapping[str, Device]:
 
 
 def plain(name: str) -> str:
+    """Return a device's name in lower case, without spaces, punctuation and brand words."""
     words = re.findall(r"[a-z0-9]+", name.lower())
     return "".join(word for word in words if word not in ("nvidia", "geforce", "tesla", "quadro"))

@@ -1,7 +1,7 @@
-"""From a policy to a run's lists: each function gives the run with the batches and steps that its
-card's name says.
+"""Functions that fill in a run's lists, one for each allocation card.
 
-Lists that are given stay as they are.
+Each takes a run and returns it with the local batches and local steps of that allocation. Lists
+that the user gave stay as they are.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def network_aware(config: RunConfig, a: NetworkAwareConfig) -> RunConfig:
 
 
 def _every_at(config: RunConfig, batches: Sequence[int]) -> int:
-    """Steps of the slowest worker at these batches that take it as long as a round of even batches
-    would.
+    """Return the local steps of the slowest worker at these batches. They take about as long as its
+    round with even batches would.
     """
     workers, even = read_probe(config).workers, config.examples_per_pass
     _refuse_unprobed(config, batches)
@@ -94,7 +94,7 @@ def _every_at(config: RunConfig, batches: Sequence[int]) -> int:
 
 
 def _shared(config: RunConfig, weights: Sequence[float]) -> tuple[int, ...] | None:
-    """The given global batch, shared; None where a local batch is given instead."""
+    """Return the parts of the global batch by worker; None if a local batch was given instead."""
     if config.global_batch is None:
         return None
     return policies.shares(config.global_batch // config.accumulation_steps, weights)
@@ -116,7 +116,7 @@ def _network_steps(config: RunConfig, a: NetworkAwareConfig) -> int:
 
 
 def _refuse_unprobed(config: RunConfig, batches: Sequence[int]) -> None:
-    """ConfigError for batches beyond what the probe found to fit, or was able to try."""
+    """Raise ConfigError for batches larger than those that the probe tried or found to fit."""
     problems = []
     for rank, (worker, batch) in enumerate(zip(read_probe(config).workers, batches, strict=True)):
         if batch > worker.largest_batch:
@@ -131,8 +131,8 @@ def _refuse_unprobed(config: RunConfig, batches: Sequence[int]) -> None:
 
 
 def _flops(config: RunConfig, a: AllocationConfig) -> list[float]:
-    """FLOP/s by worker, nominal for all of them or measured for all of them: the two are far
-    apart.
+    """Return FLOP/s by worker: nominal for all workers or measured for all, because the two differ
+    widely.
     """
     if a.devices is not None:
         if len(a.devices) != config.num_workers:

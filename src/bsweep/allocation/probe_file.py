@@ -1,5 +1,5 @@
-"""What `bsweep probe` found: how fast each worker steps at which batch, what fits it, and what an
-exchange takes.
+"""The file that `bsweep probe` writes. It holds the speed of each worker at each batch, the largest
+batches, and the time of an exchange.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PROBE_SCHEMA = 1
 @dataclass(frozen=True)
 class ProbedBatch:
     local_batch: Count
-    # Of a whole training step without its exchange.
+    # The time of a whole training step without its exchange.
     step_seconds: Annotated[float, Field(gt=1e-9, lt=1e9)]
 
 
 @dataclass(frozen=True)
 class ProbedWorker:
-    """`peak_flops` is measured, in FLOP/s of a large matrix product; `batches` rise up to
-    `largest_batch`.
+    """The measurements of one worker. `peak_flops` is the measured FLOP/s of a large matrix
+    product. `batches` are in rising order, up to `largest_batch`.
     """
 
     host: str
@@ -38,7 +38,7 @@ class ProbedWorker:
     peak_flops: Annotated[float, Field(gt=0, lt=1e30)]
     batches: Annotated[tuple[ProbedBatch, ...], Field(min_length=1)]
     largest_batch: Count
-    stopped_by: str  # out_of_memory | examples | seconds: why no larger batch was tried
+    stopped_by: str  # why no larger batch was tried: out_of_memory | examples | seconds
 
     def __post_init__(self) -> None:
         rising = [*(batch.local_batch for batch in self.batches), self.largest_batch + 1]
@@ -46,8 +46,8 @@ class ProbedWorker:
             raise ValueError(f"batches do not rise up to {self.largest_batch}")
 
     def step_seconds(self, local_batch: int) -> float:
-        """Seconds per step at a batch up to `largest_batch`: straight lines between those that were
-        measured.
+        """Return the seconds per step at a batch up to `largest_batch`, by linear interpolation
+        between the measured batches.
         """
         assert self.batches[0].local_batch <= local_batch <= self.largest_batch, local_batch
         for before, after in zip(self.batches, self.batches[1:], strict=False):
@@ -59,25 +59,29 @@ class ProbedWorker:
 
 @dataclass(frozen=True)
 class Probe:
-    """What `bsweep probe` wrote. `probed` says of what, see `probed_of`."""
+    """The results of `bsweep probe`. `probed` says for which configuration they hold, see
+    `probed_of`.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     schema: int
     probed: dict[str, Any]
     workers: tuple[ProbedWorker, ...]
-    exchange_seconds: (
-        NonNegative  # of one exchange of the whole vector with its codec, nobody waiting
-    )
+    # The time of one exchange of the whole vector with its codec, without waiting for others.
+    exchange_seconds: NonNegative
 
 
 def probe_path(config: RunConfig) -> Path:
+    """Return the path of the run's probe file."""
     given = config.allocation.probe
     return Path(given).expanduser() if given else config.study_dir / "probe.json"
 
 
 def probed_of(config: RunConfig) -> dict[str, Any]:
-    """What a probe's numbers hold for, by dotted key; JSON values."""
+    """Return the part of a configuration on which a probe's numbers depend: JSON values by dotted
+    key.
+    """
     data = {
         key: value
         for key, value in asdict(config.data).items()
@@ -102,7 +106,9 @@ _PROBED_KEYS = ("num_workers", "accumulation_steps", "device", "precision", "cha
 
 
 def _exchange_of(config: RunConfig) -> dict[str, Any]:
-    """What the seconds of an exchange depend on, and nothing else that a probe measures."""
+    """Return the keys on which only the time of an exchange depends, and none of the probe's other
+    numbers.
+    """
     return {
         "strategy.name": config.strategy.name,
         "strategy.algorithm": getattr(config.strategy, "algorithm", None),
@@ -111,10 +117,11 @@ def _exchange_of(config: RunConfig) -> dict[str, Any]:
 
 
 def read_probe(config: RunConfig) -> Probe:
-    """The probe for a run.
+    """Return the probe for a run.
 
     Raises:
-        ConfigError: there is none, it is none, or it was taken of something else than this run.
+        ConfigError: If the file is missing, is no probe, or was measured with another
+            configuration.
     """
     path = probe_path(config)
     remedy = "run `bsweep probe` with the same overrides"
@@ -159,7 +166,7 @@ _PROBE: TypeAdapter[Probe] = TypeAdapter(Probe)
 
 
 def table(probe: Probe) -> str:
-    """A probe as a person reads it: seconds per step at each batch, by worker."""
+    """Return a probe as a table for the console: seconds per step at each batch, by worker."""
     batches = sorted({batch.local_batch for one in probe.workers for batch in one.batches})
     rows = [
         ["worker", "host", "device", *(f"b={batch}" for batch in batches), "largest", "TFLOP/s"]

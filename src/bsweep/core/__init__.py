@@ -1,12 +1,11 @@
-"""Facts of this process and of the machine that it runs on.
+"""Facts about this process and the machine that it runs on, and tools that several packages share.
 
-Nothing comes in but the operating system, the environment and the hardware. Values go out: which
-worker this is, how many cores and GPUs it may use, how much memory, what energy was used. What
-rooms have in common that know nothing of each other is here as well: work in a fresh process, files
-of tensors that are there whole or not at all, random numbers that are a function of what they are
-for, and Pollux's formulas.
+Its inputs are the operating system, the environment and the hardware. Its results are which worker
+this process is, how many cores and GPUs it may use, and how much memory and energy there is. It
+also holds tools for packages that do not import each other. These are work in a fresh process,
+files that are written whole or not at all, reproducible random numbers and Pollux's formulas.
 
-It knows no other room: neither what a run is nor what is trained. What the parent process asks
-(`ranks`, `gpus`, `memory`, `terminal`, `fresh_process`) loads torch only where an answer needs it,
-for that takes seconds.
+It imports no other package of bsweep, and does not know what a run is or what is trained. The
+modules that the parent process uses (`ranks`, `gpus`, `memory`, `terminal`, `fresh_process`) import
+torch only where an answer needs it, because that takes seconds.
 """

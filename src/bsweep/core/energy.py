@@ -1,11 +1,11 @@
-"""What computing devices have used in joules: GPUs by NVML, CPUs by RAPL; nothing where the
-hardware does not say.
+"""The energy that computing devices use, in joules: GPUs through NVML, CPUs through RAPL. There is
+no value where the hardware does not report it.
 
-A GPU counts its own energy since its driver was loaded (`nvmlDeviceGetTotalEnergyConsumption`,
-millijoules, from the Volta generation on). Intel and AMD CPUs count that of each package in
-microjoules up to a largest value, after which they begin anew; Linux shows it under
-`/sys/class/powercap`, to root alone on most systems. Of a package all processes of the machine are
-counted, whichever run they belong to.
+A GPU counts its energy since its driver was loaded (`nvmlDeviceGetTotalEnergyConsumption`, in
+millijoules, from the Volta generation on). Intel and AMD CPUs count the energy of each package in
+microjoules. That counter starts again at zero after a largest value. Linux shows it under
+`/sys/class/powercap`, on most systems only to root. A package's counter includes all processes of
+the machine, even those of other runs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Reading = dict[str, float]
 
 
 class Meter:
-    """The energy that this worker answers for: its GPU's, or on CPUs its host's, which the first
-    worker there counts.
+    """A meter for the energy that one worker reports. On a GPU this is the GPU's energy. On CPUs it
+    is the host's energy, which the first worker of each host reports.
 
     Args:
-        device: what it computes on.
-        counts_host: whether it is the first worker of its host.
+        device: The device on which the worker computes.
+        counts_host: True if the worker is the first one of its host.
     """
 
     def __init__(self, device: torch.device, *, counts_host: bool) -> None:
@@ -48,15 +48,15 @@ class Meter:
         self._left_out = 0.0
 
     def joules(self) -> float:
-        """Since this meter was made, but for pauses; NaN where the hardware does not say it, 0 for
-        a worker that answers for none.
+        """Return the joules since this meter was created, without pauses. Return NaN if the
+        hardware does not report them, and 0 for a worker that counts nothing.
         """
         return self._all_joules() - self._left_out
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is used within does not count; whoever calls it has a GPU's work done before, and at
-        the end.
+        """Leave out the energy that is used inside the block. The caller must wait for the GPU's
+        work before the block and at its end.
         """
         before = self._all_joules()
         yield
@@ -74,8 +74,8 @@ class Meter:
 
 
 def _joules_of(packages: list[Path], name: str) -> Reading | None:
-    """What each package says in a file of its own; None where there is none, or it must not be
-    read.
+    """Return the value of a file of each package, in joules. Return None if there is no package, or
+    a file must not be read.
     """
     try:
         found = {package.name: int((package / name).read_text()) / 1e6 for package in packages}
@@ -85,8 +85,8 @@ def _joules_of(packages: list[Path], name: str) -> Reading | None:
 
 
 def _gpu_counter(device: torch.device) -> Callable[[], Reading | None]:
-    """What reads a GPU's counter: that of its UUID, whatever number it has among those that are
-    visible.
+    """Return a function that reads a GPU's counter. It finds the GPU by its UUID, because its
+    number depends on which GPUs are visible.
     """
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     handle = ctypes.c_void_p()

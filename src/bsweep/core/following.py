@@ -1,4 +1,4 @@
-"""Reads a file that grows: at each look the lines that are new."""
+"""A reader for a file that grows: each call returns the new lines."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from pathlib import Path
 
 
 class GrowingFile:
-    """A file of lines that others append to and, sometimes, cut before; it need not be there."""
+    """A file of lines to which other processes append, and which they sometimes cut first. It need
+    not exist yet.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._num_bytes = 0
-        self._last = b""  # line read, by which a file is known that was cut since
+        self._last = b""  # last line read; if it is gone, the file was cut
 
     def new_lines(self) -> list[bytes] | None:
-        """Return the whole lines since the last call, without their ends; None, once, where those
-        before are no longer there: the next call reads the file from its beginning.
+        """Return the whole lines since the last call, without their line ends. Return None, once,
+        if earlier lines are no longer there; the next call then reads from the beginning.
         """
         content = b""
         with suppress(FileNotFoundError), self._path.open("rb") as file:

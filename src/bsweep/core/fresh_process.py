@@ -1,8 +1,8 @@
-"""Work in a process that has done nothing before, and does nothing after.
+"""Work in a process that has done nothing before and does nothing afterwards.
 
-A failure for want of memory outlives itself: where oneDNN finds no room for a kernel, its code
-generator keeps the error for the rest of the thread, also when memory is there again (oneDNN pull
-request 5907), or the process crashes.
+Running out of memory can damage a process. If oneDNN finds no room for a kernel, its code generator
+keeps the error for the rest of the thread, even when memory is free again (oneDNN pull request
+5907). Or the process crashes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,23 @@ _POLL_SECONDS = 0.2
 def call(
     function: Callable[..., _T], *arguments: object, on_poll: Callable[[], None] = lambda: None
 ) -> _T:
-    """What a module's function returns for arguments that can be pickled, from a process forked for
-    this alone.
+    """Run a module's function in a process that is forked for it alone, and return its result.
 
-    It is forked from a server that has imported torch and run nothing: a fork of this process,
-    whose libraries have threads, might hang.
+    The process is forked from a server that has imported torch and run nothing. A fork of this
+    process might hang, because its libraries have threads.
+
+    Args:
+        function: A function at the top level of a module.
+        arguments: Its arguments, which must be picklable.
+        on_poll: A function that is called a few times a second while this process waits.
 
     Raises:
-        MemoryError: it crashed, as kernels do that find no room.
-        RuntimeError: it was ended otherwise.
-        Exception: what the function raised; stderr has the traceback, but for a want of memory.
+        MemoryError: If the process crashed, as it does when kernels find no memory.
+        RuntimeError: If the process ended in another way.
+        Exception: If the function raised it. Its traceback is on stderr, unless memory ran out.
     """
     context = multiprocessing.get_context("forkserver")
-    # Torch's optimizers import the latter.
+    # Torch's optimizers import torch._dynamo.
     context.set_forkserver_preload(["bsweep.measure.timed_steps", "torch._dynamo"])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, function, arguments))
@@ -69,12 +73,12 @@ def _answer(
     except Exception as error:
         if not is_out_of_memory(error):
             traceback.print_exc()
-        is_known = type(error).__module__ == "builtins"  # others might not survive the pipe
+        is_known = type(error).__module__ == "builtins"  # other types might not survive pickling
         answer = (False, error if is_known else RuntimeError(f"{type(error).__name__}: {error}"))
     sender.send(answer)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # without the destructors of libraries that a failure may have left broken
+    os._exit(0)  # skips the destructors of libraries that a failure may have damaged
 
 
 def _death(exit_code: int) -> Exception:
@@ -85,8 +89,8 @@ def _death(exit_code: int) -> Exception:
 
 
 def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Have the kernel send this process a signal when its parent ends: no orphan uses up a
-    machine.
+    """Have the kernel send this process a signal when its parent ends, so that no orphan keeps
+    using the machine.
     """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
@@ -94,10 +98,11 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
 
 
 def end_with_launcher() -> None:
-    """As `end_with_parent`, and at once where what started this process ended while it imported.
+    """Have this process end with its parent, as `end_with_parent` does; end it now if that parent
+    has already gone.
 
     Raises:
-        SystemExit: it has another parent than the one that `LAUNCHER` tells.
+        SystemExit: If the parent is not the process that the variable `LAUNCHER` names.
     """
     end_with_parent()
     if os.environ.get(LAUNCHER, parent := str(os.getppid())) != parent:
@@ -105,6 +110,6 @@ def end_with_launcher() -> None:
 
 
 LAUNCHER = "BSWEEP_LAUNCHER"
-"""The environment's number of the process that started a worker."""
+"""The environment variable with the id of the process that started a worker."""
 
-_LIBC = ctypes.CDLL(None)  # loaded here, for between fork and exec nothing may take a lock
+_LIBC = ctypes.CDLL(None)  # loaded early: between fork and exec nothing may take a lock

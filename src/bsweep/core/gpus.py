@@ -1,7 +1,8 @@
-"""GPUs of this machine: how many a process may use, and what to do where torch can use none of
+"""The GPUs of this machine: how many a process may use, and what to do if torch can use none of
 them.
 
-`python -m bsweep.core.gpus` says so and fails, before a set-up takes its minutes.
+`python -m bsweep.core.gpus` prints the problem and fails, so that a set-up stops before it takes
+minutes.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from bsweep.core.words import counted
 
 @functools.cache
 def num_gpus(device: str) -> int:
-    """GPUs that this process may use where `device=` says so; torch is imported only where there is
-    a driver.
+    """Return the number of GPUs that this process may use with a value of the key `device`.
+
+    Torch is imported only if there is a driver.
 
     Raises:
-        ValueError: there are some, and the installed torch can use none of them, or not all.
+        ValueError: If there are GPUs but the installed torch cannot use all of them.
     """
     if device == "cpu" or (shutil.which("nvidia-smi") is None and not _DEVICE.exists()):
         return 0
     import torch
 
-    # The driver's library counts them, also for a torch that they are too old for.
+    # The driver's library counts GPUs even if they are too old for this torch.
     count = torch.cuda.device_count()
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return 0
@@ -45,7 +47,7 @@ def num_gpus(device: str) -> int:
 
 
 def driver_version() -> str | None:
-    """The release of the loaded driver, such as 580.65.06."""
+    """Return the release of the loaded driver, such as 580.65.06; None if it is unknown."""
     try:
         found = re.search(r"Module.*?\s(\d+\.[\d.]+)", _DRIVER.read_text())
     except OSError:
@@ -61,7 +63,8 @@ _OLDER_BUILD = (
 _ON_THE_CPU = (
     "To train on the CPU all the same, set device=cpu, or hide them: CUDA_VISIBLE_DEVICES=''."
 )
-# By CUDA's major version; NVIDIA: CUDA Compatibility, minor version compatibility.
+# Driver releases by CUDA's major version, from NVIDIA's "CUDA Compatibility", section on minor
+# version compatibility.
 _OLDEST_DRIVERS = {
     12: 525,
     13: 580,
@@ -69,7 +72,9 @@ _OLDEST_DRIVERS = {
 
 
 def _listed(fields: str) -> list[list[str]]:
-    """What `nvidia-smi` says of each GPU that is not hidden; nothing where it does not know."""
+    """Return the given fields of `nvidia-smi` for each visible GPU; empty if it does not know
+    them.
+    """
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
@@ -91,7 +96,7 @@ def _counted(count: int, listed: list[list[str]]) -> str:
 
 
 def _reason(listed: list[list[str]]) -> str:
-    """Why torch can use no GPU, and what to install."""
+    """Return why torch can use no GPU, and what to install."""
     import torch
 
     build, cuda = f"torch {torch.__version__}", torch.version.cuda

@@ -1,4 +1,4 @@
-"""How much memory a process may take: on a CPU, a limit stands in for a GPU's memory."""
+"""The memory that a process may take. On a CPU, a limit stands in for a GPU's memory."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-# Processes that only launch others do without torch, which takes seconds to import.
+# Processes that only launch others do not import torch, because that takes seconds.
 if TYPE_CHECKING:
     import torch
 
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
-"""What ends a process whose libraries do not look whether they were given memory."""
+"""Signals that end a process whose libraries do not check whether they got the memory they asked
+for.
+"""
 
 
-# The last is oneDNN's, which finds no room for its kernels.
+# The last alternative is the error of oneDNN when it finds no memory for its kernels.
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|alloc_failed|bad_alloc|could not create a primitive(?! "
     r"desc)",
@@ -30,7 +32,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for an error that says that memory has run out, of a GPU or of this process."""
+    """Return True if an error says that the memory of a GPU or of this process has run out."""
     import torch
 
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or bool(
@@ -40,14 +42,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def limited(mebibytes: float | None) -> Iterator[None]:
-    """Let this process take so many MiB beside what it holds now, and no more; None leaves it as it
-    is.
+    """Let this process take at most `mebibytes` MiB in addition to what it holds now; None sets no
+    limit.
 
-    Beyond that, allocations fail: torch's and Python's raise what `is_out_of_memory` knows. A
-    compiled kernel that finds no room leaves oneDNN broken in its thread, or crashes (`CRASHES`): a
-    process that has failed under a limit must not train or measure anything else, see
-    `bsweep.core.fresh_process`. The kernel of Linux counts what is private and writable
-    (RLIMIT_DATA), so neither libraries nor a data set that is mapped from a file.
+    Beyond the limit, allocations fail: torch and Python raise errors that `is_out_of_memory`
+    recognises. A compiled kernel that finds no memory leaves oneDNN broken in its thread, or
+    crashes (`CRASHES`). A process that has failed under a limit must therefore not train or measure
+    anything else, see `bsweep.core.fresh_process`. Linux counts private, writable memory
+    (RLIMIT_DATA). Libraries and a data set that is mapped from a file are not counted.
     """
     if mebibytes is None:
         yield
@@ -65,7 +67,7 @@ def limited(mebibytes: float | None) -> Iterator[None]:
 
 @contextmanager
 def unlimited() -> Iterator[None]:
-    """Lift a limit for a while."""
+    """Lift a memory limit inside the block."""
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     try:
@@ -75,21 +77,21 @@ def unlimited() -> Iterator[None]:
 
 
 def give_back_at_once() -> None:
-    """Let every larger block return to the system when it is freed, for the rest of this process.
+    """Return every large block to the system as soon as it is freed, for the rest of this process.
 
-    glibc by default keeps such blocks and cuts them up, so that what fits at one step may not at a
-    later one: under a limit that stands in for a GPU's memory, steps had better be slower than
-    ended by leftovers.
+    By default glibc keeps such blocks and splits them, so that what fits at one step may not fit at
+    a later one. Under a limit that stands in for a GPU's memory, slower steps are better than steps
+    that fail for fragmentation.
     """
     if hasattr(_LIBC, "mallopt"):
         _LIBC.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
 def keep_for_next_step() -> None:
-    """Keep every block that is freed, for the rest of this process.
+    """Keep every freed block in this process, for the rest of its life.
 
-    glibc by default returns larger ones to the system, which fills them with zeros when the next
-    step asks for them again: a third of a small step's time.
+    By default glibc returns large blocks to the system, which fills them with zeros when the next
+    step asks for them again. That takes a third of a small step's time.
     """
     if hasattr(_LIBC, "mallopt"):
         _LIBC.mallopt(_M_MMAP_MAX, 0)
@@ -97,26 +99,28 @@ def keep_for_next_step() -> None:
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # constants of glibc's <malloc.h>
-_LARGE_BLOCK_BYTES = 1 << 17  # glibc's own threshold grows
+_LARGE_BLOCK_BYTES = 1 << 17  # glibc's default threshold grows over time
 _LIBC = ctypes.CDLL(None)
 
 
 def reset_peak(device: torch.device) -> None:
-    """Begin to measure a peak anew, from what is held now."""
+    """Start a new measurement of peak memory, from the memory that is held now."""
     if device.type == "cuda":
         import torch
 
         torch.cuda.reset_peak_memory_stats(device)
     else:
         if hasattr(_LIBC, "malloc_trim"):
-            _LIBC.malloc_trim(0)  # what is kept for the next step would hide how much it takes
+            _LIBC.malloc_trim(
+                0
+            )  # freed blocks that are still held would hide what the next step takes
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Allocated on a GPU; resident on a CPU, the pages of a data set that it shares with others
-    included.
+    """Return the peak of the bytes that are allocated on a GPU, or resident on a CPU. The latter
+    include pages of a data set that other processes share. Return None if unknown.
     """
     if device.type == "cuda":
         import torch
@@ -129,7 +133,7 @@ def peak_bytes(device: torch.device) -> int | None:
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """What a GPU's tensors take now; 0 on a CPU, of which nobody counts them."""
+    """Return the bytes that tensors take on a GPU now; 0 on a CPU, where nothing counts them."""
     if device.type != "cuda":
         return 0
     import torch
@@ -138,21 +142,22 @@ def allocated_bytes(device: torch.device) -> int:
 
 
 def can_limit() -> bool:
+    """Return True if this system reports what `limited` needs to set a limit."""
     return Path("/proc/self/status").exists()
 
 
 def available_bytes() -> int:
-    """What all processes of this machine or container together may still take."""
+    """Return the bytes that all processes of this machine or container together may still take."""
     available: int = psutil.virtual_memory().available
     group = Path("/sys/fs/cgroup")
-    with suppress(OSError, ValueError):  # no container, or one without a limit, which says "max"
+    with suppress(OSError, ValueError):  # outside a container, or "max" in one without a limit
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
         available = min(available, max(0, limit - used))
     return available
 
 
 def _held_bytes() -> int:
-    """What the kernel counts against RLIMIT_DATA."""
+    """Return the bytes that the kernel counts against RLIMIT_DATA."""
     found = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert found, "no VmData in /proc/self/status"
     return int(found[1]) * 1024

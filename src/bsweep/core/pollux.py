@@ -1,5 +1,5 @@
-"""Pollux's two formulas (Qiao et al., OSDI 2021): seconds of a step, and how much its examples
-count.
+"""Two formulas of Pollux (Qiao et al., OSDI 2021): the seconds of a step, and the value of its
+examples.
 """
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ Numbers = float | npt.NDArray[np.float64]
 def step_seconds(
     pass_seconds: Numbers, sync_seconds: Numbers, overlap: Numbers, passes: Numbers = 1
 ) -> Any:
-    """Of passes whose last one hides some of the exchange: (p - 1) T_grad + (T_grad^g +
-    T_sync^g)^(1/g).
+    """Return the seconds of a step whose last pass overlaps with the exchange: (p - 1) T_grad +
+    (T_grad^g + T_sync^g)^(1/g).
+
+    Args:
+        pass_seconds: T_grad, the seconds of one pass.
+        sync_seconds: T_sync, the seconds of the exchange.
+        overlap: g, the degree of overlap; a larger value hides more of the exchange.
+        passes: p, the passes of a step.
     """
     longer = np.maximum(pass_seconds, sync_seconds)  # no power of a ratio above 1 overflows
     last = longer * ((pass_seconds / longer) ** overlap + (sync_seconds / longer) ** overlap) ** (
@@ -26,7 +32,7 @@ def step_seconds(
 
 
 def efficiency(noise_scale: float, global_batch: float, reference_batch: float) -> float:
-    """What an example of a batch counts for, of one of the reference batch: (phi + B0) / (phi +
-    B).
+    """Return the value of an example of this batch relative to one of the reference batch: (phi +
+    B0) / (phi + B).
     """
     return (noise_scale + reference_batch) / (noise_scale + global_batch)

@@ -1,5 +1,5 @@
-"""Random numbers that are a function of what they are for, and so the same whatever was drawn
-before or elsewhere.
+"""Random numbers that depend only on their purpose, and not on what was drawn before or
+elsewhere.
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ from torch import Tensor
 
 
 def random_bits(counters: Tensor, stream: int | Tensor) -> Tensor:
-    """64 random bits for each counter, int64 of the same shape and on the same device; distinct
-    counters differ.
+    """Return 64 random bits for each counter; different counters give different bits.
 
-    The outputs of splitmix64 (Steele, Lea, Flood, OOPSLA 2014) at the positions `counters` of a
-    stream, see `stream_of`, which may be an int64 tensor () of that device: a CUDA graph reads it
-    anew at each replay. Needs no state, no generator and no copy to the host; int64 arithmetic
-    wraps as the original's uint64 does.
+    They are the outputs of splitmix64 (Steele, Lea, Flood, OOPSLA 2014) at the positions `counters`
+    of a stream. The function needs no state, no generator and no copy to the host. Its int64
+    arithmetic wraps as the original's uint64 arithmetic does.
+
+    Args:
+        counters: An int64 tensor of any shape.
+        stream: The start of the stream, see `stream_of`. It may be an int64 tensor of shape () on
+            the same device, which a CUDA graph reads again at each replay.
+
+    Returns:
+        An int64 tensor of the shape and on the device of `counters`.
     """
     x = counters * _signed(0x9E3779B97F4A7C15) + stream
     x = (x ^ _shift_right(x, 30)) * _signed(0xBF58476D1CE4E5B9)
@@ -25,13 +31,13 @@ def random_bits(counters: Tensor, stream: int | Tensor) -> Tensor:
 
 
 def stream_of(*key: int | str) -> int:
-    """Where a key's own stream of random bits starts: an int64."""
+    """Return the start of a key's own stream of random bits, as an int64."""
     return int.from_bytes(_digest(key), "little", signed=True)
 
 
 def seed_of(*key: int | str) -> int:
-    """A seed for a generator that is one key's alone, such as (seed, rank, purpose): their sum
-    would be many keys'.
+    """Return a seed for a generator that belongs to one key alone, such as (seed, rank, purpose). A
+    sum of the parts would be the same for many keys.
     """
     return int.from_bytes(_digest(key), "little") >> 1
 
@@ -41,7 +47,7 @@ def _digest(key: tuple[int | str, ...]) -> bytes:
 
 
 def _shift_right(x: Tensor, places: int) -> Tensor:
-    """`x >> places` that fills with zeros, where torch copies the sign."""
+    """Return `x >> places` filled with zeros from the left; torch's operator copies the sign."""
     return (x >> places) & ((1 << (64 - places)) - 1)
 
 

@@ -1,4 +1,6 @@
-"""Which worker am I? Read from what the launcher put into the environment."""
+"""The rank of this process and the number of workers, read from the environment that the launcher
+set.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """A process's number among all workers and among those of its host; parameter servers follow
+    """A process's rank among all processes and its number on its host. Parameter servers come after
     the workers.
     """
 
@@ -22,15 +24,15 @@ class Place:
         return self.rank >= self.num_workers
 
     def threads(self, wanted: int | None) -> int:
-        """Threads that this process computes with: as many as wanted, by default its part of the
-        machine's cores.
+        """Return the number of threads with which this process computes: the wanted number, or by
+        default its share of the machine's cores.
         """
         return wanted or max(1, num_cores() // self.local_workers)
 
     @classmethod
     def from_environment(cls, num_servers: int = 0) -> Place:
-        """The place that horovodrun or torchrun gave to this process; a lone worker's where there
-        is none.
+        """Return the place that horovodrun or torchrun gave to this process. Return the place of a
+        lone worker if neither started it.
         """
         env = os.environ
         names = _HOROVODRUN if inside_horovodrun() else _TORCHRUN
@@ -51,14 +53,14 @@ def inside_horovodrun() -> bool:
 
 
 def num_cores() -> int:
-    """Cores that this process may use; a thread that is pinned to some, and what it starts, those
-    alone.
+    """Return the number of cores that this process may use. A thread that is pinned to some cores,
+    and what it starts, may use only those.
     """
     return len(usable_cores())
 
 
 def usable_cores() -> tuple[int, ...]:
-    """The numbers of those cores."""
+    """Return the numbers of the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))

@@ -1,4 +1,4 @@
-"""Files of tensors that are there whole or not at all."""
+"""Files of tensors that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ def write_tensors(state: dict[str, Any], path: Path) -> None:
     """Write tensors, numbers, texts, and lists of them, so that they survive a power cut.
 
     Raises:
-        OSError, RuntimeError: there is no room, or something else is in the way.
+        OSError, RuntimeError: If the disk is full, or the file cannot be written for another
+            reason.
     """
     with replacing(path, is_only_writer=True) as file:
         torch.save(state, file)
 
 
 def read_tensors(path: Path) -> dict[str, Any] | None:
-    """What was written, on the CPU; None, and why on stderr, where it cannot be read. Runs no code
-    of the file.
+    """Return what `write_tensors` wrote, on the CPU, without running code from the file. If the
+    file cannot be read, print the reason to stderr and return None.
     """
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # a damaged file makes torch raise what it likes
+    except Exception:  # torch raises errors of many types for a damaged file
         traceback.print_exc()
         return None
     return state

@@ -1,4 +1,4 @@
-"""The terminal in which a command was typed, which may be closed while it runs."""
+"""The terminal in which a command was typed, which may be closed while the command runs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from types import FrameType
 from typing import NoReturn
 
 BAD_CONFIG, INTERRUPTED = 2, 130
-"""Exit codes: nothing was started; a signal ended the command."""
+"""Exit codes: for a wrong configuration, with which nothing was started, and after a signal."""
 
 
 def leave() -> None:
-    """Have what is said from now on go nowhere, unless it goes to a file: a closed terminal refuses
-    it.
+    """Redirect the standard streams to nowhere, except those that are files. Writing to a closed
+    terminal would fail.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
@@ -28,13 +28,13 @@ def leave() -> None:
 
 
 is_interrupted = False
-"""A signal came that ends the command. What was called may have dropped the exception: torch's
-import does at times.
+"""True once a signal has come that ends the command. The exception itself may be lost: importing
+torch drops it at times.
 """
 
 
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """What signals do that end the command; SIGHUP says that the terminal is gone."""
+    """Handle a signal that ends the command. SIGHUP means that the terminal is gone."""
     global is_interrupted
     is_interrupted = True
     if number == signal.SIGHUP:
@@ -43,18 +43,19 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def end_with_reader() -> None:
-    """Have this process, which only prints, end as `cat` does once nobody reads what it prints."""
+    """Make this process, which only prints, end as `cat` does when nobody reads its output any
+    more.
+    """
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Have an interrupt arrive anew that came in a destructor or a callback, where Python drops
-    what is raised.
+    """Repeat an interrupt that came in a destructor or a callback, where Python drops exceptions.
 
-    It does so as SIGTERM, which is never ignored.
+    The interrupt is sent again as SIGTERM, which is never ignored.
     """
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
-        # A little later: in here it would be dropped too.
+        # Python would drop an exception in here too, so the signal comes a little later.
         threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM)).start()
     else:
         sys.__unraisablehook__(unraisable)

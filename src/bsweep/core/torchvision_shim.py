@@ -1,8 +1,8 @@
-"""torchvision beside any torch, a CPU-only one included.
+"""An import of torchvision that works with any torch, even a CPU-only one.
 
-Where torchvision is built for CUDA and torch is not, torchvision's compiled operators do not load,
-and `import torchvision` stops with `operator torchvision::nms does not exist`. Nothing here uses
-these operators; it is enough that their schemas exist before the import. Data sets, transforms and
+If torchvision is built for CUDA and torch is not, torchvision's compiled operators do not load.
+Then `import torchvision` stops with `operator torchvision::nms does not exist`. bsweep does not use
+these operators: it is enough that their schemas exist before the import. Data sets, transforms and
 models are plain Python and then work.
 """
 
@@ -21,7 +21,7 @@ _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 @functools.cache
 def import_torchvision() -> ModuleType:
-    """`import torchvision`, but also beside a CPU-only torch. Call it before any import of a
+    """Import and return torchvision, even with a CPU-only torch. Call this before any import of a
     torchvision submodule.
     """
     if not _operators_load():
@@ -30,8 +30,8 @@ def import_torchvision() -> ModuleType:
 
 
 def _operators_load() -> bool:
-    """Whether torchvision's compiled operators can be loaded, as torchvision itself is about to
-    do.
+    """Return True if torchvision's compiled operators can be loaded, in the way that torchvision
+    itself does it.
     """
     spec = importlib.util.find_spec("torchvision")
     folders = spec.submodule_search_locations if spec else None
@@ -48,8 +48,8 @@ def _operators_load() -> bool:
 
 @functools.cache
 def _define_schemas() -> torch.library.Library:
-    """The schemas that torchvision looks up when imported; the cache keeps them alive, for they go
-    with the object.
+    """Define the schemas that torchvision looks up when it is imported. They vanish with the
+    returned object, so the cache keeps it.
     """
     library = torch.library.Library("torchvision", "DEF")
     for operator in ("nms", "qnms"):

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and what a full disk says."""
+"""Files that are written whole or not at all, and the message for a full disk."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FEW_LINES = 1 << 14  # bytes
 
 @contextmanager
 def replacing(path: Path, *, is_only_writer: bool = False) -> Iterator[BinaryIO]:
-    """Open a file beside `path`, which takes its place when all is written: readers see one file or
-    the other whole, also after a power cut.
+    """Open a temporary file beside `path`, which replaces `path` once it is written. Readers see
+    either the old or the new file whole, even after a power cut.
 
     Args:
-        path: The file to be replaced, which need not be there.
-        is_only_writer: No other process writes it meanwhile. The file beside then has the same name
-            each time, so that what a kill left is written over.
+        path: The file to replace, which need not exist.
+        is_only_writer: True if no other process writes this file meanwhile. The temporary file then
+            always has the same name, so that the next write overwrites what a killed process left.
     """
     own = "" if is_only_writer else f".{os.urandom(4).hex()}"
     beside = path.with_name(f".{path.name}{own}.tmp")
@@ -38,14 +38,21 @@ def replacing(path: Path, *, is_only_writer: bool = False) -> Iterator[BinaryIO]
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all. OSError as `space_for`."""
+    """Write a file whole or not at all.
+
+    Raises:
+        OSError: If it cannot be written. For a full disk the message says what to do, see
+            `space_for`.
+    """
     with space_for(path), replacing(path) as file:
         file.write(content)
 
 
 @contextmanager
 def space_for(path: Path) -> Iterator[None]:
-    """What a full disk raises in here, as an OSError that names the path and says what to do."""
+    """Replace the error of a full disk inside the block by an OSError that names the path and says
+    what to do.
+    """
     try:
         yield
     except OSError as error:
@@ -58,12 +65,12 @@ def space_for(path: Path) -> Iterator[None]:
 
 
 def no_space(path: Path, otherwise: str) -> str:
-    """What to say where a full disk has no room for a path."""
+    """Return the message for a disk that has no room for a path."""
     return f"no space left for {path}. Free some there, or {otherwise}"
 
 
 def why_full(folder: Path) -> str:
-    """What a full disk says of a folder; nothing where it has room for a few lines."""
+    """Return the message for a full disk; empty if the folder's disk has room for a few lines."""
     try:
         with space_for(folder), tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_FEW_LINES))
@@ -74,5 +81,5 @@ def why_full(folder: Path) -> str:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether a disk or a quota is full."""
+    """Return True if the error means that a disk or a quota is full."""
     return error.errno in _FULL

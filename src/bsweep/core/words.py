@@ -1,4 +1,4 @@
-"""Counts, lists and durations as sentences say them."""
+"""Counts, lists and durations in the form that sentences need."""
 
 from __future__ import annotations
 
