@@ -81,8 +81,8 @@ def network_aware(config: RunConfig, a: NetworkAwareConfig) -> RunConfig:
 
 
 def _every_at(config: RunConfig, batches: Sequence[int]) -> int:
-    """Return the local steps of the slowest worker at these batches. They take about as long as its
-    round with even batches would.
+    """Return the number of steps in which the slowest worker, at these batches, takes as long as in
+    a round of even batches.
     """
     workers, even = read_probe(config).workers, config.examples_per_pass
     _refuse_unprobed(config, batches)

@@ -71,8 +71,7 @@ class ChangingConfig(DecidingConfig):
     max_local_batch: Count | None
 
     fits_batch_to_rate: ClassVar[str] = ""
-    """The reason why the learning rate may not follow the batch, as a clause; empty where it may.
-    """
+    """The reason why the learning rate may not follow the batch, as a clause; empty if it may."""
 
     def bounds(self, point: Point) -> tuple[int, int]:
         """Return the smallest and the largest global batch, in examples. A bound that is not given

@@ -62,7 +62,7 @@ class Own(Card):
 
     target: PathName
     options: Options
-    fingerprint: str | None = None  # a hash of the code, which `resolve` fills in
+    fingerprint: str | None = None  # identifies the code; `resolve` sets it
 
     takes: ClassVar[tuple[str, ...]] = ()  # positional arguments, in this order
 

@@ -176,9 +176,7 @@ class RunConfig(Schema):
             key: getattr(self, key) for key in _TOP_KEYS if key not in _CHANGES_NO_NUMBER
         }
         if self.channels_last == "auto":
-            numbers["channels_last"] = (
-                True  # its value before `auto` existed, so that old ids stay valid
-            )
+            numbers["channels_last"] = True  # its value before `auto` existed: old ids stay valid
         numbers |= {"examples_per_step": self.examples_per_step, **self.strategy.hashed(self)}
         texts = [
             pair

@@ -56,9 +56,8 @@ def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
 def _listed(given: object) -> object:
     if isinstance(given, str):
         raise ValueError(f"give a list, such as trackers=[{given}]")
-    return (
-        tuple(given) if isinstance(given, list) else given
-    )  # strict validation accepts no list here
+    # Strict validation accepts no list here.
+    return tuple(given) if isinstance(given, list) else given
 
 
 Trackers = Annotated[tuple[TrackerName, ...], AfterValidator(_each_once), BeforeValidator(_listed)]

@@ -1,8 +1,8 @@
 """Work in a process that has done nothing before and does nothing afterwards.
 
-Running out of memory can damage a process. If oneDNN finds no room for a kernel, its code generator
-keeps the error for the rest of the thread, even when memory is free again (oneDNN pull request
-5907). Or the process crashes.
+Running out of memory can damage a process. If oneDNN finds no room for a kernel, the process may
+crash. Or oneDNN's code generator keeps the error for the rest of the thread, even when memory is
+free again (oneDNN pull request 5907).
 """
 
 from __future__ import annotations

@@ -111,9 +111,8 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
     else:
         if hasattr(_LIBC, "malloc_trim"):
-            _LIBC.malloc_trim(
-                0
-            )  # freed blocks that are still held would hide what the next step takes
+            # Freed blocks that are still held would hide what the next step takes.
+            _LIBC.malloc_trim(0)
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 

@@ -1,6 +1,4 @@
-"""Random numbers that depend only on their purpose, and not on what was drawn before or
-elsewhere.
-"""
+"""Random numbers that depend only on their key, and not on what was drawn before or elsewhere."""
 
 from __future__ import annotations
 
