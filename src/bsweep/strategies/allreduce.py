@@ -1,5 +1,5 @@
-"""All-reduce of the gradient vector over torch.distributed, by an algorithm of choice, with or
-without a codec.
+"""All-reduce of the gradient vector over torch.distributed, by a chosen algorithm, with or without
+a codec.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class AllReduce(TorchStrategy, Summing):
         self.choose(strategy.algorithm)
 
     def new_gradients(self, parameters: Tensor) -> Tensor:
-        """In memory that all workers map, where they can.
+        """Return a zeroed gradient vector, in memory that all workers map if they can share memory.
 
         Raises:
-            ValueError: `strategy.transport=shared_memory`, and they cannot.
+            ValueError: If `strategy.transport=shared_memory` and the workers cannot share memory.
         """
         wanted = self._strategy.transport
         reason = "" if wanted == "network" else self._why_not_shared(parameters)
@@ -77,11 +77,12 @@ class AllReduce(TorchStrategy, Summing):
         self.meter.exchange_steps += shared_memory.NUM_MEETINGS
 
     def regroup(self, members: Sequence[int], timeout: timedelta) -> None:
-        """Go on among `members` alone, which all call this together; what a codec's memory holds is
-        lost.
+        """Continue with the workers in `members` alone, without what a codec's memory holds.
+
+        All of `members` call this together.
 
         Raises:
-            WorkerLost: one of them has ended meanwhile.
+            WorkerLost: If one of them has ended meanwhile.
         """
         with worker_lost():
             try:
@@ -89,9 +90,10 @@ class AllReduce(TorchStrategy, Summing):
                     list(members), timeout=timeout, use_local_synchronization=True
                 )
             except RuntimeError:
-                # torch names a group by how many there are in this process. Count the one that
-                # failed too, as workers do on which it did not fail: the next one's name must be
-                # new, and the same on all.
+                # torch names a group by the number of groups that this process has made. Workers on
+                # which the new group succeeded have counted it. So this worker makes a group of its
+                # own to count the failed one: the next group's name must be new, and the same on
+                # all workers.
                 dist.new_group([self._place.rank], use_local_synchronization=True, backend="gloo")
                 raise
         self.num_workers = len(members)

@@ -1,4 +1,4 @@
-"""The seam between the training loop and the ways in which workers agree on one model."""
+"""The interface between the training loop and the ways in which workers agree on one model."""
 
 from __future__ import annotations
 
@@ -23,32 +23,35 @@ from bsweep.runlog import Checkpoint, Event, Round, RunPaths, Traffic
 
 @dataclass
 class Meter:
-    """Counts one worker's exchanges until they are reported; no step waits for a GPU to have made
-    them.
+    """Counts and timings of one worker's exchanges since the last report.
+
+    No step waits for a GPU to finish an exchange in order to time it.
     """
 
     sent_bytes: int = 0
     received_bytes: int = 0
     exchange_steps: int = 0
-    # One for each exchange, waiting for others included; see `read_clocks`.
+    # One number for each exchange, which includes waiting for other workers; see `read_clocks`.
     seconds: list[float] = field(default_factory=list)
     codec_seconds: float | None = None
 
     def __post_init__(self) -> None:
         self._exchanges: list[tuple[Mark, Mark]] = []
-        self._codecs: list[tuple[Mark, Mark, slice]] = []  # with the exchanges within
+        # begin, end, and which exchanges lie between
+        self._codecs: list[tuple[Mark, Mark, slice]] = []
 
     @contextmanager
     def exchange(self, tensor: Tensor) -> Iterator[None]:
-        """Time that `tensor` travels, from when this worker is ready to send it."""
+        """Time the transfer of `tensor`, from when this worker is ready to send it."""
         begin = mark(tensor.device)
         yield
         self._exchanges.append((begin, mark(tensor.device)))
 
     @contextmanager
     def codec(self, gradients: Tensor) -> Iterator[None]:
-        """Time what a codec computes: all but the exchanges within, so that nobody seems to wait
-        while it computes.
+        """Time what a codec computes, without the exchanges inside.
+
+        So a codec's computing does not appear as waiting for other workers.
         """
         begin, num_before = mark(gradients.device), len(self._exchanges)
         yield
@@ -57,7 +60,7 @@ class Meter:
         )
 
     def read_clocks(self) -> None:
-        """Bring `seconds` and `codec_seconds` up to date, once a GPU has come so far."""
+        """Update `seconds` and `codec_seconds`; wait until the GPU has finished what they time."""
         seconds = [seconds_between(begin, end) for begin, end in self._exchanges]
         for begin, end, within in self._codecs:
             computed = seconds_between(begin, end) - sum(seconds[within])
@@ -67,34 +70,36 @@ class Meter:
 
 
 class Strategy(ABC):
-    """How workers agree on one model.
+    """One worker's part in how all workers agree on one model.
 
-    The loop scales each worker's loss by its share of the global batch, so the plain sum of the
+    The loop scales each worker's loss by its share of the global batch. So the plain sum of the
     workers' gradients is the gradient of the global mean, also for uneven shares.
 
-    What only some strategies do is a class of its own, which they inherit, and which the loop asks
-    for.
+    An ability that only some strategies have is a class of its own. These strategies inherit it,
+    and the loop tests for it.
     """
 
     in_step = True
-    """All workers pass each step together; False: they meet where a round or an epoch ends only."""
+    """True if all workers synchronise at each step; False if only at the end of a round or epoch.
+    """
 
     loss_scale = 1.0
-    """What to multiply losses by, for an exchange that does not sum."""
+    """The factor that losses are multiplied by, for an exchange that does not sum."""
 
     transport: Transport | None = None
-    """How gradients travel, where that was to be chosen."""
+    """The way gradients travel, if there was a choice."""
 
     warnings: tuple[Event, ...] = ()
-    """What a reader of the numbers should know of how it was set up, the same on all workers."""
+    """Events that a reader of the results should know about the setup, the same on all workers."""
 
     stop_reason: str | None = None
-    """Why to stop after this round, the same on all workers; the run is saved, and may be taken up
-    again.
+    """The reason to stop after this round, the same on all workers.
+
+    The run is saved, and may be resumed.
     """
 
     hides_exchange = False
-    """Data travel while workers compute, and are timed only from when computing is over."""
+    """True if data travel while workers compute; then only the time after computing is measured."""
 
     def __init__(
         self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
@@ -103,11 +108,12 @@ class Strategy(ABC):
         self.replicates = strategy.can.replicates
         self.rank, self.num_workers = place.rank, place.num_workers
         self.members = tuple(range(place.num_workers))
-        """The ranks that still take part."""
+        """The ranks of the workers that still take part."""
 
     def new_gradients(self, parameters: Tensor) -> Tensor:
-        """Zeros like these, where this worker's gradients are to lie. All workers call it together,
-        before the rest.
+        """Return zeros like `parameters`, which become this worker's gradient vector.
+
+        All workers call it together, before any other method.
         """
         return torch.zeros_like(parameters)
 
@@ -116,49 +122,54 @@ class Strategy(ABC):
         """Make all workers start from the same parameters."""
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 (most strategies need nothing here)
-        """Epoch `epoch`, from 1, is about to be trained."""
+        """Note that epoch `epoch` (counted from 1) is about to be trained."""
 
     def loss_divisor(self, num_own: int, num_all: int) -> float:
-        """What to divide a sum of losses by, in a round of `num_all` examples: for a step on
-        `num_own` of them.
+        """Return the divisor of this worker's sum of losses.
+
+        Args:
+            num_own: The examples of the step on this worker.
+            num_all: The examples of the round on all workers.
         """
         return num_all / self.loss_scale
 
     def rate_batch(self, shares: Sequence[Share]) -> float:
-        """Examples behind an optimizer step, by which a learning rate may go: of all workers, which
-        step together.
+        """Return the examples behind one optimizer step, by which a learning-rate rule may scale.
+
+        These are the examples of all workers if they step together.
         """
         return global_batch(shares)
 
     @abstractmethod
     def step(self) -> None:
-        """Take this worker's gradient and leave all workers with the updated model, or on the way
-        to it.
-        """
+        """Exchange this worker's gradient and update the model, or begin to."""
 
     def rehearse(self) -> None:  # noqa: B027
-        """Do what steps and the ends of rounds do, on gradients that do not count, before the first
-        step is timed.
+        """Run a step and the end of a round on gradients that do not count, before the first step
+        is timed.
 
-        Connections are made and kernels loaded. Parameters, optimizer, and what is remembered or
-        counted are then as they were. All workers call it together.
+        This makes the connections and loads the kernels. Afterwards the parameters, the optimizer,
+        and all memory and counts are as before. All workers call it together.
         """
 
     @abstractmethod
     def gather(self, values: Tensor) -> Tensor:
-        """A small float64 CPU tensor (n,) of every worker, (members, n) by rank. All workers call
-        it together.
+        """Return every worker's small float64 CPU tensor (n,), stacked by rank to (members, n).
+
+        All workers call it together.
         """
 
     def mean(self, values: Tensor) -> Tensor:
-        """The element-wise mean over workers of a small float64 CPU tensor. All workers call it
-        together.
+        """Return the element-wise mean over workers of a small float64 CPU tensor.
+
+        All workers call it together.
         """
         return self.gather(values).mean(dim=0)
 
     def gather_json(self, value: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """A small object of every worker, by rank, which travels as bytes. All workers call it
-        together.
+        """Return a small JSON object of every worker, by rank; the objects travel as bytes.
+
+        All workers call it together.
         """
         mine = torch.tensor(list(json.dumps(value).encode()), dtype=torch.float64)
         lengths = (
@@ -173,10 +184,10 @@ class Strategy(ABC):
         ]
 
     def traffic(self) -> Traffic:
-        """The cost of the exchanges since the last call. All workers call it together.
+        """Return the cost of the exchanges since the last call. All workers call it together.
 
-        All workers leave an exchange together, and the last to arrive waits for nobody: its time is
-        the exchange.
+        All workers leave an exchange at the same time, and the last to arrive waits for nobody. So
+        its time is the exchange alone; what the others took beyond that is waiting.
         """
         meter, self.meter = self.meter, Meter()
         meter.read_clocks()
@@ -189,7 +200,7 @@ class Strategy(ABC):
         every = self.gather(torch.tensor([*counts, *meter.seconds], dtype=torch.float64))
         sent, received, exchange_steps, codec_seconds = every[:, : len(counts)].T
         seconds = every[:, len(counts) :]
-        exchange = float(seconds.min(dim=0).values.sum())  # 0 where there was none
+        exchange = float(seconds.min(dim=0).values.sum())  # 0 if there was no exchange
         return Traffic(
             sent_bytes=int(sent.mean()),
             received_bytes=int(received.mean()),
@@ -202,104 +213,119 @@ class Strategy(ABC):
 
     @property
     def is_together(self) -> bool:
-        """Whether all workers meet after the round that has just ended, whose end is no epoch's;
-        the same on all.
+        """True if all workers synchronised after the round that has just ended, the same on all
+        workers.
 
-        If not, a gather would make them wait for one another.
+        This is about rounds that do not end an epoch. If False, a gather would make workers wait
+        for one another.
         """
         return self.in_step
 
     def state(self) -> dict[str, Any]:
-        """What of this strategy all workers know alike, to go on from: tensors, numbers, texts, and
-        lists of them.
+        """Return the part of the strategy's state that is the same on all workers, for a
+        checkpoint.
 
-        Parameters, optimizer and random numbers are saved in any case. All workers have met before.
+        It consists of tensors, numbers, texts, and lists of them. Parameters, optimizer and random
+        numbers are saved in any case. All workers have synchronised before the call.
         """
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027 (many know nothing of their own)
-        """Take up what `state` gave, after `prepare`. All workers call it together."""
+        """Restore what `state` returned, after `prepare`. All workers call it together."""
 
     def own_state(self) -> dict[str, Any]:
-        """What this worker alone knows, such as what it has counted of the epoch; otherwise as
-        `state`.
+        """Return the part of the state that only this worker knows, for a checkpoint.
+
+        An example is what it has counted during the epoch. The types are those of `state`.
         """
         self.meter.read_clocks()
         return {"meter": asdict(self.meter)}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Take up what `own_state` gave, after `load_state`; not called of a worker that was
-        lost.
+        """Restore what `own_state` returned, after `load_state`.
+
+        It is not called for the state of a worker that was lost.
         """
         self.meter = Meter(**state["meter"])
 
     def save_elsewhere(self, checkpoint: Checkpoint) -> None:  # noqa: B027
-        """Have processes beside the workers put what they know into a checkpoint. All workers call
-        it together.
+        """Make processes other than the workers save their state in a checkpoint.
+
+        All workers call it together.
         """
 
     def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
-        """Have them take it up; whether they could. All workers call it together."""
+        """Make processes other than the workers restore their state; return True if they could.
+
+        All workers call it together.
+        """
         return True
 
     def close(self) -> None:  # noqa: B027
-        """Give back what `prepare` took."""
+        """Release what `prepare` acquired."""
 
 
 class InBackward(Strategy):
-    """Exchanges within the backward pass, so that it hides there."""
+    """A strategy that exchanges gradients during the backward pass, which hides the exchange."""
 
     see_part: Callable[[Tensor], None] | None = None
-    """Who is to see each part of this worker's gradient, flat, before it is summed; set before
-    `wrap`.
+    """The function that sees each part of this worker's gradient, flat, before it is summed.
+
+    It is set before `wrap`.
     """
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The module to train through, after `prepare`."""
+        """Return the module to train through. It is called after `prepare`."""
         return model
 
     @abstractmethod
     def rehearse(self) -> None:
-        """See `Strategy.rehearse`: an exchange has begun within the pass, and is to be
-        completed.
-        """
+        """Do what `Strategy.rehearse` does, and complete the exchange that a pass has begun."""
 
     @abstractmethod
     def before_last_pass(self) -> None:
-        """The coming forward and backward pass completes this step's gradient: it may travel as it
-        becomes ready.
+        """Prepare for the last forward and backward pass of this step.
+
+        That pass completes the gradient, so each part may travel as soon as it is ready.
         """
 
     def passes(self) -> AbstractContextManager[None]:
-        """Around forward and backward passes, for an exchange within them that may break off."""
+        """Return the context for forward and backward passes, in which an exchange may fail."""
         return nullcontext()
 
 
 class Rounds(Strategy):
-    """Synchronises where a round ends, and not at each step."""
+    """A strategy that synchronises at the end of a round, and not at each step."""
 
     in_step = False
 
     is_finished = False
-    """The run ends here, whatever epochs are left."""
+    """True if the run ends now, even if epochs are left."""
 
     def __init__(
         self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
     ) -> None:
         super().__init__(config, strategy, place, paths)
         self.records: list[Event | Round] = []
-        """What is to be told of rounds, the same on all workers; the loop writes and empties it."""
+        """The records of rounds, the same on all workers; the loop writes them and empties the
+        list.
+        """
         self.shares: tuple[Share, ...] = ()
-        """What each worker takes of the round, by rank."""
+        """Each worker's share of the round, by rank."""
 
     def begin_round(self, shares: tuple[Share, ...]) -> None:
-        """This worker's coming `shares[rank].num_steps` steps are a round."""
+        """Begin a round, which consists of this worker's next `shares[rank].num_steps` steps."""
         self.shares = shares
 
     @abstractmethod
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
-        """A round is over, of which this worker took `num_examples`: synchronise.
+        """Synchronise after a round.
 
-        Where an epoch, or the run, ends with it, all workers are left with the same parameters.
-        `sums`: of losses, correct answers and labels of its part, float64 (3,).
+        If the round ends an epoch or the run, all workers have the same parameters afterwards.
+
+        Args:
+            epoch: The epoch, from 1.
+            sums: The losses, correct answers and labels of this worker's part, float64 (3,).
+            num_examples: The examples that this worker took in the round.
+            ends_epoch: True if an epoch ends with the round.
         """

@@ -1,4 +1,4 @@
-"""The clocks of several hosts, compared."""
+"""Comparison of the clocks of several hosts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ NUM_GATHERS = 8
 def offsets(
     gather: Callable[[Tensor], Tensor], clock: Callable[[], float] = time.monotonic
 ) -> Tensor:
-    """Seconds by which each worker's clock is ahead of the first one's, float64 (workers,): of
-    those that are left.
+    """Return the seconds by which each remaining worker's clock is ahead of the first one's.
 
-    All call it together. Nobody leaves a gather before all have entered it. So worker i's offset is
-    at most the time on its clock when it leaves less that on the first one's when it enters, and at
-    least the time when it enters less the first one's when it leaves: the two messages of NTP (RFC
-    5905). The tightest bounds of several gathers count; the error is less than half the time that
-    the fastest gather took.
+    All remaining workers call it together; the result is float64 (workers,).
+
+    Nobody leaves a gather before all have entered it. That bounds worker i's offset on both sides.
+    It is at most worker i's time of leaving less the first worker's time of entering. It is at
+    least worker i's time of entering less the first worker's time of leaving. These are the two
+    messages of NTP (RFC 5905). The tightest bounds of several gathers count. The error is less than
+    half the time that the fastest gather took.
     """
     stamps = torch.zeros(2, NUM_GATHERS, dtype=torch.float64)
     for number in range(NUM_GATHERS):
@@ -31,4 +32,4 @@ def offsets(
     enter, leave = gather(stamps.flatten()).view(-1, 2, NUM_GATHERS).unbind(dim=1)
     highest = (leave - enter[0]).amin(dim=1)
     lowest = (enter - leave[0]).amax(dim=1)
-    return (highest + lowest) / 2  # 0 of the first one
+    return (highest + lowest) / 2  # the first worker's offset is 0

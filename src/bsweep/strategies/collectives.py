@@ -1,9 +1,9 @@
 """All-reduce algorithms in send and receive steps on slices of a vector.
 
-With p workers, n bytes, latency a and b seconds a byte (Thakur et al., doi
+Their costs for p workers, n bytes, latency a and b seconds a byte (Thakur et al., doi
 10.1177/1094342005051521; Rabenseifner, doi 10.1007/978-3-540-24685-5_1): ring 2 (p-1) a + 2 (p-1)/p
-n b, halving-doubling 2 log2(p) a and the same n terms, tree 2 log2(p) (a + n b). Each leaves every
-worker with the same sum, bit for bit.
+n b; halving-doubling 2 log2(p) a and the same n terms; tree 2 log2(p) (a + n b). Each algorithm
+leaves every worker with the same sum, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from bsweep.config import Algorithm
 
 
 class Wire:
-    """One worker's messages to others in a group, counted in bytes and in steps that must follow
-    one another.
-    """
+    """One worker's messages to the others in a group, counted in bytes and in consecutive steps."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, num_workers: int) -> None:
         self.group, self.rank, self.num_workers = group, rank, num_workers
@@ -36,9 +34,9 @@ class Wire:
         self.exchange_steps += exchange_steps
 
     def exchange(self, send: Tensor, to: int, receive: Tensor, source: int) -> None:
-        """Send and receive at once."""
-        # The receive first: on a slow link, a peer hears that it may send only after what was sent
-        # before.
+        """Send one tensor and receive another at the same time."""
+        # Post the receive first. On a slow link, a peer hears that it may send only after
+        # everything that was sent before.
         operations = [
             dist.P2POp(dist.irecv, receive, group=self.group, group_peer=source),
             dist.P2POp(dist.isend, send, group=self.group, group_peer=to),
@@ -58,7 +56,7 @@ class Wire:
         self.exchange(tensor[:0], source, tensor, source)
 
     def inbox(self, like: Tensor) -> Tensor:
-        """A buffer for a tensor like this, the same memory each time."""
+        """Return a receive buffer for a tensor like this one, in the same memory each time."""
         if (
             self._inbox.dtype != like.dtype
             or self._inbox.device != like.device
@@ -69,7 +67,10 @@ class Wire:
 
 
 def native(vector: Tensor, wire: Wire) -> None:
-    """Gloo's or NCCL's own; counted as the ring that Gloo's is and NCCL's usually is."""
+    """Sum `vector` over workers with the all-reduce of Gloo or NCCL.
+
+    Its bytes are counted as those of a ring, the algorithm that Gloo uses and NCCL usually uses.
+    """
     dist.all_reduce(vector, group=wire.group)
     exchange_steps = 2 * (wire.num_workers - 1)
     wire.count(
@@ -78,8 +79,9 @@ def native(vector: Tensor, wire: Wire) -> None:
 
 
 def ring(vector: Tensor, wire: Wire) -> None:
-    """Every part travels round once to be summed and once more to be known (Patarasuk and Yuan,
-    2009).
+    """Sum `vector` over workers in a ring (Patarasuk and Yuan, 2009).
+
+    Every part travels round once to be summed, and once more to hand the sum to all workers.
     """
     p, rank = wire.num_workers, wire.rank
     parts, right, left = vector.tensor_split(p), (rank + 1) % p, (rank - 1) % p
@@ -93,7 +95,7 @@ def ring(vector: Tensor, wire: Wire) -> None:
 
 
 def tree(vector: Tensor, wire: Wire) -> None:
-    """A binomial tree sums to worker 0 and hands the sum back down."""
+    """Sum `vector` over workers in a binomial tree to worker 0, and send the sum back down."""
     p, rank = wire.num_workers, wire.rank
     distances = [2**level for level in range((p - 1).bit_length())]
     for distance in distances:
@@ -111,8 +113,10 @@ def tree(vector: Tensor, wire: Wire) -> None:
 
 
 def halving_doubling(vector: Tensor, wire: Wire) -> None:
-    """Partners halve what each still sums, then double what each knows. Workers beyond a power of
-    two lend theirs.
+    """Sum `vector` over workers by recursive halving and doubling.
+
+    Partners halve the part that each still sums, then double the part whose sum each knows. Workers
+    beyond a power of two send their vector to a partner first and receive the sum from it.
     """
     rank = wire.rank
     power = 2 ** (wire.num_workers.bit_length() - 1)
@@ -131,7 +135,7 @@ def halving_doubling(vector: Tensor, wire: Wire) -> None:
 
 
 def _halve_and_double(vector: Tensor, wire: Wire, power: int) -> None:
-    # Partner, the half that stays, the half that leaves.
+    # Each split: the partner, the half that this worker keeps, and the half that it gives away.
     splits: list[tuple[int, Tensor, Tensor]] = []
     window, distance = vector, power // 2
     while distance:
