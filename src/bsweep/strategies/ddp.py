@@ -1,7 +1,8 @@
-"""torch's DistributedDataParallel (Li et al., arXiv 2006.15704), which exchanges buckets during the
-backward pass.
+"""torch's DistributedDataParallel (Li et al., arXiv 2006.15704), which exchanges buckets of
+gradients during the backward pass.
 
-Its exchange hides in the backward pass: what it took, and who waited for whom, is not measured.
+The exchange is hidden in the backward pass. So its duration, and how long workers wait for one
+another, is not measured.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from bsweep.runlog.errors import worker_lost
 from bsweep.strategies.base import InBackward, Meter
 from bsweep.strategies.process_group import TorchStrategy
 
-# torch 2.13: where DDP's reducer drops the last reference to a group, it joins Gloo's threads with
-# Python's lock held, which one of them may be waiting for. So another reference stays.
+# When DDP's reducer in torch 2.13 drops the last reference to a group, it joins Gloo's threads
+# while it holds Python's lock. One of these threads may be waiting for that lock. So another
+# reference is kept here.
 _KEPT: list[dist.ProcessGroup] = []
 
-# What its state gathers from step to step, beside its random numbers (torch 2.13).
+# The attributes of PowerSGD's state that change from step to step, beside its random numbers (torch
+# 2.13).
 _OF_POWERSGD = (
     "error_dict",
     "p_memory_dict",
@@ -50,11 +53,11 @@ class DDP(TorchStrategy, InBackward):
         _KEPT.append(self.workers)
         self._config = strategy
         self._powersgd = self._new_powersgd()
-        self.loss_scale = float(self.num_workers)  # DDP averages where others sum
+        self.loss_scale = float(self.num_workers)  # DDP averages, other strategies sum
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        # BatchNorm statistics are averaged before evaluations, as with every strategy, rather than
-        # sent at every step.
+        # BatchNorm statistics are averaged before evaluations, as with every strategy, instead of
+        # being sent at every step.
         with worker_lost():
             self._module = DistributedDataParallel(
                 model,
@@ -119,13 +122,14 @@ class DDP(TorchStrategy, InBackward):
                     strategy._powersgd, bucket
                 )
         if self.see_part:
-            # Torch would look at annotations.
+            # torch inspects the annotations of a hook, which a lambda does not have.
             return self, lambda strategy, bucket: _mean_of_seen(strategy, bucket)
         return None, None
 
     def _new_powersgd(self) -> powerSGD_hook.PowerSGDState:
-        """One plain step first, in which DDP settles its buckets; PowerSGD keeps memory for each of
-        them.
+        """Return a new PowerSGD state that leaves the first step uncompressed.
+
+        DDP settles its buckets in that step, and PowerSGD keeps memory for each bucket.
         """
         rank = self._config.powersgd_rank
         return powerSGD_hook.PowerSGDState(
@@ -142,8 +146,9 @@ class DDP(TorchStrategy, InBackward):
 
 
 def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:
-    """What DDP does without a hook, bit for bit: it multiplies by the reciprocal, where torch's own
-    hook divides.
+    """Average a bucket as DDP does without a hook, bit for bit, after showing it to `see_part`.
+
+    It multiplies by the reciprocal, whereas torch's own hook divides.
     """
     assert strategy.see_part
     strategy.see_part(bucket.buffer())
@@ -156,8 +161,8 @@ def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:
 
 @contextmanager
 def _exchange_lost() -> Iterator[None]:
-    """`WorkerLost` for an exchange that broke off within a pass; what the model raises there is
-    this worker's own.
+    """Raise WorkerLost if an exchange fails within a pass; leave the model's own errors
+    unchanged.
     """
     try:
         yield

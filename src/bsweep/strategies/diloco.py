@@ -1,14 +1,14 @@
 """DiLoCo (Douillard et al., arXiv 2311.08105): many local steps on each worker, then an outer step
-on what they moved.
+along the average of their moves.
 
-The outer gradient is the weighted mean of (anchor - parameters) over workers: a vector like any
-other, so that it is summed by an exchange that exists already, through its codec if it has one. The
-outer optimizer, the same on every worker, moves the anchor, and all go on from there. With one
-plain SGD step a round, an outer rate of 1 and no outer momentum this is synchronous SGD; with more
-steps it is local SGD.
+The outer gradient is the weighted mean of (anchor - parameters) over workers. It is a vector like
+any gradient. So one of the existing exchanges sums it, with that exchange's codec if there is one.
+The outer optimizer, the same on every worker, moves the anchor, and all workers continue from the
+new anchor. With one plain SGD step a round, an outer rate of 1 and no outer momentum this is
+synchronous SGD; with more steps it is local SGD.
 
-Beside plain training a worker holds the anchor and the outer momentum; the outer gradient lies
-where gradients do.
+Compared with plain training a worker also holds the anchor and the outer momentum. The outer
+gradient uses the memory of the gradients.
 """
 
 from __future__ import annotations
@@ -39,22 +39,20 @@ from bsweep.strategies.summing import Summing
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What workers brought to a synchronisation, a row each; times in seconds on the first worker's
-    clock.
+    """The workers' data at a synchronisation, one row each; times are in seconds on the first
+    worker's clock.
     """
 
     members: tuple[int, ...]
     sums: Tensor  # (members, 3): losses, correct answers, labels
-    num_planned: Tensor  # (members,), as all that follow: examples of a whole round
+    num_planned: Tensor  # (members,), as all below: examples of a whole round
     num_examples: Tensor
     worker_batch: Tensor
     num_steps: Tensor
     began: Tensor
     arrived: Tensor
-    released: Tensor  # when it went on
-    spent: (
-        Tensor  # (members, 2): seconds in which its data travelled, and in which its codec computed
-    )
+    released: Tensor  # when the worker continued
+    spent: Tensor  # (members, 2): seconds of data transfer, and of the codec's computing
 
     def without(self, lost: Sequence[int]) -> Arrivals:
         rows = [row for row, member in enumerate(self.members) if member not in lost]
@@ -64,7 +62,7 @@ class Arrivals:
 
 @dataclass
 class OfEpoch:
-    """Seconds of an epoch so far; see `Traffic`."""
+    """The seconds of an epoch so far; see `Traffic`."""
 
     waits: Tensor  # (workers,)
     exchange: float = 0.0
@@ -86,14 +84,16 @@ class DiLoCo(Rounds):
         self._roll_call: RollCall | None = None
         if strategy.on_loss != "fail" and place.num_workers > 1:
             self._roll_call = RollCall(place.rank, place.num_workers, strategy.loss_timeout_seconds)
-        self._is_broken = False  # what connects the workers: one was lost, or an exchange broke off
+        # True after a worker was lost or an exchange failed: the group must be made anew.
+        self._is_broken = False
         self._message_timeout = timedelta(seconds=strategy.loss_timeout_seconds)
         self._epoch = 1
         self._offsets = [0.0] * place.num_workers  # of the workers' clocks
         self._round = self._num_steps = 0
         self._train_seconds = 0.0
-        self._origin: float | None = None  # of the run's times, on the first worker's clock
-        self._last_end = 0.0  # of a round, since the origin
+        # the zero of the run's times, on the first worker's clock
+        self._origin: float | None = None
+        self._last_end = 0.0  # end of the last round, since the origin
         self._of_epoch = OfEpoch(torch.zeros(place.num_workers, dtype=torch.float64))
         self._normalizes = strategy.weighting == "fednova" and not strategy.weights
 
@@ -109,16 +109,16 @@ class DiLoCo(Rounds):
             nesterov=nesterov,
             fused=True,
         )
-        # From here on all have the first one's anchor.
+        # From here on all workers have the first worker's anchor.
         self._exchange.prepare(self._anchor, self._outer_optimizer)
         vector.parameters.copy_(self._anchor.parameters)
         if self._roll_call:
-            self._regroup()  # into a group whose operations end after a while
+            self._regroup()  # into a group whose operations time out
 
     def begin_epoch(self, epoch: int) -> None:
         self._epoch = epoch
         self._exchange.begin_epoch(epoch)
-        ahead = clocks.offsets(self.gather).tolist()  # of the first one that is left
+        ahead = clocks.offsets(self.gather).tolist()  # of the first remaining worker
         before = self._offsets[self.members[0]]
         for member, offset in zip(self.members, ahead, strict=True):
             self._offsets[member] = before + offset
@@ -142,7 +142,7 @@ class DiLoCo(Rounds):
     def rehearse(self) -> None:
         optim.rehearse(self._optimizer)
         is_whole = not self._is_broken
-        # A message waits for others less long than this does.
+        # Gather first: a message of the exchange times out sooner than this gather does.
         self.gather(torch.zeros(1, dtype=torch.float64))
         try:
             if is_whole:
@@ -159,7 +159,7 @@ class DiLoCo(Rounds):
         own, members = self._arrive(sums, num_examples), self.members
         arrivals = self._meet(own)
         last = float(arrivals.arrived.max())
-        if self.members != members:  # until here the others waited for one that never came
+        if self.members != members:  # the others waited until now for a lost worker
             last = time.monotonic() - self._offsets[self.rank]
         arrivals = self._sum(arrivals)
         self._outer_optimizer.step()
@@ -212,7 +212,7 @@ class DiLoCo(Rounds):
             state[key] for key in ("round", "train_seconds", "last_end")
         )
         self._of_epoch = OfEpoch(**state["of_epoch"])
-        self._look_at_the_clock()  # it may have stopped after its last round
+        self._look_at_the_clock()  # the run may have stopped after its last round
 
     def own_state(self) -> dict[str, Any]:
         return self._exchange.own_state()
@@ -223,14 +223,14 @@ class DiLoCo(Rounds):
     def close(self) -> None:
         if self._roll_call:
             self._roll_call.close()
-        if len(self.members) == self.num_workers:  # else it would wait for the lost
+        if len(self.members) == self.num_workers:  # otherwise it would wait for the lost workers
             self._exchange.close()
 
     def _arrive(self, sums: Tensor, num_examples: int) -> Tensor:
-        """This worker's row of `Arrivals`, float64 (10,), on its own clock."""
+        """Return this worker's row of `Arrivals`, float64 (10,), with times on its own clock."""
         share = self.shares[self.rank]
         counts = [share.num_examples, num_examples, share.worker_batch, self._num_steps]
-        on_host = sums.cpu()  # a GPU has finished its steps when it is here
+        on_host = sums.cpu()  # this waits until the GPU has finished its steps
         arrived = time.monotonic()
         self._num_steps = 0
         self._round += 1
@@ -241,7 +241,7 @@ class DiLoCo(Rounds):
     def _meet(self, own: Tensor) -> Arrivals:
         every = self.gather(own)
         times = (self._on_first_clock(column) for column in every[:, 7:].unbind(dim=1))
-        spent = torch.zeros(len(every), 2, dtype=torch.float64)  # nothing yet
+        spent = torch.zeros(len(every), 2, dtype=torch.float64)  # filled in after the exchange
         return Arrivals(self.members, every[:, :3], *(*every[:, 3:7].unbind(dim=1), *times, spent))
 
     def _on_first_clock(self, times: Tensor) -> Tensor:
@@ -250,11 +250,13 @@ class DiLoCo(Rounds):
         )
 
     def _sum(self, arrivals: Arrivals) -> Arrivals:
-        """Make the anchor's gradient the outer gradient; whose it is of, and when they went on.
+        """Sum the outer gradient into the anchor's gradient; return the arrivals of those that took
+        part.
 
-        Where a worker is lost on the way, the others sum again without it: the parameters are as
-        they were. If it breaks off though all are there, after a pause of the network or of one of
-        them, they try once more, and are twice as patient with every message from then on.
+        If a worker is lost during the exchange, the others sum again without it; the parameters are
+        unchanged until then. The exchange can also fail although all workers are alive, after a
+        pause of the network or of a worker. Then they try once more, and double the timeout of
+        every later message.
         """
         may_try_again = True
         while True:
@@ -293,29 +295,35 @@ class DiLoCo(Rounds):
             self._is_broken = True
 
     def _timed_exchange(self) -> list[float]:
-        """Exchange, which all workers begin together: seconds of travel, and of the codec's
-        computing.
+        """Run the exchange, which all workers begin together.
+
+        Returns:
+            The seconds of data transfer, and the seconds in which the codec computed.
         """
         meter = self._exchange.meter
         before = sum(meter.seconds), meter.codec_seconds or 0.0
         self._exchange.exchange()
-        meter.read_clocks()  # a round ends when a GPU has its sum
+        meter.read_clocks()  # this waits until the GPU has the sum
         return [sum(meter.seconds) - before[0], (meter.codec_seconds or 0.0) - before[1]]
 
     def _weight(self, members: Sequence[int], num_examples: Tensor, num_steps: Tensor) -> float:
-        """How much this worker's move counts, of those of `members`, which took examples and steps
-        (members,).
+        """Return the weight of this worker's move among those of `members`.
 
-        FedNova (Wang et al., arXiv 2007.07481) undoes that who takes more steps pulls the mean
-        towards its own data: it divides by how much a worker's steps count together, ||a_i||_1,
-        which momentum makes more than their number.
+        With FedNova (Wang et al., arXiv 2007.07481), a worker that takes more steps does not pull
+        the mean further towards its own data. FedNova divides by ||a_i||_1, the total weight of a
+        worker's steps, which momentum makes larger than their number.
+
+        Args:
+            members: The ranks that take part, this worker among them.
+            num_examples: The examples that each member took, (members,).
+            num_steps: The steps that each member took, (members,).
         """
         s = self._strategy
         if s.weights:
             weights = torch.tensor([s.weights[member] for member in members], dtype=torch.float64)
         else:
             weights = torch.ones_like(num_steps) if s.weighting == "uniform" else num_examples
-        # The lost may have had all examples of a tail.
+        # All examples of an epoch's tail may have been those of lost workers.
         weights = weights / weights.sum().clamp(min=1e-300)
         if self._normalizes:
             counted = self._counted(num_steps)
@@ -323,11 +331,12 @@ class DiLoCo(Rounds):
         return float(weights[members.index(self.rank)])
 
     def _counted(self, num_steps: Tensor) -> Tensor:
-        """||a_i||_1 of SGD with momentum m for tau steps: (tau - m (1 - m^tau) / (1 - m)) / (1 -
-        m).
+        """Return ||a_i||_1 for each worker's number of steps, (members,).
 
-        Nesterov's, a step ahead, has m^2 for the first m. Nothing like it is known of other
-        optimizers, of which the steps themselves count.
+        For tau steps of SGD with momentum m it is (tau - m (1 - m^tau) / (1 - m)) / (1 - m).
+
+        For Nesterov momentum, which is a step ahead, m^2 replaces the first m. No such formula is
+        known for other optimizers, so their plain number of steps is returned.
         """
         o = self._config.optimizer
         if not isinstance(o, SGDConfig):
@@ -336,8 +345,9 @@ class DiLoCo(Rounds):
         return (num_steps - m ** (1 + o.nesterov) * (1 - m**num_steps) / (1 - m)) / (1 - m)
 
     def _forget_momentum(self) -> None:
-        """Begin a round as FedNova's norms have it: momentum of the last one would move a worker of
-        few steps far.
+        """Reset SGD's momentum before a round, as FedNova's norms assume.
+
+        Momentum of the last round would move a worker with few steps far.
         """
         if isinstance(self._config.optimizer, SGDConfig):
             for state in self._optimizer.state.values():
@@ -345,8 +355,9 @@ class DiLoCo(Rounds):
                     state["momentum_buffer"].zero_()
 
     def _close_round(self, epoch: int, number: int, arrivals: Arrivals, last: float) -> None:
-        """Put a round on record, after which workers had to wait for one that arrived at the time
-        `last`.
+        """Record a round and add its times to those of the epoch.
+
+        `last` is the time at which the worker that the others had to wait for arrived.
         """
         began, arrived, released = arrivals.began, arrivals.arrived, arrivals.released
         if self._origin is None:
@@ -355,7 +366,7 @@ class DiLoCo(Rounds):
         exposed = released - arrived - idle
         travel, codec = arrivals.spent.unbind(dim=1)
         start, end = float(began.min()) - self._origin, float(released.max()) - self._origin
-        self._train_seconds += end - max(start, self._last_end)  # rounds may overlap
+        self._train_seconds += end - max(start, self._last_end)  # rounds may overlap in time
         self._last_end = end
         of_epoch = self._of_epoch
         of_epoch.waits[list(arrivals.members)] += idle

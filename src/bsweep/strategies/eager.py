@@ -1,12 +1,14 @@
-"""DiLoCo whose exchange travels while the next round computes (eager updates, Kale et al., arXiv
+"""DiLoCo whose exchange overlaps with the next round's steps (eager updates, Kale et al., arXiv
 2502.12996).
 
-When a round ends, the sum of the last one has landed, and moves the anchor as it would have without
-overlap. The next round does not begin at the anchor but ahead of it: where an outer step would lead
-if the others moved in this round as they did in the last one. Where an epoch ends, so that it can
-be evaluated, all wait for what still travels and agree.
+At the end of a round, the sum of the previous round has arrived. It moves the anchor as it would
+without overlap. The next round does not begin at the anchor, but ahead of it. It begins where an
+outer step would lead if the other workers moved in this round as they did in the last one. At the
+end of an epoch all workers wait for the exchange under way and agree on one model, which can then
+be evaluated.
 
-A worker holds three more vectors: what travels, its own part of that, and where its round began.
+A worker holds three more vectors: the sum under way, its own part of that sum, and the start of its
+round.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ from bsweep.strategies.diloco import Arrivals, DiLoCo
 
 @dataclass(frozen=True)
 class _Travelling:
-    """A round whose moves are on their way; at its end, workers waited for one that arrived at
-    `waited_until`.
+    """A round whose outer gradient is being exchanged.
+
+    At its end, workers waited until `waited_until` for the last worker to arrive.
     """
 
     epoch: int
@@ -41,7 +44,7 @@ class _Travelling:
 
 
 class EagerDiLoCo(DiLoCo):
-    is_together = False  # what travels would be waited for
+    is_together = False  # meeting would mean waiting for the exchange under way
     _travelling: _Travelling | None = None
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
@@ -49,19 +52,19 @@ class EagerDiLoCo(DiLoCo):
         self._start = self._anchor.parameters.clone()
         self._own_part = torch.zeros_like(self._start)
         self._thread = ThreadPoolExecutor(max_workers=1)
-        # On a GPU what travels has a stream of its own: on the one that computes it would hold up
+        # On a GPU the exchange has a stream of its own. On the stream that computes, it would delay
         # what follows.
         self._stream = (
             torch.cuda.Stream(vector.parameters.device) if vector.parameters.is_cuda else None
         )
-        self._last_arrival = float("-inf")  # of the round that landed last
+        self._last_arrival = float("-inf")  # of the last round whose exchange ended
         self._main_thread = threading.get_ident()
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         own = self._arrive(sums, num_examples)
         weight = self._planned_weight()
         has_landed = self._land()
-        own[-1] = time.monotonic()  # from here on it computes again
+        own[-1] = time.monotonic()  # from here on this worker computes again
         moved = torch.sub(self._start, self._vector.parameters, out=self._vector.gradients)
         others = self._anchor.gradients - self._own_part if has_landed else moved * (1 - weight)
         moved.mul_(weight)
@@ -78,7 +81,7 @@ class EagerDiLoCo(DiLoCo):
 
     def gather(self, values: Tensor) -> Tensor:
         if self._travelling and threading.get_ident() == self._main_thread:
-            # one message after the other: what travels asks for some of its own
+            # The exchange gathers, too: one message must follow the other.
             self._travelling.arrivals.result()
         return super().gather(values)
 
@@ -98,7 +101,7 @@ class EagerDiLoCo(DiLoCo):
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        # On the first one's clock.
+        # The time on the first worker's clock.
         now = float(self.gather(torch.tensor([time.monotonic()], dtype=torch.float64))[0])
         if "travelling" not in state:
             return
@@ -115,7 +118,7 @@ class EagerDiLoCo(DiLoCo):
 
     def own_state(self) -> dict[str, Any]:
         if self._travelling:
-            self._travelling.arrivals.result()  # it is counted
+            self._travelling.arrivals.result()  # wait: its bytes belong to the state
         return {**super().own_state(), "start": self._start, "own_part": self._own_part}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
@@ -124,12 +127,13 @@ class EagerDiLoCo(DiLoCo):
         self._own_part.copy_(state["own_part"])
 
     def close(self) -> None:
-        # all workers end alike, and what still travels arrives; the process may train on
+        # All workers end at the same point, so the exchange under way completes. The process may
+        # train another run.
         self._thread.shutdown()
         super().close()
 
     def _agree(self) -> None:
-        """Wait for what travels, and leave all workers at the anchor."""
+        """Wait for the exchange under way, and set all workers' parameters to the anchor."""
         self._land(is_last=True)
         self._last_arrival = float("-inf")
         self._start.copy_(self._anchor.parameters)
@@ -138,11 +142,11 @@ class EagerDiLoCo(DiLoCo):
     def _travel(self, own: Tensor) -> Arrivals:
         with torch.cuda.device_of(self._anchor.gradients), torch.cuda.stream(self._stream):
             arrivals = self._meet(own)
-            spent = self._timed_exchange()  # the host waits for its end
+            spent = self._timed_exchange()  # this waits for the GPU, too
             return replace(arrivals, spent=self.gather(torch.tensor(spent, dtype=torch.float64)))
 
     def _land(self, is_last: bool = False) -> bool:
-        """Make the outer step of the round that travels; whether one did."""
+        """Make the outer step of the round being exchanged; return False if there is none."""
         landing, self._travelling = self._travelling, None
         if landing is None:
             return False
@@ -150,7 +154,7 @@ class EagerDiLoCo(DiLoCo):
         self._outer_optimizer.step()
         waited_until = landing.waited_until
         self._last_arrival = float(arrivals.arrived.max())
-        if is_last:  # nothing computes meanwhile: this wait is a part of the round
+        if is_last:  # nothing computes meanwhile: this wait belongs to the round
             released = self.gather(torch.tensor([time.monotonic()], dtype=torch.float64))
             arrivals = replace(arrivals, released=self._on_first_clock(released[:, 0]))
             waited_until = self._last_arrival
@@ -158,14 +162,17 @@ class EagerDiLoCo(DiLoCo):
         return True
 
     def _planned_weight(self) -> float:
-        """By the shares: who really took how many examples is not known yet."""
+        """Return this worker's weight by the planned shares.
+
+        The numbers of examples that workers really took are not known yet.
+        """
         shares = ((share.num_examples, share.num_steps) for share in self.shares)
         examples, steps = torch.tensor(list(shares), dtype=torch.float64).unbind(dim=1)
         return self._weight(self.members, examples, steps)
 
     def _look_ahead(self, outer_gradient: Tensor) -> None:
         """Begin the next round where an outer step by this gradient would lead, without making
-        it.
+        that step.
         """
         (tensor,), group = self._anchor.tensors, self._outer_optimizer.param_groups[0]
         velocity = self._outer_optimizer.state[tensor].get("momentum_buffer")
@@ -181,5 +188,5 @@ class EagerDiLoCo(DiLoCo):
 
 
 def build(config: RunConfig, strategy: DiLoCoConfig, place: Place, paths: RunPaths) -> DiLoCo:
-    """DiLoCo with or without overlap."""
+    """Return DiLoCo with or without overlap, as configured."""
     return (EagerDiLoCo if strategy.overlap else DiLoCo)(config, strategy, place, paths)

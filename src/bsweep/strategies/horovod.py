@@ -1,8 +1,8 @@
 """Horovod's ring all-reduce (Sergeev and Del Balso, arXiv 1802.05799) of the gradient vector.
 
 Horovod's `DistributedOptimizer` is not used: it refuses channels_last gradients and reduces tensor
-by tensor, while the vector goes in one call, or in a few `buckets` that travel while the backward
-pass still computes earlier layers.
+by tensor. Here the vector is summed in one call, or in a few `buckets`. The buckets travel while
+the backward pass still computes earlier layers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Horovod(Summing, InBackward):
         self.hides_exchange = strategy.buckets > 1 and self.num_workers > 1
         self._operation = hvd.Adasum if strategy.op == "adasum" else hvd.Sum
         if strategy.op == "adasum":
-            # It combines local means, not shares of the global one.
+            # Adasum combines local means, not shares of the global mean.
             self.loss_scale = float(self.num_workers)
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
@@ -51,8 +51,8 @@ class Horovod(Summing, InBackward):
         self.build_codec()
         if self.num_workers == 1:
             return
-        # A Horovod without NCCL copies GPU tensors to the host without waiting for the copy: it
-        # gets host tensors.
+        # A Horovod without NCCL copies GPU tensors to the host without waiting for the copy. So it
+        # is given host tensors.
         self._host = HostCopies()
         self._through_host = vector.gradients.is_cuda and not self._hvd.nccl_built()
         start = vector.parameters.cpu() if self._through_host else vector.parameters
@@ -111,7 +111,7 @@ class Horovod(Summing, InBackward):
     def _arrival(self, vector: Vector, buckets: list[_Bucket]) -> Any:
         def hook(tensor: nn.Parameter) -> None:
             for bucket in buckets:
-                if bucket.num_missing:  # 0 while gradients still accumulate over forward passes
+                if bucket.num_missing:  # 0 before the last pass of a step
                     vector.collect_gradients([tensor])
                     bucket.num_missing -= 1
                     if not bucket.num_missing:
@@ -133,11 +133,11 @@ class Horovod(Summing, InBackward):
         bucket.num_missing = 0
 
     def _start(self, part: Tensor, name: str) -> tuple[int, Tensor]:
-        """Start a sum over workers; its handle, and the tensor that travels."""
+        """Start a sum over workers; return its handle and the tensor that travels."""
         wire = self._host.copy(part, name) if self._through_host else part
         with self._worker_lost():
             handle: int = self._hvd.allreduce_async_(wire, op=self._operation, name=name)
-        # Each worker sends (p - 1) / p of the vector in the reduce-scatter and again in the
+        # Each worker sends (p - 1) / p of the vector in the reduce-scatter, and again in the
         # all-gather.
         exchange_steps = 2 * (self.num_workers - 1)
         num_bytes = exchange_steps * wire.numel() * wire.element_size() // self.num_workers
@@ -159,15 +159,19 @@ class Horovod(Summing, InBackward):
 
 
 class HostCopies:
-    """What a GPU's tensors travel from: the same memory at each step, pinned, so that a GPU copies
-    to it by itself.
+    """Host memory from which a GPU's tensors are sent.
+
+    It is the same memory at each step, and pinned, so that the GPU copies to it without the CPU.
     """
 
     def __init__(self) -> None:
         self._copies: dict[tuple[str, torch.dtype, int], Tensor] = {}
 
     def copy(self, tensor: Tensor, name: str) -> Tensor:
-        """The tensor in the host's memory of its name, type and size, when it is there."""
+        """Return a copy of the tensor in host memory, once the copy is complete.
+
+        The memory is the same for tensors of the same name, type and size.
+        """
         key = name, tensor.dtype, tensor.numel()
         if key not in self._copies:
             self._copies[key] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
@@ -178,7 +182,7 @@ class HostCopies:
 
 
 class _Bucket:
-    """A part of the vector that travels by itself, as soon as all its tensors have their
+    """A part of the vector that is sent by itself, as soon as all its tensors have their
     gradients.
     """
 

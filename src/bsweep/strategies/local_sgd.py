@@ -1,9 +1,9 @@
 """Local SGD (Stich, arXiv 1805.09767): workers step alone and average their parameters every few
 steps.
 
-Each worker's loss counts num_workers-fold, so that its own gradient is of the size of the global
-mean's, and averaging after every step is synchronous SGD exactly, momentum and uneven tails
-included.
+Each worker's loss is multiplied by num_workers, so that its own gradient is as large as that of the
+global mean. Averaging after every step is then exactly synchronous SGD, also with momentum and
+uneven tails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bsweep.strategies.process_group import TorchStrategy
 
 
 class LocalSGD(TorchStrategy, Rounds):
-    """A round is a step of each worker, after some of which all average."""
+    """Local SGD; a round is one step of each worker, and after some rounds all workers average."""
 
     def __init__(
         self, config: RunConfig, strategy: LocalSGDConfig, place: Place, paths: RunPaths
@@ -36,7 +36,7 @@ class LocalSGD(TorchStrategy, Rounds):
         self.loss_scale = float(self.num_workers)
 
     def rate_batch(self, shares: Sequence[Share]) -> float:
-        # An even part: a larger one counts for more by its loss.
+        # An even part: a larger share already has a larger weight in the loss.
         return global_batch(shares) / len(shares)
 
     def step(self) -> None:

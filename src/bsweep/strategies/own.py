@@ -1,5 +1,5 @@
-"""A strategy of the user's own: what `target(config, strategy, place, paths, **options)` returns,
-as a class does.
+"""A strategy of the user's own: what `target(config, strategy, place, paths, **options)`
+returns. The target may be a class.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ def build(
 
 
 def check_own_strategy(config: RunConfig) -> None:
-    """What can be said of a target before there are workers. ConfigError if it cannot be the run's
-    strategy.
+    """Check a target as far as is possible before there are workers.
+
+    Raises:
+        ConfigError: If the target cannot be the run's strategy.
     """
     strategy = config.strategy
     assert isinstance(strategy, OwnStrategyConfig), strategy

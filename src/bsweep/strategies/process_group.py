@@ -1,4 +1,4 @@
-"""Workers joined by torch.distributed: what its strategies share."""
+"""The base of the strategies whose workers are connected by torch.distributed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from bsweep.strategies.collectives import ALGORITHMS, Wire
 
 
 class TorchStrategy(Strategy):
-    """Joins the workers' process group; the sums and copies in it are those that codecs may ask
-    for.
+    """A strategy whose workers form a process group of torch.distributed.
+
+    Its `all_reduce` and `all_gather` are those that codecs may ask for.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class TorchStrategy(Strategy):
         self.choose("native")
 
     def choose(self, algorithm: Algorithm) -> None:
-        """How to sum from now on."""
+        """Set the algorithm that `all_reduce` uses from now on."""
         self._all_reduce = ALGORITHMS[algorithm]
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
@@ -75,18 +76,18 @@ class TorchStrategy(Strategy):
         dist.destroy_process_group()
 
 
-# The launcher ends a run that shows no sign of life; a worker out of step may be waited for as long
-# as it lives.
+# The launcher ends a run that shows no sign of life. Until then a worker may have to wait for
+# another for as long as that one lives.
 _TIMEOUT = timedelta(days=1000)
 
 
 @functools.lru_cache(maxsize=2)
 def _meeting_point(address: str, port: str) -> tuple[Store, int, int]:
-    """The store in which processes meet, for all runs of this process that meet there; its rank;
-    how many there are.
+    """Return the store in which processes meet, this process's rank in it, and the number of
+    processes.
 
-    torchrun keeps the store, or else the first process does, which must not close it while others
-    still look at it.
+    All runs of this process that meet at this address share the store. torchrun keeps the store.
+    Without torchrun the first process keeps it, and must not close it while others still read it.
     """
     store, rank, num_processes = next(rendezvous("env://", timeout=_TIMEOUT))
     store.set_timeout(_TIMEOUT)
@@ -94,13 +95,14 @@ def _meeting_point(address: str, port: str) -> tuple[Store, int, int]:
 
 
 def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
-    """The group of the workers, in which they have their ranks; parameter servers join the world
-    around it only.
+    """Join the process group of the workers and return it.
+
+    Workers have their ranks in this group. Parameter servers join only the world around it.
     """
     assert isinstance(config.launch, ProcessesConfig), config.launch
     if config.strategy.can.outlives_workers:
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = (
-            "1"  # else its watchdog ends those who wait for a lost worker
+            "1"  # Otherwise NCCL's watchdog ends the processes that wait for a lost worker.
         )
     backend = (
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
@@ -108,8 +110,9 @@ def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     store, rank, num_processes = _meeting_point(
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     )
-    # The store outlives a run: the next one of the same processes must not find what this one left
-    # there. Where the run lies is told as it was given: the home of ~ may be another on each host.
+    # The store outlives a run: the next run of the same processes must not find this run's keys
+    # there. The prefix is the run's folder as it was configured, because ~ may be another folder on
+    # each host.
     store = dist.distributed_c10d.PrefixStore(
         f"{config.results_dir}/{config.study}/{config.run_id}", store
     )

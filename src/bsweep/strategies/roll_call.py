@@ -1,9 +1,9 @@
-"""Who still takes part: a gather that goes on without workers that have died.
+"""A gather that continues without workers that have died.
 
-It goes over the store of torch.distributed, which torchrun's own process keeps, so that it outlives
-any worker. Every worker shows a sign of life there from a thread, whatever its steps take. Who
-waits for one without such a sign for `timeout_seconds` leaves it out; the first word about who took
-part in a gather is everyone's.
+It uses the store of torch.distributed. torchrun's own process keeps that store, so it outlives any
+worker. A thread of every worker writes a sign of life to the store, however long the worker's steps
+take. A worker without a new sign for `timeout_seconds` is left out by those that wait for it. The
+first worker to write the list of members of a gather decides it for all.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ class RollCall:
         threading.Thread(target=self._show_life, args=(own_connection,), daemon=True).start()
 
     def gather(self, values: Tensor) -> Tensor:
-        """A float64 CPU tensor (n,) of every worker that is still there, (members, n) by rank.
+        """Return the float64 CPU tensor (n,) of every remaining worker, stacked by rank to
+        (members, n).
 
         Raises:
-            WorkerLost: the others have given this worker up, or the store is gone.
+            WorkerLost: If the others have given this worker up, or the store is gone.
         """
         self._number += 1
         try:
@@ -45,8 +46,8 @@ class RollCall:
             self._await_decision()
             self.members = tuple(json.loads(self._store.get(self._key("members"))))
             keys = [self._key(member) for member in self.members]
-            # Who fell silent within a gather finds that the others have cleared it away, and would
-            # wait for ever.
+            # A worker that fell silent within a gather finds its keys deleted by the others.
+            # Without this check it would wait for ever.
             if self._rank not in self.members or not self._store.check(keys):
                 raise WorkerLost(
                     f"the other workers went on without rank {self._rank}, which was silent for "
@@ -54,7 +55,8 @@ class RollCall:
                 )
             every = [self._store.get(key) for key in keys]
             if self._number > 2:
-                self._store.delete_key(self._key(self._rank, self._number - 2))  # read by all
+                # all members have read it
+                self._store.delete_key(self._key(self._rank, self._number - 2))
         except dist.DistError as error:
             raise WorkerLost(f"the store of torch.distributed is gone: {error}") from error
         return torch.stack(
@@ -68,10 +70,10 @@ class RollCall:
         self._ended.set()
 
     def _await_decision(self) -> None:
-        # Of those who are missing: their last sign, when it was new.
+        # For each missing worker: its last sign of life, and when that was new.
         beats: dict[int, tuple[bytes, float]] = {}
         look_at = 0.0
-        # Not by the store's own wait, which writes a warning for each time that runs out.
+        # The store's own wait is not used: it logs a warning at each timeout.
         while not self._store.check([self._key("members")]):
             if time.monotonic() > look_at:
                 missing = [
@@ -79,7 +81,7 @@ class RollCall:
                 ]
                 if missing == [member for member in missing if self._is_silent(member, beats)]:
                     here = [member for member in self.members if member not in missing]
-                    # The first word counts.
+                    # The first worker to write the list decides.
                     self._store.compare_set(self._key("members"), "", json.dumps(here))
                 look_at = time.monotonic() + self._timeout_seconds / _BEATS_A_TIMEOUT
             time.sleep(_POLL_SECONDS)
@@ -92,7 +94,10 @@ class RollCall:
         return time.monotonic() - beats[member][1] > self._timeout_seconds
 
     def _show_life(self, store: TCPStore) -> None:
-        """With a connection of its own: another's is busy while it waits."""
+        """Write signs of life to the store until `close`.
+
+        The thread has its own connection, because the other one is busy while the worker waits.
+        """
         number = 0
         while not self._ended.wait(self._timeout_seconds / _BEATS_A_TIMEOUT):
             number += 1
