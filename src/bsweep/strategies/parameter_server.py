@@ -1,8 +1,8 @@
 """Parameter servers (Li et al., OSDI 2014): workers push gradients to servers, which hold the
-model, and pull it back.
+model, and pull the model back.
 
-Bytes are those of gradients and parameters that cross between processes, without the 40 bytes of
-headers a push.
+The bytes reported are those of gradients and parameters that cross between processes. The headers,
+40 bytes a push, are not counted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _GOODBYE_SECONDS = 5
 
 
 def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:
-    """Be a server in a process of its own, until all workers have said goodbye."""
+    """Run a parameter server in a process of its own until all workers have said goodbye."""
     torch.set_num_threads(1)
     join(config, place)
     inbox: Inbox = queue.SimpleQueue()
@@ -60,7 +60,8 @@ class ParameterServer(TorchStrategy, Rounds):
         super().__init__(config, strategy, place, paths)
         self._config, self._strategy = config, strategy
         self.in_step = self._strategy.consistency == "synchronous"
-        # each push is a step of its own: a worker's whole mean gradient at its share of the rate
+        # Each push is an optimizer step of its own, with a worker's whole mean gradient. Its
+        # learning rate is divided by the number of workers.
         if not self.in_step:
             self.loss_scale = float(self.num_workers)
         lives_here = self._strategy.colocated and self.rank < config.num_shards
@@ -121,7 +122,9 @@ class ParameterServer(TorchStrategy, Rounds):
         return self.rank > 0 or all(part.remember(Kind.RESTORE, checkpoint) for part in self._parts)
 
     def _agree(self) -> None:
-        """Pull what all workers' pushes have made of the model. All workers call it together."""
+        """Pull the parameters after all workers' pushes are applied. All workers call it
+        together.
+        """
         with self.meter.exchange(self._vector.parameters):
             start = time.perf_counter()
             self._meet()  # all pushes are answered
@@ -130,8 +133,10 @@ class ParameterServer(TorchStrategy, Rounds):
             self._meet()  # nobody pushes before all have pulled
 
     def traffic(self) -> Traffic:
-        """A worker waits while a server holds its answer back; the rest of its exchange is the
-        exchange.
+        """Return the cost of the exchanges since the last call. All workers call it together.
+
+        A worker waits while a server holds its answer back. The rest of the time between its push
+        and the answer counts as the exchange.
         """
         meter, self.meter = self.meter, Meter()
         meter.read_clocks()
@@ -163,8 +168,8 @@ class ParameterServer(TorchStrategy, Rounds):
             with suppress(WorkerLost):
                 part.link.say_goodbye()
         if self._colocated:
-            # Not for ever: if this worker failed, the others may be waiting for its end rather than
-            # say goodbye.
+            # Do not wait for ever: if this worker failed, the others may be waiting for its end
+            # instead of saying goodbye.
             self._colocated.thread.join(_GOODBYE_SECONDS)
         super().close()
 
@@ -176,8 +181,9 @@ class ParameterServer(TorchStrategy, Rounds):
         return ToRemoteServer(server)
 
     def _exchange(self, request: Request) -> None:
-        """Ask all servers at once, each worker another one first, and wait for all of their
-        parameters.
+        """Send the request to all servers at once, and wait for the parameters of all of them.
+
+        Each worker begins with another server.
         """
         first = self.rank % len(self._parts)
         for part in self._parts[first:] + self._parts[:first]:
@@ -190,7 +196,9 @@ class ParameterServer(TorchStrategy, Rounds):
                 self.meter.received_bytes += part.num_bytes
 
     def _server_reports(self) -> Tensor:
-        """What all servers counted since the last time, as worker 0 hears it; zeros from others."""
+        """Return the counts of all servers since the last call; only worker 0 asks, others
+        return zeros.
+        """
         reports = torch.zeros(len(self._parts), report_size(self.num_workers), dtype=torch.float64)
         if self.rank == 0:
             for part, report in zip(self._parts, reports, strict=True):
@@ -203,7 +211,7 @@ class ParameterServer(TorchStrategy, Rounds):
 
 
 class _Part:
-    """One server's shard of the vector, as a worker sees it."""
+    """One server's shard of the vector, from a worker's side."""
 
     def __init__(self, vector: Flat, shard: Sequence[Slice], link: ToServer) -> None:
         self.link = link
@@ -213,39 +221,39 @@ class _Part:
         self.share = count / vector.parameters.numel()
         self.num_bytes = count * vector.parameters.element_size()
         self._packed: Tensor | None = None
-        # Else it travels from and to the vector itself.
+        # Without the packed copy, data are sent from and received into the vector itself.
         if len(self._ranges) > 1 or vector.parameters.is_cuda:
             pinned = vector.parameters.is_cuda
             self._packed = torch.empty(count, dtype=vector.parameters.dtype, pin_memory=pinned)
 
     def describe(self) -> None:
-        """Tell the server what it is to hold."""
+        """Tell the server the layout of its shard."""
         layout = encode_layout(self._shard, self._vector.parameters.dtype)
         self.link.ask(Request(Kind.LAYOUT, num_bytes=len(layout)), layout)
         self.link.wait()
 
     def load_parameters(self) -> None:
-        """Have the server begin with these parameters, and wait until it does."""
+        """Make the server begin with these parameters, and wait until it does."""
         self.link.ask(Request(Kind.LOAD), self._pack(self._vector.parameters))
         self.link.wait()
 
     def remember(self, kind: Kind, checkpoint: Checkpoint) -> bool:
-        """Have the server write a checkpoint, or read one; whether it could."""
+        """Make the server write or read a checkpoint; return True if it could."""
         name = torch.frombuffer(bytearray(checkpoint.folder.name.encode()), dtype=torch.uint8)
         self.link.ask(Request(kind, num_bytes=len(name)), name)
         return self.link.wait() >= 0
 
     def ask(self, request: Request) -> None:
-        """Ask for the parameters, in return for the gradient if it is a push."""
+        """Ask for the parameters; if the request is a push, send the gradient."""
         payload = self._pack(self._vector.gradients) if request.kind == Kind.PUSH else None
         (start, stop), *_ = self._ranges
-        # Packed, the parameters come to where the gradient was: they cannot arrive before it has
-        # left.
+        # The packed parameters overwrite the packed gradient. They cannot arrive before the
+        # gradient has left.
         into = self._vector.parameters[start:stop] if self._packed is None else self._packed
         self.link.ask(request, payload, into)
 
     def unpack(self) -> None:
-        """Put the parameters that came in their places."""
+        """Copy the received parameters to their places in the vector."""
         if self._packed is not None:
             for (start, stop), piece in self._pieces(self._packed):
                 self._vector.parameters[start:stop].copy_(piece, non_blocking=True)
@@ -266,8 +274,9 @@ class _Part:
 
 
 class _ColocatedServer:
-    """A server in a thread of this worker's process; what it and this worker exchange is copied,
-    not sent.
+    """A server in a thread of this worker's process.
+
+    Data between the server and this worker are copied, not sent.
     """
 
     def __init__(self, config: RunConfig, place: Place, paths: RunPaths) -> None:
@@ -288,10 +297,10 @@ class _ColocatedServer:
             with errors_reported(self._paths, self._place):
                 self._server.run()
         except BaseException:
-            # This worker is ending anyhow, perhaps with an error of its own.
+            # This worker is ending anyway, perhaps with an error of its own.
             if self.is_closing.is_set():
                 return
-            # The worker may be deep in a wait for others that wait for this server: nothing else
-            # would end it.
+            # The worker may be waiting for others that wait for this server: nothing else would end
+            # it.
             traceback.print_exc()
             os._exit(1)

@@ -1,8 +1,8 @@
-"""A parameter server: holds one shard, applies the gradients that workers push, and answers with
-parameters.
+"""A parameter server, which holds one shard, applies the gradients that workers push, and answers
+with parameters.
 
-Its memory is its shard's parameters, gradients and optimizer state, and two buffers at most for
-what it receives.
+Its memory holds the shard's parameters, gradients and optimizer state, and at most two buffers for
+gradients that it receives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_BUFFERS = 2
 
 @dataclass
 class _Held:
-    """A push that is applied and not answered yet."""
+    """A push that has been applied and not yet answered."""
 
     push: Arrival
     waited_seconds: float  # for slower workers' pushes of the same step
@@ -39,11 +39,15 @@ class _Held:
 
 
 class Server:
-    """Serves until all workers have said goodbye.
+    """A parameter server that runs until all workers have said goodbye.
 
-    `links` lead to the workers, by rank, whose requests are announced in `inbox`; every push goes
-    on record in the CSV file of this server's `number`, after those of a run that is taken up
-    again.
+    Args:
+        config: The run's configuration.
+        links: The connections to the workers, by rank.
+        inbox: The queue in which the workers' requests are announced.
+        paths: The paths of the run's folder.
+        number: This server's number. Every push is recorded in the CSV file of that number. A
+            resumed run appends to the file.
     """
 
     def __init__(
@@ -75,10 +79,11 @@ class Server:
         self._recorded_before = self._file.tell()
 
     def run(self) -> None:
-        """Answer requests; only pushes may have to wait for others.
+        """Answer requests until all workers have said goodbye; only pushes may have to wait for
+        others.
 
         Raises:
-            WorkerLost: a worker's connection broke, or it left before the others were done.
+            WorkerLost: If a worker's connection broke, or it left before the others were done.
         """
         with self._file:
             while self._present:
@@ -117,8 +122,10 @@ class Server:
                 self._tally = _Tally(len(self._links))
 
     def _begin(self) -> None:
-        """Forget what was before these parameters: what it took to come here is no exchange, and no
-        push counts.
+        """Reset the optimizer, the clocks, the counts and the record after new parameters were
+        loaded.
+
+        So the setup before training does not count as an exchange, and earlier pushes do not count.
         """
         self._optimizer = optim.build(self._optimizer_config, self._shard)
         self._clocks = [0] * len(self._links)
@@ -128,7 +135,7 @@ class Server:
             self._record.writerow(["time", "worker", "clock", "slowest_clock", "queue_seconds"])
 
     def _named(self, arrival: Arrival) -> Path:
-        """Where this server's part of the checkpoint lies that a worker names."""
+        """Return the path of this server's part of the checkpoint that a worker names."""
         name = torch.empty(arrival.request.num_bytes, dtype=torch.uint8)
         self._receive(self._links[arrival.worker], name)
         return Checkpoint(self._paths.checkpoints / name.numpy().tobytes().decode()).server(
@@ -163,11 +170,13 @@ class Server:
         return True
 
     def _step(self, first: Arrival) -> None:
-        """One step of the optimizer: with the sum of all workers' pushes or, where they are not in
-        step, with one.
+        """Make one optimizer step.
+
+        The step uses the sum of all workers' pushes if they are synchronous, and otherwise one
+        push.
         """
         pushes = self._sum(first)
-        self._finish_answers()  # they read the parameters
+        self._finish_answers()  # the answers read the parameters
         optim.set_learning_rate(self._optimizer, first.request.learning_rate)
         self._optimizer.step()
         applied_at = time.perf_counter()
@@ -178,10 +187,11 @@ class Server:
         self._release(applied_at)
 
     def _sum(self, first: Arrival) -> list[Arrival]:
-        """Receive pushes and sum them in rank order: a sum does not depend on who was faster.
+        """Receive pushes and sum them in rank order; return them.
 
-        The first lands in the shard's gradients, the others in buffers: while one is added, the
-        next two may come.
+        The order makes the sum independent of which worker was faster. The first gradient is
+        received into the shard's gradients, the others into buffers. While one is added, the next
+        two may arrive.
         """
         workers: Sequence[int] = (
             range(len(self._links)) if self._is_synchronous else (first.worker,)
@@ -214,13 +224,15 @@ class Server:
         return self._buffers[turn % len(self._buffers)]
 
     def _release(self, now: float) -> None:
-        """Answer the pushes of workers that do not lead the slowest by more than the bound."""
+        """Answer the pushes of workers that lead the slowest by no more than the staleness
+        bound.
+        """
         slowest = min(self._clocks)
         ready = [held for held in self._held if held.push.request.clock - slowest <= self._bound]
         self._held = [
             held for held in self._held if held.push.request.clock - slowest > self._bound
         ]
-        # What takes long begins first.
+        # Answers over the network take longest, so they begin first.
         ready.sort(key=lambda held: not self._links[held.push.worker].travels)
         for held in ready:
             push = held.push
@@ -248,7 +260,7 @@ class Server:
         return arrival
 
     def _next(self) -> Arrival:
-        if self._inbox.empty():  # else the next push may come while answers leave
+        if self._inbox.empty():  # otherwise the next push may arrive while answers leave
             self._finish_answers()
         self._tally.busy_seconds += time.perf_counter() - self._busy_since
         arrival = self._inbox.get()
@@ -264,7 +276,7 @@ class Server:
 
 
 class _Tally:
-    """What a server counts until worker 0 asks for it."""
+    """The counts of a server since worker 0 last asked for them."""
 
     def __init__(self, num_workers: int) -> None:
         self.received_bytes = self.sent_bytes = self.max_lead = 0
@@ -277,7 +289,7 @@ class _Tally:
         self.received_bytes += received_bytes
 
     def report(self) -> Tensor:
-        """All of it, (report_size,), to be read by `decode_load`."""
+        """Return all counts as one tensor, (report_size,), for `decode_load`."""
         numbers = [
             self.received_bytes,
             self.sent_bytes,
@@ -306,8 +318,9 @@ def decode_load(share: float, report: Tensor) -> ServerLoad:
 
 
 def encode_layout(slices: Sequence[Slice], dtype: torch.dtype) -> Tensor:
-    """What worker 0 tells a server to hold: it knows the model, and a server loads no data to build
-    one.
+    """Return the layout of a shard as bytes, uint8 (bytes,), for worker 0 to send to a server.
+
+    A server loads no data and builds no model, so it needs to be told the layout.
     """
     text = json.dumps(
         {"dtype": str(dtype).removeprefix("torch."), "slices": [asdict(part) for part in slices]}

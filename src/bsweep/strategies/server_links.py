@@ -1,9 +1,9 @@
-"""Messages between a worker and a parameter server: over Gloo, or by hand where both live in one
+"""Messages between a worker and a parameter server: over Gloo, or by copying if both are in one
 process.
 
-A worker asks, and the server answers everything but a goodbye; a worker has one request to a server
-at a time. They are point-to-point messages: the trees of collectives would hide how servers are
-congested, which is what we measure.
+A worker asks, and the server answers every request except a goodbye. A worker has at most one open
+request to a server. The messages are point-to-point: the trees of collectives would hide how
+congested servers are, which bsweep measures.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _GOODBYE_TIMEOUT = timedelta(seconds=10)
 
 
 class Kind(IntEnum):
-    LAYOUT = 1  # here is what you hold, as JSON
-    LOAD = 2  # here are its parameters: begin with them
-    PUSH = 3  # here is its gradient: answer with the parameters when the consistency allows
-    PULL = 4  # give me the parameters
-    STATS = 5  # what have you done since I asked last?
+    LAYOUT = 1  # send the layout of the shard, as JSON
+    LOAD = 2  # send the parameters that the server begins with
+    PUSH = 3  # send the gradient; the answer is the parameters, when the consistency allows
+    PULL = 4  # ask for the parameters
+    STATS = 5  # ask for the server's counts since the last STATS
     BYE = 6
-    SAVE = 7  # put what you know into the checkpoint of this name
-    RESTORE = 8  # take it up from there; it is held back for less than no time if you cannot
+    SAVE = 7  # save the server's state in the checkpoint of this name
+    RESTORE = 8  # restore the state from there; as for SAVE, an answer below 0 seconds is a failure
 
 
 @dataclass(frozen=True)
 class Request:
-    """The header of a message: what a worker wants of a server."""
+    """The header of a message: a worker's request to a server."""
 
     kind: Kind
     clock: int = 0  # pushes that the worker has made, this one included
@@ -63,7 +63,7 @@ class Request:
 
 @dataclass
 class Arrival:
-    """A request where it arrived, with times on the server's clock (`time.perf_counter`)."""
+    """A request that has arrived, with times on the server's clock (`time.perf_counter`)."""
 
     worker: int
     request: Request
@@ -87,15 +87,18 @@ class ToServer(ABC):
     def ask(
         self, request: Request, payload: Tensor | None = None, into: Tensor | None = None
     ) -> None:
-        """Send a request, and be ready for the answer; `into` may be the memory of `payload`."""
+        """Send a request and post the receive of its answer.
+
+        `into` may be the memory of `payload`.
+        """
 
     @abstractmethod
     def wait(self) -> float:
-        """Wait for the answer: the seconds for which the server held it back."""
+        """Wait for the answer; return the seconds for which the server held it back."""
 
     @abstractmethod
     def say_goodbye(self) -> None:
-        """Send a `BYE`; a server that is gone does not matter."""
+        """Send a `BYE`."""
 
 
 class ToWorker(ABC):
@@ -105,15 +108,18 @@ class ToWorker(ABC):
 
     @abstractmethod
     def start_receiving(self, into: Tensor) -> None:
-        """Let the payload of the worker's request come."""
+        """Start to receive the payload of the worker's request."""
 
     @abstractmethod
     def received(self) -> Tensor:
-        """Wait for the payload: `into`, or where the worker holds it if it need not travel."""
+        """Wait for the payload and return it.
+
+        It is in `into`, or in the worker's own tensor if nothing is sent.
+        """
 
     @abstractmethod
     def answer(self, held_seconds: float = 0.0, payload: Tensor | None = None) -> None:
-        """Start to answer the worker's request; `payload` may not change until `sent`."""
+        """Start to answer the worker's request; `payload` must not change until `sent` returns."""
 
     @abstractmethod
     def sent(self) -> None:
@@ -121,7 +127,7 @@ class ToWorker(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Leave nothing running, after the worker's `BYE`."""
+        """Stop everything that still runs, after the worker's `BYE`."""
 
 
 class ToRemoteServer(ToServer):
@@ -195,22 +201,24 @@ class ToRemoteWorker(ToWorker):
 
     def close(self) -> None:
         self._thread.join()
-        # Which would hold this, and the tensors that travelled, for ever.
+        # The registration would keep this object, and the tensors that it sent, for ever.
         atexit.unregister(self._end_process)
         self._receiving = None
 
     def _end_process(self) -> None:
-        """End it at once if this listens still: a thread that returns from torch while Python ends
-        aborts it.
+        """End the process at once if the thread is still listening.
+
+        A thread that returns from torch while Python ends would abort the process.
         """
         if self._thread.is_alive():
             sys.stdout.flush()
-            # 1 after an error, which Python has printed by now.
+            # Exit with 1 after an error, which Python has printed by now.
             os._exit(1 if hasattr(sys, "last_type") else 0)
 
     def _listen(self) -> None:
-        """Put every request into the inbox, in a thread of its own: it notes the time also while
-        the server works.
+        """Put every request into the inbox.
+
+        It runs in a thread of its own, so that it notes the time of arrival while the server works.
         """
         header = Request(Kind.BYE).encoded()
         try:
@@ -226,8 +234,9 @@ class ToRemoteWorker(ToWorker):
 
 
 class Within(ToServer, ToWorker):
-    """Both ends of the link between a worker and the server in its process: they use each other's
-    tensors.
+    """Both ends of the link between a worker and the server in its process.
+
+    They use each other's tensors.
     """
 
     travels = False

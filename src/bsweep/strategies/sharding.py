@@ -1,4 +1,4 @@
-"""Which slices of the vector each parameter server holds."""
+"""The assignment of the vector's slices to parameter servers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from bsweep.config import ParameterServerConfig, RunConfig
 if TYPE_CHECKING:
     from bsweep.numerics.vector import Slice
 
-_ELEMENT_BYTES = 4  # `chunk_bytes` counts fp32, whatever travels
+_ELEMENT_BYTES = 4  # `chunk_bytes` assumes fp32, whatever type is sent
 
 
 def check_sharding(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
-    """`shards` of a run's model, for its ValueError only."""
+    """Check that every server of a run would hold a part of the model.
+
+    Raises:
+        ValueError: If a server would hold nothing.
+    """
     if isinstance(config.strategy, ParameterServerConfig) and config.num_shards > 1:
         from bsweep import models
         from bsweep.numerics.vector import layout
@@ -31,11 +35,11 @@ def check_sharding(config: RunConfig, num_classes: int, shape: tuple[int, ...]) 
 def shards(
     slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig
 ) -> tuple[tuple[Slice, ...], ...]:
-    """Each server's slices in the vector's order, whole ones or parts of them; every element has
-    one server.
+    """Return each server's slices, whole or cut, in the vector's order; every element has one
+    server.
 
     Raises:
-        ValueError: a server would hold nothing.
+        ValueError: If a server would hold nothing.
     """
     held: list[list[Slice]] = [[] for _ in range(num_servers)]
     for server, part in _assign(slices, num_servers, strategy):
@@ -48,7 +52,9 @@ def shards(
 
 
 def ranges(shard: Sequence[Slice]) -> list[tuple[int, int]]:
-    """The stretches (start, stop) of the vector that a shard's slices cover, neighbours joined."""
+    """Return the ranges (start, stop) of the vector that a shard covers, with adjacent slices
+    joined.
+    """
     joined: list[tuple[int, int]] = []
     for part in shard:
         if joined and joined[-1][1] == part.start:
@@ -61,7 +67,7 @@ def ranges(shard: Sequence[Slice]) -> list[tuple[int, int]]:
 def _assign(
     slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig
 ) -> Iterator[tuple[int, Slice]]:
-    """Pairs of a server and a slice, or a part of one, that it holds."""
+    """Return pairs of a server and a slice, or part of a slice, that it holds."""
     match strategy.sharding:
         case "layer":
             return _largest_first(_layers(slices), num_servers)
@@ -78,7 +84,9 @@ def _assign(
 
 
 def _layers(slices: Sequence[Slice]) -> list[list[Slice]]:
-    """In the model's order: a layer is a module's own tensors, weight and bias together."""
+    """Return the layers in the model's order; a layer is a module's own tensors, weight and bias
+    together.
+    """
     layers: dict[str, list[Slice]] = {}
     for part in sorted(slices, key=lambda part: part.index):
         layers.setdefault(part.name.rpartition(".")[0], []).append(part)
@@ -86,7 +94,9 @@ def _layers(slices: Sequence[Slice]) -> list[list[Slice]]:
 
 
 def _largest_first(layers: list[list[Slice]], num_servers: int) -> Iterator[tuple[int, Slice]]:
-    """Each layer, from the largest, to the server that holds least."""
+    """Yield the server of each slice: each layer, from the largest, goes to the least loaded
+    server.
+    """
     loads = [0] * num_servers
     for layer in sorted(layers, key=_size, reverse=True):
         server = loads.index(min(loads))
@@ -104,8 +114,10 @@ def _equal_parts(slices: Sequence[Slice], num_servers: int) -> Iterator[tuple[in
 
 
 def _hashed(slices: Sequence[Slice], num_servers: int, chunk: int) -> Iterator[tuple[int, Slice]]:
-    """Over servers by tensor and number of the chunk, as BytePS does by default (djb2 of a decimal
-    key).
+    """Yield chunks of the slices with their servers, chosen by a hash.
+
+    The key is made from the tensor's index and the chunk's number, as BytePS does by default (djb2
+    of a decimal key).
     """
     for part in slices:
         for number, start in enumerate(range(part.start, part.stop, chunk)):

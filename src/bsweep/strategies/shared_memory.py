@@ -1,13 +1,12 @@
-"""Gradients of the workers of one host in memory that all of them map, summed where they lie:
-nothing is sent.
+"""A sum of gradients over the workers of one host, in memory that all of them map: nothing is sent.
 
-The memory is a file without a name (memfd_create), so that no limit of /dev/shm holds for it, and
-it is gone with the last process that maps it, however that ends. Others open it by /proc, where
-only the same user's processes can.
+The memory is a file without a name (memfd_create), so that no limit of /dev/shm applies to it. It
+is freed with the last process that maps it, however that process ends. Other processes open it
+through /proc, and only processes of the same user can.
 
-Worker k sums the k-th part of all vectors and writes the sum into each of them; parts do not
-overlap, so that nobody waits but before, for all gradients, and after, for all sums. It adds in the
-order of Gloo's ring, for the same bits.
+Worker k sums the k-th part of all vectors and writes the sum into each of them. The parts do not
+overlap. So workers wait for one another only twice: before, for all gradients, and after, for all
+sums. The order of additions is that of Gloo's ring, which gives the same bits.
 """
 
 from __future__ import annotations
@@ -27,11 +26,13 @@ GatherJson = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
 
 
 def share(like: Tensor, gather_json: GatherJson) -> tuple[tuple[Tensor, ...], str]:
-    """A tensor of zeros like this for each worker, by rank, that all of them see; or none, and why
-    there are none.
+    """Create a zeroed tensor like `like` for each worker, in memory that all workers map.
 
-    All workers call it together, with tensors of the same size and type, and all get them or none
-    does.
+    All workers call it together, with tensors of the same size and type. Either all of them get the
+    tensors, or none does.
+
+    Returns:
+        The tensors by rank and an empty text, or no tensors and the reason.
     """
     num_bytes = like.numel() * like.element_size()
     with ExitStack() as opened:
@@ -41,22 +42,22 @@ def share(like: Tensor, gather_json: GatherJson) -> tuple[tuple[Tensor, ...], st
         vectors, answer = [], {"reason": ""}
         try:
             vectors = [_mapped(offer, like) for offer in offers]
-        except (OSError, RuntimeError) as error:  # the latter is torch's
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError
             answer = {"reason": str(error)}
-        # Nobody closes a file that others have yet to open.
+        # Nobody closes a file that others have yet to open: this gather waits for all.
         reason = _first_reason(gather_json(answer))
         return ((), reason) if reason else (tuple(vectors), "")
 
 
 def _offer(num_bytes: int, opened: ExitStack) -> dict[str, Any]:
-    """Where others find memory of this process, or why there is none."""
+    """Return the path of this process's shared memory, or the reason why there is none."""
     if not hasattr(os, "memfd_create"):
         return {"reason": "only Linux has memfd_create"}
     name = f"bsweep-{secrets.token_hex(8)}"
     try:
         file = os.memfd_create(name)
         opened.callback(os.close, file)
-        # Here, where it is told, rather than by a signal later.
+        # Allocate now, where a lack of memory raises an error; later it would be a signal.
         os.posix_fallocate(file, 0, num_bytes)
     except OSError as error:
         return {"reason": f"{num_bytes} bytes: {error}"}
@@ -70,8 +71,9 @@ def _first_reason(answers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _mapped(offer: Mapping[str, Any], like: Tensor) -> Tensor:
-    """OSError if it is not there, or another file: processes in another container have numbers of
-    their own.
+    """Return the tensor in another process's memory.
+
+    Raise OSError if the file is missing or another one: process numbers differ between containers.
     """
     path = Path(offer["path"])
     if str(path.readlink()) != f"/memfd:{offer['name']} (deleted)":
@@ -80,17 +82,17 @@ def _mapped(offer: Mapping[str, Any], like: Tensor) -> Tensor:
 
 
 NUM_MEETINGS = 2
-"""Of all workers, in a sum."""
+"""The number of times that all workers wait for one another in a sum."""
 
 
 class Sum:
-    """The sum of the vectors of all workers of a group, left in each of them."""
+    """A callable that replaces the vectors of all workers of a group by their sum."""
 
     def __init__(self, vectors: Sequence[Tensor], group: dist.ProcessGroup, rank: int) -> None:
         self._group, self._signal = group, torch.zeros(1)
         start, stop = _part(vectors[0].numel(), vectors[0].element_size(), len(vectors), rank)
-        # The sum of a block stays in the cache until it is in all vectors; a larger block occupies
-        # all threads.
+        # A block's sum stays in the cache until it is written to all vectors. A block has enough
+        # elements for all threads.
         size = _BLOCK_ELEMENTS * torch.get_num_threads()
         in_order = [
             vectors[(rank - turn) % len(vectors)][start:stop] for turn in range(1, len(vectors) + 1)
@@ -99,8 +101,9 @@ class Sum:
         self._total = vectors[0].new_empty(size)
 
     def __call__(self) -> None:
-        """RuntimeError if another worker ended, by the group, whose message all of them wait
-        for.
+        """Replace every vector by the sum of all vectors.
+
+        Raise RuntimeError if another worker ended; the group detects that.
         """
         self._meet()
         for block in self._blocks:
@@ -112,18 +115,20 @@ class Sum:
         self._meet()
 
     def _meet(self) -> None:
-        """Nobody leaves it before all have come. Half as long as torch's own barrier where workers
-        share cores.
+        """Wait until all workers have come.
+
+        A small all-reduce takes half as long as torch's own barrier when workers share cores.
         """
         dist.all_reduce(self._signal, group=self._group)
 
 
-_BLOCK_ELEMENTS = 32_768  # below which torch takes one thread
+_BLOCK_ELEMENTS = 32_768  # torch uses one thread for fewer elements
 
 
 def _part(num_elements: int, element_bytes: int, num_workers: int, rank: int) -> tuple[int, int]:
-    """Borders of the part that a worker of Gloo's ring is the last to add to (allreduce.cc; torch
-    2.13).
+    """Return the borders (start, stop) of the part of the vector that a worker sums.
+
+    In Gloo's ring this worker is the last to add to that part (allreduce.cc; torch 2.13).
     """
     num_bytes, segment_bytes = num_elements * element_bytes, 1 << 20
     num_segments = _multiple(max(-(-num_bytes // segment_bytes), 2 * num_workers), num_workers)
@@ -137,5 +142,5 @@ def _part(num_elements: int, element_bytes: int, num_workers: int, rank: int) ->
 
 
 def _multiple(number: int, of: int) -> int:
-    """The least one that is not below the number."""
+    """Return the least multiple of `of` that is not below `number`."""
     return -(-number // of) * of

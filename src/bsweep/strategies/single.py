@@ -1,4 +1,6 @@
-"""One worker that exchanges nothing: the baseline, and the oracle of the equivalence tests."""
+"""A single worker that exchanges nothing: the baseline, and the reference of the equivalence
+tests.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Strategies whose exchange is one sum of the gradient vector over workers, with or without a
-codec.
+"""The base of the strategies whose exchange is one sum of the gradient vector over workers, with
+or without a codec.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from bsweep.strategies.base import Meter, Strategy
 
 
 class Summing(Strategy):
-    """What is prepared need not be a model: DiLoCo sums what models moved, and steps by itself."""
+    """A strategy that sums one vector over workers at each step.
+
+    The vector need not be a model's gradients: DiLoCo sums the moves of models, and makes its own
+    steps.
+    """
 
     _codec: Codec | None
     _vector: Flat
@@ -36,8 +40,10 @@ class Summing(Strategy):
         self._hyperparameters: list[dict[str, Any]] = []
 
     def build_codec(self) -> None:
-        """To be called once vector, optimizer, rank and number of workers are known, and again to
-        begin anew.
+        """Build the codec from its initial state.
+
+        Call it when vector, optimizer, rank and number of workers are known, and again to start
+        anew.
         """
         groups = self._optimizer.param_groups
         if not self._hyperparameters:
@@ -45,7 +51,7 @@ class Summing(Strategy):
                 {key: group[key] for key in group if key != "params"} for group in groups
             ]
         for group, given in zip(groups, self._hyperparameters, strict=True):
-            group.update(given)  # a codec may have taken the momentum over
+            group.update(given)  # undo what a codec did: DGC takes the momentum over
         self._codec = compression.build(
             self._config.compression,
             self._vector,
@@ -85,7 +91,7 @@ class Summing(Strategy):
         """Replace the gradients by their sum over workers.
 
         Raises:
-            WorkerLost: another worker ended; the gradients are neither one nor the other.
+            WorkerLost: If another worker ended; the gradients are then undefined.
         """
         if self.num_workers == 1:
             return
@@ -103,20 +109,20 @@ class Summing(Strategy):
 
     @abstractmethod
     def sum_gradients(self) -> None:
-        """The sum itself, without a codec."""
+        """Sum the gradients over workers, without a codec."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> None:
-        """See `Group`."""
+        """Sum `tensor` over workers, in place; see `Group`."""
 
     @abstractmethod
     def all_gather(self, payload: Tensor) -> list[Tensor]:
-        """See `Group`."""
+        """Return every worker's `payload`, by rank; see `Group`."""
 
 
 class _Metered:
-    """The workers' connection for a codec: it times what travels apart from what the codec
-    computes.
+    """The workers' connection that a codec uses; it times the exchanges within a codec's
+    computing.
     """
 
     def __init__(self, strategy: Summing) -> None:
