@@ -1,14 +1,14 @@
 """AdaScale's gain as a learning-rate rule, with any batching policy (Johnson et al., arXiv
 2007.05105).
 
-A step on s times the examples of `reference_batch`, S0, goes as far as r of its steps, and so has r
+S0 is `reference_batch`. A step on s S0 examples goes as far as r steps on S0 examples, and so has r
 times the rate:
 
     r = (sigma2 + mu2) / (sigma2 / s + mu2),   sigma2 = tr(Sigma) / S0,   mu2 = |G|^2
 
-between 1, where the gradient is without noise, and s, where it is all noise. Below s = 1 it holds
-as well. The paper's schedule goes by the sum of r, its count of steps of the reference batch; here
-schedules and ends go by epochs.
+r lies between 1, for a gradient without noise, and s, for one that is all noise. The formula also
+holds for s below 1. The paper's schedule goes by the sum of r, its count of steps of the reference
+batch. Here schedules and ends go by epochs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from bsweep.runlog import Event
 
 
 def gain(noise: GradientNoise, batch: float, reference_batch: float) -> float:
-    """How many steps of the reference batch a step on `batch` is worth; 1 where neither part is
-    known to be there.
+    """Return how many steps of the reference batch one step on `batch` examples is worth.
+
+    It is 1 if neither the variance nor the squared norm is estimated to be above 0.
     """
     variance, square = max(0.0, noise.trace) / reference_batch, max(0.0, noise.squared_norm)
     if not variance + square:
@@ -34,8 +35,9 @@ def gain(noise: GradientNoise, batch: float, reference_batch: float) -> float:
 
 
 class AdaScale(Policy):
-    """A policy's batches, at rates times the gain; before noise is measured, at the rate as it is
-    given.
+    """A policy's batches, with its rates times AdaScale's gain.
+
+    Until noise has been measured, the rate is the policy's own.
     """
 
     def __init__(self, config: RunConfig, policy: Policy) -> None:

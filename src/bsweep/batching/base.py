@@ -1,4 +1,4 @@
-"""The seam between the training loop and who decides, during a run, how many examples a step
+"""The interface between the training loop and the policy that decides how many examples a step
 takes.
 """
 
@@ -21,93 +21,102 @@ from bsweep.runlog import Event, Round
 
 @dataclass(frozen=True)
 class Seen:
-    """What a policy may look at when a round is over."""
+    """The data that a policy may use at the end of a round."""
 
     epochs_done: float
-    """Trained so far, the part of this epoch included."""
+    """The epochs trained so far, including the part of the current one."""
 
     rounds: tuple[Round, ...]
-    """Those that came on record since the last look, the same on all workers; none where each step
-    is a round.
+    """The rounds recorded since the last call, the same on all workers.
+
+    It is empty if each step is a round.
     """
 
     sums: Tensor
-    """Of losses, correct answers and labels of this worker's part of the round, float64 (3,) on its
-    device.
+    """The sums of losses, correct answers and labels of this worker's part of the round, float64
+    (3,) on its device.
     """
 
     gather: Callable[[Tensor], Tensor]
-    """See `Strategy.gather`: for what all workers must know alike. It waits for all of them."""
+    """The function that gathers values of all workers, for what they must all know; see
+    `Strategy.gather`.
+
+    It waits for all of them.
+    """
 
     noise: GradientNoise | None = None
-    """The running estimate, the same on all workers; None where nothing is measured, or before the
-    first record.
+    """The running estimate of gradient noise, the same on all workers.
+
+    It is None if nothing is measured, or before the first record.
     """
 
     num_train: int = sys.maxsize
-    """Examples of an epoch."""
+    """The training examples of an epoch."""
 
     learning_rate: float = 0.0
-    """Of the last step."""
+    """The learning rate of the last step."""
 
     step_seconds: Callable[[], Sequence[float]] = tuple
-    """Seconds of this epoch's steps so far, on this worker's clock. It waits for a GPU to have
-    finished them.
+    """The function that returns the seconds of this epoch's steps so far, on this worker's clock.
+
+    It waits until a GPU has finished them.
     """
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether the round's last step took what was left of an epoch, and may have been shorter
-        than others.
+        """Return True if the round ends an epoch; its last step may then have been shorter than
+        others.
         """
         return self.epochs_done == round(self.epochs_done)
 
 
 class Policy(ABC):
-    """Decides how much each worker takes of the coming round.
+    """A policy, which decides how many examples each worker takes in the coming round.
 
-    Every worker has one, and all must decide alike: by what they were built with, by the epochs
-    that are done, and by what is the same on all workers, or gathered. The batch may change at any
-    round, up and down.
+    Every worker has one, and all must decide alike. They may decide by the configuration, by the
+    epochs that are done, and by values that are gathered or the same on all workers. The batch may
+    grow or shrink at any round.
     """
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.pass_batches: tuple[int, ...] = config.local_batches
-        """The most examples of a pass, by worker: what is more takes several."""
+        """The most examples of one pass, by worker; a larger batch takes several passes."""
 
     @abstractmethod
     def shares(self, epochs_done: float) -> tuple[Share, ...]:
-        """What each worker takes of the coming round, by rank; nothing of it is given to workers
-        that were lost.
+        """Return each worker's share of the coming round, by rank.
+
+        The shares of lost workers are not used.
         """
 
     def rate_factor(self, epochs_done: float) -> float:
-        """What to multiply the learning rate of a step by, beside what `optimizer.lr_rule` makes of
-        its batch.
+        """Return the factor for the learning rate of a step, beside that of `optimizer.lr_rule`.
 
-        `epochs_done` is what the rate's schedule goes by there: the middle of the step.
+        `epochs_done` is the middle of the step, the point at which the rate's schedule is
+        evaluated.
         """
         return 1.0
 
     def observe(self, seen: Seen) -> Sequence[Event]:
-        """A round is over: what to put on record of what follows from it. All workers call it
+        """Update the policy after a round and return the events to record. All workers call it
         together.
         """
         return ()
 
     def state(self) -> dict[str, Any]:
-        """What to go on from, when the run is taken up again."""
+        """Return the policy's state for a checkpoint."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027 (many policies know nothing of their own)
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
 
     def of_batches(
         self, worker_batches: Sequence[int], num_steps: Sequence[int] | None = None
     ) -> tuple[Share, ...]:
-        """Shares of such steps, by default as many as configured: those beyond `pass_batches` take
-        several passes.
+        """Return shares with these worker batches, by default with the configured numbers of steps.
+
+        A batch beyond `pass_batches` takes several passes.
         """
         steps = num_steps or self.config.local_steps
         return tuple(
@@ -116,7 +125,8 @@ class Policy(ABC):
         )
 
     def of_global_batch(self, global_batch: int) -> tuple[Share, ...]:
-        """Shares of steps on so many examples of all workers, in proportion to their configured
-        batches.
+        """Return shares of steps on `global_batch` examples of all workers.
+
+        They are in proportion to the workers' configured batches.
         """
         return self.of_batches(allocation.shares(global_batch, self.config.local_batches))

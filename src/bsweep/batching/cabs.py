@@ -1,7 +1,7 @@
 """CABS: the batch is coupled to the learning rate, B = lr tr(Sigma) / F, with F the training loss.
 
-Balles, Romero and Hennig (arXiv 1612.05086): the batch with the greatest gain in the loss per
-example, of plain SGD on a loss whose least value is about zero.
+By Balles, Romero and Hennig (arXiv 1612.05086): this batch has the greatest decrease of the loss
+per example, for plain SGD on a loss whose least value is about zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bsweep.numerics.noise_scale import DECAY, GradientNoise
 class CABS(Measuring[CABSConfig]):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
-        self._loss: float | None = None  # a running mean over the steps that were looked at
+        self._loss: float | None = None  # a running mean over the steps after which it decided
 
     def look(self, seen: Seen, noise: GradientNoise) -> Decision | None:
         loss, _, labels = seen.gather(seen.sums.to("cpu")).sum(dim=0).tolist()

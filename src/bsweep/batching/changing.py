@@ -1,6 +1,4 @@
-"""What all policies share that give the workers one global batch, and change it while a run goes
-on.
-"""
+"""The base of the policies that change one global batch of all workers during a run."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ MeasuringCard = TypeVar("MeasuringCard", bound=MeasuringConfig)
 
 @dataclass(frozen=True)
 class Decision:
-    """A global batch to go on with, which bounds may still cut, what it was decided by, and why in
-    words.
+    """A decision for a global batch, its inputs, and its reason in words; bounds may still cut
+    the batch.
     """
 
     global_batch: float
@@ -31,8 +29,9 @@ class Decision:
 
 
 class Changing(Policy, Generic[Card]):
-    """Decides on a batch where a round ends; who changes nothing trains as with the configured
-    batch, bit for bit.
+    """A policy that decides on a batch at the end of a round.
+
+    A policy that changes nothing trains exactly as with the configured batch, bit for bit.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -46,7 +45,7 @@ class Changing(Policy, Generic[Card]):
 
     @property
     def global_batch(self) -> int:
-        """Examples of one coming step of all workers."""
+        """The examples of one coming step of all workers."""
         return self._global_batch
 
     @global_batch.setter
@@ -77,11 +76,12 @@ class Changing(Policy, Generic[Card]):
 
     @abstractmethod
     def decide(self, seen: Seen) -> Decision | None:
-        """What to go on with after a round, the same on all workers; None: as before."""
+        """Return the decision after a round, the same on all workers, or None to keep the batch."""
 
     def in_whole_passes(self, global_batch: float, whole: Callable[[float], int] = round) -> float:
-        """A batch near this one, or as `whole` has it, of passes that are full if there are
-        several.
+        """Return a batch near `global_batch` whose passes are all full if there are several.
+
+        `whole` rounds the number of passes to a whole one.
         """
         one_pass = sum(self.pass_batches)
         return (
@@ -96,11 +96,11 @@ class Changing(Policy, Generic[Card]):
 
 
 class Measuring(Changing[MeasuringCard]):
-    """Decides every so many rounds, once the noise scale has been measured."""
+    """A policy that decides every few rounds, once the noise scale has been measured."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
-        self._rounds = 0  # since it looked
+        self._rounds = 0  # since it last decided
 
     def decide(self, seen: Seen) -> Decision | None:
         self._rounds += 1
@@ -111,13 +111,14 @@ class Measuring(Changing[MeasuringCard]):
 
     @abstractmethod
     def look(self, seen: Seen, noise: GradientNoise) -> Decision | None:
-        """What to go on with, the same on all workers; None: as before."""
+        """Return the decision, the same on all workers, or None to keep the batch."""
 
     def followed(
         self, wanted: float, hysteresis: float, inputs: Mapping[str, float | None], reason: str
     ) -> Decision | None:
-        """To go on with the batch that is wanted, if it is so many times the present one or a part
-        of it.
+        """Return the decision for the wanted batch, or None if it is close to the present one.
+
+        It is close if it is within a factor of `hysteresis` of the present batch, up or down.
         """
         if 1 / hysteresis <= wanted / self.global_batch <= hysteresis:
             return None

@@ -1,4 +1,4 @@
-"""Local steps that follow the workers' speeds while they drift, and the exchange's:
+"""Local steps that follow changes in the workers' speeds and in the exchange's:
 `allocation.adapt_every`.
 """
 
@@ -18,15 +18,18 @@ from bsweep.runlog import Event, Round
 
 
 def build(config: RunConfig) -> Fixed:
-    """The configured batch, with local steps that follow the workers' drift where the allocation
-    adapts.
+    """Return the policy of the configured batch.
+
+    Its local steps follow the workers' speeds if the allocation adapts.
     """
     return FollowDrift(config) if config.allocation.adapts else Fixed(config)
 
 
 class FollowDrift(Fixed):
-    """Gives each worker steps by its speed of late, where speeds have drifted, or H no longer fits
-    the exchange.
+    """A policy that sets each worker's local steps by its recent speed.
+
+    It changes them if speeds have drifted, or if their least number H no longer suits the
+    exchange's duration.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -34,14 +37,14 @@ class FollowDrift(Fixed):
         assert isinstance(config.allocation, AdaptiveConfig), config.allocation
         self._allocation = config.allocation
         self._least_steps = min(config.local_steps)
-        self._workers: tuple[int, ...] = ()  # of the rounds that are measured
-        # Of a step by worker, then of the exchange: a row each round.
+        self._workers: tuple[int, ...] = ()  # the members of the measured rounds
+        # One row for each round: the seconds of a step of each worker, then those of the exchange.
         self._seconds: list[Tensor] = []
 
     def observe(self, seen: Seen) -> Sequence[Event]:
         events = []
         for record in seen.rounds:
-            if record.is_whole:  # a tail's steps are short
+            if record.is_whole:  # an epoch's tail has few steps
                 event = self._measure(record)
                 events += [event] if event else []
         return events
@@ -62,8 +65,8 @@ class FollowDrift(Fixed):
     def _measure(self, record: Round) -> Event | None:
         if record.workers != self._workers:
             self._workers, self._seconds = record.workers, []
-        # The exchange itself counts, not what computing fails to hide of it: with overlap that is
-        # about nothing.
+        # The whole exchange counts, not only the part that computing does not hide. With overlap
+        # that part is about zero.
         exchange = torch.tensor(record.exchange_seconds, dtype=torch.float64)
         if record.codec_seconds:
             exchange += torch.tensor(record.codec_seconds, dtype=torch.float64)
@@ -77,7 +80,7 @@ class FollowDrift(Fixed):
         )
 
     def _adapt(self, number: int) -> Event | None:
-        """New shares after round `number`, if they should differ."""
+        """Set new shares after round `number` if they should differ; return the event or None."""
         policy = self._allocation
         *measured, exchange = torch.stack(self._seconds).mean(dim=0).tolist()
         self._seconds = []

@@ -1,4 +1,4 @@
-"""The configured batch at every step."""
+"""The policy that takes the configured batch at every step."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The batch with the greatest goodput: examples per second times what each of them counts (Pollux,
+"""The batch with the greatest goodput: examples per second times the value of an example (Pollux,
 OSDI 2021).
 
-Seconds of a step follow Pollux's form, fitted to the batches that the run has timed, with the
-medians of the priors of `bsweep.analysis.prediction.step_time` where they do not tell: so that a
-first decision has something to go by. It goes to a batch that is up to twice as large, or half as
-large, as those that were timed.
+The seconds of a step follow Pollux's formula, fitted to the batches that the run has timed. Where
+these do not determine a parameter, the medians of the priors of
+`bsweep.analysis.prediction.step_time` apply, so that a first decision is possible. The next batch
+is at most twice as large as the largest timed one, and at least half as large as the smallest.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from bsweep.data.plan import Share
 from bsweep.numerics.noise_scale import GradientNoise
 
 LEAST_GAIN = 1.05
-"""What another batch's goodput has to be, in terms of the present one's."""
+"""The least ratio of another batch's goodput to that of the present batch for a change."""
 
-_FACTOR, _SPREAD = 10.0, 0.05  # of a prior; of what the form misses of a timing
-_HALF_DOUBLINGS = range(-8, 9)  # of the configured batch, which are compared
-# steps of a median: one of all steps of an epoch, at each look, would take longer and longer
+_FACTOR, _SPREAD = 10.0, 0.05  # scale of a prior; relative deviation of a timing from the formula
+# The batches that are compared, in half doublings of the configured batch.
+_HALF_DOUBLINGS = range(-8, 9)
+# The most steps in a median. A median of all steps of an epoch, at each decision, would take longer
+# and longer.
 _MOST_TIMED = 1000
 
 
 class StepTime:
-    """Pollux's form as it is most probable, given seconds by the shares that were timed."""
+    """The most probable parameters of Pollux's formula, given timed shares and their seconds."""
 
     def __init__(self, timings: Sequence[tuple[Sequence[Share], float]]) -> None:
         self._exchanges = len(timings[0][0]) > 1
@@ -54,7 +56,7 @@ class StepTime:
         self._point = least_squares(residuals, self._point).x
 
     def seconds(self, shares: Sequence[Share]) -> float:
-        """Of a step in which the workers take these shares."""
+        """Return the seconds of a step in which the workers take these shares."""
         return self._seconds_at(self._point, shares)
 
     def _seconds_at(self, point: Any, shares: Sequence[Share]) -> float:
@@ -69,16 +71,16 @@ class StepTime:
 
 
 def _pass_batch(share: Share) -> float:
-    """Examples of one forward pass."""
+    """Return the examples of one forward pass."""
     return share.worker_batch / share.num_passes
 
 
 class Goodput(Measuring[GoodputConfig]):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
-        # The latest median seconds of a step by its global batch.
+        # The latest median seconds of a step, by global batch.
         self._timings: dict[int, float] = {}
-        self._num_alike = 0  # steps of the present batch
+        self._num_alike = 0  # steps with the present batch
 
     def decide(self, seen: Seen) -> Decision | None:
         self._num_alike += 1
@@ -109,15 +111,16 @@ class Goodput(Measuring[GoodputConfig]):
         best = max(goodputs, key=lambda batch: goodputs[batch])
         if goodputs[best] < LEAST_GAIN * here:
             best = self.global_batch
-        # Processors may round differently: the first worker's answer is everybody's.
+        # Processors may round differently, so all workers use the first worker's answer.
         best = int(seen.gather(torch.tensor([best], dtype=torch.float64))[0, 0])
         if best == self.global_batch:
             return None
         return self._decision(best, scale, time, goodputs[best] / here)
 
     def _recent(self, seen: Seen) -> Sequence[float]:
-        """Seconds of this epoch's latest steps of the present batch, without its first one and a
-        shorter last one.
+        """Return the seconds of this epoch's latest steps with the present batch.
+
+        The first step with that batch and a shorter last step of the epoch are left out.
         """
         seconds = seen.step_seconds()
         first = max(0, len(seconds) - self._num_alike + 1, len(seconds) - _MOST_TIMED)
@@ -138,7 +141,7 @@ class Goodput(Measuring[GoodputConfig]):
         }
 
     def _goodput(self, batch: int, noise_scale: float, time: StepTime) -> float:
-        """Examples of the configured batch that count as much as those of a second."""
+        """Return the examples per second, in terms of examples at the configured batch."""
         useful = pollux.efficiency(noise_scale, batch, self.configured)
         return batch / time.seconds(self.of_global_batch(batch)) * useful
 

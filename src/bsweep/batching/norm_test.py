@@ -1,10 +1,10 @@
-"""The batch grows where a step's gradient is mostly noise: the norm test of Byrd et al. (Math.
+"""The batch grows when a step's gradient is mostly noise: the norm test of Byrd et al. (Math.
 Program. 134, 2012).
 
-It passes as long as tr(Sigma) / B <= theta^2 |G_B|^2, where G_B is the gradient over the batch;
-where it fails, the batch is made as large as would have passed, tr(Sigma) / (theta^2 |G_B|^2).
-Bollapragada et al. (arXiv 1710.11258) call it so, and test inner products instead, which asks for
-the gradient of each example.
+The test passes as long as tr(Sigma) / B <= theta^2 |G_B|^2, where G_B is the gradient over the
+batch. If it fails, the batch grows to the least one that would have passed, tr(Sigma) / (theta^2
+|G_B|^2). Bollapragada et al. (arXiv 1710.11258) named the test. They test inner products instead,
+which needs the gradient of each example.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class NormTest(Measuring[NormTestConfig]):
     def look(self, seen: Seen, noise: GradientNoise) -> Decision | None:
         if noise.trace <= 0:
             return None
-        # E|G_B|^2 = |G|^2 + tr(Sigma) / B, from running means: one step's own norm would decide by
+        # E|G_B|^2 = |G|^2 + tr(Sigma) / B, from running means: the norm of one step would decide by
         # chance.
         square = max(0.0, noise.squared_norm) + noise.trace / self.global_batch
         wanted = noise.trace / (self.card.theta**2 * square)

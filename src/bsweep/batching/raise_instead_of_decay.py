@@ -1,9 +1,9 @@
-"""Where a multistep schedule would lower the learning rate, the batch grows instead (Smith et al.,
-arXiv 1711.00489).
+"""At the milestones of a multistep schedule, the batch grows instead of the learning rate falling
+(Smith et al., arXiv 1711.00489).
 
-A rate times gamma and a batch divided by gamma have the same noise, about lr / B. Past a bound of
-the batch the rate falls by what is left, so that after n milestones lr / B is lr0 gamma^n / B0 in
-any case.
+Multiplying the rate by gamma and dividing the batch by gamma have the same effect on the noise,
+about lr / B. If a bound limits the batch, the rate falls by the remaining factor. So after n
+milestones lr / B is lr0 gamma^n / B0 in any case.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from bsweep.config import RaiseInsteadOfDecayConfig, RunConfig
 class RaiseInsteadOfDecay(Changing[RaiseInsteadOfDecayConfig]):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
-        self._milestones = 0  # that the batch of the coming steps accounts for
+        self._milestones = 0  # milestones that the batch of the coming steps accounts for
 
     def rate_factor(self, epochs_done: float) -> float:
-        # A step that began before a milestone and ends behind it has the rate and the batch of
+        # A step that begins before a milestone and ends after it keeps the rate and the batch of
         # before.
         still_counted = self._passed(epochs_done) - self._milestones
         return self.global_batch / self.configured / self.config.optimizer.gamma**still_counted

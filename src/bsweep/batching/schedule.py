@@ -1,9 +1,10 @@
-"""The batch times a factor every k epochs: AdaBatch (Devarakonda et al., arXiv 1712.02029).
+"""The batch is multiplied by a factor every k epochs: AdaBatch (Devarakonda et al., arXiv
+1712.02029).
 
-What the learning rate does is `optimizer.lr_rule`'s: linear goes with the batch, fixed stays.
-Seesaw (arXiv 2510.14717) takes the place of a schedule that divides the rate by a factor: it
-divides the rate by the root of it, and multiplies the batch by it. Where a bound keeps the batch,
-the rate falls by all of it.
+`optimizer.lr_rule` decides the learning rate: linear scales it with the batch, fixed keeps it.
+Seesaw (arXiv 2510.14717) replaces a schedule that divides the rate by a factor. It divides the rate
+by the square root of the factor, and multiplies the batch by the factor. If a bound keeps the batch
+from growing, the rate is divided by the whole factor.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from bsweep.batching.base import Seen
 from bsweep.batching.changing import Changing, Decision
 from bsweep.config import RunConfig, ScheduleConfig
 
-_ROUNDING = 1e-9  # three times 0.1 epochs are 0.3
+_ROUNDING = 1e-9  # so that three times 0.1 epochs count as 0.3
 
 
 class Schedule(Changing[ScheduleConfig]):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
-        self._times = 0  # that the batch of the coming steps is multiplied
+        self._times = 0  # how often the batch of the coming steps has been multiplied
 
     def rate_factor(self, epochs_done: float) -> float:
         if self.card.rate != "seesaw":

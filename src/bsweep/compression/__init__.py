@@ -1,11 +1,10 @@
-"""Codecs: what of a gradient travels.
+"""Codecs, which reduce the part of a gradient that is sent: one file for each.
 
-A worker's gradient comes in, as one flat vector. The sum of what all workers' codecs let through
-goes out in its place, and less than the gradient has travelled. There is one file for each codec;
-`base` has the seam.
+A codec takes a worker's gradient as one flat vector. It replaces the gradient by the sum of what
+all workers' codecs let through, and sends less than the gradient. `base` defines the interface.
 
-A codec must not know the loop, nor what carries its payload: it asks a `Group` for sums and copies.
-What it remembers from step to step is its own, and is saved with the run.
+A codec must not know the training loop, nor how its payload is sent: it asks a `Group` for sums and
+copies. A codec's memory from step to step is its own, and is saved with the run.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ def build(
     rank: int,
     num_workers: int,
 ) -> Codec | None:
-    """The codec of one worker's gradients; None where they travel as they are, or not at all.
+    """Return the codec of one worker's gradients, or None if they are sent as they are or not at
+    all.
 
     Call it before the first step: DGC takes the momentum over from the optimizer.
     """
@@ -42,6 +42,6 @@ def build(
 
 
 def from_target(config: OwnCodecConfig, setting: Setting) -> Codec:
-    """The user's own: `target(config, setting, **options)`."""
+    """Return the user's own codec, which `target(config, setting, **options)` makes."""
     codec: Codec = own.made("compression", config, Codec, config, setting)
     return codec

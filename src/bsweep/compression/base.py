@@ -1,4 +1,4 @@
-"""The seam between an exchange and the codecs that make what it sends smaller."""
+"""The interface between an exchange and the codecs that reduce what it sends."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bsweep.numerics.vector import Flat
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a codec is for: a worker's gradients, the optimizer that takes their sum, and its place
-    among the others.
+    """The setting of a codec: a worker's gradients, the optimizer that takes their sum, and the
+    worker's rank.
     """
 
     vector: Flat
@@ -28,12 +28,17 @@ class Setting:
     num_workers: int
 
     def generator(self, *key: int | str) -> torch.Generator:
-        """Random numbers of their own by `key`, so that a run repeats whatever else draws some."""
+        """Return a random generator of its own for each `key`.
+
+        So a run repeats, whatever else draws random numbers.
+        """
         return torch.Generator(self.vector.gradients.device).manual_seed(seed_of(self.seed, *key))
 
 
 class Group(Protocol):
-    """What a codec may ask of the workers' connection: sums and copies of what all of them have."""
+    """The operations that a codec may ask of the workers' connection: sums and copies over all
+    workers.
+    """
 
     rank: int
     num_workers: int
@@ -42,69 +47,77 @@ class Group(Protocol):
         """Sum `tensor` over workers, in place."""
 
     def all_gather(self, payload: Tensor) -> list[Tensor]:
-        """Every worker's `payload` (1-d, of the same size and type on all), by rank."""
+        """Return every worker's `payload` (1-d, of the same size and type on all workers), by
+        rank.
+        """
 
 
 class Codec(ABC):
-    """Replaces a sum over workers by a smaller one."""
+    """A codec, which replaces a sum over workers by one that sends less."""
 
     memory: Tensor | None = None
-    """What of this worker's gradients has not travelled yet, (n,), and joins the next ones (error
-    feedback): what travelled and what waits always sum to all gradients there were. None: what did
-    not travel is lost.
+    """The part of this worker's gradients that has not been sent yet, (n,), or None.
+
+    It is added to the next gradient (error feedback). So what was sent and what waits always sum to
+    all gradients so far. If None, what was not sent is lost.
     """
 
     generator: torch.Generator | None = None
-    """What it draws from, if it does; a run that is taken up again draws on."""
+    """The codec's random generator, if it has one; a resumed run continues its sequence."""
 
     @property
     def state(self) -> list[Tensor]:
-        """What an exchange changes in place, to be put back where gradients overflowed, and where a
-        run goes on.
+        """Return the tensors that an exchange changes in place.
+
+        They are restored after gradients overflowed, and when a run is resumed.
         """
         return [] if self.memory is None else [self.memory]
 
     def saved(self) -> dict[str, Any]:
-        """What to go on from."""
+        """Return the codec's state for a checkpoint."""
         return {
             "state": self.state,
             "random": self.generator.get_state() if self.generator else None,
         }
 
     def load_saved(self, saved: dict[str, Any]) -> None:
-        """Take up what `saved` gave."""
+        """Restore what `saved` returned."""
         for tensor, value in zip(self.state, saved["state"], strict=True):
             tensor.copy_(value)
         if self.generator:
             self.generator.set_state(saved["random"])
 
     def __init__(self, config: CodecConfig, setting: Setting) -> None:  # noqa: B027 (some need nothing here)
-        """Called before the first step."""
+        """Create the codec, before the first step."""
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 (most codecs need nothing here)
-        """Epoch `epoch`, from 1, is about to be trained: the time to change a density."""
+        """Note that epoch `epoch` (counted from 1) is about to be trained: the time to change a
+        density.
+        """
 
     @abstractmethod
     def exchange(self, gradients: Tensor, group: Group) -> None:
-        """Replace `gradients`, the flat vector of this worker, by the sum of what all workers'
-        codecs let through.
+        """Replace `gradients`, this worker's flat vector, by the sum of what all codecs let
+        through.
         """
 
 
 class GatherCodec(Codec):
-    """A codec whose payloads cannot be summed on the way: every worker gets all of them and sums
-    what they say.
+    """A codec whose payloads cannot be summed on the way.
+
+    Every worker receives all payloads, decodes them and sums the results.
     """
 
     @abstractmethod
     def encode(self, values: Tensor) -> Tensor:
-        """`values` (n,) as uint8 (bytes,), of a length that is the same on all workers whatever the
-        values are.
+        """Return `values` (n,) encoded as uint8 (bytes,).
+
+        The length must be the same on all workers, whatever the values are.
         """
 
     @abstractmethod
     def add_decoded(self, payload: Tensor, into: Tensor, scale: float = 1.0) -> None:
-        """Add `scale` times what `payload` says to `into` (n,)."""
+        """Add `scale` times the decoded `payload` to `into` (n,)."""
 
     def exchange(self, gradients: Tensor, group: Group) -> None:
         if self.memory is None:
@@ -113,5 +126,6 @@ class GatherCodec(Codec):
             payload = self.encode(self.memory.add_(gradients))
             self.add_decoded(payload, self.memory, -1.0)
         gradients.zero_()
-        for received in group.all_gather(payload):  # by rank, so that all workers get the same bits
+        # in rank order, so that all workers get the same bits
+        for received in group.all_gather(payload):
             self.add_decoded(received, gradients)

@@ -2,10 +2,10 @@
 choice.
 
 With gradient g of a worker and momentum m: u = m u + g; v = v + u; send the top-k of v, and set u
-and v to 0 where it was sent. So an element that waits arrives with the momentum it would have had
-(momentum correction), and one just sent starts without (momentum factor masking: at density 1 this
-is SGD without momentum). Nesterov's form adds g + m u to v. Weight decay, which the optimizer adds
-after the exchange, goes without momentum.
+and v to 0 where it was sent. So an element that waits arrives with the momentum that it would have
+had (momentum correction). An element that was just sent starts without momentum (momentum factor
+masking). At density 1 this is SGD without momentum. With Nesterov momentum g + m u is added to v.
+The optimizer adds weight decay after the exchange, so weight decay has no momentum.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from bsweep.config import DGCConfig
 
 
 class DGC(TopK):
-    """Takes the momentum over from `optimizer`, which must not have stepped yet."""
+    """The DGC codec, which takes the momentum over from an optimizer that has made no step yet."""
 
     def __init__(self, config: DGCConfig, setting: Setting) -> None:
         super().__init__(config, setting)
         self.velocity = torch.zeros_like(setting.vector.gradients)
-        # The gradients of independent workers add up to a norm of sqrt(num_workers) times their
-        # own.
+        # If workers' gradients are independent, the norm of their sum is sqrt(num_workers) times
+        # that of one of them.
         self._local_clip_norm = config.clip_norm and config.clip_norm / math.sqrt(
             setting.num_workers
         )

@@ -1,6 +1,6 @@
-"""Half precision on the wire: gradients travel and are summed as fp16.
+"""Half precision: gradients are sent and summed as fp16.
 
-Values and sums beyond 65504 become infinite, those below 3e-8 vanish (Micikevicius et al., arXiv
+Values and sums beyond 65504 become infinite, those below 3e-8 become 0 (Micikevicius et al., arXiv
 1710.03740).
 """
 

@@ -1,4 +1,4 @@
-"""What payloads are made of: numbers, bits, and a scale for each layer. Nothing here waits for a
+"""The parts of payloads: numbers, bits, and a scale for each layer. Nothing here waits for a
 GPU.
 """
 
@@ -14,22 +14,30 @@ from bsweep.numerics.vector import Flat
 
 
 def join(numbers: Tensor, rest: Tensor) -> Tensor:
-    """Two tensors as one of uint8; the numbers come first, where wide types are aligned."""
+    """Return two tensors as one of uint8; the numbers come first, so that wide types are
+    aligned.
+    """
     return torch.cat([numbers.reshape(-1).view(torch.uint8), rest.view(torch.uint8)])
 
 
 def split(payload: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The `count` numbers and the rest (uint8) of what `join` made."""
+    """Return the `count` numbers and the rest (uint8) of a payload that `join` made."""
     border = count * dtype.itemsize
-    payload = payload.clone()  # a row of a gathered matrix need not be aligned to its numbers
+    payload = payload.clone()  # a row of a gathered matrix may not be aligned for its numbers
     return payload[:border].view(dtype), payload[border:]
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """`codes` (n,) uint8 below 2**bits, with `bits` of 1, 2, 4 or 8, as uint8 (ceil(n * bits /
-    8),).
+    """Pack codes of a few bits into bytes.
 
-    A byte takes its codes from far apart, so that each operation runs over contiguous memory.
+    Codes that are far apart share a byte, so that each operation runs over contiguous memory.
+
+    Args:
+        codes: Numbers below 2**bits, uint8 (n,).
+        bits: The bits of a code: 1, 2, 4 or 8.
+
+    Returns:
+        The packed codes, uint8 (ceil(n * bits / 8),).
     """
     lanes = F.pad(codes, (0, -len(codes) % (8 // bits))).view(8 // bits, -1)
     packed = lanes[0].clone()
@@ -39,20 +47,22 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
-    """The `count` codes that `pack` was given."""
+    """Return the `count` codes that were given to `pack`."""
     return torch.cat([(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)])[:count]
 
 
 def round_randomly(values: Tensor, limit: int, generator: torch.Generator) -> Tensor:
-    """Whole numbers from -limit to limit whose expectation is `values` clipped to that range, as
-    uint8 from 0 up.
+    """Round `values` randomly to whole numbers from -limit to limit, and return them plus `limit`
+    as uint8.
+
+    The expectation of a number is its value, clipped to that range.
     """
     dice = torch.rand(values.shape, generator=generator, dtype=values.dtype, device=values.device)
     return dice.add_(values).floor_().clamp_(-limit, limit).add_(limit).to(torch.uint8)
 
 
 class Layers:
-    """Turns elements into one number a layer, and back."""
+    """A conversion between the elements of a vector and one number for each layer."""
 
     def __init__(self, vector: Flat) -> None:
         self._sizes = [part.stop - part.start for part in vector.slices]
@@ -62,9 +72,9 @@ class Layers:
         return len(self._sizes)
 
     def each(self, statistic: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-        """`statistic` of every layer's part of `values` (n,), as (layers,)."""
+        """Return `statistic` of every layer's part of `values` (n,), as (layers,)."""
         return torch.stack([statistic(part) for part in values.split(self._sizes)])
 
     def spread(self, numbers: Tensor) -> Tensor:
-        """Each layer's number (layers,) at all its elements (n,)."""
+        """Return each layer's number (layers,) repeated for all its elements (n,)."""
         return numbers.repeat_interleave(self._repeats, output_size=sum(self._sizes))

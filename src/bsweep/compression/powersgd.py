@@ -1,13 +1,13 @@
 """PowerSGD (Vogels et al., arXiv 1905.13727): each weight matrix's gradient as a product of two
-thin ones.
+thin matrices.
 
-With M_i (n x m) the memory and gradient of worker i, and Q (m x r) from the step before, the same
-on all workers: P = orthonormal basis of sum_i M_i Q; Q_i = M_i^T P; Q = sum_i Q_i; all workers get
-P Q^T = P P^T sum_i M_i. Worker i keeps M_i - P Q_i^T, its own part of what the sum lost. Payloads
-are summed on their way: r (n + m) elements, not n m.
+M_i (n x m) is the sum of worker i's memory and gradient. Q (m x r) comes from the step before and
+is the same on all workers. Then P = orthonormal basis of sum_i M_i Q; Q_i = M_i^T P; Q = sum_i Q_i;
+all workers get P Q^T = P P^T sum_i M_i. Worker i keeps M_i - P Q_i^T, its own part of what the sum
+lost. Payloads are summed on the way: r (n + m) elements instead of n m.
 
-All take P from the first worker, r n elements more: unlike processors round a basis differently,
-and would drift apart.
+All workers take P from the first worker, which sends r n elements more. Different processors would
+round a basis differently, and their models would drift apart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PowerSGD(Codec):
 
     def __init__(self, config: PowerSGDConfig, setting: Setting) -> None:
         vector = setting.vector
-        # The CPU draws the same numbers on all workers, where a GPU's depend on how many
+        # The CPU draws the same numbers on all workers. A GPU's numbers depend on how many
         # multiprocessors it has.
         generator = torch.Generator().manual_seed(seed_of(setting.seed, "powersgd"))
         self.memory = torch.zeros_like(vector.gradients)
@@ -76,8 +76,9 @@ class PowerSGD(Codec):
 
 
 def _bases(products: list[Tensor]) -> list[Tensor]:
-    """Orthonormal columns that span those of each product (n, r); those of one shape are computed
-    at once.
+    """Return orthonormal columns that span those of each product (n, r).
+
+    Products of the same shape are computed together.
     """
     shapes = dict.fromkeys(product.shape for product in products)
     alike = {shape: [product for product in products if product.shape == shape] for shape in shapes}
@@ -86,17 +87,17 @@ def _bases(products: list[Tensor]) -> list[Tensor]:
 
 
 def orthonormal(matrices: Tensor) -> Tensor:
-    """Orthonormal columns (..., n, r) that span those of `matrices`, n >= r, by Gram-Schmidt;
-    nothing waits for a GPU.
+    """Return orthonormal columns (..., n, r) that span those of `matrices`, n >= r, by
+    Gram-Schmidt.
 
-    Each column is projected twice, which is as exact as a QR decomposition (Giraud et al., doi
-    10.1007/s00211-005-0615-4). Of one that is zero, or depends on others, a spare direction is
-    left, which is lost in rounding elsewhere: from a zero column the right factors could never
-    recover.
+    Nothing waits for a GPU. Each column is projected twice, which is as exact as a QR decomposition
+    (Giraud et al., doi 10.1007/s00211-005-0615-4). A tiny spare direction is added to each column
+    and remains if the column is zero or depends on others; elsewhere it is lost in rounding.
+    Without it, the right factors could never recover from a zero column.
     """
     rows, rank = matrices.shape[-2:]
     numbers = torch.arange(1, rows + 1, dtype=matrices.dtype, device=matrices.device)
-    # In fp32, too, its norm is above zero.
+    # The norm of this column is above zero in fp32, too.
     spare = 1e-15 * torch.outer(numbers, numbers[:rank]).cos()
     basis = matrices.clone()
     for number in range(rank):
@@ -109,20 +110,21 @@ def orthonormal(matrices: Tensor) -> Tensor:
 
 
 def _pays(part: Slice, rank: int) -> bool:
-    """Whether two thin matrices are smaller than this one."""
+    """Return True if two thin matrices are smaller than this one."""
     columns = math.prod(part.shape[1:])
     return part.is_matrix and rank * (part.shape[0] + columns) < part.shape[0] * columns
 
 
 def _as_matrix(vector: Tensor, part: Slice) -> Tensor:
-    """A slice as (first dimension, rest). Its order may not be the tensor's; any will do that all
-    workers share.
+    """Return a slice as a matrix (first dimension, rest).
+
+    The order of its elements may differ from the tensor's. Any order works that all workers share.
     """
     return vector[part.start : part.stop].view(part.shape[0], -1)
 
 
 def _sums(tensors: list[Tensor], group: Group) -> list[Tensor]:
-    """Sums over workers, in one message."""
+    """Return the sums of the tensors over workers, computed in one message."""
     if not tensors:
         return []
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -1,9 +1,10 @@
 """QSGD (Alistarh et al., arXiv 1610.02132): stochastic rounding to a few levels of each bucket's
 norm.
 
-With s = 2**(bits - 1) - 1 levels on each side of 0: Q(v_i) = |v| sign(v_i) xi_i / s, where xi_i is
-one of the two whole numbers around s |v_i| / |v|, chosen so that E[Q(v)] = v. An element costs
-`bits` bits (no entropy code: its length would depend on the values), a bucket its norm.
+There are s = 2**(bits - 1) - 1 levels on each side of 0: Q(v_i) = |v| sign(v_i) xi_i / s. Here xi_i
+is one of the two whole numbers around s |v_i| / |v|, chosen so that E[Q(v)] = v. An element costs
+`bits` bits, and each bucket costs its norm in addition. There is no entropy code, because its
+length would depend on the values.
 """
 
 from __future__ import annotations

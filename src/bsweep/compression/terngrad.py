@@ -1,10 +1,10 @@
 """TernGrad (Wen et al., arXiv 1705.07878): each element becomes -1, 0 or 1 times its layer's scale.
 
 With s = max |g| of a layer's gradient after clipping at c sigma: T(g_i) = s sign(g_i) b_i with
-P(b_i = 1) = |g_i| / s, so that E[T(g)] is the clipped g. sigma is taken about 0, not about the
-mean, or a layer of one element, or of equal ones, would be clipped to nothing. An element costs 2
-bits, a layer its scale; each worker has its own (to share them, as in the paper, needs one more
-exchange).
+P(b_i = 1) = |g_i| / s, so that E[T(g)] is the clipped g. sigma is the root mean square, not the
+deviation from the mean. Otherwise a layer of one element, or of equal elements, would be clipped to
+0. An element costs 2 bits, and a layer costs its scale. Each worker has its own scales; sharing
+them, as in the paper, needs one more exchange.
 """
 
 from __future__ import annotations
