@@ -91,8 +91,8 @@ class Codec(ABC):
         """Create the codec, before the first step."""
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 (most codecs need nothing here)
-        """Note that epoch `epoch` (counted from 1) is about to be trained: the time to change a
-        density.
+        """Note that epoch `epoch` (counted from 1) is about to be trained; a density may change
+        now.
         """
 
     @abstractmethod

@@ -52,10 +52,9 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def round_randomly(values: Tensor, limit: int, generator: torch.Generator) -> Tensor:
-    """Round `values` randomly to whole numbers from -limit to limit, and return them plus `limit`
-    as uint8.
+    """Round `values` randomly to whole numbers, whose expectation is `values` clipped to +-limit.
 
-    The expectation of a number is its value, clipped to that range.
+    The numbers lie from -limit to limit, and are returned as uint8 after adding `limit`.
     """
     dice = torch.rand(values.shape, generator=generator, dtype=values.dtype, device=values.device)
     return dice.add_(values).floor_().clamp_(-limit, limit).add_(limit).to(torch.uint8)

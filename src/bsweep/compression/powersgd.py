@@ -87,13 +87,13 @@ def _bases(products: list[Tensor]) -> list[Tensor]:
 
 
 def orthonormal(matrices: Tensor) -> Tensor:
-    """Return orthonormal columns (..., n, r) that span those of `matrices`, n >= r, by
-    Gram-Schmidt.
+    """Return orthonormal columns (..., n, r) that span those of `matrices`, with n >= r.
 
-    Nothing waits for a GPU. Each column is projected twice, which is as exact as a QR decomposition
-    (Giraud et al., doi 10.1007/s00211-005-0615-4). A tiny spare direction is added to each column
-    and remains if the column is zero or depends on others; elsewhere it is lost in rounding.
-    Without it, the right factors could never recover from a zero column.
+    The method is Gram-Schmidt, and nothing waits for a GPU. Each column is projected twice, which
+    is as exact as a QR decomposition (Giraud et al., doi 10.1007/s00211-005-0615-4). A tiny spare
+    direction is added to each column. It remains if the column is zero or depends on others;
+    elsewhere it is lost in rounding. Without it, the right factors could never recover from a zero
+    column.
     """
     rows, rank = matrices.shape[-2:]
     numbers = torch.arange(1, rows + 1, dtype=matrices.dtype, device=matrices.device)

@@ -17,8 +17,8 @@ from bsweep.compression.payload import join, split
 from bsweep.config import SparseConfig
 
 _INDEX = torch.int32
-# One of so many elements is in the sample. The number is prime, so that no dimension of a layer is
-# a multiple of it by chance.
+# One of so many elements is in the sample. The number is prime, so that the sample does not always
+# fall on the same position within a layer's dimension.
 _STRIDE = 97
 
 

@@ -145,11 +145,11 @@ class Strategy(ABC):
         """Exchange this worker's gradient and update the model, or begin to."""
 
     def rehearse(self) -> None:  # noqa: B027
-        """Run a step and the end of a round on gradients that do not count, before the first step
-        is timed.
+        """Run a step and the end of a round on gradients that do not count.
 
-        This makes the connections and loads the kernels. Afterwards the parameters, the optimizer,
-        and all memory and counts are as before. All workers call it together.
+        This happens before the first step is timed: it makes the connections and loads the kernels.
+        Afterwards the parameters, the optimizer, and all memory and counts are as before. All
+        workers call it together.
         """
 
     @abstractmethod

@@ -18,7 +18,7 @@ from bsweep.config import Algorithm
 
 
 class Wire:
-    """One worker's messages to the others in a group, counted in bytes and in consecutive steps."""
+    """One worker's messages to the others in a group, counted in bytes and in sequential steps."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, num_workers: int) -> None:
         self.group, self.rank, self.num_workers = group, rank, num_workers

@@ -357,7 +357,7 @@ class DiLoCo(Rounds):
     def _close_round(self, epoch: int, number: int, arrivals: Arrivals, last: float) -> None:
         """Record a round and add its times to those of the epoch.
 
-        `last` is the time at which the worker that the others had to wait for arrived.
+        The others had to wait for one worker, and `last` is the time at which it arrived.
         """
         began, arrived, released = arrivals.began, arrivals.arrived, arrivals.released
         if self._origin is None:

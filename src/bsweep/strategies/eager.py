@@ -57,7 +57,8 @@ class EagerDiLoCo(DiLoCo):
         self._stream = (
             torch.cuda.Stream(vector.parameters.device) if vector.parameters.is_cuda else None
         )
-        self._last_arrival = float("-inf")  # of the last round whose exchange ended
+        # the last worker's arrival in the last round whose exchange ended
+        self._last_arrival = float("-inf")
         self._main_thread = threading.get_ident()
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:

@@ -99,7 +99,7 @@ class ParameterServer(TorchStrategy, Rounds):
         if self.rank == 0:
             for part in self._parts:
                 part.load_parameters()
-        self._meet()  # nobody pushes before
+        self._meet()  # nobody pushes before the parameters are loaded
         self._clock, self._wait_seconds, self.meter = 0, 0.0, Meter()
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:

@@ -98,7 +98,11 @@ class ToServer(ABC):
 
     @abstractmethod
     def say_goodbye(self) -> None:
-        """Send a `BYE`."""
+        """Send a `BYE`.
+
+        Raises:
+            WorkerLost: If the server is gone, which the caller may ignore.
+        """
 
 
 class ToWorker(ABC):

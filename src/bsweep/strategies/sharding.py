@@ -84,8 +84,9 @@ def _assign(
 
 
 def _layers(slices: Sequence[Slice]) -> list[list[Slice]]:
-    """Return the layers in the model's order; a layer is a module's own tensors, weight and bias
-    together.
+    """Return the layers in the model's order.
+
+    A layer consists of a module's own tensors, such as weight and bias.
     """
     layers: dict[str, list[Slice]] = {}
     for part in sorted(slices, key=lambda part: part.index):
@@ -94,8 +95,8 @@ def _layers(slices: Sequence[Slice]) -> list[list[Slice]]:
 
 
 def _largest_first(layers: list[list[Slice]], num_servers: int) -> Iterator[tuple[int, Slice]]:
-    """Yield the server of each slice: each layer, from the largest, goes to the least loaded
-    server.
+    """Yield servers with their slices: each layer, from the largest, goes to the server that
+    holds least.
     """
     loads = [0] * num_servers
     for layer in sorted(layers, key=_size, reverse=True):

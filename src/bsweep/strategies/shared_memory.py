@@ -73,7 +73,8 @@ def _first_reason(answers: Sequence[Mapping[str, Any]]) -> str:
 def _mapped(offer: Mapping[str, Any], like: Tensor) -> Tensor:
     """Return the tensor in another process's memory.
 
-    Raise OSError if the file is missing or another one: process numbers differ between containers.
+    Raise OSError if the file is missing or is another one. That happens across containers, which
+    number their processes separately.
     """
     path = Path(offer["path"])
     if str(path.readlink()) != f"/memfd:{offer['name']} (deleted)":
