@@ -1,11 +1,11 @@
 """Tables from the records of a study: DataFrame in, DataFrame out, no torch.
 
-A study's folder comes in (`load`). DataFrames go out with one row a run, an epoch or a round, whose
-columns `columns` describes, and what follows from them: means over seeds, fits, predictions with
-intervals (`prediction`), and sentences.
+`load` reads a study's folder. The other functions return DataFrames with one row for each run,
+epoch or round; `columns` describes their columns. Further functions compute what follows from these
+tables: means over seeds, fits, predictions with intervals (`prediction`), and sentences.
 
-It must not know how a run came about: it reads files by `runlog`, and of a point what `config`
-says. It draws nothing and writes no file.
+This package must not know how a run was trained. It reads the files of runs through `runlog`, and
+takes what it knows of a point from `config`. It draws nothing and writes no file.
 """
 
 from bsweep.analysis.advice import against_published, headlines

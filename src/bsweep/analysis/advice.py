@@ -1,5 +1,5 @@
-"""What a study says, in sentences: which cell to train with, what has not learned, what the
-published ones found.
+"""Sentences that summarise a study: which cell to train with, which cells have not learned, and
+what the published studies found.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _MAX_NAMED = 3
 
 
 def headlines(study: Study) -> list[str]:
-    """Which batch size, workers and exchange to take, in words; once for each data set, model or
-    hardware.
+    """Return sentences that say which batch size, worker count and exchange to take.
 
-    What has not learned is named so and never recommended.
+    Cells that differ in data set, model or hardware are no alternatives to each other, so each such
+    group has sentences of its own. Cells that have not learned are named and never recommended.
     """
     cells = tables.cells(study.runs)
     lines = []
@@ -53,7 +53,9 @@ def headlines(study: Study) -> list[str]:
 
 
 def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
-    """What Horovod's exchanges wait for and those beside them do not."""
+    """Yield the sentence that Horovod waits for its cycle time while other strategies do not, if
+    the study compares them.
+    """
     exchanging = runs[(runs["status"] == "completed") & (runs["num_workers"] > 1)]
     times = pd.to_numeric(exchanging.get("strategy.cycle_time_ms", pd.Series(dtype=float))).dropna()
     if len(times) and exchanging["strategy"].nunique() > 1:
@@ -65,7 +67,11 @@ def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
 
 
 def _on_repeats(n: pd.Series[int]) -> Iterator[str]:
-    """What to repeat before small differences can be trusted."""
+    """Yield the sentence that asks for more seeds, if the cells have too few of them.
+
+    Args:
+        n: The number of seeds of each measured cell.
+    """
     if n.max() == 1:
         yield "Each cell was run once: repeat with other seeds before trusting small differences."
     elif n.min() < MIN_SEEDS_FOR_INTERVAL:
@@ -77,8 +83,8 @@ def _on_repeats(n: pd.Series[int]) -> Iterator[str]:
 
 
 def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The cells, in groups that are alternatives to each other, after what sets each group apart,
-    in words.
+    """Yield groups of cells that are alternatives to each other, each after its distinguishing
+    settings in words.
     """
     context = [name for name in varying(cells) if columns.role(name) == "context"]
     if not context:
@@ -89,7 +95,7 @@ def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
-    """What the measured cells of a group say."""
+    """Yield the conclusions from the measured cells of one group."""
     has_learned = cells["has_learned"].fillna(True).astype(bool)
     learned, others = cells[has_learned], cells[~has_learned]
     if learned.empty:
@@ -108,7 +114,9 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
 
 
 def _times(study: Study, cells: pd.DataFrame) -> str:
-    """The shortest and the longest training, of cells of which nothing else can be said."""
+    """Return the shortest and the longest training time in a sentence, for cells of which none has
+    learned.
+    """
     by_time = cells.dropna(subset="train_seconds").sort_values("train_seconds", kind="stable")
     if by_time.empty:
         return ""
@@ -122,7 +130,10 @@ def _times(study: Study, cells: pd.DataFrame) -> str:
 
 
 def _gains(study: Study) -> Iterator[str]:
-    """What sharding by memory gains in speed, which is true whether or not anything was learned."""
+    """Yield how much faster sharding by memory trains than sharding by layer.
+
+    Speed does not depend on learning, so cells that have not learned count as well.
+    """
     for row in sharding_gains(study).reset_index().to_dict("records"):
         faster = f"{100 * abs(row['gain']):.0f} % {'faster' if row['gain'] > 0 else 'slower'}"
         where = words("num_workers", row["num_workers"])
@@ -137,7 +148,7 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
         metric or "", ""
     )
     candidates = fastest_accurate(learned)
-    # No times, or none of those that are accurate, or runs that ended before their first epoch.
+    # No cell has a time, no accurate cell has one, or all runs ended before their first epoch.
     if candidates.empty:
         if metric:
             yield from _most_accurate(learned.dropna(subset=metric), metric, part)
@@ -175,7 +186,7 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
 
 
 def _most_accurate(cells: pd.DataFrame, metric: str, part: str) -> Iterator[str]:
-    """The most accurate cell, of cells whose times are not known."""
+    """Yield the most accurate cell, for cells whose training times are not known."""
     if len(cells):
         row = cells.sort_values(metric, ascending=False, kind="stable").iloc[0]
         yield (
@@ -185,7 +196,7 @@ def _most_accurate(cells: pd.DataFrame, metric: str, part: str) -> Iterator[str]
 
 
 def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
-    """What more workers bring in speed, or why that was not measured."""
+    """Yield the speed-up that more workers bring, and the reason where it was not measured."""
     table = tables.scaling(cells).reset_index()
     more = table[table["num_workers"] > table["base_workers"]]
     for (base, workers), rows in more.groupby(["base_workers", "num_workers"]):
@@ -201,7 +212,9 @@ def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
 
 
 def _after_equal_time(study: Study, learned: pd.DataFrame) -> Iterator[str]:
-    """The lowest training loss at one time, of runs that train unlike amounts."""
+    """Yield the cell with the lowest training loss after equal time, for runs that train different
+    amounts.
+    """
     losses = equal_time_losses(study).dropna(subset="train_loss")
     known = losses.join(learned[["words", "brief"]], how="inner")
     for _, cells in known.groupby("elapsed_seconds"):
@@ -225,7 +238,7 @@ def _seeds(n: int) -> str:
 
 
 def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seconds") -> str:
-    """Who may be as good: the cells whose interval overlaps that of the best one."""
+    """Return a sentence that names the cells whose interval overlaps that of the best cell."""
     distance = (cells[metric] - best[metric]).abs()
     rivals = cells[
         (distance <= cells[f"{metric}_ci95"] + best[f"{metric}_ci95"]) & (cells.index != best.name)
@@ -240,8 +253,10 @@ def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seco
 
 
 def _some(names: pd.Series[str]) -> str:
-    """`A, B and C`, or, where names have commas of their own, `A; B and C`; of many the first, and
-    how many more.
+    """Return names as a list in words, at most `_MAX_NAMED` of them and then the number of the
+    rest.
+
+    The form is `A, B and C`, or `A; B and C` where names contain commas.
     """
     shown, more = list(names[:_MAX_NAMED]), len(names) - _MAX_NAMED
     comma = "; " if any(", " in name for name in shown) else ", "
@@ -249,7 +264,9 @@ def _some(names: pd.Series[str]) -> str:
 
 
 def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells with what to call each: all of it in `words`, what tells it apart in `brief`."""
+    """Return the cells with two more columns: `words` names a cell in full, `brief` gives only what
+    tells it apart.
+    """
     settings = [name for name in varying(cells) if columns.role(name) != "context"]
     others = [name for name in settings if name not in ("num_workers", "local_batch")]
     named = []
@@ -272,8 +289,9 @@ def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def against_published(study: Study) -> list[str]:
-    """What the study may be held against; nothing if it trained something else than the published
-    ones.
+    """Return sentences on each published study that this study can be compared with.
+
+    Where it can be compared with none, the only sentence says so.
     """
     texts = (
         _on_batches(study),
@@ -291,7 +309,9 @@ _NOTHING_ALIKE = (
 
 
 def _on_batches(study: Study) -> str:
-    """How far the published batch-size study is alike; empty if it trained something else."""
+    """Return how this study differs from the published batch-size study; empty if the two do not
+    compare.
+    """
     if not comparable(study):
         return ""
     return (
@@ -303,7 +323,9 @@ def _on_batches(study: Study) -> str:
 
 
 def _on_sharding(study: Study) -> str:
-    """What the published parameter-sharding study gives; empty if nothing was sharded as there."""
+    """Return what the published parameter-sharding study gives; empty if this study measured no
+    such sharding.
+    """
     if sharding_gains(study).empty:
         return ""
     return (
@@ -314,8 +336,8 @@ def _on_sharding(study: Study) -> str:
 
 
 def _on_uneven_nodes() -> str:
-    """What the published study of uneven GPUs found, what of it holds together, and what it
-    implies.
+    """Return what the published study of uneven GPUs found, which of its numbers contradict each
+    other, and what a model of it implies.
     """
     idle, model = modelled_idle(), idle_model()
     totals = idle.groupby(level="method")["published_seconds"].sum()
@@ -335,8 +357,10 @@ def _on_uneven_nodes() -> str:
 
 
 def _implied(study: Study) -> str:
-    """What the measured steps imply for the two times of the published formula, which neither of
-    them measures.
+    """Return the two times of the published formula that the measured steps imply; empty if they
+    cannot be fitted.
+
+    Neither measured nor published runs give these times directly.
     """
     line, computing = sharding_fit(study), computing_seconds(study)
     if line is None:

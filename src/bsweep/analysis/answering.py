@@ -1,10 +1,10 @@
-"""What a report opens with: for each part of a study that compares, the recommended cell, or what
-is missing for one.
+"""The opening of a report: for each part of a study that compares, the recommended cell or what is
+missing for one.
 
-Runs that differ in more than batch size, workers and seed do not compare, and have an answer each.
-Where several learning rates were run, each cell is taken at the best of them, see
-`bsweep.analysis.tuning`. Where runs name no target that can be predicted, it is the one of
-`bsweep.analysis.supported`.
+Runs that differ in more than batch size, workers and seed do not compare; each such part has an
+answer of its own. Where a study ran several learning rates, each cell is taken at its best one (see
+`bsweep.analysis.tuning`). Where runs name no target that can be predicted, the target of
+`bsweep.analysis.supported` is used.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from bsweep.analysis.tuning import TUNED, rate_settings, tuned
 from bsweep.config import Target
 from bsweep.core.words import counted
 
-MOST_ANSWERS = 4  # of a study, those of its largest parts: each takes about a second
+MOST_ANSWERS = 4  # The largest parts of a study; each takes about a second.
 _TARGETS = {"target_accuracy": "test_accuracy", "target_loss": "test_loss"}
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What one part of a study says: `where` has in words what sets its runs apart, empty where
-    nothing does.
+    """The recommendation for one part of a study, or what is missing for it.
 
-    `sentences` say what is recommended and for which target; or, where `prediction` is None, what
-    is missing.
+    `where` says in words which settings distinguish the runs of this part; it is empty if the study
+    has one part. `sentences` say which cell is recommended and for which target. If `prediction` is
+    None, they say what is missing.
     """
 
     where: str
@@ -46,8 +46,9 @@ class Answer:
 
 @once
 def answers(study: Study) -> list[Answer]:
-    """The answers of a study, of its largest parts first, `MOST_ANSWERS` at most; none where no run
-    has completed.
+    """Return the answers for the largest parts of a study, the largest first.
+
+    There are at most `MOST_ANSWERS` of them, and none if no run has completed.
     """
     if not (study.runs["status"] == "completed").any():
         return []
@@ -55,8 +56,9 @@ def answers(study: Study) -> list[Answer]:
 
 
 def recommendations(study: Study) -> list[str]:
-    """The recommended cells in sentences with their intervals; nothing where something is missing
-    for all of them.
+    """Return the recommended cells in sentences with their intervals.
+
+    The list is empty if something is missing for every part of the study.
     """
     found = [answer for answer in answers(study) if answer.prediction is not None]
     lines = [
@@ -68,13 +70,15 @@ def recommendations(study: Study) -> list[str]:
 
 
 def _not_looked_at(study: Study) -> list[str]:
-    """The parts beyond `MOST_ANSWERS`, each with the options that choose it."""
+    """Return a sentence on the parts beyond `MOST_ANSWERS`, with the options that choose each of
+    them.
+    """
     more = [part for _, part in _parts(study)[MOST_ANSWERS:]]
     if not more:
         return []
     left = study.runs["run_id"].isin({run_id for part in more for run_id in part.runs["run_id"]})
     parts = choices(study.runs, study.runs[left], among=of_one_batch(study.runs))
-    named = _named_targets(study)  # else each part supports one of its own
+    named = _named_targets(study)  # without one, each part supports a target of its own
     option = named[0].option if len(named) == 1 else "--target-accuracy ..."
     command = f"bsweep predict {shlex.quote(str(study.folder))} {option}"
     were = (
@@ -84,7 +88,9 @@ def _not_looked_at(study: Study) -> list[str]:
 
 
 def doubts(study: Study) -> list[str]:
-    """What the predictions warn of, for what they hold, once each."""
+    """Return the warnings of the predictions, each once, after the parts of the study that it
+    concerns.
+    """
     found: dict[str, list[str]] = {}
     for answer in answers(study):
         for text in answer.prediction.warnings if answer.prediction is not None else ():
@@ -97,8 +103,8 @@ def _for_what(where: list[str]) -> str:
 
 
 def what_is_missing(study: Study) -> list[str]:
-    """Why there is no recommendation for parts of the study, and what to run; the same thing
-    once.
+    """Return the reasons why parts of the study have no recommendation, and which runs to add. Each
+    reason is given once.
     """
     places: dict[str, list[str]] = {}
     for answer in answers(study):
@@ -113,11 +119,15 @@ def what_is_missing(study: Study) -> list[str]:
 
 @once
 def _parts(study: Study) -> list[tuple[str, Study]]:
-    """Runs that compare, the most first, after what sets them apart in words."""
+    """Return the parts of a study whose runs compare, each after its distinguishing settings in
+    words.
+
+    The part with the most runs comes first.
+    """
     fixed = part_of(study, study.runs["run_id"].isin(of_one_batch(study.runs)["run_id"]))
     if fixed.runs.empty:
         return [("", study)]
-    # Of base rates `predict` takes the best.
+    # `predict` itself takes the best of several base rates.
     best = tuned(fixed) if rate_settings(fixed.runs) != ["lr"] else fixed
     keys, known = told_apart(best.runs), keyed(best.runs)
     differing = [name for name in keys if known[name].nunique() > 1 and name != "lr"]
@@ -162,11 +172,14 @@ def _named_targets(study: Study) -> list[Target]:
 
 
 def _targets(study: Study) -> Iterator[tuple[Target, str]]:
-    """The target that all runs name, then the one that they support, with what to say of it."""
+    """Yield the targets to predict for, each with a sentence on its origin.
+
+    The target that all runs name comes first, then the one that the runs support.
+    """
     named = _named_targets(study)
     if len(named) == 1:
         yield named[0], ""
-    # Rates that do not suit a batch say nothing of what it reaches.
+    # Only the best rates count: a rate that does not suit a batch says nothing of what it reaches.
     supported = supported_target(tuned(study))
     if supported is None or [supported[0]] == named:
         return
@@ -198,7 +211,7 @@ def _of_rates(study: Study, found: Prediction) -> str:
 
 
 def _missing(study: Study, problems: list[str]) -> str:
-    """Why there is no recommendation, how much is missing, and the command that gets it."""
+    """Return why there is no recommendation, how much is missing, and the command that gets it."""
     runs = study.runs
     if names := unsynchronised(study, runs):
         shown = " or ".join(words("variant", name) for name in names)
@@ -221,7 +234,9 @@ def _missing(study: Study, problems: list[str]) -> str:
 
 
 def _of_one_size(study: Study) -> str:
-    """What is missing where all runs have one batch size, and the two commands that get it."""
+    """Return what is missing where all runs have one batch size, and the two commands
+    that get it.
+    """
     runs = study.runs
     batch, counts = runs["global_batch"].iloc[0], sorted(set(runs["num_workers"]))
     what = f": all runs have a global batch of {batch}"
@@ -244,7 +259,7 @@ def _of_one_size(study: Study) -> str:
 
 
 def _no_target(study: Study) -> str:
-    """Why the runs support no target at all."""
+    """Return why the runs support no target at all."""
     evaluated = study.evaluations.groupby("run_id").size().reindex(study.runs["run_id"]).fillna(0)
     few = int((evaluated < 2).sum())
     if few > len(evaluated) / 2:

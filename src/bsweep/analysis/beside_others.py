@@ -1,8 +1,7 @@
-"""Times of points that ran beside others of their sweep (`launch.parallel`): of no use beside times
-of points alone.
+"""Times of points that ran beside other points of their sweep (`launch.parallel`).
 
-Cores and GPUs they had of their own; memory, caches, disks and the heat that a chip may give off
-they shared.
+Such points had cores and GPUs of their own, but shared memory, caches, disks and the heat of the
+chip. Their times therefore do not compare with times of points that ran alone.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ import pandas as pd
 from bsweep.analysis import columns
 from bsweep.analysis.loaded import Study
 
-_OF_CLOCKS = re.compile(r"seconds|per_second|joules|^load$")  # by the unit that a column's name has
+_OF_CLOCKS = re.compile(r"seconds|per_second|joules|^load$")  # matches the unit in a column's name
 
 
 def timed_beside(provenance: pd.DataFrame) -> list[str]:
-    """The runs that say of themselves that others ran beside them."""
+    """Return the ids of the runs that recorded that other runs ran beside them."""
     if "beside_others" not in provenance:
         return []
     return list(provenance.loc[provenance["beside_others"].astype(str) == "True", "run_id"])
 
 
 def without_times(study: Study) -> Study:
-    """The study, without what clocks said of runs beside others: as if it had not been measured."""
+    """Return the study with all times, speeds and energies of runs beside others set to missing."""
     run_ids = timed_beside(study.provenance)
     if not run_ids:
         return study
@@ -40,7 +39,7 @@ def without_times(study: Study) -> Study:
 
 
 def left_out(provenance: pd.DataFrame) -> str:
-    """How many times are left out, and why; empty where none is."""
+    """Return a sentence on how many runs have their times left out, and why; empty if none has."""
     count = len(timed_beside(provenance))
     if not count:
         return ""

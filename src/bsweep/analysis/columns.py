@@ -1,9 +1,8 @@
-"""What is known of each column of a study's tables, said once: its name, type, heading, digits and
-role.
+"""The columns of a study's tables, each described once: its name, type, heading, digits and role.
 
-A table is a tuple of columns in the order of its CSV; a column of several tables is said in the
-first of them. Whoever adds a field to a record of the run log adds its line here, and it is in the
-tables, the CSV and their reader.
+A table is a tuple of columns in the order of its CSV. A column that several tables have is
+described in the first of them. A new field in a record of the run log needs one line here; the
+tables, the CSV and its reader then have it.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ Role = Literal["promised", "context", "setting", "minor", "placement", "other"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
+    """One column of a table.
 
     Args:
-        name: as in the CSV, with its unit.
-        type: what its values become; `any`: they stay what they are.
-        heading: of a table that people read; empty: the name in words.
-        role: `promised`: the tables of every version have it. All but these and `other` are
-            settings, which tell cells apart: cells that differ in their `context` are no
-            alternatives to each other; what is `minor` or `placement` may change along with batch
-            or workers.
-        digits: the format of a number; empty: see `number`. A format that ends in `%` leaves the
-            sign to the heading.
-        said: how a legend says a value; `(s)` stands for the plural.
-        source: what a run says it in, if that is not its summary: its `start` record, its
-            `meta.json`, or the configuration, by dotted name.
-        is_always: whether a table has it even where nothing was measured.
+        name: The name in the CSV, with its unit.
+        type: The type that its values are converted to; `any` leaves them as they are.
+        heading: The heading in tables that people read; empty: the name in words.
+        role: `promised` columns are in the tables of every version. All roles but `promised` and
+            `other` are settings, which tell cells apart. Cells that differ in a `context` column
+            are no alternatives to each other. A `minor` or `placement` column may change along with
+            the batch size or the workers.
+        digits: The format of a number; empty: the format of `number`. A format that ends in `%`
+            prints no percent sign, because the heading has it.
+        said: The text of a value in a legend; `(s)` stands for the plural.
+        source: Where the value of a run comes from, if not from its summary: `start` (its start
+            record), `meta` (its `meta.json`), or the dotted name of a setting.
+        is_always: True if a table has the column even where nothing was measured.
     """
 
     name: str
@@ -53,7 +52,7 @@ class Column:
 
 
 def _again(table: Sequence[Column], *names: str) -> tuple[Column, ...]:
-    """Columns of another table; what is an extra there is promised here."""
+    """Return columns of another table under the role `promised`, whatever their role there."""
     said = {column.name: column for column in table}
     return tuple(replace(said[name], role="promised") for name in names)
 
@@ -220,7 +219,7 @@ ROUNDS = (
     Column("num_examples", "count", "examples"),
     Column("is_whole", "flag"),
 )
-TABLES = {  # of a study
+TABLES = {  # the tables of a study
     "runs": RUNS,
     "epochs": EPOCHS,
     "evaluations": EVALUATIONS,
@@ -231,7 +230,7 @@ TABLES = {  # of a study
     "waits": WAITS,
     "rounds": ROUNDS,
 }
-COMPUTED = (  # of the tables that the analysis makes of these
+COMPUTED = (  # the columns that the analysis computes from those of `TABLES`
     Column("other_statuses", "text", "not completed"),
     Column("smaller_batch", heading="against batch"),
     Column("base_workers", heading="against workers"),
@@ -287,26 +286,33 @@ _CASTS: dict[Type, Callable[[pd.Series[Any]], pd.Series[Any]]] = {
 
 
 def names(table: Sequence[Column], *roles: Role) -> list[str]:
-    """The names of those columns of a table that have one of the roles; without roles, of all."""
+    """Return the names of a table's columns that have one of the roles; without roles, of all
+    columns.
+    """
     return [column.name for column in table if not roles or column.role in roles]
 
 
 def role(name: str) -> Role:
-    """The role of a column of `runs`, of which most settings have no line here, such as
-    `optimizer.momentum`.
+    """Return the role of a column of `runs`.
+
+    Most settings, such as `optimizer.momentum`, have no line in this module; their role is `minor`.
     """
     return _ROLES.get(name, "minor")
 
 
 def of(name: str) -> Column:
+    """Return the description of a column by name; an unknown column is a minor setting
+    of any type.
+    """
     return _SAID.get(name) or Column(name, "any", role="minor")
 
 
 def as_table(rows: pd.DataFrame, table: Sequence[Column]) -> pd.DataFrame:
-    """Rows with the columns of a table first, those that are always there filled in, in their
-    types.
+    """Return rows with the columns of a table first, in their types, and with absent columns filled
+    in.
 
-    Whole numbers are such, a missing number is NaN, a missing text is empty.
+    Columns that are not `is_always` are not filled in. Whole numbers have an integer type, a
+    missing number is NaN, and a missing text is empty.
     """
     always = [column.name for column in table if column.is_always]
     typed = rows.reindex(columns=list(dict.fromkeys([*always, *rows.columns])))
@@ -317,19 +323,19 @@ def as_table(rows: pd.DataFrame, table: Sequence[Column]) -> pd.DataFrame:
 
 
 def heading(name: str) -> str:
-    """The heading of a column in words, with its unit."""
+    """Return the heading of a column in words, with its unit."""
     if name.endswith("_ratio"):
         return heading(name.removesuffix("_ratio")).removesuffix(" (s)")
     return of(name).heading or name.rpartition(".")[2].replace("_", " ")
 
 
 def said(name: str, text: str) -> str:
-    """A setting as a legend says it, from the text of its value."""
+    """Return a setting in the words of a legend, from the text of its value."""
     template = of(name).said or f"{heading(name)} {{}}"
     return template.replace("(s)", plural(text)).format(text)
 
 
 def number_text(name: str, value: float) -> str:
-    """A number of a column for reading; `-` for one that was not measured."""
+    """Return a number of a column as text to read; `-` for a number that was not measured."""
     digits = of(name).digits
     return number(value) if value != value or not digits else f"{value:{digits}}".removesuffix("%")

@@ -1,5 +1,6 @@
-"""Columns of `runs` that follow from others or from the rounds on record; also of published runs,
-and of those that have not begun.
+"""Columns of `runs` that are computed from other columns or from the recorded rounds.
+
+They are also computed for published runs and for runs that have not begun.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from bsweep.config.launch import hosts_of_ranks
 from bsweep.core.words import counted
 
 _CIFAR10_TEST, _DIGITS_TEST = 10_000, 360
-_BYTES = 256  # what a text without a tokenizer is made of
+_BYTES = 256  # classes of a text without a tokenizer
 
 
 def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
-    """The runs with all that follows from the rest, see `Study`."""
+    """Return the runs with all columns that are computed from the others; see `Study`."""
     known = runs.assign(local_batches=_local_batches(runs, rounds))
     in_rounds, last = of_rounds(runs), rounds.drop_duplicates("run_id", keep="last")
     of_last_round = runs["run_id"].map(last.set_index("run_id")["train_loss"])
@@ -36,8 +37,9 @@ def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_ends_of_epochs(evaluations: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
-    """The evaluations, and of runs that have none their epochs' ends, with what was trained until
-    then.
+    """Return the evaluations, with the ends of epochs as evaluations of runs that have no others.
+
+    Each end of an epoch has the steps, examples and seconds that the run had trained until then.
     """
     others = epochs[~epochs["run_id"].isin(evaluations["run_id"])]
     examples = others["images_per_second"] * others["train_seconds"]
@@ -59,8 +61,10 @@ def with_ends_of_epochs(evaluations: pd.DataFrame, epochs: pd.DataFrame) -> pd.D
 
 
 def with_energy(runs: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
-    """The runs with the energy of all their epochs, NaN where one does not say it; as they are
-    where none does.
+    """Return the runs with the energy of all their epochs in joules.
+
+    The energy is NaN for a run with an epoch that does not record it. The runs are unchanged if no
+    epoch records it.
     """
     if (
         "energy_joules" in runs
@@ -78,18 +82,23 @@ def with_energy(runs: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_rounds(runs: pd.DataFrame) -> pd.Series[bool]:
-    """Whether each run was to end with a round rather than an epoch, so that its last epoch is a
-    fragment of one.
+    """Return for each run True if it was to end with a round rather than an epoch.
+
+    The last epoch of such a run is a fragment.
     """
     limits = [name for name in ("strategy.max_rounds", "strategy.max_seconds") if name in runs]
     return runs[limits].notna().any(axis="columns")
 
 
 def placement(hosts: str | None, num_workers: int, num_servers: int) -> str:
-    """On how many nodes the processes of `h1:4,h2:4` run: workers, then servers of their own.
+    """Return in words on how many nodes workers and then parameter servers of their own run.
 
-    `2 nodes`, each with as many workers; `2 nodes and 1 of servers`; or, where they are uneven,
-    `nodes of 3, 1 + 2 servers`. Names of hosts are left out: they change no number.
+    The text is `1 node`; `2 nodes`, each with equally many workers; `2 nodes and 1 of servers`; or,
+    if nodes are uneven, `nodes of 3, 1 + 2 servers`. Names of hosts are left out because they
+    change no measured number.
+
+    Args:
+        hosts: The hosts and their slots, such as `h1:4,h2:4`.
     """
     ranks = hosts_of_ranks(hosts, num_workers, num_servers) if hosts else []
     workers, servers = Counter(ranks[:num_workers]), Counter(ranks[num_workers:])
@@ -116,10 +125,10 @@ def _column(runs: pd.DataFrame, name: str) -> pd.Series:
 
 
 def _local_batches(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.Series[str]:
-    """`8/8/32/16`: examples of each worker's forward pass where not all have the local batch, else
-    nothing.
+    """Return the local batch of each worker, such as `8/8/32/16`; empty where all have
+    `local_batch`.
 
-    As most rounds had them, or else as they were given.
+    The list is the one that most recorded rounds had, or the given one if there are no rounds.
     """
     given = (
         _column(runs, "allocation.local_batches")
@@ -148,8 +157,8 @@ def _local_batches(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.Series[str]:
 
 
 def _num_classes(runs: pd.DataFrame) -> pd.Series:
-    """What an answer is one of: classes, or the bytes of a text; NaN where that is not on
-    record.
+    """Return how many classes an answer is one of, or how many bytes a text has; NaN where neither
+    is known.
     """
     data, given = _column(runs, "data"), pd.to_numeric(_column(runs, "data.num_classes"))
     tokenizer = _column(runs, "data.tokenizer")
@@ -160,8 +169,8 @@ def _num_classes(runs: pd.DataFrame) -> pd.Series:
 
 
 def _num_test(runs: pd.DataFrame) -> pd.Series:
-    """Answers that the test accuracy is a mean over: test examples, or tokens; NaN where that is
-    not on record.
+    """Return how many answers (examples or tokens) the test accuracy is a mean over; NaN where
+    unknown.
     """
     known = pd.to_numeric(_column(runs, "num_test")).fillna(
         pd.to_numeric(_column(runs, "data.num_test"))
@@ -173,8 +182,10 @@ def _num_test(runs: pd.DataFrame) -> pd.Series:
 
 
 def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
-    """Return the rates by `scaled_rate`, for runs that do not say theirs: published ones, and those
-    that have not begun; of the first worker, NaN where a part is not known.
+    """Return the learning rate by `scaled_rate`, for runs that do not record theirs.
+
+    These are published runs and runs that have not begun. The rate is that of the first worker, and
+    NaN where a part of the rule is not known.
     """
     of_first = pd.to_numeric(runs["local_batches"].str.partition("/")[0], errors="coerce").fillna(
         runs["local_batch"]
