@@ -1,13 +1,16 @@
-"""Whether an effect of the batch size survives the best learning rate of each batch size, or was
-one of the rate.
+"""Comparison of batch sizes at one learning rate for all and at the best learning rate of each.
 
-A study that ran several rates says two things: what the batch sizes come to with one rate for all
-(the setting that was run with the most batch sizes, of these one that gives all the same rate, of
-these the best on average), and what they come to with the best rate of each. Each seed is scored at
-the rate that the other seeds find best, so that a batch size gains nothing by the number of its
-rates. Of both all pairs of batch sizes are compared: differences of means over seeds, of seconds of
-their logarithms, with Welch's t-interval at 95 % for all pairs together (Bonferroni). A difference
-whose interval contains zero is none.
+The comparison tells whether an effect of the batch size survives its best learning rate, or was an
+effect of the rate. A study that ran several rates allows two comparisons:
+
+- One rate for all: the setting that was run with the most batch sizes. Of several such settings,
+  one that gives all batch sizes the same rate is preferred, then the best on average.
+- The best rate of each batch size. Each seed is scored at the rate that the other seeds find best,
+  so that a batch size gains nothing from having more rates.
+
+Both compare all pairs of batch sizes by differences of means over seeds; seconds are compared by
+their logarithms. Welch's t-intervals at 95 % hold for all pairs together (Bonferroni). A difference
+whose interval contains zero counts as no difference.
 """
 
 from __future__ import annotations
@@ -29,21 +32,20 @@ from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
 from bsweep.analysis.tuning import RATES, rates, scores_by_seed
 from bsweep.core.words import counted, listed
 
-ENOUGH_RATES = 3  # of a batch size, for the best to lie between two others
-_MOST_GROUPS = 4  # that have sentences
+ENOUGH_RATES = 3  # a best rate between two others takes three rates of a batch size
+_MOST_GROUPS = 4  # groups that have sentences
 _ALPHA = 0.05
-# Of each seed by batch size, NaN for a seed that diverged or fell short.
+# The score of each seed by batch size; NaN for a seed that diverged or missed the target.
 Scores = Mapping[int, Sequence[float]]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest difference between two batch sizes, of those told from zero if any is: `worse`
-    less `better`.
+    """The largest difference between two batch sizes, preferably one whose interval excludes zero.
 
-    Of test accuracies it is how far `worse` is below, of seconds the logarithm of how many times as
-    long it takes; `low` and `high` are the ends of its interval, NaN where seeds are too few for
-    one.
+    For test accuracies, `value` is how far `worse` is below `better`. For seconds, it is the
+    logarithm of how many times as long `worse` takes. `low` and `high` are the ends of its
+    interval; they are NaN where there are too few seeds for one.
     """
 
     better: int
@@ -54,18 +56,20 @@ class Difference:
 
     @property
     def is_told(self) -> bool:
+        """True if the interval lies above zero."""
         return self.low > 0
 
 
 @dataclass(frozen=True)
 class Fairness:
-    """One group of cells that differ in batch size and rate: what sets it `apart`, and both
-    comparisons.
+    """Both comparisons for one group of cells that differ in batch size and learning rate.
 
-    `one_rate` and `best_rates` are None where fewer than two batch sizes have a score; `missed` are
-    batch sizes of which a seed diverged or fell short of the target even at its best rate;
-    `lacking_seeds` and `lacking_rates` are what an interval and a best rate between others take
-    more; `edges`, see `at_edge` of `rates`.
+    `apart` says in words what distinguishes the group. `one_rate` and `best_rates` are None where
+    fewer than two batch sizes have a score. `missed` are the batch sizes of which a seed diverged
+    or did not reach the target even at its best rate. `lacking_seeds` says how many more seeds a
+    batch size needs for an interval. `lacking_rates` says how many more rates it needs for a best
+    rate between two others. `edges` holds `at_edge` of `rates` for the best rates that are the
+    lowest or highest tried.
     """
 
     apart: str
@@ -81,8 +85,10 @@ class Fairness:
 
 @once
 def fairness(study: Study) -> list[Fairness]:
-    """Both comparisons for each group of cells that differ in batch size and rate; none where one
-    rate was run.
+    """Return both comparisons for each group of cells that differ in batch size and rate.
+
+    Only the largest `_MOST_GROUPS` groups are compared. The list is empty if each cell was run at
+    one rate.
     """
     table = rates(study)
     if table.empty:
@@ -134,10 +140,11 @@ def _of_group(apart: str, table: pd.DataFrame, known: pd.DataFrame) -> Fairness:
 
 
 def one_rate_for_all(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `rates` of the one setting that most batch sizes were run with.
+    """Return the rows of `rates` for the one setting that most batch sizes were run with.
 
-    Of several it is one whose learning rate is the same for all batch sizes, of these the best on
-    average.
+    Of several such settings, one whose learning rate is the same for all batch sizes is taken. Of
+    several such settings again, the one with the fewest missed seeds and then the best mean is
+    taken.
     """
     settings = [name for name in levels(table) if name in RATES]
     sign = -1 if table["metric"].iloc[0] == "seconds_to_target" else 1
@@ -163,7 +170,7 @@ def _key(value: object) -> tuple[object, ...]:
 
 
 def rate_words(table: pd.DataFrame) -> str:
-    """What a rate setting is called: one rate for all batch sizes, or one rule."""
+    """Return the name of a rate setting: one rate for all batch sizes, or one rule."""
     if table["learning_rate"].nunique() == 1:
         return f"one rate for all ({table['learning_rate'].iloc[0]:g})"
     said = {"lr": "base rate {}", "lr_rule": "{}", "optimizer.reference_batch": "at batch {}"}
@@ -182,7 +189,9 @@ def _by_batch(table: pd.DataFrame) -> list[tuple[int, tuple[Hashable, ...]]]:
 
 
 def _tuned_scores(table: pd.DataFrame, known: pd.DataFrame, sign: int) -> dict[int, list[float]]:
-    """For each batch size the score of each seed, at the rate that the other seeds find best."""
+    """Return for each batch size the score of each seed, at the rate that the other seeds find
+    best.
+    """
     found = {}
     for batch, of in table.groupby(level="local_batch"):
         found[int(str(batch))] = list(seeds_left_out(known.loc[of.index].to_numpy(float), sign))
@@ -190,8 +199,12 @@ def _tuned_scores(table: pd.DataFrame, known: pd.DataFrame, sign: int) -> dict[i
 
 
 def seeds_left_out(values: np.ndarray, sign: int) -> Iterator[float]:
-    """The scores of seeds, from those of rates by seeds: inf for a seed that was not run, NaN for
-    one that missed.
+    """Yield the score of each seed at the rate that the other seeds find best.
+
+    Args:
+        values: Scores of shape (rates, seeds); inf for a seed that was not run, NaN for one that
+            missed.
+        sign: 1 if more is better, -1 if less is better.
     """
     for seed in range(values.shape[1]):
         candidates = np.flatnonzero(~np.isinf(values[:, seed]))
@@ -201,8 +214,8 @@ def seeds_left_out(values: np.ndarray, sign: int) -> Iterator[float]:
 
 
 def _rank(scores: np.ndarray, sign: int) -> tuple[float, float]:
-    """What is least of the best rate: the share of seeds that missed, then the mean, of which more
-    is better.
+    """Return a sort key that is least for the best rate: the share of missed seeds, then the mean
+    score.
     """
     run = scores[~np.isinf(scores)]
     reached = run[~np.isnan(run)]
@@ -214,8 +227,8 @@ def _rank(scores: np.ndarray, sign: int) -> tuple[float, float]:
 
 
 def _largest(scores: Scores, sign: int) -> Difference | None:
-    """The largest difference that is told from zero, or else the largest; None of fewer than two
-    batch sizes.
+    """Return the largest difference whose interval excludes zero, or else the largest; None for
+    fewer than two batch sizes.
     """
     values = {
         batch: np.log(of) if sign < 0 else np.asarray(of, float)
@@ -253,8 +266,9 @@ def _lacking(counts: Mapping[int, int], enough: int) -> dict[int, int]:
 
 
 def fairness_words(study: Study) -> list[str]:
-    """What the comparisons say, a line for each group of cells; nothing where each cell was run at
-    one rate.
+    """Return what the comparisons say, one line for each group of cells.
+
+    The list is empty if each cell was run at one rate.
     """
     return [" ".join(_sentences(one)) for one in fairness(study)]
 
@@ -305,7 +319,7 @@ def _so(before: Difference | None, after: Difference) -> str:
 
 
 def _caveats(one: Fairness) -> Iterator[str]:
-    """What the comparison does not know."""
+    """Yield sentences on what limits the comparison."""
     if one.missed:
         how = "reached the target" if one.metric == "seconds_to_target" else "stayed finite"
         yield (
@@ -332,7 +346,9 @@ def _caveats(one: Fairness) -> Iterator[str]:
 
 
 def _batches(lacking: Mapping[int, int], noun: str) -> str:
-    """`2 more seeds of local batch 8 and 16; 1 more seed of 32`."""
+    """Return lacking counts in words, such as `2 more seeds of local batch 8 and 16; 1 more seed of
+    local batch 32`.
+    """
     counts = sorted(set(lacking.values()), reverse=True)
     parts = [
         f"{counted(count, noun)} of local batch "

@@ -1,5 +1,7 @@
-"""How costs grow: an epoch's with batch, workers, examples and parameters, a sweep's with its runs,
-as exponents.
+"""Growth of costs, as exponents of power laws.
+
+The cost of an epoch is fitted over batch size, workers, examples and parameters; the cost of a
+sweep over its runs.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from bsweep.analysis.once import once
 from bsweep.analysis.tables import cell_means, ring_bytes, step_times, step_unit
 
 GROWS_WITH = ("local_batch", "num_workers", "num_train", "num_parameters")
-_MIN_POINTS = 3  # two lie on every power law
+_MIN_POINTS = 3  # two points lie on every power law
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """With which power of one quantity a cost grows, over all series of cells that differ in
-    nothing else.
+    """The exponent with which a cost grows with one quantity, over all series of cells.
+
+    The cells of a series differ in that quantity only.
     """
 
     exponent: float = np.nan  # NaN where it cannot be fitted
@@ -35,11 +38,16 @@ class Growth:
 
 
 def fit_power(x: ArrayLike, y: ArrayLike, series: ArrayLike | None = None) -> tuple[float, float]:
-    """The exponent of y ~ x^k by least squares of logarithms, and half its 95 % t-interval.
+    """Return the exponent of y ~ x^k by least squares of logarithms, and half its 95 % t-interval.
 
-    Where points, of shape (n,), are of several `series`, each of these has a factor of its own and
-    all have the exponent in common: the within-group estimator. It takes two points more than there
-    are series.
+    If the points belong to several series, each series has a factor of its own and all share the
+    exponent (the within-group estimator). The fit takes at least two points more than there are
+    series.
+
+    Args:
+        x: Positive values, shape (n,).
+        y: Positive values, shape (n,).
+        series: The series of each point, shape (n,); None: one series.
     """
     logarithms = pd.DataFrame(
         {"x": np.log(np.asarray(x, float)), "y": np.log(np.asarray(y, float))}
@@ -56,13 +64,13 @@ def fit_power(x: ArrayLike, y: ArrayLike, series: ArrayLike | None = None) -> tu
 
 @once
 def epoch_growth(study: Study, along: str) -> pd.DataFrame:
-    """Exponents of the seconds of an epoch over one of `GROWS_WITH`, indexed by the series of cells
-    that differ in it.
+    """Return the exponents of an epoch's seconds over one of `GROWS_WITH`, one row for each series.
 
-    Cells that differ in `num_parameters` differ in all that is said of the model. Runs that end
-    with a round are left out: their last epoch is a fragment. Columns: `exponent`, of the means of
-    cells, each of which counts alike; `exponent_ci95`, half its 95 % t-interval, which is as wide
-    as the means miss a power law; `num_points`.
+    Cells along `num_parameters` may differ in every setting of the model. Runs that end with a
+    round are left out, because their last epoch is a fragment.
+
+    Columns: `exponent`, fitted to the means of cells with equal weight; `exponent_ci95`, half its
+    95 % t-interval, which is the wider the more the means deviate from a power law; `num_points`.
     """
     points, others = _epochs(study, along)
     rows = [
@@ -75,7 +83,7 @@ def epoch_growth(study: Study, along: str) -> pd.DataFrame:
 
 
 def common_growth(study: Study, along: str) -> Growth:
-    """The exponent that all series of `epoch_growth` have in common."""
+    """Return the exponent that all series of `epoch_growth` have in common."""
     points, others = _epochs(study, along)
     if len(points):
         series = points.groupby(level=others).ngroup()
@@ -88,8 +96,10 @@ def common_growth(study: Study, along: str) -> Growth:
 
 
 def _epochs(study: Study, along: str) -> tuple[pd.DataFrame, list[str]]:
-    """Cells of series with three places or more along a quantity, indexed by what tells series
-    apart: `others`.
+    """Return the cells of series with three or more values of a quantity, and the names that tell
+    series apart.
+
+    The cells are indexed by these names.
     """
     runs = (
         study.runs[~of_rounds(study.runs)]
@@ -109,15 +119,17 @@ def _epochs(study: Study, along: str) -> tuple[pd.DataFrame, list[str]]:
 
 
 def sent_growth(study: Study) -> Growth:
-    """The exponent of the bytes that a worker sends in a step over 2 (p - 1) / p n, each variant a
-    series.
+    """Return the exponent of the bytes that a worker sends in a step over a ring's bytes, 2 (p - 1)
+    / p n.
 
-    A point is the mean of the variant's cells of as many bytes of a ring: what differs in the
-    batch, say, sends the same again and is no further evidence of the exponent.
+    Each variant is a series. A point is the mean of the variant's cells with equal ring bytes:
+    cells that differ in the batch size only send the same bytes again and are no further evidence.
     """
     steps = step_times(study)
     ring = cell_means(study, ring_bytes(study.runs).rename("ring_bytes").to_frame())["ring_bytes"]
-    steps = steps.assign(ring_bytes=ring.reindex(steps.index))  # of which there may be none
+    steps = steps.assign(
+        ring_bytes=ring.reindex(steps.index)
+    )  # the ring may have no value for a cell
     points = steps[steps["sent_bytes"] > 0].dropna(subset="ring_bytes")
     if step_unit(study) != "step" or points.empty:
         return Growth(why_not="nothing sent" if points.empty else "workers take unequal steps")
@@ -137,12 +149,13 @@ def sent_growth(study: Study) -> Growth:
 
 
 def overhead_growth(study: Study) -> Growth:
-    """The exponent of all seconds that runs spent on anything but training steps, over how many
-    runs there were.
+    """Return the exponent of all seconds spent on anything but training steps, over the number of
+    runs.
 
-    By the seconds of each run over its number in the order of their starts: if these go with its
-    power k, their sum goes with k + 1. Runs of as many workers are a series: more of them take
-    longer to start, and a sweep trains points of as many workers one after another.
+    The fit uses the overhead of each run over the run's number in the order of starts. If that
+    overhead grows with the power k, its sum grows with the power k + 1. Runs with equally many
+    workers are a series, because more workers take longer to start and a sweep trains points with
+    equally many workers one after another.
     """
     launched = study.provenance.reindex(columns=["run_id", "launched_at"]).set_index("run_id")[
         "launched_at"

@@ -1,5 +1,5 @@
-"""How long uneven workers wait for each other between synchronisations, and what loss they reach in
-the same time.
+"""Idle times of uneven workers between synchronisations, and the loss that they reach in equal
+time.
 """
 
 from __future__ import annotations
@@ -16,23 +16,27 @@ from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds, seed_points
 
-# In the order of a table: the baseline, the published methods A, B and C, then those that measure.
+# In the order of a table: the baseline, published methods A, B and C, then policies that measure.
 POLICIES = (
     "uniform", "batch_by_flops", "batch_by_memory", "steps_by_flops", "steps_by_speed", "hybrid",
     "network_aware",
 )  # fmt: skip
 NODE = (
-    "node {}: idle_seconds"  # name of a column of `idle_table`; nodes count from 1, as the paper's
+    "node {}: idle_seconds"  # name of a column of `idle_table`; nodes count from 1, as in the paper
 )
 
 
 def round_times(study: Study) -> pd.DataFrame:
-    """The rounds as wholes, indexed by `run_id` and `round`.
+    """Return one row for each round, indexed by `run_id` and `round`.
 
-    Columns: `train_loss`, `num_examples`; `seconds` from its first worker's begin to its last one's
-    end or, where an exchange overlaps the next round, to that; `elapsed_seconds`, these up to its
-    end, and `midpoint_seconds`, up to its middle, both without evaluations between rounds;
-    `worker_seconds`, `idle_seconds` and `exchange_seconds`, summed over workers.
+    Columns:
+        `train_loss` and `num_examples`: Those of the round.
+        `seconds`: From the first worker's begin to the last worker's end, or to the begin of the
+            next round if the exchange overlaps it.
+        `elapsed_seconds`: The sum of `seconds` up to the round's end, without evaluations between
+            rounds.
+        `midpoint_seconds`: The same up to the round's middle.
+        `worker_seconds`, `idle_seconds` and `exchange_seconds`: Sums over the workers.
     """
     spent = ["began_seconds", "compute_seconds", "idle_seconds", "exchange_seconds"]
     rounds = _timed(study)
@@ -48,32 +52,39 @@ def round_times(study: Study) -> pd.DataFrame:
 
 
 def _timed(study: Study) -> pd.DataFrame:
-    """The rounds of those runs whose times count."""
+    """Return the rounds of those runs whose times count."""
     return study.rounds.dropna(subset="compute_seconds")
 
 
 def compares_allocations(study: Study) -> bool:
-    """Whether runs with rounds completed under more than one policy, or under even and under given
-    lists.
+    """Return True if runs with rounds completed under more than one way of sharing out the work.
+
+    These are several policies, or the policy `uniform` both without and with given lists.
     """
     return len(_by_run(study)[["policy", "is_baseline"]].drop_duplicates()) > 1
 
 
 @once
 def idle_table(study: Study) -> pd.DataFrame:
-    """Idle seconds by node, table 3 of the paper of uneven GPUs: means over the completed runs of
-    each cell.
+    """Return idle seconds by node (table 3 of the paper of uneven GPUs): means over the completed
+    runs of each cell.
 
-    Rounds that the end of an epoch cuts short do not count, if a run has whole ones.
+    Rounds that the end of an epoch cuts short do not count if the run has whole ones. The baseline
+    of a cell is the allocation `uniform` without lists, everything else being equal. Without a
+    baseline nothing is scaled, and `change` is NaN.
 
-    Columns: `n`; `rounds` of a run; a column `NODE` for each worker and `idle_seconds`, their
-    total, each with its interval `<name>_ci95`, summed over `shown_rounds`: those of the baseline,
-    to which runs with more or fewer rounds are scaled; `idle_seconds_points`, the totals by seed;
-    `change` of the total against the baseline, as a fraction, from runs of equal seed where there
-    are any, with `change_ci95`; `idle_seconds_per_round`; `idle_share` and `exchange_share` of the
-    workers' time; `examples_per_second`, and `tokens_per_second` of text. The baseline is the
-    allocation `uniform` without lists, everything else being equal; without it nothing is scaled,
-    and `change` is NaN.
+    Columns:
+        `n`: The number of seeds.
+        `rounds`: The rounds of a run.
+        `shown_rounds`: The rounds of the baseline; idle seconds are scaled to this number.
+        A column `NODE` for each worker, and `idle_seconds`, their total: Each with its interval
+            `<name>_ci95`, summed over `shown_rounds`.
+        `idle_seconds_points`: The totals by seed.
+        `change`: The change of the total against the baseline as a fraction, from runs of equal
+            seed if there are any, with `change_ci95`.
+        `idle_seconds_per_round`: The total of one round.
+        `idle_share` and `exchange_share`: Fractions of the workers' time.
+        `examples_per_second`, and `tokens_per_second` for text.
     """
     runs = _by_run(study)
     keys = cell_keys(study.runs)
@@ -101,7 +112,7 @@ def idle_table(study: Study) -> pd.DataFrame:
 
 
 def node_columns(table: pd.DataFrame) -> list[str]:
-    """The columns `NODE` of an `idle_table`."""
+    """Return the names of the columns `NODE` of an `idle_table`."""
     return [
         str(name)
         for name in table
@@ -111,12 +122,12 @@ def node_columns(table: pd.DataFrame) -> list[str]:
 
 @once
 def loss_by_time(study: Study) -> pd.DataFrame:
-    """Training loss by elapsed training time, indexed by `cell_keys` and `elapsed_seconds`; means
-    as in `cells`.
+    """Return the training loss by elapsed training time, as means over seeds like those of `cells`.
 
-    A round's loss is a mean over the round, and so that of its midpoint in time. As many points as
-    rounds, over the time that all seeds have; a run's loss is interpolated between its rounds'
-    midpoints.
+    The table is indexed by `cell_keys` and `elapsed_seconds`. A round's loss is a mean over the
+    round, so it is placed at the round's midpoint in time. A run's loss is interpolated between
+    these midpoints, over the time that all seeds cover, at as many times as the shortest run has
+    rounds.
     """
     keys = cell_keys(study.runs)
     points = []
@@ -136,14 +147,15 @@ def loss_by_time(study: Study) -> pd.DataFrame:
 
 @once
 def equal_time_losses(study: Study) -> pd.DataFrame:
-    """Training loss of each cell after equal time: at the first midpoint of a last round among
-    those compared.
+    """Return the training loss of each cell after equal time, indexed by `cell_keys`.
 
-    Cells that differ in the variant alone are compared. That is the last time of which the loss of
-    all runs is known, half a round before the shortest run ended. Indexed by `cell_keys`. Columns:
-    `n`; `elapsed_seconds` then; `num_examples` trained on until then; `train_loss` with its
-    interval and points, interpolated between rounds' midpoints, NaN where the first round's is
-    later.
+    Cells that differ in the variant only are compared. The time is the last one at which the loss
+    of all compared runs is known: the earliest midpoint of a last round, half a round before the
+    shortest run ended.
+
+    Columns: `n`; `elapsed_seconds`, that time; `num_examples` trained on until then; `train_loss`
+    with its interval and points, interpolated between the midpoints of rounds, and NaN if the first
+    midpoint is later.
     """
     keys = cell_keys(study.runs)
     curves = dict(_loss_curves(study))
@@ -178,10 +190,11 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
 
 @once
 def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
-    """A few rounds of the first seed of each cell, indexed as `idle_table`: `Study.rounds`, begun
-    from zero on.
+    """Return a few rounds of the first seed of each cell, with times counted from the first shown
+    round.
 
-    They are the second round, for the first may warm up, and those after it.
+    The table has the columns of `Study.rounds` and the index of `idle_table`. The first shown round
+    is the run's second, because the first may include warm-up.
     """
     runs = _by_run(study)
     keys = cell_keys(study.runs)
@@ -199,7 +212,7 @@ def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
     return _in_order(table.drop(columns=["policy", "rounds"]), table["policy"])
 
 
-_APART = {"local_batch": "cell_batch"}  # rounds have a batch of their own
+_APART = {"local_batch": "cell_batch"}  # rounds have a column `local_batch` of their own
 
 
 _LENGTH = "data.sequence_length"
@@ -207,8 +220,8 @@ _LENGTH = "data.sequence_length"
 
 @once
 def _by_run(study: Study) -> pd.DataFrame:
-    """One row a completed run with rounds: what its cell is, what it came to, and who its baseline
-    is.
+    """Return one row for each completed run with rounds: its cell, its sums, and its group of equal
+    settings but the allocation.
     """
     told = study.runs
     alike = told.drop(
@@ -222,8 +235,7 @@ def _by_run(study: Study) -> pd.DataFrame:
         is_baseline=(asked["allocation"] == "uniform") & asked[lists].isna().all(axis="columns"),
     )
     times, rounds = round_times(study), _timed(study)
-    # Rounds that an epoch's end cuts short would make totals depend on where epochs end; some runs
-    # have no others.
+    # Totals must not depend on where epochs end: cut rounds count only where a run has no others.
     counts = rounds["is_whole"] | ~rounds.groupby("run_id")["is_whole"].transform("any")
     rounds = rounds[counts]
     times = times.loc[pd.MultiIndex.from_frame(rounds[["run_id", "round"]].drop_duplicates())]
@@ -253,10 +265,11 @@ def _by_run(study: Study) -> pd.DataFrame:
 
 
 def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
-    """A cell's idle seconds over its baseline's, less one, and half the width of its interval, by
-    seed if any match.
+    """Return the relative change of a cell's idle seconds against its baseline, and half the width
+    of its interval.
 
-    The interval is that of a ratio of means (Cochran, Sampling Techniques, 1977, section 6.3).
+    Runs of equal seed are compared if there are any. The interval is that of a ratio of means
+    (Cochran, Sampling Techniques, 1977, section 6.3).
     """
     baseline = runs[runs["is_baseline"] & runs["everything_else"].isin(cell["everything_else"])]
     if baseline.empty or cell["is_baseline"].all():
@@ -267,7 +280,7 @@ def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
         return _over(ours.mean() - theirs.mean(), theirs.mean()), float("nan")
     base = paired["theirs"].mean()
     ratio = _over(paired["ours"].mean(), base)
-    # What a ratio of means leaves.
+    # The residuals of the ratio of means.
     rest = (paired["ours"] - ratio * paired["theirs"]).rename("rest").to_frame()
     half_width = over_seeds(rest.reset_index().assign(cell=""), ["cell"], ["rest"])[
         "rest_ci95"
@@ -280,8 +293,8 @@ def _over(part: float, whole: float) -> float:
 
 
 def _loss_curves(study: Study) -> Iterator[tuple[Any, list[pd.DataFrame]]]:
-    """Of each cell the completed runs' rounds that have a loss, one table a run, indexed by
-    round.
+    """Yield each cell's key with one table for each completed run: its rounds that have a loss,
+    indexed by round.
     """
     keys, times = cell_keys(study.runs), round_times(study)
     known = keyed(study.runs).assign(policy=chosen(study.runs)["allocation"])
@@ -298,7 +311,9 @@ def _loss_at(curve: pd.DataFrame, seconds: ArrayLike) -> Any:
 
 
 def _in_order(table: pd.DataFrame, policies: pd.Series[str]) -> pd.DataFrame:
-    """The cells with the policies of each variant side by side, in the order of `POLICIES`."""
+    """Return the cells with the policies of each variant side by side, in the order
+    of `POLICIES`.
+    """
     if table.empty:
         return table
     keys = levels(table)

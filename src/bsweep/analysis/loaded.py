@@ -1,6 +1,4 @@
-"""A study in memory: its tables, with the types and the order that readers may count on, and what
-to know of them.
-"""
+"""A study in memory: its tables, with fixed types and order, and the warnings on them."""
 
 from __future__ import annotations
 
@@ -23,35 +21,49 @@ from bsweep.core.words import counted, first_of
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Study:
-    """What was measured, in tables that have at least the columns that `bsweep.analysis.columns`
-    says of each.
+    """The measurements of a study, in tables with at least the columns of
+    `bsweep.analysis.columns`.
 
-    `batches` has the global batch and the learning rate at each sampled step, of runs whose batch
-    changed.
+    Tables:
+        `runs`: One row for each run. After the described columns come all other settings by dotted
+            name, such as `optimizer.momentum`.
+        `epochs`: One row for each run and epoch.
+        `evaluations`: One row for each run and evaluation, with the steps, examples and seconds
+            trained until then. If a run records none, the ends of its epochs are its evaluations.
+        `noise_scales`: The two parts of the gradient noise scale, which is `variance` over
+            `gradient_square`, where a run measured them. Each is a mean over the steps since the
+            record before; see `bsweep.analysis.noise_scale`.
+        `noise_of_layers`: The same parts for each tensor of the model.
+        `batches`: The global batch and the learning rate at each sampled step, for runs whose batch
+            changed.
+        `provenance`: One row for each run: `run_id` and the contents of its `meta.json` by dotted
+            name.
+        `servers`: One row for each run and parameter server, summed over epochs, except `max_lead`,
+            the largest. `pushes` counts those of all workers. `load` is the busy part of the
+            training time.
+        `waits`: The seconds that each worker of a run waited for slower workers.
+        `rounds`: One row for each run, round and worker, with the seconds that
+            `bsweep.runlog.Round` tells apart. `train_loss` and `num_examples` are those of the
+            whole round.
 
-    `runs` has a row a run and goes on with every other setting by its dotted name, such as
-    `optimizer.momentum`. Of runs that end with a round, `train_loss` is the last round's and
-    `train_accuracy` NaN, for their last epoch is a fragment. `placement` says on how many nodes,
-    and `threads` with how many each, workers ran. `learning_rate` is the rate after its rule,
-    before warm-up and schedule, of the first worker; `local_batches` is what each worker took where
-    not all took `local_batch`, such as `8/8/32/16`; `num_test` counts the answers that a test
-    accuracy is a mean over (of a text its tokens), each one of `num_classes`. Where runs name a
-    target (`target_accuracy`, `target_loss`), `reached`, `is_bound`, `seconds_to_target`,
-    `steps_to_target`, `epochs_to_target` and `examples_to_target` are there, by the rule of
-    `bsweep.analysis.targets`: NaN where it was not reached. A run that began at another one's
-    checkpoint has that run's id as `branch_of`, and `branch_steps` and `branch_seconds` until
-    there; its records before are the other run's. `epochs` has a row a run and epoch. `evaluations`
-    has a row a run and evaluation, with the steps, examples and seconds trained until then; where a
-    run does not say them, its epochs' ends are its evaluations. `noise_scales` has the parts of the
-    gradient noise scale, `variance` over `gradient_square`, each a mean over the steps since the
-    record before, and `noise_of_layers` those of each tensor of the model, where a run measured
-    them: see `bsweep.analysis.noise_scale`. `provenance` has a row a run: `run_id` and what its
-    `meta.json` says, by dotted names. `servers` has a row a run and parameter server, summed over
-    epochs (the largest `max_lead`); `pushes` are all workers', `load` is the busy part of the
-    training time. `waits` has the seconds that each worker of a run waited for slower ones.
-    `rounds` has a row a run, round and worker, with the seconds that `bsweep.runlog.Round` tells
-    apart; `train_loss` and `num_examples` are the whole round's. `skipped` says why of each run
-    that could not be read.
+    Some columns of `runs`:
+        `train_loss`, `train_accuracy`: For runs that end with a round, the last round's loss and
+            NaN, because their last epoch is a fragment.
+        `placement`, `threads`: On how many nodes the workers ran, and with how many threads each.
+        `learning_rate`: The first worker's rate after its rule, before warm-up and schedule.
+        `local_batches`: The local batch of each worker, such as `8/8/32/16`, where not all took
+            `local_batch`.
+        `num_test`: The number of answers (for text: tokens) that a test accuracy is a mean over.
+            Each answer is one of `num_classes`.
+        `reached`, `is_bound`, `seconds_to_target`, `steps_to_target`, `epochs_to_target`,
+            `examples_to_target`: Present where runs name a target (`target_accuracy`,
+            `target_loss`), by the rule of `bsweep.analysis.targets`. The amounts are NaN where the
+            target was not reached.
+        `branch_of`, `branch_steps`, `branch_seconds`: For a run that began at another run's
+            checkpoint, that run's id and its steps and seconds until there. The records before the
+            checkpoint are the other run's.
+
+    `skipped` maps each run that could not be read to the reason.
     """
 
     name: str
@@ -87,8 +99,8 @@ class Study:
         )
 
     def _in_short(self) -> dict[str, str]:
-        """Five lines: what the study is called, how its runs ended, its grid, its seeds, its time
-        and hardware.
+        """Return five lines by heading: the study's name, how its runs ended, its grid, its seeds,
+        its time and hardware.
         """
         runs, seconds = self.runs, self.runs["train_seconds"].dropna()
         statuses = Counter(runs["status"].str.replace("_", " ")).most_common()
@@ -116,8 +128,9 @@ def study_of(
     tables: Mapping[str, pd.DataFrame],
     skipped: Mapping[str, str] | None = None,
 ) -> Study:
-    """A study of tables by name, those that are missing empty; `skipped` says why runs had to be
-    left out.
+    """Return a study made from tables by name, with the computed columns and the warnings added.
+
+    A missing table becomes an empty one. `skipped` maps each run that was left out to the reason.
     """
     typed = {
         name: columns.as_table(tables.get(name, pd.DataFrame()), of)
@@ -137,14 +150,17 @@ def study_of(
 
 
 def ends_in_rounds(study: Study) -> bool:
-    """Whether runs were to end with a round rather than an epoch, so that they differ in how much
-    they train.
+    """Return True if any run was to end with a round rather than an epoch.
+
+    Such runs differ in how much they train.
     """
     return bool(of_rounds(study.runs).any())
 
 
 def _values(column: pd.Series[Any], most: int = 8) -> str:
-    """The different values of a column, or of many the ends."""
+    """Return the different values of a column in words, or the smallest and largest of more than
+    `most`.
+    """
     found = [setting_text(value) for value in sorted(column.unique())]
     return (
         ", ".join(found)
@@ -154,8 +170,8 @@ def _values(column: pd.Series[Any], most: int = 8) -> str:
 
 
 def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
-    """What a reader of the numbers should know, each thing once: of the whole study first, then of
-    runs.
+    """Yield what a reader of the numbers should know, each thing once: first on the whole study,
+    then on runs.
     """
     unfinished = list(runs.loc[runs["status"] == "unfinished", "run_id"])
     if unfinished:

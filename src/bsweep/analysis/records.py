@@ -1,4 +1,4 @@
-"""From the records of one run to its part of a study's tables."""
+"""Conversion of one run's records to its rows in a study's tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CIFAR10_CLASSES = frozenset(
     ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 )
 
-# Settings that have a column of a short name, by what the configuration calls them.
+# The short column names of settings, by their dotted names in the configuration.
 _SHORT_NAMES = {
     column.source: column.name
     for column in columns.RUNS
@@ -35,7 +35,7 @@ _SHORT_NAMES = {
 _COLUMNS = columns.names(columns.RUNS)
 _PROMISED = columns.names(columns.RUNS, "promised")
 _OF_START = [column.name for column in columns.RUNS if column.source == "start"]
-# Where a run lies and how it was started; and what the `start` record says better.
+# Keys that are no settings: a run's place and start, and what its `start` record says better.
 _NO_SETTINGS = (
     "study", "results_dir", "local_batch", "global_batch", "device", "precision", "graph",
     "log_every_steps",
@@ -45,15 +45,17 @@ _NO_SETTINGS = (
 )  # fmt: skip
 _PATHS = ("data.root", "data.path", "data.tokenizer")
 
-# What an epoch's record has beside the columns of `epochs`.
+# The fields of an epoch's record that are no columns of `epochs`.
 NO_COLUMNS = ("schema", "time", "type", "worker_wait_seconds", "servers")
 
 
 def rows_of(run: Run) -> dict[str, Rows]:
-    """The rows of a run by table; those of `epochs` are the records, with what are `NO_COLUMNS`.
+    """Return the rows of a run by table.
+
+    The rows of `epochs` are the records themselves, with the fields of `NO_COLUMNS`.
 
     Raises:
-        Damaged: nothing says how it was configured.
+        Damaged: If nothing says how the run was configured.
     """
     of_type: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in run.records:
@@ -78,13 +80,15 @@ def rows_of(run: Run) -> dict[str, Rows]:
 
 
 def _of_table(records: Rows, table: Sequence[columns.Column]) -> Rows:
-    """Records with the columns of a table alone; a layer's noise scale, say, is none."""
+    """Return records with the columns of a table only; other fields, such as `layers`,
+    are dropped.
+    """
     names = [name for name in columns.names(table) if name != "run_id"]
     return [{name: record.get(name) for name in names} for record in records]
 
 
 def _layer_rows(noise: Rows) -> Rows:
-    """Of records of the gradient noise scale, a row for each layer that one tells."""
+    """Return a row for each layer of each record of the gradient noise scale."""
     return [
         {
             "num_steps": record["num_steps"],
@@ -98,8 +102,10 @@ def _layer_rows(noise: Rows) -> Rows:
 
 
 def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str, Any]:
-    """One row of `runs`: from the summary; without one from the start record; without that from the
-    config.
+    """Return the run's row of `runs`.
+
+    The values come from the summary; without one from the start record; without that from the saved
+    configuration.
     """
     start = starts[-1] if starts else {}
     config = start["config"] if start else _saved_config(run.folder)
@@ -124,7 +130,7 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run was told, by the columns of `runs`."""
+    """Return the settings of a run by the columns of `runs`."""
     told = ((_column(key), key, value) for key, value in _flat(config).items())
     settings = {
         column: value
@@ -133,12 +139,14 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     }
     for key in _PATHS:
         if settings.get(key):
-            settings[key] = Path(settings[key]).name  # which data, not where on which machine
+            settings[key] = Path(settings[key]).name  # the data's name, not its place on a machine
     return settings
 
 
 def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run found out before it trained."""
+    """Return what a run recorded at its start that its configuration does not say, such as its
+    device.
+    """
     classes = start.get("classes", ())
     return {
         **{key: start[key] for key in _OF_START if key in start},
@@ -155,8 +163,8 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _branch(events: Rows) -> dict[str, Any]:
-    """Of a run that went on from another one's checkpoint: which, and after how many steps and
-    seconds.
+    """Return, for a run that began at another run's checkpoint, that run's id and its steps and
+    seconds until there.
     """
     begun = next((one for one in reversed(events) if "branch_of" in one), None)
     if begun is None:
@@ -166,7 +174,9 @@ def _branch(events: Rows) -> dict[str, Any]:
 
 
 def _place(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """`PLACEMENT_COLUMNS` as far as they were asked for."""
+    """Return the columns of the role `placement` that follow from the configuration
+    and the hosts.
+    """
     launch, strategy, num_workers = (
         config.get("launch", {}),
         config.get("strategy", {}),
@@ -190,7 +200,9 @@ def _place(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _saved_config(folder: Path) -> Mapping[str, Any]:
-    """The configuration that waits for its run, both batch sizes filled in."""
+    """Return the saved configuration of a run that has no start record, with both batch sizes
+    filled in.
+    """
     path = RunPaths(folder).config
     try:
         config = schema.read_config(path)
@@ -204,7 +216,7 @@ def _saved_config(folder: Path) -> Mapping[str, Any]:
 
 
 def _server_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
-    """What each parameter server of a run did over its epochs."""
+    """Return one row for each parameter server of a run, summed over its epochs."""
     rows = []
     told = [servers for epoch in epochs if (servers := epoch.get("servers"))]
     train_seconds = sum(epoch["train_seconds"] for epoch in epochs) if told else 0.0
@@ -238,10 +250,10 @@ _BY_WORKER = {
 
 
 def _round_rows(rounds: Sequence[Mapping[str, Any]]) -> Rows:
-    """The rounds of a run by worker."""
+    """Return one row for each round and worker of a run."""
     rows = []
     for record in rounds:
-        # Before a record had that name.
+        # Older records have `exchange_seconds` only.
         told = {
             "exposed_exchange_seconds": record["exchange_seconds"],
             **record,
@@ -256,8 +268,8 @@ def _round_rows(rounds: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """`meta.json` by dotted names; its command, as the settings, without where the data lie on
-    which machine.
+    """Return `meta.json` by dotted names, with the paths of data in its command cut to their last
+    part.
     """
     flat = _flat(meta)
     command = flat.get("command") or ""
@@ -271,7 +283,9 @@ def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _column(key: str) -> str:
-    """The column of `runs` that a key of the configuration fills; empty if it is no setting."""
+    """Return the column of `runs` that a key of the configuration fills; empty if it
+    is no setting.
+    """
     is_setting = key in _SHORT_NAMES or not (
         key in (*_NO_SETTINGS, *_COLUMNS) or key.startswith("launch.")
     )
@@ -279,7 +293,7 @@ def _column(key: str) -> str:
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Its leaves by their dotted keys, lists as text."""
+    """Return the leaves of a tree by their dotted keys, with lists as text."""
     leaves = schema.flatten(tree)
     lists = {key: value for key, value in leaves.items() if isinstance(value, list | tuple)}
     return {**leaves, **{key: ", ".join(map(setting_text, value)) for key, value in lists.items()}}

@@ -1,9 +1,9 @@
-"""Tables over the cells of a study: means and intervals, the paper's ratios, speed-up, the fit over
-batch sizes.
+"""Tables over the cells of a study: means and intervals, ratios of batch sizes, speed-up, and fits
+over batch sizes.
 
-A cell is what repeats over seeds. `cells` is indexed by what tells cells apart, `local_batch` last,
-and the other tables are made from it and indexed alike. Cells that differ in `local_batch` alone
-are a series: one curve.
+A cell is the points that differ by seed only. `cells` is indexed by the settings that tell cells
+apart, `local_batch` last. The other tables are made from it and have the same index. Cells that
+differ in `local_batch` only are a series, which a figure draws as one curve.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MIN_BATCHES_FOR_FIT = 3  # two points lie on every curve of two parameters
 
 @dataclass(frozen=True)
 class Line:
-    """`y = intercept + slope * x`. `r_squared` is NaN if all y are equal."""
+    """A line `y = intercept + slope * x`; `r_squared` is NaN if all y are equal."""
 
     intercept: float
     slope: float
@@ -46,13 +46,20 @@ class Line:
 
 @once
 def cells(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row a cell, indexed by `cell_keys`: means over the seeds of its completed runs.
+    """Return one row for each cell, indexed by `cell_keys`: means over the seeds of its completed
+    runs.
 
-    Columns: `global_batch`; `learning_rate` and, where they are uneven, `local_batches` (see
-    `Study`); `threads` of a worker that computes on a CPU; `num_runs`; `n`, the seeds of which
-    a run completed; `other_statuses`, of the runs that did not; of `METRICS` the mean,
-    `<metric>_ci95` and `<metric>_points`, see `over_seeds` and `seed_points`; `has_learned`,
-    whether the mean test accuracy `beats_chance`, NA where classes or test examples are not known.
+    Columns:
+        `global_batch`, `learning_rate`: Those of the cell.
+        `local_batches`: Those of the workers, where they are uneven; see `Study`.
+        `threads`: The threads of a worker that computes on a CPU.
+        `num_runs`: The number of runs, completed or not.
+        `n`: The number of seeds of which a run completed.
+        `other_statuses`: The statuses of the runs that did not complete.
+        For each of `METRICS`: The mean, `<metric>_ci95` and `<metric>_points`; see `over_seeds` and
+            `seed_points`.
+        `has_learned`: True if the mean test accuracy `beats_chance`; NA where the number of classes
+            or of test examples is not known.
     """
     keys, known = cell_keys(runs), keyed(runs)
     grouped = known.groupby(keys)
@@ -81,15 +88,16 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_cell(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs themselves, indexed as `cells`."""
+    """Return the runs themselves, indexed like `cells`."""
     return keyed(runs).set_index(cell_keys(runs))
 
 
 def batch_ratios(cells: pd.DataFrame) -> pd.DataFrame:
-    """Each cell's metrics divided by those of the next smaller batch measured, everything else
-    being equal.
+    """Return each cell's metrics divided by those of the next smaller measured batch, everything
+    else being equal.
 
-    The ratios of the first paper's section 3.2. Columns: `smaller_batch`, `<metric>_ratio`.
+    These are the ratios of section 3.2 of the published batch-size study. Columns: `smaller_batch`,
+    `<metric>_ratio`.
     """
     measured = cells[cells["n"] > 0].reset_index("local_batch")
     metrics = ["local_batch", *METRICS]
@@ -101,16 +109,20 @@ def batch_ratios(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def scaling(cells: pd.DataFrame) -> pd.DataFrame:
-    """Speed-up and efficiency over workers at equal *local* batch: weak scaling.
+    """Return speed-up and efficiency over workers at equal *local* batch: weak scaling.
 
-    `speedup` is images per second over those of the smallest worker count measured with everything
-    else equal, threads of a worker included: `base_workers`; `efficiency` is that over the ratio of
-    worker counts. Cells with no such partner are left out; see `unequal_threads`.
+    Cells without a partner of another worker count are left out; see `unequal_threads`.
+
+    Columns:
+        `base_workers`: The smallest worker count measured with everything else equal, including a
+            worker's threads.
+        `speedup`: Images per second over those at `base_workers`.
+        `efficiency`: `speedup` over the ratio of the worker counts.
     """
     is_timed = (cells["n"] > 0) & cells["images_per_second"].notna()
     measured = cells.loc[is_timed, ["threads", "images_per_second"]].reset_index("num_workers")
     grouped = measured.groupby([*levels(measured), "threads"], dropna=False)
-    # The index is sorted: the fewest workers.
+    # The index is sorted, so the first row has the fewest workers.
     base = grouped[["num_workers", "images_per_second"]].transform("first")
     table = measured.drop(columns="threads").assign(
         base_workers=base["num_workers"],
@@ -127,8 +139,8 @@ def scaling(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def unequal_threads(cells: pd.DataFrame) -> str:
-    """Why `scaling` leaves out cells of other worker counts, as a sentence; empty if threads are no
-    reason.
+    """Return in a sentence how unequal threads keep `scaling` from comparing worker counts; empty
+    if they do not.
     """
     measured = cells.loc[cells["n"] > 0, ["threads"]].reset_index("num_workers")
     series = measured.groupby(level=levels(measured))["threads"]
@@ -146,7 +158,12 @@ def unequal_threads(cells: pd.DataFrame) -> str:
 
 
 def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
-    """The least-squares line through points at two places or more, `x` and `y` of shape (n,)."""
+    """Return the least-squares line through points.
+
+    Args:
+        x: Places, at least two of them different, shape (n,).
+        y: Values, shape (n,).
+    """
     places, values = np.asarray(x, float), np.asarray(y, float)
     slope, intercept = np.polyfit(places, values, 1)
     unexplained = float(np.sum((values - intercept - slope * places) ** 2))
@@ -155,14 +172,20 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
 
 
 def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
-    """Fit a + c / local batch to the training time of every completed run of each series with three
+    """Return fits of a + c / local batch to the training times of each series with three batch
     sizes or more.
 
-    Indexed by the series. Columns: `fixed_seconds`, a, which does not depend on the batch size;
-    `batch_seconds`, c, the fixed cost of a step times the examples that a worker trains on;
-    `r_squared`; `lowest_residual` and `highest_residual`, times less what the fit says, as
-    fractions of the times; `num_batches`; `step_seconds`, the fixed cost of one forward and
-    backward pass that c amounts to; `image_seconds`, what each image adds to it.
+    Each completed run counts. The table is indexed by the series.
+
+    Columns:
+        `fixed_seconds`: a, which does not depend on the batch size.
+        `batch_seconds`: c, the fixed cost of a step times the examples that a worker trains on.
+        `r_squared`: That of the fit.
+        `lowest_residual` and `highest_residual`: Measured less fitted times, as fractions of the
+            measured times.
+        `num_batches`: The number of batch sizes.
+        `step_seconds`: The fixed cost of one forward and backward pass that follows from c.
+        `image_seconds`: The time that each image adds to a pass.
     """
     known = keyed(runs)
     completed = known[(known["status"] == "completed") & known["train_seconds"].notna()]
@@ -197,24 +220,31 @@ def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
 
 @once
 def step_times(study: Study) -> pd.DataFrame:
-    """Seconds of a training step by what they went into, one row a cell: means over its completed
-    runs.
+    """Return the seconds of a training step and their parts, one row for each cell: means over its
+    completed runs.
 
-    Columns: `n`, `total_seconds`, `compute_seconds` (the rest), `codec_seconds` (NaN without one,
-    and where it computes beside the steps), `exposed_exchange_seconds` (what computing did not
-    hide; with what the codec computes where that is beside the steps, and in older records),
-    `wait_seconds` (a worker's mean), `sent_bytes` (of a worker), `sent_of_ring` (these over
-    `ring_bytes`); NaN where not measured. Where workers take unequal steps, all are for as many
-    examples as `step_unit` says.
+    If workers take unequal steps, all columns are for as many examples as `step_unit` says. Values
+    that were not measured are NaN.
+
+    Columns:
+        `n`: The number of seeds.
+        `total_seconds`: The time of a step.
+        `compute_seconds`: The rest after the other parts.
+        `codec_seconds`: NaN without a codec, and where the codec computes beside the steps.
+        `exposed_exchange_seconds`: The exchange that computing did not hide. Where the codec
+            computes beside the steps, and in older records, this includes the codec's time.
+        `wait_seconds`: The mean over workers.
+        `sent_bytes`: The bytes that a worker sends.
+        `sent_of_ring`: These bytes over `ring_bytes`.
     """
     return cell_means(study, step_seconds(study).dropna(subset="total_seconds"))
 
 
 def step_seconds(study: Study) -> pd.DataFrame:
-    """The columns of `step_times` by `run_id`."""
+    """Return the columns of `step_times` except `n`, indexed by `run_id`."""
     epochs, runs = study.epochs, study.runs.reindex(columns=["run_id", "strategy.overlap"])
     exposed = epochs["exposed_exchange_seconds"].fillna(epochs["exchange_seconds"])
-    # Where rounds overlap, workers compute while the codec does, and wait for it as a part of the
+    # Where rounds overlap, workers compute while the codec does; waiting for it is part of the
     # exchange.
     is_beside = epochs["run_id"].isin(runs.loc[runs["strategy.overlap"].eq(True), "run_id"])
     parts = epochs[["run_id", "train_seconds", "wait_seconds", "sent_bytes"]].assign(
@@ -233,7 +263,7 @@ def step_seconds(study: Study) -> pd.DataFrame:
     spent = (
         times["exposed_exchange_seconds"] + times["wait_seconds"] + times["codec_seconds"].fillna(0)
     )
-    # The clocks are not the same.
+    # The parts come from different clocks, so the rest can be slightly negative.
     times.insert(1, "compute_seconds", (times["total_seconds"] - spent).clip(lower=0))
     order = [
         "total_seconds",
@@ -249,10 +279,11 @@ def step_seconds(study: Study) -> pd.DataFrame:
 
 
 def ring_bytes(runs: pd.DataFrame) -> pd.Series[float]:
-    """2 (p - 1) / p n by `run_id`: what each of p workers sends where a ring sums n bytes of
-    gradient; NaN for one.
+    """Return 2 (p - 1) / p n by `run_id`: the bytes that each of p workers sends if a ring sums n
+    bytes of gradient.
 
-    No all-reduce of the whole gradient among workers alone sends less (Patarasuk and Yuan, 2009).
+    The value is NaN for one worker. No all-reduce of the whole gradient among the workers alone
+    sends less (Patarasuk and Yuan, 2009).
     """
     known = runs.set_index("run_id").reindex(columns=["num_workers", "num_parameters", "precision"])
     element_bytes = known["precision"].map({"fp64": 8}).fillna(4)
@@ -261,8 +292,8 @@ def ring_bytes(runs: pd.DataFrame) -> pd.Series[float]:
 
 
 def step_unit(study: Study) -> str:
-    """What `step_times` are of: a `step`, or `1,000 examples` where a run's workers take unequal
-    local steps.
+    """Return the unit of `step_times`: `step`, or `1,000 examples` where a run's workers take
+    unequal local steps.
     """
     steps = study.rounds.groupby(["run_id", "round"])["local_steps"].nunique()
     return f"{EXAMPLES_OF_A_UNIT:,} examples" if (steps > 1).any() else "step"
@@ -274,10 +305,11 @@ def _examples(epochs: pd.DataFrame) -> pd.Series[float]:
 
 @once
 def server_loads(study: Study) -> pd.DataFrame:
-    """How evenly parameter servers share their work, one row a cell: means over its completed runs.
+    """Return how evenly parameter servers share their work, one row for each cell: means over its
+    completed runs.
 
-    Columns: `n`, `num_servers`, `largest_share` (of the parameters), `busiest_load` (of the
-    training time), `queue_seconds` (that a push waits for its server), `max_lead` (clocks).
+    Columns: `n`; `num_servers`; `largest_share`, of the parameters; `busiest_load`, of the training
+    time; `queue_seconds`, the seconds that a push waits for its server; `max_lead`, in clocks.
     """
     grouped = study.servers.groupby("run_id")
     loads = pd.DataFrame({
@@ -291,8 +323,10 @@ def server_loads(study: Study) -> pd.DataFrame:
 
 
 def server_shares(study: Study) -> pd.DataFrame:
-    """The part of the parameters on each server, one row a cell, one column a server; NaN for no
-    such server.
+    """Return the part of the parameters on each server, one row for each cell and one column for
+    each server.
+
+    The part is NaN where a cell has no such server.
     """
     shares = study.servers.pivot(index="run_id", columns="server", values="share")
     return cell_means(study, shares.astype(float)).drop(columns="n")
@@ -300,11 +334,12 @@ def server_shares(study: Study) -> pd.DataFrame:
 
 @once
 def epoch_curves(study: Study) -> pd.DataFrame:
-    """Loss and accuracy by epoch, indexed by `cell_keys` and `epoch`: means and intervals over
-    seeds, as in `cells`.
+    """Return loss and accuracy by epoch, indexed by `cell_keys` and `epoch`: means and intervals
+    over seeds.
 
-    Runs that did not complete stand in only for cells in which none did; `completed` says which it
-    is. Runs that end with a round are left out: their last epoch is a fragment.
+    Runs that did not complete are used only for cells in which no run completed; the column
+    `completed` is then False. Runs that end with a round are left out, because their last epoch is
+    a fragment.
     """
     keys, known = cell_keys(study.runs), keyed(study.runs)
     known = known[~of_rounds(study.runs)]
@@ -321,13 +356,15 @@ def epoch_curves(study: Study) -> pd.DataFrame:
 
 
 def failures(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs that did not complete, with status and message."""
+    """Return the runs that did not complete, with status and message."""
     columns = ["run_id", "strategy", "num_workers", "local_batch", "seed", "status", "message"]
     return runs.loc[runs["status"] != "completed", columns].reset_index(drop=True)
 
 
 def caveats(study: Study) -> list[str]:
-    """What a reader of a study's tables and figures should know of its cells, in sentences."""
+    """Return sentences with what a reader of a study's tables and figures should know about its
+    cells.
+    """
     changing = [_CHANGING.get(name, f"{name} changes") for name in entangled(study.runs)]
     lines = [
         f"{what} along with the batch size or the workers: curves show both effects."
@@ -349,7 +386,9 @@ _CHANGING = {"threads": "The threads of a worker change", "lr": "The base learni
 
 
 def cell_means(study: Study, by_run: pd.DataFrame) -> pd.DataFrame:
-    """Means over the seeds of the completed runs of each cell, of a table indexed by `run_id`."""
+    """Return means over the seeds of the completed runs of each cell, from a table indexed by
+    `run_id`.
+    """
     known, keys = keyed(study.runs), cell_keys(study.runs)
     joined = known.loc[known["status"] == "completed", ["run_id", "seed", *keys]].merge(
         by_run, on="run_id"

@@ -1,25 +1,22 @@
-"""When each run reaches a target: one rule for all figures, tables and predictions, and for runs
+"""The rule for when a run reaches a target, for all figures, tables and predictions and for runs
 that end at it.
 
-1. A run's curve is its evaluations, each smoothed by the median of itself and its two neighbours,
-    so that one lucky
-   evaluation reaches nothing: a target is reached at an evaluation if two of these three are as
-   good. Where a neighbour is missing, before the first and after the last, it counts as worse than
+1. A run's curve is its evaluations. Each is smoothed by the median of itself and its two
+   neighbours, so that one lucky evaluation reaches nothing: two of the three must be as good as the
+   target. A missing neighbour, before the first and after the last evaluation, counts as worse than
    any.
 2. The target is reached at the first point of the smoothed curve that is as good as it. Seconds,
-    steps, epochs and
-   examples are interpolated between that point and the one before, in proportion to accuracy or
-   loss.
-3. Where that is the first evaluation, they are that evaluation's: upper bounds, `is_bound`.
-4. A run with `stop_at_target` ends at the evaluation after that point, the first one that tells: by
-    what came until
-   then, two of the last three are as good. So it has the time to the target that it would have had
-   if it had gone on.
-5. A run that does not reach it is censored: it needs more than what it `trained` until the last
-    evaluation of which it
-   is certain that it does not reach it, whatever would have come after. That is no number to
-   average. One good evaluation at the end of a run reaches nothing, but it leaves open whether the
-   target was reached just there.
+   steps, epochs and examples are interpolated between that point and the one before, in proportion
+   to accuracy or loss.
+3. If that point is the first evaluation, the amounts are those of this evaluation. They are then
+   upper bounds (`is_bound`).
+4. A run with `stop_at_target` ends at the evaluation after that point, because only then two of the
+   last three are known to be as good. Its time to the target is therefore the one that it would
+   have if it had gone on.
+5. A run that does not reach the target is censored: it needs more than it had `trained` at the last
+   evaluation that certainly does not reach the target, whatever might have followed. Such an amount
+   must not be averaged. One good evaluation at the end of a run does not reach the target, but
+   leaves open whether it was reached just there.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from numpy.typing import NDArray
 from bsweep.analysis.once import once
 from bsweep.config import Target
 
-AMOUNTS = {  # what it takes to a target, and the column of an evaluation that has it
+AMOUNTS = {  # the amounts to a target, and the column of an evaluation for each
     "seconds": "train_seconds",
     "steps": "num_steps",
     "epochs": "epochs_done",
@@ -47,7 +44,10 @@ _TARGETS = {"target_accuracy": "test_accuracy", "target_loss": "test_loss"}
 
 
 class _Evaluated(Protocol):
-    """What a study is to this module, which `bsweep.analysis.loaded` imports."""
+    """The part of a study that this module needs.
+
+    It stands for `Study`, because `bsweep.analysis.loaded` imports this module.
+    """
 
     @property
     def evaluations(self) -> pd.DataFrame: ...
@@ -55,20 +55,29 @@ class _Evaluated(Protocol):
 
 @once
 def to_target(study: _Evaluated, target: Target) -> pd.DataFrame:
-    """What each run needs to a target, a row a run that was evaluated, indexed by `run_id`.
+    """Return what each run needs to reach a target, one row for each run that was evaluated,
+    indexed by `run_id`.
 
-    Columns: `reached`; `is_bound`; `seconds_to_target`, `steps_to_target`, `epochs_to_target` and
-    `examples_to_target`, NaN where it was not reached; `steps_between` the two evaluations that it
-    was interpolated between; `trained_seconds` and so on, what it trained until the last
-    evaluation, or of a censored run until the last that certainly did not reach it; `best`, of the
-    smoothed curve. The rule is this module's first lines.
+    The rule is that of this module's docstring.
+
+    Columns:
+        `reached`, `is_bound`: Whether the target was reached, and whether the amounts are upper
+            bounds.
+        `seconds_to_target`, `steps_to_target`, `epochs_to_target`, `examples_to_target`: NaN where
+            the target was not reached.
+        `steps_between`: The steps between the two evaluations that were interpolated between.
+        `trained_seconds` and so on: The amounts trained until the last evaluation, or, for a
+            censored run, until the last one that certainly did not reach the target.
+        `best`: The best value of the smoothed curve.
     """
     return crossings(study.evaluations, target)
 
 
 def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
-    """The runs with `_OF_RUNS`, of those that name a target; unless they have them, as in a CSV, or
-    none names one.
+    """Return the runs with the columns `_OF_RUNS`, filled for the runs that name a target.
+
+    The runs stay as they are if they have these columns already, as in a CSV, or if none names a
+    target.
     """
     named = {key: pd.to_numeric(runs[key], errors="coerce") for key in _TARGETS if key in runs}
     if "reached" in runs or not any(values.notna().any() for values in named.values()):
@@ -86,7 +95,7 @@ def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFr
 
 
 def crossings(evaluations: pd.DataFrame, target: Target) -> pd.DataFrame:
-    """The table of `to_target`, of evaluations such as `Study.evaluations`."""
+    """Return the table of `to_target` from evaluations in the form of `Study.evaluations`."""
     known = evaluations[["run_id", *AMOUNTS.values(), target.metric]].dropna(subset=target.metric)
     rows = {
         run_id: dict(
@@ -104,8 +113,11 @@ def crossings(evaluations: pd.DataFrame, target: Target) -> pd.DataFrame:
 
 
 def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The median of each value, of which more is better, and its two neighbours; one that is
-    missing is the worst.
+    """Return the median of each value and its two neighbours; a missing neighbour counts as the
+    worst.
+
+    Args:
+        values: Values of which more is better, shape (evaluations,).
     """
     padded = np.concatenate([[-np.inf], values, [-np.inf]])
     return np.asarray(np.sort([padded[:-2], padded[1:-1], padded[2:]], axis=0)[1])
@@ -114,7 +126,13 @@ def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _of_run(
     amounts: NDArray[np.float64], values: NDArray[np.float64], target: Target
 ) -> Iterator[tuple[str, float | bool]]:
-    """A row of `to_target`, from amounts of shape (evaluations, 4)."""
+    """Yield the columns of a run's row of `to_target`.
+
+    Args:
+        amounts: The columns of `AMOUNTS` at each evaluation, shape (evaluations, 4).
+        values: The target's metric at each evaluation, shape (evaluations,).
+        target: The target to reach.
+    """
     wanted = target.sign * target.value
     curve = smoothed(target.sign * values)
     reached = bool((curve >= wanted).any())
@@ -126,7 +144,7 @@ def _of_run(
         "steps_between",
         float(amounts[first, _STEPS] - amounts[first - 1, _STEPS]) if interpolated else np.nan,
     )
-    # The next may be as good.
+    # One more good evaluation might have shown that the target was reached.
     is_open = not reached and bool((target.sign * values[-2:] >= wanted).any())
     for name, column in zip(AMOUNTS, amounts.T, strict=True):
         around = slice(max(0, first - 1), first + 1)

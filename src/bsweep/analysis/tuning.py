@@ -1,6 +1,4 @@
-"""The best learning rate of each cell where a study ran several, and whether a batch effect
-survives it.
-"""
+"""The best learning rate of each cell, for studies that ran several rates."""
 
 from __future__ import annotations
 
@@ -15,19 +13,20 @@ from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds, seed_points
 from bsweep.analysis.supported import part_of
 
-# What decides the learning rate of a batch size.
+# The settings that decide the learning rate of a batch size.
 RATES = (
     "lr",
     "lr_rule",
     "optimizer.reference_batch",
 )
-_MISSED = -1.0  # no accuracy and no time
-TUNED = "best of each cell"  # stands for a rule where each cell has the best of its rates
+_MISSED = -1.0  # stands for a missed score; no accuracy or time is negative
+TUNED = "best of each cell"  # stands for the rule where each cell is taken at its best rate
 
 
 def rate_settings(runs: pd.DataFrame) -> list[str]:
-    """Those of `RATES` by which some cell was run at several learning rates; none where no cell
-    was.
+    """Return those of `RATES` that gave some cell several learning rates.
+
+    The list is empty if each cell was run at one rate.
     """
     keys = cell_keys(runs)
     rates = [name for name in keys if name in RATES]
@@ -42,14 +41,20 @@ def rate_settings(runs: pd.DataFrame) -> list[str]:
 
 @once
 def rates(study: Study) -> pd.DataFrame:
-    """What each learning rate of each cell came to, indexed by `cell_keys`; empty where no cell was
-    run at several.
+    """Return the score of each learning rate of each cell, indexed by `cell_keys`.
 
-    Columns: `learning_rate`; `score`, the mean over seeds of `metric`, with `score_ci95` and
-    `score_points`: the `seconds_to_target` where runs name a target, else the final
-    `test_accuracy`; `n`, the seeds that have one; `missed`, those that diverged or did not reach
-    the target; `num_rates` of the cell; `is_best`: fewest seeds missed, then the best mean;
-    `at_edge`, `lowest` or `highest` where the best of several rates is the last one tried.
+    The table is empty if no cell was run at several rates.
+
+    Columns:
+        `learning_rate`: The rate.
+        `score`: The mean over seeds of `metric`, with `score_ci95` and `score_points`.
+        `metric`: `seconds_to_target` if a run reached a target that it names, else the final
+            `test_accuracy`.
+        `n`: The number of seeds that have a score.
+        `missed`: The number of seeds that diverged or did not reach the target.
+        `num_rates`: The number of rates of the cell.
+        `is_best`: True for the rate with the smallest share of missed seeds, then the best mean.
+        `at_edge`: `lowest` or `highest` where the best of several rates is the last one tried.
     """
     runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
     settings = rate_settings(runs) if len(runs) else []
@@ -68,8 +73,9 @@ def rates(study: Study) -> pd.DataFrame:
 
 
 def scores_by_seed(study: Study) -> pd.DataFrame:
-    """The score of each seed (columns) of each row of `rates`; NaN for a seed that missed, inf for
-    one not run.
+    """Return the score of each seed (columns) for each row of `rates`.
+
+    The score is NaN for a seed that missed, and inf for one that was not run.
     """
     scores = (
         _scored(study)
@@ -80,8 +86,10 @@ def scores_by_seed(study: Study) -> pd.DataFrame:
 
 
 def _scored(study: Study) -> pd.DataFrame:
-    """The runs that ended by themselves as `keyed`, with their `score`, NaN of those that
-    missed.
+    """Return the completed and diverged runs in the form of `keyed`, with their `score`.
+
+    The score is NaN for a run that missed its target and, where no target is scored, for one that
+    diverged.
     """
     runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
     score = runs[_metric(runs)].astype(float)
@@ -121,11 +129,10 @@ def _with_best(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def tuned(study: Study) -> Study:
-    """The study with the runs at the best rate of each cell alone, as one rule; all where cells
-    have one rate each.
+    """Return the study with only the runs at the best rate of each cell, under one rule.
 
-    A cell that missed at all of its rates keeps all its runs: each says that it takes more than it
-    trained.
+    The study is unchanged if each cell has one rate. A cell that missed at all of its rates keeps
+    all its runs, because each says that the target takes more than it trained.
     """
     table = rates(study)
     if table.empty:
