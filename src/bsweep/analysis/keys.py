@@ -1,5 +1,5 @@
-"""What tells the cells of a study apart: the settings that differ in it, those of the exchange as
-one short name.
+"""The settings that tell the cells of a study apart, and the variant: those of the exchange as one
+short name.
 """
 
 from __future__ import annotations
@@ -14,30 +14,34 @@ from bsweep.analysis.loaded import Study
 from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.once import once
 
-# Not known of a run that failed before it started.
+# These settings are not known for a run that failed before it started.
 _FOUND_OUT = [
     column.name
     for column in columns.RUNS
     if column.source in ("start", "meta") and column.role in ("context", "setting")
 ]
-# Columns, or the beginnings of their names, in a variant's order.
+# The columns of a variant, or the first parts of their names, in order.
 _EXCHANGE = ("strategy", "compression", "allocation", "batching", "slowdown")
 ALLOCATION_LISTS = ("allocation.local_batches", "allocation.local_steps")
-# Go without saying where a strategy was run with no other.
+# These values are left out of a variant where a strategy was run with no other value.
 _UNSAID = ("average", "native", "network", "synchronous", "examples", "fail", "uniform", "by_rule")
 
 
 @once
 def cell_keys(runs: pd.DataFrame) -> list[str]:
-    """The columns that tell cells apart: all settings that differ within the study, then variant,
-    workers, batch.
+    """Return the columns that tell cells apart: all settings that differ within the study, then
+    `variant`, `num_workers` and `local_batch`.
 
-    Settings that follow from others, as `optimizer.momentum` from the optimizer, are left out, for
-    these tell the cells apart already; so is hardware that follows from the strategy, say.
-    `entangled` settings, which would tear a curve over batch sizes or workers into points, are left
-    out too, such as threads that are fewer for more workers; hardware that changes with the batch
-    size or the workers is not, so that no curve ever mixes hardware. The variant stands for all
-    settings of the exchange, see `keyed`.
+    The variant stands for all settings of the exchange; see `keyed`. Two kinds of settings are left
+    out:
+
+    - Settings that follow from others, such as `optimizer.momentum` from the optimizer or hardware
+      from the strategy, because these others tell the cells apart already.
+    - `entangled` settings, such as threads that are fewer for more workers. They would break a
+      curve over batch sizes or workers into single points.
+
+    Hardware that changes with the batch size or the workers is kept, so that no curve mixes
+    hardware.
     """
     return [*(name for name in _told_apart(_filled(runs))[0] if not _of_exchange(name)), *_ALWAYS]
 
@@ -46,20 +50,21 @@ _ALWAYS = ("variant", "num_workers", "local_batch")
 
 
 def entangled(runs: pd.DataFrame) -> list[str]:
-    """Learning rate, threads and lesser settings that change along with batch or workers: curves
-    show both effects.
+    """Return the learning rate, threads and lesser settings that change along with batch size or
+    workers.
+
+    Curves over batch sizes or workers show the effects of both.
     """
     return _told_apart(_filled(runs))[1]
 
 
 @once
 def keyed(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs with settings to group by, no nulls in any that is set somewhere, and their
-    `variant`.
+    """Return the runs with their settings free of nulls, to group by, and with their `variant`.
 
-    That is the strategy with those of its settings, of its codec's, the allocation's and the
-    batching's, that differ within the study, such as `parameter_server layer` or
-    `horovod topk 0.01`; without the strategy where all runs share it.
+    The variant is the strategy followed by those settings of the exchange that differ within the
+    study, such as `parameter_server layer` or `horovod topk 0.01`. It leaves out the strategy if
+    all runs share it.
     """
     asked, filled = chosen(runs), _filled(runs)
     kept, mixed = _told_apart(filled)
@@ -88,10 +93,11 @@ def keyed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def chosen(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs as they were asked for: an allocation's lists only where the user gave them.
+    """Return the runs with the settings that the user chose: an allocation's lists only where the
+    user gave them.
 
-    What a policy fills in may differ from probe to probe, and its name says all that was chosen.
-    Runs that name no batching have a fixed batch.
+    The lists that a policy fills in may differ from probe to probe, and the policy's name already
+    says what was chosen. Runs that name no batching have the batching `fixed`.
     """
     if "batching" in runs:
         runs = runs.assign(
@@ -110,8 +116,8 @@ def chosen(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def variant_order(study: Study) -> list[str]:
-    """The variants of a study in the order in which they were first launched, which is that of the
-    sweep.
+    """Return the variants of a study in the order in which they were first launched, which is the
+    sweep's.
     """
     times = study.provenance.reindex(columns=["run_id", "launched_at"]).set_index("run_id")[
         "launched_at"
@@ -123,19 +129,19 @@ def variant_order(study: Study) -> list[str]:
 
 
 def levels(table: pd.DataFrame) -> list[str]:
-    """The names of a table's index: what tells its cells apart."""
+    """Return the names of a table's index levels, which tell its cells apart."""
     return [str(name) for name in table.index.names]
 
 
 def varying(table: pd.DataFrame) -> list[str]:
-    """The index levels with more than one value."""
+    """Return the index levels with more than one value."""
     return [name for name in levels(table) if table.index.get_level_values(name).nunique() > 1]
 
 
 def _told_apart(filled: pd.DataFrame) -> tuple[list[str], list[str]]:
     kept: list[str] = []
     mixed: list[str] = []
-    # It follows from others, as settings of a policy do.
+    # Placement and settings of a policy come last, because they follow from other settings.
     last = columns.names(columns.RUNS, "placement")
     for column in sorted(
         settings(filled), key=lambda name: (name in last, _of_exchange(name) and "." in name)
@@ -153,7 +159,7 @@ def _told_apart(filled: pd.DataFrame) -> tuple[list[str], list[str]]:
 
 
 def _follows(filled: pd.DataFrame, column: str, others: Sequence[str]) -> bool:
-    """Whether the others' values decide the column's."""
+    """Return True if the values of the other columns decide the value of the column."""
     return bool(filled.groupby(list(others))[column].nunique().max() <= 1)
 
 
@@ -162,11 +168,11 @@ def _of_exchange(column: str) -> bool:
 
 
 def _said(column: str, value: object, tells_apart: bool) -> str:
-    """A setting of the exchange as a variant's name has it. Words speak for themselves, numbers but
-    for a density not.
+    """Return a setting of the exchange in the form that a variant's name has; empty if it says
+    nothing.
 
-    What follows from the strategy is worth a word, though not a number: `allreduce ring` beside
-    `horovod`.
+    Words stand alone; numbers, except a density, follow their setting's name. A word that follows
+    from the strategy is still shown, but a number is not: `allreduce ring` beside `horovod`.
     """
     text, name = setting_text(value).replace(", ", ","), column.rpartition(".")[2]
     if _is_missing(value) or text in ("none", "False"):
@@ -183,18 +189,25 @@ def _is_missing(value: object) -> bool:
 
 
 def settings(runs: pd.DataFrame) -> list[str]:
-    """The columns of what the runs were told or found out, which may tell cells apart."""
+    """Return the columns of settings, given by the user or found out at the start, that may tell
+    cells apart.
+    """
     return [str(name) for name in runs if columns.role(str(name)) not in ("promised", "other")]
 
 
 def _filled(runs: pd.DataFrame) -> pd.DataFrame:
-    """What a run never found out, such as its device, is taken to be what all others found."""
+    """Return the runs with gaps in their settings filled.
+
+    A value that a run never found out, such as its device, is taken to be the one that all other
+    runs found. Without one such value, the text is `unknown`, or `none` for a setting that was not
+    given.
+    """
     runs = chosen(runs)
     if "threads" in runs:
-        # Where no thread of a CPU computes.
+        # On GPUs, the threads of the CPU compute nothing.
         is_on_gpus = runs["device"].notna() & ~runs["device"].isin(["", "cpu"])
         runs = runs.assign(threads=runs["threads"].mask(is_on_gpus))
-        # They may follow from the workers.
+        # Runs with equal placement and workers have equal threads.
         alike = runs.groupby(["placement", "num_workers"], dropna=False)["threads"]
         runs = runs.assign(
             threads=runs["threads"].fillna(alike.transform("first")).mask(is_on_gpus)

@@ -1,4 +1,6 @@
-"""What has learned, what learned fastest, and how long it takes to a target accuracy."""
+"""The cells that have learned, the fastest of them, and the time that they take to a target
+accuracy.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,16 @@ from bsweep.analysis.tables import cells
 from bsweep.analysis.targets import to_target
 from bsweep.config import Target
 
-ACCURACY_MARGIN = 0.01  # of the best accuracy, absolute: within it, what is faster is preferred
-TARGET_SHARE = 0.9  # of the best mean final test accuracy: the target where none is given
+ACCURACY_MARGIN = 0.01  # absolute; within it of the best accuracy, the faster cell wins
+TARGET_SHARE = 0.9  # the default target's share of the best mean final test accuracy
 
 
 def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd.DataFrame:
-    """The cells whose mean accuracy is within `margin` of the best one's, the fastest first.
+    """Return the cells whose mean accuracy is within `margin` of the best cell's, the fastest
+    first.
 
-    Test accuracy, or training accuracy where no cell has one; where none was recorded at all, every
-    measured cell counts. Cells that are at chance are no candidates, see `cells`.
+    The accuracy is test accuracy, or training accuracy if no cell has a test accuracy. If no
+    accuracy was recorded, every measured cell counts. Cells at chance are left out; see `cells`.
     """
     known = cells[(cells["n"] > 0) & cells["has_learned"].fillna(True)]
     accuracy = next(
@@ -35,11 +38,11 @@ def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd
 
 @once
 def accuracy_by_time(study: Study) -> pd.DataFrame:
-    """Test accuracy at the end of each epoch by the seconds trained until then, indexed by
-    `cell_keys` and `epoch`.
+    """Return test accuracy at the end of each epoch with the seconds trained until then.
 
-    Columns: `n` seeds; `elapsed_seconds`, without evaluations, and `test_accuracy`, means over
-    seeds with intervals as in `cells`. Completed runs only.
+    The table is indexed by `cell_keys` and `epoch` and covers completed runs only. Columns: `n`
+    seeds; `elapsed_seconds`, without evaluations, and `test_accuracy`, both as means over seeds
+    with intervals like those of `cells`.
     """
     keys, curves = cell_keys(study.runs), _curves(study)
     curves = curves[curves["status"] == "completed"].dropna(subset="elapsed_seconds")
@@ -48,16 +51,19 @@ def accuracy_by_time(study: Study) -> pd.DataFrame:
 
 @once
 def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
-    """Seconds of training until a test accuracy is reached, indexed by `cell_keys` and `seed`.
+    """Return the seconds of training until a test accuracy is reached, indexed by `cell_keys` and
+    `seed`.
 
-    Columns: `target`; `reached`; `seconds`, by the rule of `bsweep.analysis.targets`, NaN where it
-    is not reached. Of a seed that was run again the mean, if all runs reach it. Runs that diverged
-    count as not reaching it unless they did before; others that did not complete are left out.
+    Columns: `target`; `reached`; `seconds`, by the rule of `bsweep.analysis.targets`, NaN where the
+    target is not reached. For a seed that was run again, `seconds` is the mean, if all its runs
+    reach the target. A run that diverged counts as not reaching the target unless it reached it
+    before. Other runs that did not complete are left out.
 
     Args:
-        target: a fraction; None: the one that all runs name and some reach, else `TARGET_SHARE` of
-            the best cell's mean final test accuracy, in whole percents. The table is empty where no
-            cell has learned.
+        study: The study.
+        target: An accuracy as a fraction; None: the one that all runs name and some reach, else
+            `TARGET_SHARE` of the best cell's mean final test accuracy, in whole percents. The table
+            is empty if no cell has learned.
     """
     keys, runs = cell_keys(study.runs), keyed(study.runs)
     wanted = _default_target(study) if target is None else target
@@ -76,7 +82,9 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
 
 
 def named_target(study: Study) -> float | None:
-    """The test accuracy that all runs of a study name as theirs, where some run reached it."""
+    """Return the test accuracy that all runs of a study name as their target, if some run reached
+    it.
+    """
     runs = study.runs
     if not {"target_accuracy", "reached"} <= {*runs} or not runs["reached"].eq(True).any():
         return None
@@ -93,8 +101,8 @@ def _default_target(study: Study) -> float:
 
 
 def _curves(study: Study) -> pd.DataFrame:
-    """The ends of epochs of all runs that evaluated there, a row each: when, how accurate, and of
-    which cell.
+    """Return one row for each end of an epoch at which a run evaluated: its time, accuracy and
+    cell.
     """
     ends = study.evaluations.drop_duplicates(["run_id", "epoch"], keep="last").dropna(
         subset="test_accuracy"

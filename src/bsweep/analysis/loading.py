@@ -1,5 +1,5 @@
-"""A study's folder as tables: `runs` with one row a run, `epochs` with one row a run and epoch, and
-so on.
+"""Reading of a study's folder into tables: `runs` with one row for each run, `epochs` with one for
+each epoch, and so on.
 """
 
 from __future__ import annotations
@@ -27,15 +27,19 @@ def load(study_dir: str | Path, *, mix: bool = False, beside: bool = False) -> S
     """Read a study: a folder of run folders, or one with the `runs.csv` and `epochs.csv` of a
     report.
 
-    Runs of different hardware, versions or precision are refused, see `bsweep.analysis.mixture`,
-    unless `mix`. Times of runs that had others beside them on their machine are left out, see
-    `bsweep.analysis.beside_others`, unless `beside`.
+    A run that is damaged, or that a newer bsweep wrote, is left out; `Study.skipped` names it.
 
-    A run that is damaged, or that a newer bsweep wrote, is left out: `skipped` names it.
+    Args:
+        study_dir: The folder.
+        mix: If False, refuse runs of different hardware, versions or precision; see
+            `bsweep.analysis.mixture`.
+        beside: If False, leave out the times of runs that other runs ran beside on their machine;
+            see `bsweep.analysis.beside_others`.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: it holds no study, or no run of it can be read, or its runs do not compare.
+        FileNotFoundError: If there is no such folder.
+        ValueError: If the folder holds no study, if none of its runs can be read, or if its runs do
+            not compare.
     """
     study = _read(study_dir)
     if not mix:
@@ -94,20 +98,21 @@ def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
 
 
 def tables_of(run_folder: Path) -> dict[str, Rows]:
-    """The rows of a run by table; Damaged or Newer where it cannot be read."""
+    """Return the rows of a run by table; raise Damaged or Newer if the run cannot be read."""
     return rows_of(read_told(run_folder))
 
 
 _NUMBERS = {"number": float, "count": None, "count_or_null": None}
-"""The columns that numpy makes arrays of, by type; of whole numbers, whatever their values ask for.
+"""The column types that become numpy arrays, with their dtype; None lets numpy choose one for whole
+numbers.
 """
 
 
 class _Growing:
-    """A table that takes the rows of one run after the other, kept by column.
+    """A table that takes the rows of one run after the other and keeps them by column.
 
-    A study has many epochs: lists of numbers cost a fraction of what a dictionary for each row
-    does.
+    A study has many epochs, and lists of numbers need a fraction of the memory and time of one
+    dictionary for each row.
     """
 
     def __init__(self) -> None:
@@ -115,12 +120,12 @@ class _Growing:
 
     def add(self, run_id: str, rows: Rows, without: Collection[str] = ()) -> None:
         run_ids, found, nulls = self._columns["run_id"], _by_column(rows), (None,) * len(rows)
-        for name in found:  # in their order, which tables keep
+        for name in found:  # the tables keep this order
             if name == "run_id" or name in without:
                 continue
             column = self._columns.setdefault(name, [])
-            if found[name] != nulls:  # which many are: filled in later, all at once
-                # Of the runs before that do not say it.
+            if found[name] != nulls:  # empty columns are common; `frame` fills them at once
+                # The runs before this one lack the column.
                 column += [None] * (len(run_ids) - len(column))
                 column += found[name]
         run_ids += [run_id] * len(rows)
@@ -129,8 +134,8 @@ class _Growing:
         num_rows = len(self._columns["run_id"])
         for column in self._columns.values():
             column += [None] * (num_rows - len(column))
-        # `columns.as_table` gives them their types; numpy takes lists of numbers in a fraction of
-        # pandas' time
+        # `columns.as_table` sets the final types. numpy converts lists of numbers in a fraction of
+        # the time that pandas needs.
         types = {
             of.name: _NUMBERS[of.type]
             for of in table
@@ -141,10 +146,10 @@ class _Growing:
 
 
 def _by_column(rows: Rows) -> dict[str, tuple[Any, ...]]:
-    """What rows say by name, None where one does not."""
+    """Return the values of rows by column name, None where a row lacks the column."""
     names = tuple(rows[0]) if rows else ()
     if len(names) > 1 and {*map(len, rows)} == {len(names)}:
-        with suppress(KeyError):  # all have the same names, as is usual, and fast
+        with suppress(KeyError):  # usually all rows have the same names, and this path is fast
             return dict(zip(names, zip(*map(itemgetter(*names), rows), strict=True), strict=True))
     return {
         name: tuple(row.get(name) for row in rows)
