@@ -1,15 +1,16 @@
 """The published study of uneven GPUs far apart (DiLoCo on four nodes, its tables 1 to 3), and a
 model of it.
 
-The model: node i computes for h_i t_i(b_i) seconds, h_i being its local steps, and is idle until
-the last node arrives. The baseline's row gives every t_i(4) but for one constant, the seconds T
-that its slowest node, node 2, computes; they are fitted to method C, which changes steps alone. A
-step's time is taken to be a fixed part f and a part in proportion to the batch, t_i(b) = t_i(4) (f
-+ (1 - f) b / 4), the same f on all nodes, fitted to method B.
+In the model, node i computes for h_i t_i(b_i) seconds, where h_i is its number of local steps and
+t_i(b) its seconds for a step at batch b. It is then idle until the last node arrives. The
+baseline's row gives every t_i(4) up to one constant: the seconds T that its slowest node, node 2,
+computes. T is fitted to method C, which changes steps only. A step's time is assumed to have a
+fixed part f and a part in proportion to the batch, t_i(b) = t_i(4) (f + (1 - f) b / 4). The same f
+holds for all nodes and is fitted to method B.
 
 Two of the published rows contradict the paper's own settings, whatever the constants;
-`CONTRADICTIONS` says how. Whether idle times are of one round or of all ten is not said; the model
-holds for both.
+`CONTRADICTIONS` says how. The paper does not say whether its idle times are of one round or of all
+ten; the model holds for both.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ CONTRADICTIONS = (
 
 @dataclass(frozen=True)
 class IdleModel:
-    """Idle seconds of the published nodes as a function of their batches and steps."""
+    """A model of the idle seconds of the published nodes as a function of their
+    batches and steps.
+    """
 
     slowest_seconds: float  # T: what node 2 computes in the baseline
     fixed_share: float  # f: the part of a step at batch 4 that no batch size changes
@@ -43,7 +46,7 @@ class IdleModel:
     def compute_seconds(
         self, local_batches: ArrayLike, local_steps: ArrayLike
     ) -> NDArray[np.float64]:
-        """Seconds that each node computes, shape (nodes,)."""
+        """Return the seconds that each node computes, shape (nodes,)."""
         at_baseline = self.slowest_seconds - self.baseline["idle_seconds"].to_numpy(float)
         batches = np.asarray(local_batches) / self.baseline["local_batch"].to_numpy(float)
         steps = np.asarray(local_steps) / self.baseline["local_steps"].to_numpy(float)
@@ -52,13 +55,14 @@ class IdleModel:
         )
 
     def idle_seconds(self, local_batches: ArrayLike, local_steps: ArrayLike) -> NDArray[np.float64]:
-        """Seconds that each node waits for the slowest, shape (nodes,)."""
+        """Return the seconds that each node waits for the slowest node, shape (nodes,)."""
         seconds = self.compute_seconds(local_batches, local_steps)
         return np.asarray(seconds.max() - seconds)
 
     def steps_by_speed(self) -> list[int]:
-        """Local steps that would let all nodes arrive together: those of the slowest node times
-        relative speed.
+        """Return the local steps that would let all nodes arrive together.
+
+        They are the baseline's steps times each node's speed relative to the slowest node.
         """
         baseline = self.baseline
         speeds = self.slowest_seconds / self.compute_seconds(
@@ -68,16 +72,18 @@ class IdleModel:
 
 
 def published_idle() -> pd.DataFrame:
-    """Idle seconds, batch and steps by `method` (baseline, A, B, C) and `node`, in the paper's
-    order.
+    """Return idle seconds, batch and steps by `method` (baseline, A, B, C) and `node`, in the
+    paper's order.
 
-    See `results/published/README.md` for their source.
+    `results/published/README.md` names their source.
     """
     return pd.read_csv(published_csv("geo_distributed"), index_col=["method", "node"])
 
 
 def idle_model() -> IdleModel:
-    """The model with T fitted to method C and then f to method B, both by least squares."""
+    """Return the model with T fitted to method C and then f fitted to method B, both by least
+    squares.
+    """
     rows = _rows(published_idle())
     baseline = rows["baseline"]
 
@@ -95,8 +101,10 @@ def idle_model() -> IdleModel:
 
 
 def modelled_idle() -> pd.DataFrame:
-    """Indexed as `published_idle`: `published_seconds` and `modelled_seconds` that each node is
-    idle.
+    """Return the published and the modelled idle seconds of each node, indexed like
+    `published_idle`.
+
+    Columns: `published_seconds`, `modelled_seconds`.
     """
     published, model = published_idle(), idle_model()
     modelled = [
@@ -113,5 +121,5 @@ def modelled_idle() -> pd.DataFrame:
 
 
 def _rows(published: pd.DataFrame) -> dict[Any, pd.DataFrame]:
-    """The nodes of each method."""
+    """Return the rows of each method, one for each node."""
     return dict(list(published.groupby(level="method", sort=False)))

@@ -111,8 +111,8 @@ numbers.
 class _Growing:
     """A table that takes the rows of one run after the other and keeps them by column.
 
-    A study has many epochs, and lists of numbers need a fraction of the memory and time of one
-    dictionary for each row.
+    A study has many epochs, and lists of numbers cost a fraction of what one dictionary for each
+    row costs.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
-"""What keeps the runs of a study from being compared: other hardware, other versions, or another
-precision than asked.
+"""The differences that keep the runs of a study from being compared: hardware, versions, or an
+automatic precision.
 
-Patches of torch and Horovod, Python, drivers and commits do not count: they change times less than
-machines do from day to day, and the provenance has them.
+Differences between patch releases of torch and Horovod, between versions of Python, between drivers
+and between commits do not count. They change times less than machines vary from day to day, and the
+provenance records them.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from bsweep.core.words import counted, first_of
 _VERSIONS = ("torch", "horovod", "bsweep")
 
 Mixture = Mapping[str, Mapping[str, Sequence[str]]]
-"""By what differs, the runs of each value, the most common first."""
+"""For each thing that differs, the ids of the runs with each value, the most common value first."""
 
 
 def mixture(runs: pd.DataFrame, provenance: pd.DataFrame) -> Mixture:
-    """What completed runs differ in though nobody chose it; what is not on record differs from
-    nothing.
+    """Return what completed runs differ in although nobody chose it; a value that is not recorded
+    differs from none.
 
-    A precision that was asked for is a setting like any other, and so is one that comes with the
-    kind of device.
+    A precision that was asked for is a setting like any other. A precision chosen automatically
+    counts only if it differs between runs on the same kind of device.
     """
     runs = runs[runs["status"] == "completed"]
     told = provenance.set_index("run_id").reindex(runs["run_id"])
@@ -49,7 +50,7 @@ def mixture(runs: pd.DataFrame, provenance: pd.DataFrame) -> Mixture:
 
 
 def refuse(folder: Path, found: Mixture) -> None:
-    """ValueError that names what differs, if anything does."""
+    """Raise ValueError that names what differs, if anything does."""
     if not found:
         return
     lines = [f"  {name}: {in_words(values)}" for name, values in found.items()]
@@ -64,6 +65,7 @@ def refuse(folder: Path, found: Mixture) -> None:
 
 
 def in_words(values: Mapping[str, Sequence[str]]) -> str:
+    """Return the values with their numbers of runs in words; name runs of the rarer values."""
     (common, most), *rare = values.items()
     return "; ".join(
         [

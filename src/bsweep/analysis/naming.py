@@ -1,4 +1,4 @@
-"""Settings in words, as titles, legends and sentences say them: figures show no identifiers of the
+"""Settings in words for titles, legends and sentences, because figures show no identifiers of the
 configuration.
 """
 
@@ -24,8 +24,7 @@ _NAMES = {
     "lars": "LARS",
     "lamb": "LAMB",
 }
-# What a variant is put together from. A comma comes before what goes on with a sentence that a
-# strategy begins.
+# The parts of a variant's name in words. A part that follows a strategy's name begins with a comma.
 _OF_VARIANTS = {
     "single": "one worker alone",
     "horovod": "Horovod",
@@ -94,7 +93,7 @@ _KNOWN = re.compile(rf"(?<!\S)(?:{'|'.join(sorted(_OF_VARIANTS, key=len, reverse
 
 
 def words(name: str, value: object) -> str:
-    """A setting as a legend says it."""
+    """Return a setting in the words of a legend."""
     text = setting_text(value)
     if name == "variant":
         return _variant(text)
@@ -102,8 +101,8 @@ def words(name: str, value: object) -> str:
 
 
 def length_of(study: Study) -> str:
-    """How long all runs were to train, such as `3 epochs` or `10 rounds`; empty if that differs or
-    is not known.
+    """Return how long all runs were to train, such as `3 epochs` or `10 rounds`; empty if that
+    differs or is not known.
     """
     if ends_in_rounds(study):
         lengths = study.rounds.groupby("run_id")["round"].max().unique()

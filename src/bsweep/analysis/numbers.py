@@ -1,5 +1,5 @@
-"""Numbers as text: four significant digits, three below 0.1, and of a mean no more than its
-interval leaves known.
+"""Numbers as text: four significant digits, three below 0.1, and for a mean no more than its
+interval supports.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ import math
 from collections.abc import Sequence
 
 _ROUNDING = (
-    1e-9  # of a number: an interval that small is of the arithmetic, nothing was measured that well
+    1e-9  # relative; an interval this small comes from rounding errors, not from measured values
 )
 
 
 def number(value: float) -> str:
-    """A number for reading; `-` for one that was not measured."""
+    """Return a number as text to read; `-` for a number that was not measured."""
     if math.isnan(value):
         return "-"
     if not 1e-4 <= abs(value) < math.inf:
@@ -22,8 +22,10 @@ def number(value: float) -> str:
 
 
 def spread(mean: float, half_width: float = math.nan, points: Sequence[float] = ()) -> str:
-    """A mean with half the width of its interval; where there is none, the values of two seeds
-    rather than a mean.
+    """Return a mean with half the width of its interval as text; `-` for a mean that was not
+    measured.
+
+    Without an interval, the two values of two seeds stand in place of their mean.
     """
     if math.isnan(mean):
         return "-"
@@ -39,7 +41,9 @@ def spread(mean: float, half_width: float = math.nan, points: Sequence[float] = 
 def fixed(
     value: float, decimals: int, half_width: float = math.nan, points: Sequence[float] = ()
 ) -> str:
-    """As `spread`, in a column whose numbers all have as many decimals."""
+    """Return the text of `spread` with a given number of decimals, for a column of
+    aligned numbers.
+    """
     if math.isnan(value):
         return "-"
     if len(points) == 2:

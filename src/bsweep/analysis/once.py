@@ -1,5 +1,5 @@
-"""Tables that many figures and sentences ask for, computed once where nobody changes a study
-meanwhile.
+"""A cache for tables that many figures and sentences ask for, valid while nobody
+changes a study.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Table = TypeVar("Table", bound=_Copied)
 
 @contextmanager
 def computing_once() -> Iterator[None]:
-    """Within, whoever asks for a table again gets a copy of the first: no study may change before
-    the end.
+    """Keep the tables of functions under `once` until the end of the block, and return copies of
+    them.
 
-    Within another, it is that one.
+    No study may change within the block. A block within another shares the outer block's tables.
     """
     if _known.get() is not None:
         yield
@@ -42,7 +42,10 @@ def computing_once() -> Iterator[None]:
 def once(
     compute: Callable[Concatenate[Of, Others], Table],
 ) -> Callable[Concatenate[Of, Others], Table]:
-    """A table of a study or of its runs that `computing_once` computes once."""
+    """Return the function with a cache for its tables, which works within `computing_once` only.
+
+    The first argument of the function is a study or its runs.
+    """
 
     @wraps(compute)
     def computed(of: Of, /, *args: Others.args, **options: Others.kwargs) -> Table:
@@ -51,7 +54,7 @@ def once(
             return compute(of, *args, **options)
         key = (compute, id(of), args, *options.items())
         if key not in known:
-            # While `of` is kept, no other object has its id.
+            # Keeping `of` ensures that no other object gets its id.
             known[key] = (
                 compute(of, *args, **options),
                 of,

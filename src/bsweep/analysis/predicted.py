@@ -1,5 +1,5 @@
-"""The predicted time to a target over batch sizes and workers, and what follows: cost, bottlenecks,
-one more worker.
+"""The predicted time to a target over batch sizes and workers, with cost, bottlenecks and the gain
+of more workers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,22 @@ NOT_REACHED = "not reached"
 
 @once
 def surface(study: Study) -> pd.DataFrame:
-    """Every cell of the grid of each prediction, a row each, with the columns of
-    `Prediction.cells`; empty without one.
+    """Return every cell of each prediction's grid, one row each; empty if there is no prediction.
 
-    Columns more: `where`, the part of the study in words (empty where there is one), and `target`;
-    `is_recommended`; `is_alternative`, not told from the recommended cell by its interval;
-    `is_on_front`, if no cell that can be trained takes less time for as few worker-seconds, by
-    medians, and `probability_on_front` by draws; `bottleneck`, which of `PARTS` takes most of the
-    time, and `bottleneck_share`. `problem` is also `NOT_REACHED`, where runs of the batch size
-    trained to their end and none reached the target.
+    The columns are those of `Prediction.cells` and the following.
+
+    Columns:
+        `where`: The part of the study in words; empty if it has one part.
+        `target`: The target.
+        `is_recommended`: True for the recommended cell.
+        `is_alternative`: True if the interval does not tell the cell from the recommended one.
+        `is_on_front`: True if no cell that can be trained takes less time for at most as many
+            worker-seconds, by medians.
+        `probability_on_front`: The share of draws in which that is so.
+        `bottleneck`, `bottleneck_share`: The one of `PARTS` that takes most of the time, and its
+            share.
+        `problem`: Also `NOT_REACHED`, where runs of the batch size trained to their end and none
+            reached the target.
     """
     parts = [
         _cells(answer.where, answer.prediction)
@@ -64,8 +71,10 @@ def _cells(where: str, prediction: Prediction) -> pd.DataFrame:
 
 
 def _on_front(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
-    """Whether no other cell takes less time for as few worker-seconds: by medians, and how probably
-    by draws.
+    """Return for each cell True if it is on the front by medians, and the probability of that by
+    draws.
+
+    A cell is on the front if no other cell takes less time for at most as many worker-seconds.
     """
     logs, workers = prediction.forecast.log_seconds, prediction.cells["num_workers"].to_numpy(float)
     allowed = prediction.cells["is_allowed"].to_numpy(bool)
@@ -75,8 +84,11 @@ def _on_front(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _undominated(log_seconds: np.ndarray, workers: np.ndarray) -> np.ndarray:
-    """Of times by draw and cell, those of which no other is less for as many worker-seconds or
-    fewer.
+    """Return True for each cell of which no other has less time and at most as many worker-seconds.
+
+    Args:
+        log_seconds: Logarithms of the times, shape (draws, cells).
+        workers: The worker counts, shape (cells,).
     """
     costs = log_seconds + np.log(workers)
     found = np.ones(log_seconds.shape, bool)
@@ -89,14 +101,20 @@ def _undominated(log_seconds: np.ndarray, workers: np.ndarray) -> np.ndarray:
 
 @once
 def more_workers(study: Study) -> pd.DataFrame:
-    """What each further worker count buys, a row each step from one to the next; empty where there
-    is one count.
+    """Return the gain of each further worker count, one row for each step to the next count.
 
-    At either count the batch size is the one of the least median time. Columns: `where`; `target`;
-    `num_workers` and `more_workers`, from and to; `global_batch` and `more_global_batch`;
-    `saved_seconds` and `added_worker_seconds`, medians, with the ends `_low` and `_high` of 90 %
-    intervals of the typical run; `verdict` on the time: `sooner`, `later` or `NO_DIFFERENCE`, where
-    the interval contains zero; `is_extrapolated` if either cell is.
+    The table is empty if there is one count. At each count, the batch size is the one with the
+    least median time.
+
+    Columns:
+        `where`, `target`: The part of the study and its target.
+        `num_workers`, `more_workers`: The worker counts before and after.
+        `global_batch`, `more_global_batch`: The batch sizes before and after.
+        `saved_seconds`, `added_worker_seconds`: Medians, with the ends `_low` and `_high` of 90 %
+            intervals for the typical run.
+        `verdict`: `sooner`, `later`, or `NO_DIFFERENCE` where the interval of the saved time
+            contains zero.
+        `is_extrapolated`: True if either cell is extrapolated.
     """
     rows = [
         {"where": answer.where, "target": str(answer.prediction.target), **row}

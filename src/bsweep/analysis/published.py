@@ -1,4 +1,4 @@
-"""The published batch-size study, and whether another study may be drawn beside it."""
+"""The published batch-size study, and the check that another study may be drawn beside it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from bsweep.analysis.keys import levels
 from bsweep.analysis.loaded import Study, study_of
 from bsweep.analysis.numbers import setting_text
 
-# The model and data of the published study; curves of other ones have nothing to do with its
-# curves.
+# The model and data of the published study. Curves of others do not compare with its curves.
 _MODEL = "resnet18"
 _NUM_TRAIN = 50_000
 _COMPARED = (
@@ -24,10 +23,11 @@ _COMPARED = (
 
 
 def published() -> Study:
-    """The published numbers as a study without epochs; see `results/published/README.md` for their
-    source.
+    """Return the published numbers as a study without epochs; `results/published/README.md` names
+    their source.
 
-    Images per second are not published: they are derived, `epochs` x 50,000 / `train_seconds`.
+    Images per second are not published. They are derived as `epochs` x `num_train` (50,000) /
+    `train_seconds`.
     """
     path = published_csv("batch_size_horovod")
     runs = pd.read_csv(path)
@@ -42,8 +42,10 @@ def published() -> Study:
 
 
 def comparable(study: Study) -> bool:
-    """Whether its completed runs all train the published model on all of CIFAR-10's 50,000 training
-    images.
+    """Return True if all completed runs train the published model on all 50,000 training images of
+    CIFAR-10.
+
+    The published study itself does not count as comparable.
     """
     runs = study.runs[study.runs["status"] == "completed"]
     same = (
@@ -59,7 +61,7 @@ def comparable(study: Study) -> bool:
 
 
 def differences(study: Study) -> list[str]:
-    """What else differs from the published study, such as `epochs: 3 (published: 50)`."""
+    """Return what else differs from the published study, such as `epochs: 3 (published: 50)`."""
     ours, theirs = study.runs[study.runs["status"] == "completed"], published().runs
     found = []
     for column in _COMPARED:
@@ -80,10 +82,11 @@ def _known(runs: pd.DataFrame, column: str) -> list[Any]:
 
 
 def relative_seconds(cells: pd.DataFrame, reference_batch: int) -> pd.Series[float]:
-    """Training time over that of the same series at the reference batch, which cancels epochs and
-    hardware.
+    """Return training time over that of the same series at the reference batch; this cancels epochs
+    and hardware.
 
-    Indexed as `cells`; NaN where the series was not measured at the reference batch.
+    The result is indexed like `cells`, and NaN where the series was not measured at the reference
+    batch.
     """
     series = levels(cells)[:-1]
     at_reference = cells["train_seconds"].where(
@@ -94,7 +97,7 @@ def relative_seconds(cells: pd.DataFrame, reference_batch: int) -> pd.Series[flo
 
 def published_csv(name: str) -> Path:
     here = Path(__file__).resolve()
-    # Wheel, checkout.
+    # The folder in an installed wheel, then the one in a checkout.
     candidates = (
         here.parents[1] / "published",
         here.parents[3] / "results" / "published",

@@ -1,10 +1,10 @@
 """The published parameter-sharding study (VGG-16, by layer or by memory), a model of it, and
 measured runs beside both.
 
-The model: a step takes the time to compute plus the time to exchange, T = C + max(1, w s) x, for w
-workers whose fullest server holds the share s of the parameters; x seconds bring all parameters
-through one link there and back. The largest of the servers' links is the bottleneck, for all
-workers share it, or else a worker's own.
+In the model, a step takes the time to compute plus the time to exchange, T = C + max(1, w s) x.
+There are w workers, the fullest server holds the share s of the parameters, and x seconds bring all
+parameters through one link there and back. The bottleneck is the link of the fullest server, which
+all workers share, or else a worker's own link.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ Sharding = Literal["layer", "memory"]
 
 
 def published_gains() -> pd.DataFrame:
-    """Speed of memory sharding over that of layer sharding, less one, by `num_workers`; columns
-    `num_servers`, `gain`.
+    """Return the speed of memory sharding over that of layer sharding, less one, by `num_workers`.
 
-    See `results/published/README.md` for their source.
+    Columns: `num_servers`, `gain`. `results/published/README.md` names their source.
     """
     table = pd.read_csv(published_csv("parameter_sharding"), index_col="num_workers")
     return table.assign(gain=table["memory_over_layer"] - 1)[["num_servers", "gain"]]
 
 
 def largest_share(sharding: Sharding, num_servers: int) -> float:
-    """Part of VGG-16 on the fullest server: layers go, the largest first, to the server that has
-    the least.
+    """Return the part of VGG-16 on the fullest server.
+
+    By layer, layers go, the largest first, to the server that has the least so far. By memory, all
+    servers hold equal parts.
     """
     if sharding == "memory":
         return 1 / num_servers
@@ -57,13 +58,13 @@ def largest_share(sharding: Sharding, num_servers: int) -> float:
 def predicted_gain(
     num_workers: int, ratio: float, shares: tuple[float, float] | None = None
 ) -> float:
-    """By how much memory sharding is faster than layer sharding, as a fraction.
+    """Return by how much memory sharding is faster than layer sharding, as a fraction.
 
     Args:
-        num_workers: w; the published study has a server for two of them.
-        ratio: compute time over the exchange time of evenly loaded servers, two workers each: C /
-            2x.
-        shares: of the fullest server by layer and by memory; None: VGG-16's on w / 2 servers.
+        num_workers: w; the published study has one server for two workers.
+        ratio: The compute time over the exchange time of evenly loaded servers with two workers
+            each: C / 2x.
+        shares: The fullest server's share by layer and by memory; None: VGG-16's on w / 2 servers.
     """
     num_servers = max(1, num_workers // 2)
     by_layer, by_memory = shares or (
@@ -77,8 +78,8 @@ def predicted_gain(
 
 
 def fit_ratio(gains: pd.Series[float]) -> float:
-    """The one constant of `predicted_gain` that comes closest, by least squares, to gains indexed
-    by `num_workers`.
+    """Return the `ratio` of `predicted_gain` that fits gains indexed by `num_workers` best, by
+    least squares.
     """
 
     def error(ratio: float) -> float:
@@ -91,13 +92,17 @@ def fit_ratio(gains: pd.Series[float]) -> float:
 
 @once
 def sharding_gains(study: Study) -> pd.DataFrame:
-    """What memory sharding gains over layer sharding where VGG-16 was measured with both,
-    everything else being equal.
+    """Return the gain of memory sharding over layer sharding, where VGG-16 was measured with both.
 
-    Indexed as the cells of such runs, without the sharding. Columns: `layer_share` and
-    `memory_share` of the fullest server, on record; `gain`, by images per second, means over seeds;
-    `published_gain` and, with the shares on record and the constant fitted to the published gains,
-    `predicted_gain`.
+    Everything else is equal. The table is indexed by what tells the cells of such runs apart,
+    without the sharding.
+
+    Columns:
+        `layer_share`, `memory_share`: The recorded shares of the fullest server.
+        `gain`: The gain in images per second, from means over runs.
+        `published_gain`: The published gain with as many workers.
+        `predicted_gain`: The gain by the recorded shares and the ratio fitted to the published
+            gains.
     """
     runs, published = _measured(study), published_gains()["gain"]
     if not {"layer", "memory"} <= set(runs["strategy.sharding"]):
@@ -128,12 +133,12 @@ def sharding_gains(study: Study) -> pd.DataFrame:
 
 
 def sharding_fit(study: Study) -> Line | None:
-    """C and x in seconds that measured VGG-16 runs imply: `intercept` and `slope` of a step's time
-    over max(1, w s).
+    """Return the line of a step's seconds over max(1, w s) through measured runs of VGG-16.
 
-    The intercept is all that does not grow with the load, and so no measured computing time: see
-    `computing_seconds`. None where fewer than three such loads were measured, or at several batch
-    sizes, each with its own C.
+    Its `intercept` estimates C and its `slope` x. The intercept is all time that does not grow with
+    the load, so it is not a measured computing time; see `computing_seconds`. The result is None if
+    fewer than three such loads were measured, or if there are several batch sizes, each with its
+    own C.
     """
     runs = _measured(study)
     load = (runs["num_workers"] * runs["largest_share"]).clip(lower=1).round(4)
@@ -143,8 +148,10 @@ def sharding_fit(study: Study) -> Line | None:
 
 
 def computing_seconds(study: Study) -> tuple[float, float] | None:
-    """The shortest and the longest time that completed runs of VGG-16 computed in a step; None if
-    not measured.
+    """Return the shortest and the longest time that completed runs of VGG-16 computed in a step, in
+    seconds.
+
+    The result is None if no such time was measured.
     """
     is_wanted = (study.runs["status"] == "completed") & (study.runs["model"] == "vgg16")
     seconds = (
@@ -154,14 +161,16 @@ def computing_seconds(study: Study) -> tuple[float, float] | None:
 
 
 def _measured(study: Study) -> pd.DataFrame:
-    """The completed runs of VGG-16 on synchronous servers, with the `largest_share` of these."""
+    """Return the completed runs of VGG-16 on synchronous servers, with the `largest_share` of these
+    servers.
+    """
     shares = study.servers.groupby("run_id")["share"].max()
-    # To how long a step takes.
+    # These settings do not change how long a step takes.
     no_matter = [name for name in study.runs if str(name).startswith(("lr", "optimizer."))]
     runs = study.runs.drop(columns=no_matter)
     is_timed = (runs["status"] == "completed") & runs["train_seconds"].notna()
     is_wanted = is_timed & (runs["strategy"] == "parameter_server") & (runs["model"] == "vgg16")
     runs = runs[is_wanted].join(shares.rename("largest_share").astype(float), on="run_id")
-    if "strategy.sharding" not in runs:  # no server in all of the study
+    if "strategy.sharding" not in runs:  # the study has no parameter servers
         return runs.assign(**{"strategy.sharding": ""})
     return runs[runs["strategy.consistency"] == "synchronous"]

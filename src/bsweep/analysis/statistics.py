@@ -1,4 +1,6 @@
-"""Means and intervals over seeds, and whether an accuracy is more than chance."""
+"""Means and intervals over seeds, and tests of whether an accuracy or a difference
+may be chance.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,24 @@ from numpy.typing import ArrayLike
 from scipy.special import betainc, stdtrit
 from scipy.stats import ttest_ind_from_stats
 
-MIN_SEEDS_FOR_INTERVAL = 3  # of two seeds an interval is wider than anything it could tell apart
-CHANCE_ALPHA = 0.001  # small, for a study asks it of each of its cells
+MIN_SEEDS_FOR_INTERVAL = 3  # an interval from two seeds is too wide to tell anything apart
+CHANCE_ALPHA = 0.001  # small, because a study tests each of its cells
 
 
 def over_seeds(
     runs: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str] | pd.Index
 ) -> pd.DataFrame:
-    """Means over the seeds of each group of runs: `n` counts distinct seeds, of which each is
-    averaged first.
+    """Return means over the seeds of each group of runs; runs of equal seed are averaged first.
 
-    `runs` needs the column `seed`. A run repeated with its seed says how much a time scatters,
-    nothing of other seeds. Columns: `n`, the metrics and, as `<metric>_ci95`, half the width of
-    their 95 % t-interval, NaN below three seeds.
+    A run repeated with its seed shows how much a time varies, but nothing about other seeds.
+
+    Columns: `n`, the number of distinct seeds; the metrics; and, as `<metric>_ci95`, half the width
+    of their 95 % t-interval, NaN below three seeds.
+
+    Args:
+        runs: A table with the keys, the metrics and the column `seed`.
+        keys: The columns that tell groups apart.
+        metrics: The columns to average.
     """
     seeds = runs.groupby([*keys, "seed"])[list(metrics)].mean().groupby(level=list(keys))
     count = seeds.count()
@@ -31,8 +38,9 @@ def over_seeds(
 
 
 def seed_points(runs: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> pd.DataFrame:
-    """What `over_seeds` averages: of each metric a tuple by seed, without what is missing, as
-    `<metric>_points`.
+    """Return the values that `over_seeds` averages, as `<metric>_points`.
+
+    Each is a tuple with one value for each seed, without missing values.
     """
     seeds = runs.groupby([*keys, "seed"])[list(metrics)].mean().groupby(level=list(keys))
     return seeds.agg(_without_missing).add_suffix("_points")
@@ -45,11 +53,11 @@ def _without_missing(values: pd.Series[float]) -> tuple[float, ...]:
 def beats_chance(
     accuracy: ArrayLike, num_classes: ArrayLike, num_answers: ArrayLike
 ) -> pd.Series[bool]:
-    """Whether so many correct answers have a probability below `CHANCE_ALPHA` for one who guesses;
+    """Return True where guessing has a probability below `CHANCE_ALPHA` of so many correct answers;
     NA if not known.
 
-    One-sided binomial test against 1 / `num_classes`. Of a mean accuracy over seeds, the answers
-    are those of one test set, for all seeds answer the same questions.
+    The test is a one-sided binomial test against 1 / `num_classes`. For a mean accuracy over seeds,
+    give the number of answers of one test set, because all seeds answer the same questions.
     """
     shares, classes, answers = (
         np.asarray(values, float) for values in (accuracy, num_classes, num_answers)
@@ -61,10 +69,10 @@ def beats_chance(
 
 
 def differ_by_chance(one: ArrayLike, other: ArrayLike) -> float:
-    """How likely means are at least as far apart that do not differ, by Welch's t-test of two or
-    more values each.
+    """Return the p-value of Welch's t-test between two samples of two or more values each.
 
-    NaN where all values are equal.
+    It is the probability that samples of equal means have means at least as far apart. It is NaN
+    where all values are equal.
     """
     samples = [np.asarray(values, float) for values in (one, other)]
     moments = [(sample.mean(), sample.std(ddof=1), len(sample)) for sample in samples]

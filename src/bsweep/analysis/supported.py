@@ -1,11 +1,11 @@
-"""Parts of a study, and the target that one supports where its runs name none that they reach.
+"""Parts of a study, and the target that a part supports where its runs name none that they reach.
 
 That target is the highest test accuracy, in whole percents, that three quarters of the cells reach
-in all their runs, on three batch sizes at least where there are as many: as far along training as
-most cells can tell, with few runs that are known by a bound alone. Where so many do not get beyond
-chance, half of the cells are enough. Where no accuracy was measured it is the lowest test loss, in
-hundredths. A run reaches what the median of three evaluations does, so that one evaluation reaches
-nothing.
+in all their runs. These cells have at least three batch sizes, if the study has as many. The target
+is thus as late in training as most cells can show, with few runs that are known by a bound only. If
+the accuracy that three quarters reach is not above chance, half of the cells are enough. If no
+accuracy was measured, the target is the lowest test loss, in hundredths. A run reaches what the
+median of three evaluations reaches, so one evaluation reaches nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bsweep.config import Target
 from bsweep.core.words import counted
 
 _STEP = 0.01
-_SHARES = (0.75, 0.5)  # of the cells
+_SHARES = (0.75, 0.5)  # of the cells; the second if the first are not above chance
 _IN_WORDS = {
     "test_accuracy": "highest test accuracy, in whole percents,",
     "test_loss": "lowest test loss, in hundredths,",
@@ -32,7 +32,12 @@ _IN_WORDS = {
 
 
 def part_of(study: Study, kept: pd.Series[bool]) -> Study:
-    """The study with some of its runs alone, in all that a prediction reads."""
+    """Return the study with only some of its runs, in all tables that a prediction reads.
+
+    Args:
+        study: The study.
+        kept: For each row of `study.runs`, True if the run is kept.
+    """
     runs = study.runs[kept]
     names = ("epochs", "evaluations", "noise_scales", "batches", "rounds", "provenance")
     tables = {name: getattr(study, name) for name in names}
@@ -44,8 +49,10 @@ def part_of(study: Study, kept: pd.Series[bool]) -> Study:
 
 
 def supported_target(study: Study) -> tuple[Target, str] | None:
-    """The target of the module's first lines, with a sentence that says so; None where the runs
-    support none.
+    """Return the target that the runs support and a sentence that says so; None if they support
+    none.
+
+    The rule is that of this module's docstring.
     """
     metric = "test_accuracy" if study.evaluations["test_accuracy"].notna().any() else "test_loss"
     cells = _scores(study, Target(metric, 1.0)).sort_values(ascending=False)
@@ -65,7 +72,7 @@ def supported_target(study: Study) -> tuple[Target, str] | None:
 
 
 def _is_learned(accuracy: float, runs: pd.DataFrame) -> bool:
-    """Whether it is beyond chance, on the smallest test set of the runs."""
+    """Return True if the accuracy is above chance on the smallest test set of the runs."""
     if not math.isfinite(accuracy):
         return False
     is_beyond = beats_chance([accuracy], [runs["num_classes"].max()], [runs["num_test"].min()])
@@ -73,8 +80,12 @@ def _is_learned(accuracy: float, runs: pd.DataFrame) -> bool:
 
 
 def _level(cells: pd.Series[float], share: float) -> float:
-    """The level that so many cells reach, of scores that descend, and three batch sizes among them;
-    -inf if none.
+    """Return the level that a share of the cells reaches, with three batch sizes among them; -inf
+    if none.
+
+    Args:
+        cells: Scores in descending order.
+        share: The share of the cells, 0 to 1.
     """
     batches = cells.index.get_level_values("global_batch")
     enough = min(ENOUGH_BATCHES, batches.nunique())
@@ -86,8 +97,9 @@ def _level(cells: pd.Series[float], share: float) -> float:
 
 
 def _scores(study: Study, any_target: Target) -> pd.Series[float]:
-    """The best that all runs of a cell reach, by global batch and workers; more is better, -inf for
-    nothing.
+    """Return the best score that all runs of a cell reach, by global batch and workers.
+
+    More is better; -inf means that a run reached nothing.
     """
     runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
     num_evaluations = study.evaluations.dropna(subset=any_target.metric).groupby("run_id").size()
