@@ -56,7 +56,7 @@ class Difference:
 
     @property
     def is_told(self) -> bool:
-        """True if the interval lies above zero."""
+        """Return True if the interval lies above zero."""
         return self.low > 0
 
 

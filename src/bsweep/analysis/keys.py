@@ -60,11 +60,11 @@ def entangled(runs: pd.DataFrame) -> list[str]:
 
 @once
 def keyed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with their settings free of nulls, to group by, and with their `variant`.
+    """Return the runs with settings to group by and with their `variant`.
 
-    The variant is the strategy followed by those settings of the exchange that differ within the
-    study, such as `parameter_server layer` or `horovod topk 0.01`. It leaves out the strategy if
-    all runs share it.
+    No setting that some run has is null. The variant is the strategy followed by those settings of
+    the exchange that differ within the study, such as `parameter_server layer` or `horovod topk
+    0.01`. It leaves out the strategy if all runs share it and each has such a setting.
     """
     asked, filled = chosen(runs), _filled(runs)
     kept, mixed = _told_apart(filled)
@@ -207,7 +207,7 @@ def _filled(runs: pd.DataFrame) -> pd.DataFrame:
         # On GPUs, the threads of the CPU compute nothing.
         is_on_gpus = runs["device"].notna() & ~runs["device"].isin(["", "cpu"])
         runs = runs.assign(threads=runs["threads"].mask(is_on_gpus))
-        # Runs with equal placement and workers have equal threads.
+        # Runs with equal placement and workers are taken to have equal threads.
         alike = runs.groupby(["placement", "num_workers"], dropna=False)["threads"]
         runs = runs.assign(
             threads=runs["threads"].fillna(alike.transform("first")).mask(is_on_gpus)

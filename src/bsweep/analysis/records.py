@@ -163,8 +163,8 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _branch(events: Rows) -> dict[str, Any]:
-    """Return, for a run that began at another run's checkpoint, that run's id and its steps and
-    seconds until there.
+    """Return the id of the run whose checkpoint this run began at, and that run's steps and seconds
+    until there; empty if there is none.
     """
     begun = next((one for one in reversed(events) if "branch_of" in one), None)
     if begun is None:
