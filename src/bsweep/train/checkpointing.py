@@ -1,4 +1,4 @@
-"""A run that ends before its time, and goes on later: what is saved of it, and when."""
+"""Checkpoints, from which an interrupted run goes on: what is saved, and when."""
 
 from __future__ import annotations
 
@@ -20,37 +20,44 @@ from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 
 _LOOK_SECONDS = 1.0  # between two moments at which workers agree whether to save
-_APART_SECONDS = 600.0  # the same, where they would not have met otherwise
-_LEAST_SECONDS = 30.0  # between two checkpoints of `auto`
-_TIMES_COST = 150  # and that many times what one takes
-_BYTES_PER_SECOND = 100e6  # that a disk is believed to take before the first one is timed
+_APART_SECONDS = 600.0  # the same, for workers that would not have synchronised otherwise
+# With `auto`, the interval between checkpoints is at least _LEAST_SECONDS, and _TIMES_COST times
+# the seconds that one checkpoint takes.
+_LEAST_SECONDS = 30.0
+_TIMES_COST = 150
+_BYTES_PER_SECOND = 100e6  # the assumed disk speed before the first checkpoint is timed
 
 _GO_ON, _SAVE, _STOP = range(3)
 
 
 class Keeper:
-    """Has all workers save the run at the same step, as often as `checkpoint_every` says, and where
-    it is to stop.
+    """The schedule of a run's checkpoints: all workers save at the same step.
 
-    The first worker decides, by its clock and by whether somebody asked for a stop, and the others
-    hear of it in a gather about once a second; workers that are not together then are asked much
-    more seldom.
+    They save as often as `checkpoint_every` says, and when the run is to stop. The first worker
+    decides, by its clock and by whether a stop was requested. The others learn its decision in a
+    gather about once a second. Workers that are not synchronised at that time gather much more
+    rarely.
     """
 
     def __init__(self, job: Job) -> None:
         self._job, self._every = job, job.config.checkpoint_every
         self._interval = self._first_interval()
         self._saved_at = self._looked_at = time.monotonic()
-        self._rounds = 0  # since the last look
-        self._rounds_together = self._rounds_apart = 1  # after which to look again
+        self._rounds = 0  # since the last gather of the first worker's decision
+        # The rounds until the next such gather, by whether the workers are synchronised.
+        self._rounds_together = self._rounds_apart = 1
 
     def after_round(self, cursor: Cursor, clock: StepClock) -> float:
-        """Save, or stop, if it is time to; return the seconds that this took."""
+        """Save or stop the run if it is time to; return the seconds that this took.
+
+        Raises:
+            Stopped: If the run is to stop, after the checkpoint is saved.
+        """
         reason = self._job.strategy.stop_reason
         wish = _GO_ON if reason or self._every is None else self._agreed_wish(cursor.ends_epoch)
         if wish == _GO_ON and not reason:
             return 0.0
-        # The checkpoint holds them, and a GPU has perhaps not finished these steps yet.
+        # The checkpoint holds the seconds of these steps, which a GPU may not have finished yet.
         clock.seconds()
         seconds = self._save(cursor)
         if reason or wish == _STOP:
@@ -62,7 +69,7 @@ class Keeper:
         return seconds
 
     def after_epoch(self, cursor: Cursor) -> float:
-        """Save if it is time to, at the beginning of the next epoch; return the seconds."""
+        """Save the run at the beginning of the next epoch if it is time to; return the seconds."""
         done, every = cursor.epoch - 1, self._every
         is_due = isinstance(every, int) and done % every == 0 and done < self._job.config.epochs
         return self._save(cursor) if is_due else 0.0
@@ -80,7 +87,7 @@ class Keeper:
             self._wish(now),
             *(max(1, int(rate * seconds)) for seconds in (_LOOK_SECONDS, apart)),
         ]
-        # All answer as if they were the first, which may be lost meanwhile.
+        # Each worker gathers its own answer and takes row 0, because the first worker may be lost.
         wish, self._rounds_together, self._rounds_apart = map(
             int, strategy.gather(torch.tensor(own, dtype=torch.float64))[0].tolist()
         )
@@ -94,7 +101,7 @@ class Keeper:
 
     def _first_interval(self) -> float:
         if self._every == "auto":
-            num_bytes = 3 * self._job.vector.num_bytes  # about what an optimizer makes of it
+            num_bytes = 3 * self._job.vector.num_bytes  # parameters and about two optimizer states
             return max(_LEAST_SECONDS, _TIMES_COST * num_bytes / _BYTES_PER_SECOND)
         return seconds_of(self._every) or float("inf")
 
@@ -115,8 +122,9 @@ def _stop(job: Job, reason: str) -> NoReturn:
 
 
 def save(job: Job, cursor: Cursor) -> None:
-    """All workers that are left call this together. One that cannot be written is a warning, and is
-    left out.
+    """Write a checkpoint; all workers that still take part call this together.
+
+    If a checkpoint cannot be written, the run records a warning and goes on without it.
     """
     strategy = job.strategy
     checkpoint = runlog.checkpoint_at(job.paths, cursor.epoch, cursor.position)
@@ -147,13 +155,13 @@ def save(job: Job, cursor: Cursor) -> None:
         else:
             checkpoint.complete(_facts(job, cursor))
             runlog.prune(job.paths)
-    # Nobody's next step waits for the first one.
+    # All workers wait here for the first one, so that no worker's next step does.
     strategy.gather(torch.zeros(1, dtype=torch.float64))
 
 
 def _facts(job: Job, cursor: Cursor) -> dict[str, Any]:
     with job.paths.metrics.open("ab") as records:
-        os.fsync(records.fileno())  # a power cut may not take what the checkpoint counts on
+        os.fsync(records.fileno())  # A power cut must not lose records that the checkpoint needs.
     return {
         "epoch": cursor.epoch,
         "position": cursor.position,
@@ -183,7 +191,8 @@ def _own_state(job: Job, cursor: Cursor) -> dict[str, Any]:
         "model": None if job.strategy.replicates else _model_state(job),
         "strategy": job.strategy.own_state(),
         "scale": scale.state if scale else {},
-        "buffers": list(job.model.buffers()),  # BatchNorm's differ until an evaluation
+        # BatchNorm's buffers differ between workers until an evaluation.
+        "buffers": list(job.model.buffers()),
         "random": {"cpu": torch.get_rng_state(), **on_gpu},
         "totals": cursor.totals,
         "recent": cursor.recent,
@@ -196,13 +205,13 @@ def _model_state(job: Job) -> dict[str, Any]:
 
 
 def load(job: Job) -> Cursor | None:
-    """Where to go on, everything being put back; None where nothing was saved. All workers call it
-    together.
+    """Restore the latest readable checkpoint and return its cursor; return None if there is none.
 
-    A worker that was lost begins with a fresh optimizer, and its sums of the epoch are lost.
+    All workers call this together. A worker that was lost when the others saved begins with a fresh
+    optimizer, and its sums of the epoch are lost.
 
     Raises:
-        ValueError: none of the checkpoints can be read.
+        ValueError: If none of the run's checkpoints can be read.
     """
     found = [checkpoint.folder.name for checkpoint in runlog.checkpoints(job.paths)]
     names = job.strategy.gather_json({"names": found})[0]["names"]
@@ -226,7 +235,11 @@ def load(job: Job) -> Cursor | None:
 
 
 def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """What all know, and what this worker knew: nothing, if it was lost when the others saved."""
+    """Return the state that all workers share and this worker's own state.
+
+    A state is None if its file cannot be read. The own state is empty if this worker was lost when
+    the others saved.
+    """
     rank, num_workers = job.place.rank, job.place.num_workers
     facts = checkpoint.facts() or {"members": [rank], "num_workers": num_workers}
     shared = tensor_files.read_tensors(checkpoint.shared)
@@ -238,10 +251,11 @@ def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict
 
 
 def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
-    """What a worker knows after as many others as there are in `every`: the mean of statistics, and
-    sums of all once.
+    """Return a worker's own state for a run that goes on with another number of workers.
 
-    Random numbers, and what an exchange has counted, are new.
+    `every` holds the own states of all earlier workers. Each new worker gets the mean of their
+    statistics; rank 0 alone gets the totals of all. Random numbers and the strategy's own state
+    begin anew.
     """
     buffers = [
         torch.stack(alike).mean(dim=0) if alike[0].is_floating_point() else alike[0]
@@ -259,7 +273,7 @@ def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
 
 
 def _begin_at(job: Job, checkpoint: Checkpoint, *, is_latest: bool) -> None:
-    """Leave nothing of what came after this checkpoint."""
+    """Remove the checkpoints and records that came after this checkpoint."""
     if not is_latest:
         for later in runlog.checkpoints(job.paths):
             if later.folder.name > checkpoint.folder.name:

@@ -1,8 +1,9 @@
-"""Measures, before a study's first point is trained, in which precision and memory format its model
-is fastest.
+"""The calibration before a study's first point: in which precision and memory format is the model
+fastest?
 
-Whole steps are timed as the run makes them, but for the exchange, which is the same in all. All
-workers of the point measure at once, as they will train at once; the slowest of them counts.
+It times whole steps as the run makes them, but without the exchange, which costs the same in all.
+All workers of the point measure at the same time, because they will train at the same time. The
+slowest worker's time counts.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from bsweep.strategies import Strategy
 from bsweep.train import step
 from bsweep.train.job import Job
 
-_MOST_SECONDS = 15.0  # for all batches: one that would take longer is left out
+_MOST_SECONDS = 15.0  # for all batches together; a batch that would exceed this is left out
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 12
 _HOPELESS = (
-    1.5  # times as slow as the fastest in the first rounds: not measured again at this batch
+    1.5  # a candidate so many times slower than the fastest is not measured again at this batch
 )
 
 _Times = dict[int, list[list[float]]]
-"""By batch, the seconds of each candidate in each round."""
+"""The seconds of each candidate in each round, by batch."""
 
 LoneJob = Callable[[Numerics], Job]
-"""Makes what trains the run's model in such numbers, by a worker without others."""
+"""A function that builds a job in the given precision and memory format, for a lone worker."""
 
 
 def agree(
@@ -49,11 +50,15 @@ def agree(
     device: torch.device,
     lone_job: LoneJob,
 ) -> Numerics:
-    """What the run computes in, the same on all workers, which call it together; measured, if
-    nobody did it before.
+    """Return the precision and memory format of the run, the same on all workers.
+
+    All workers call this together. They measure unless an earlier calibration can be used.
+
+    Args:
+        lone_job: Builds the job of a worker without others, in the numerics to be timed.
 
     Raises:
-        ValueError: the device has no such precision.
+        ValueError: If the device does not support the configured precision.
     """
     rounded = precision.choose(config, device)
     on_gpu = device.type == "cuda"
@@ -66,8 +71,8 @@ def agree(
     found = _of_first(strategy, begun or calibration_file.asked(path, config, hardware))
     if found and found.is_open:
         if on_gpu:
-            # Passes that are launched kernel by kernel say how fast Python is, where the run
-            # replays a graph.
+            # A run on a GPU replays a graph. Passes launched kernel by kernel would measure the
+            # speed of Python instead, so nothing is measured.
             native = precision.choose(replace(config, precision="auto"), device)
             answer = replace(found, settled=Numerics(native, channels_last=True), settled_by="gpu")
         else:
@@ -77,9 +82,9 @@ def agree(
             )
         answer = replace(answer, example_shape=tuple(dataset.train_inputs.shape[1:]))
         answer = replace(answer, torch=torch.__version__, hardware=hardware or found.hardware)
-        # On other hardware the first may have been answered since.
+        # A point on other hardware may have written the first calibration meanwhile.
         path = calibration_file.path_in(paths.folder, config)
-        # Another point of the study may have been first.
+        # Another point of the study may have finished its calibration before this one.
         earlier = _of_first(strategy, calibration_file.read_calibration(path))
         found = earlier if earlier and not earlier.is_open else answer
         if strategy.rank == strategy.members[0]:
@@ -88,13 +93,16 @@ def agree(
 
 
 def _of_first(strategy: Strategy, found: Calibration | None) -> Calibration | None:
-    """What the first worker read: not all may see its file, or see it at once."""
+    """Return the calibration that the first worker read.
+
+    Other workers may not see its file, or may see it later.
+    """
     first = strategy.gather_json({"found": found and asdict(found)})[0]["found"]
     return first and calibration_file.parse(first)
 
 
 def _of_slowest(found: Sequence[Calibration]) -> Calibration:
-    """The longest of the workers' times, at the batches that all of them measured."""
+    """Return the longest of the workers' times, at the batches that all of them measured."""
     batches = [
         batch
         for batch in found[0].measured_batches
@@ -124,8 +132,9 @@ def _measure(
     lone_job: LoneJob,
     strategy: Strategy,
 ) -> Calibration:
-    """Seconds of this worker alone, for each candidate, at each batch that there is time and memory
-    for.
+    """Measure this worker's seconds per step for each candidate.
+
+    Batches for which there is too little time or memory are left out.
     """
     native = precision.choose(replace(config, precision="auto"), device)
     precisions = dict.fromkeys(
@@ -134,14 +143,14 @@ def _measure(
     formats: tuple[bool, ...] = (
         (False, True) if wanted.channels_last == "auto" else (wanted.channels_last,)
     )
-    if dataset.train_inputs.dim() != 4:  # of which there is but one
+    if dataset.train_inputs.dim() != 4:  # only images (4 dimensions) have several memory formats
         formats = formats[:1]
     candidates = [Numerics(one, last) for one in precisions for last in formats]
     batches = _spread(
         sorted({min(batch, len(dataset.train_labels)) for batch in wanted.wanted_batches})
     )
     found = _times(lambda: _jobs(candidates, lone_job), batches, strategy)
-    gc.collect()  # the candidates' models
+    gc.collect()  # frees the candidates' models
     by_candidate = zip(*([min(rounds) for rounds in each] for each in found.values()), strict=True)
     timed = [
         Timed(numerics, seconds)
@@ -153,8 +162,9 @@ def _measure(
 
 
 def _jobs(candidates: Sequence[Numerics], lone_job: LoneJob) -> list[Job]:
-    """Of each candidate what makes its steps, which train nothing; one model for each memory
-    format.
+    """Return one job per candidate whose steps leave the parameters as they are (learning rate 0).
+
+    Candidates with the same memory format share a model.
     """
     jobs: dict[bool, Job] = {}
     for numerics in candidates:
@@ -169,8 +179,8 @@ def _jobs(candidates: Sequence[Numerics], lone_job: LoneJob) -> list[Job]:
 def _times(
     make_jobs: Callable[[], list[Job]], batches: Sequence[int], strategy: Strategy
 ) -> _Times:
-    """The seconds at the smallest of these batches, then at the largest that all workers have time
-    for.
+    """Return the seconds at the smallest batch and at the largest for which all workers have
+    time.
     """
     smallest, *larger = batches
     found: _Times = {}
@@ -185,14 +195,15 @@ def _times(
         if found
         else (math.inf, math.inf)
     )
-    # For all to measure the same.
+    # The workers agree here, so that all measure the same batches.
     every = [each["seconds"] for each in strategy.gather_json({"seconds": own})]
     per_example, spent = map(max, zip(*every, strict=True))
     costs: dict[int, float] = {}
-    for batch in reversed(larger):  # of which an example takes less, or as much
+    # An example takes no longer in a larger batch, so this estimate is an upper bound.
+    for batch in reversed(larger):
         if spent + sum(costs.values()) + per_example * batch <= _MOST_SECONDS:
             costs[batch] = per_example * batch
-    with _as_far_as_memory_goes():  # a process in which it was short measures nothing more
+    with _as_far_as_memory_goes():  # after running out of memory, a process measures nothing more
         for batch in [*costs]:
             del costs[batch]
             found[batch] = _rounds(jobs, batch, until=began + _MOST_SECONDS - sum(costs.values()))
@@ -200,7 +211,7 @@ def _times(
 
 
 def _seconds_of(rounds: Sequence[Sequence[float]]) -> float:
-    """What the least that `_rounds` does takes."""
+    """Return the seconds of the shortest measurement that `_rounds` makes."""
     leasts = [min(own) for own in rounds]
     again = [least for least in leasts if least < _HOPELESS * min(leasts)]
     return 2 * sum(leasts) + (_LEAST_ROUNDS - 1) * sum(again)
@@ -208,6 +219,7 @@ def _seconds_of(rounds: Sequence[Sequence[float]]) -> float:
 
 @contextmanager
 def _as_far_as_memory_goes() -> Iterator[None]:
+    """Leave the block without an error when it runs out of memory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -216,14 +228,17 @@ def _as_far_as_memory_goes() -> Iterator[None]:
 
 
 def _spread(batches: Sequence[int]) -> list[int]:
-    """Four of them at most, from the smallest to the largest."""
+    """Return at most four of the sorted batches, spread from the smallest to the largest."""
     return sorted({batches[(len(batches) - 1) * third // 3] for third in range(4)})
 
 
 def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
-    """Seconds of a step of each candidate, in turns: a machine's speed changes with the time."""
+    """Return the seconds per step of each candidate, one value per round.
+
+    The candidates take turns, because a machine's speed changes over time.
+    """
     for job in jobs:
-        _step_seconds(job, batch)  # chooses and compiles kernels
+        _step_seconds(job, batch)  # The first step chooses and compiles kernels.
     seconds: list[list[float]] = [[] for _ in jobs]
     for number in range(_MOST_ROUNDS):
         if number >= _LEAST_ROUNDS and time.monotonic() > until:

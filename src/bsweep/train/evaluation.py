@@ -1,6 +1,4 @@
-"""Evaluations on the test set: when they are due, what they leave as it was, and whether a target
-is reached.
-"""
+"""Evaluations on the test set: when they are due, how they run, and whether the target is reached."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ from bsweep.train.cursor import Cursor, Scores
 from bsweep.train.job import Job
 
 Evaluation = tuple[Scores, str]
-"""The scores, and when the target was reached, in words; empty where it was not."""
+"""The scores, and a sentence that says when the target was reached ("" if it was not)."""
 
 
 def refuse_unknown(job: Job) -> None:
-    """ValueError if no evaluation can tell whether the target is reached."""
+    """Raise ValueError if no evaluation can tell whether the target is reached."""
     target = job.config.target
     if (
         target
@@ -35,10 +33,11 @@ def refuse_unknown(job: Job) -> None:
 
 
 def is_due(job: Job, cursor: Cursor) -> bool:
-    """Whether the examples trained have reached the next multiple of `evaluate_every_examples`, and
-    workers have met.
+    """Return True if an evaluation is due within the epoch.
 
-    Within an epoch: at its end there is an evaluation in any case.
+    It is due once the number of trained examples has reached the next multiple of
+    `evaluate_every_examples`, at a moment when the workers are synchronised. At the end of an epoch
+    there is an evaluation in any case.
     """
     every = job.config.evaluate_every_examples
     if every is None or not job.strategy.is_together:
@@ -47,8 +46,9 @@ def is_due(job: Job, cursor: Cursor) -> bool:
 
 
 def within_epoch(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluation:
-    """Take an evaluation after which training goes on as if it had not been: each worker with its
-    own statistics.
+    """Evaluate without changing the training that follows; return what `take` returns.
+
+    Each worker gets back its own buffers, such as BatchNorm's statistics.
     """
     own = [buffer.clone() for buffer in job.model.buffers()]
     evaluation = take(job, cursor, epoch_seconds)
@@ -59,7 +59,16 @@ def within_epoch(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluation:
 
 
 def take(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluation:
-    """Evaluate, put it on record, and look whether the target is reached."""
+    """Evaluate, write the record, and check whether the target is reached.
+
+    Args:
+        job: This worker's job; all workers call this together.
+        cursor: The position in the run.
+        epoch_seconds: The training time of the current epoch so far, in seconds.
+
+    Returns:
+        The scores and the sentence about the target, as in `Evaluation`.
+    """
     loss, accuracy = scores = evaluate(job)
     if job.config.evaluate_every_examples:
         job.record(
@@ -77,7 +86,10 @@ def take(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluation:
 
 
 def _target_reached(job: Job, cursor: Cursor, every: Sequence[Scores]) -> str:
-    """Say once that the target is reached; a run that is to stop there then ends, see `loop`."""
+    """Record that the target is reached and return that sentence; return "" if it is not reached.
+
+    A run with `stop_at_target` then ends, see `loop`.
+    """
     target = job.config.target
     if target is None:
         return ""
@@ -93,19 +105,23 @@ def _target_reached(job: Job, cursor: Cursor, every: Sequence[Scores]) -> str:
 
 
 def evaluate(job: Job) -> Scores:
-    """Mean loss and accuracy over the whole test set, each example counted once by one worker."""
+    """Return the mean loss and accuracy over the whole test set.
+
+    The workers share the test set: one worker counts each example once.
+    """
     if job.config.average_batchnorm:
         average_batchnorm(job)
     members = job.strategy.members
     loss, correct, num_labels = job.sums(_scores_of_own_part(job))
     if job.strategy.members != members:
-        return evaluate(job)  # what was lost with a worker is shared among the others
+        return evaluate(job)  # The remaining workers share the part of a lost worker.
     return _finite(loss / num_labels), _finite(correct / num_labels)
 
 
 def _scores_of_own_part(job: Job) -> Tensor:
-    """Sums of losses, correct answers and labels of this worker's part of the test set, float64
-    (3,).
+    """Return this worker's sums over its part of the test set, as a float64 tensor (3,).
+
+    These are the sum of losses, the number of correct answers and the number of labels.
     """
     dataset, members = job.dataset, job.strategy.members
     mine = plan.worker_part(
@@ -115,7 +131,7 @@ def _scores_of_own_part(job: Job) -> Tensor:
     at_once = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.model.eval()
-    with memory.unlimited(), torch.inference_mode():  # the limit is on what steps take
+    with memory.unlimited(), torch.inference_mode():  # the memory limit is for training steps only
         for examples, labels in dataset.test.batches(mine, at_once):
             targets = job.inputs.targets(labels)
             with job.autocast():
@@ -125,14 +141,15 @@ def _scores_of_own_part(job: Job) -> Tensor:
     return totals
 
 
-# Of one forward pass, to bound the memory of activations and of logits.
+# The most images or tokens in one forward pass; they bound the memory of activations and logits.
 _EVALUATION_IMAGES = 500
 _EVALUATION_TOKENS = 4096
 
 
 def average_batchnorm(job: Job) -> None:
-    """Give all workers the mean of their BatchNorm statistics, which each gathered on its own part
-    of the data.
+    """Give all workers the mean of their BatchNorm statistics.
+
+    Each worker gathered its own statistics on its own part of the data.
     """
     statistics = [buffer for buffer in job.model.buffers() if buffer.is_floating_point()]
     if job.place.num_workers == 1 or not statistics:

@@ -1,4 +1,4 @@
-"""Makes a model's inputs and targets of a data set's examples."""
+"""The conversion of a data set's examples to a model's inputs and targets."""
 
 from __future__ import annotations
 
@@ -18,22 +18,28 @@ class Inputs:
 
     dataset: Dataset
     config: AnyData
-    dtype: torch.dtype  # of numbers with a fraction
+    dtype: torch.dtype  # of inputs and targets that are not integers
     layout: torch.memory_format  # of images
 
     @property
     def labels_per_example(self) -> int:
-        """Losses that an example counts for: of the image, of each token, of each number."""
+        """The number of losses of one example: 1 for a class, else one per token or number."""
         return self.dataset.train_labels[0].numel()
 
     def first(self, number: int) -> Tensor:
-        """Return the indices of so many training examples, or of all if there are fewer."""
+        """Return the indices of the first `number` training examples, or of all if fewer exist."""
         labels = self.dataset.train_labels
         return torch.arange(min(number, len(labels)), device=labels.device)
 
     def training(self, indices: Tensor, crops: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs of the model and its targets: images cropped and flipped at random, by
-        `augment.crop_stream`.
+        """Return the model's inputs and targets for training; crop and flip images at random.
+
+        Args:
+            indices: The indices of the training examples, int64 (B,).
+            crops: The epoch's `augment.crop_stream`, which determines the crops and flips.
+
+        Returns:
+            The inputs (B, ...) and the targets (B,) or (B, ...).
         """
         examples, labels, indices = self.dataset.train.take(indices)
         if self.dataset.mean is not None and isinstance(self.config, ImageConfig):
@@ -47,8 +53,10 @@ class Inputs:
         return self.of(examples), self.targets(labels)
 
     def of(self, examples: Tensor) -> Tensor:
-        """Return inputs of the model: images normalised, in the model's memory format; tokens as
-        int64; others as they are.
+        """Return the model's inputs for some examples.
+
+        Images are normalised and in the model's memory format. Tokens become int64. Other numbers
+        are only converted to the model's type.
         """
         mean, std = self.dataset.mean, self.dataset.std
         if examples.is_floating_point():
@@ -58,7 +66,5 @@ class Inputs:
         return augment.normalize(examples, mean, std, dtype=self.dtype, memory_format=self.layout)
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Return what the model is to answer: classes and tokens as int64, other numbers in the
-        model's precision.
-        """
+        """Return the targets: classes and tokens as int64, other numbers in the model's type."""
         return labels.to(self.dtype) if labels.is_floating_point() else labels.long()

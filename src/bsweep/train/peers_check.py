@@ -1,6 +1,6 @@
-"""What each worker computes on and with: compared before they train, and on record.
+"""The devices, software and data of all workers: compared before training and put on record.
 
-Workers that differ in it would wait for ever for one another, over different backends, or train on
+Workers that differ would wait for one another for ever over different backends, or train on
 different data.
 """
 
@@ -23,7 +23,12 @@ Peer = Mapping[str, Any]
 
 
 def seat(place: Place, gpus: int) -> dict[str, Any]:
-    """Where this worker is to compute: what workers compare before any of them takes a GPU."""
+    """Return this worker's host and GPUs; workers compare them before any of them takes a GPU.
+
+    Args:
+        place: This worker's rank and host.
+        gpus: The number of GPUs that this worker sees on its host.
+    """
     return {
         "host": platform.node(),
         "local_rank": place.local_rank,
@@ -33,9 +38,13 @@ def seat(place: Place, gpus: int) -> dict[str, Any]:
 
 
 def refuse_missing_gpus(seats: Sequence[Peer], device: str) -> None:
-    """ValueError, the same on all workers, that names every host with fewer GPUs than workers.
+    """Raise an error if a host has fewer GPUs than workers.
 
-    Where no host has any, all compute on CPUs, unless `device=cuda` asks for GPUs.
+    If no host has any GPU, all workers compute on CPUs, unless `device=cuda` asks for GPUs.
+
+    Raises:
+        ValueError: If a host has too few GPUs. It names every such host and is the same on all
+            workers.
     """
     if device != "cuda" and not any(seat["gpus"] for seat in seats):
         return
@@ -61,7 +70,7 @@ def _lack(seat: Peer) -> str:
 
 
 def equipment(device: torch.device, precision: str) -> dict[str, Any]:
-    """What goes on record of this worker."""
+    """Return the hardware and software of this worker that go on record."""
     on_gpu = device.type == "cuda"
     return {
         "host": platform.node(),
@@ -75,8 +84,9 @@ def equipment(device: torch.device, precision: str) -> dict[str, Any]:
 
 
 def data_facts(dataset: Dataset) -> dict[str, Any]:
-    """By which different data are told, of files of their own that hosts may have under the same
-    path.
+    """Return facts by which different data sets are told apart.
+
+    Hosts may have different files under the same path.
     """
     labels = dataset.train_labels
     some = labels[:: max(1, len(labels) // 1000)].cpu().numpy().tobytes()
@@ -88,8 +98,10 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
 
 
 def refuse_unequal(peers: Sequence[Peer]) -> None:
-    """ValueError, the same on all workers, if one has another precision or other data than the
-    first.
+    """Raise an error if a worker has another precision or other data than the first worker.
+
+    Raises:
+        ValueError: If a worker differs. The error is the same on all workers.
     """
     first = peers[0]
     for rank, peer in enumerate(peers):
@@ -110,18 +122,18 @@ def refuse_unequal(peers: Sequence[Peer]) -> None:
 
 
 def on_record(peers: Sequence[Peer]) -> tuple[dict[str, Any], ...]:
-    """The workers' equipment, without what all have alike of the data."""
+    """Return the workers' equipment, without the facts about the data, which are equal for all."""
     kept = ("host", "device", "precision", "tf32", "driver", "nccl", "cuda_visible_devices")
     return tuple({name: peer[name] for name in kept} for peer in peers)
 
 
 def devices(peers: Sequence[Peer]) -> str:
-    """The kinds of device in the order of the workers, such as `Tesla T4, NVIDIA A100`."""
+    """Return the kinds of device in the order of the workers, such as `Tesla T4, NVIDIA A100`."""
     return ", ".join(dict.fromkeys(peer["device"] for peer in peers))
 
 
 def gpu_software(peers: Sequence[Peer]) -> str | None:
-    """The GPU drivers and the NCCL versions that workers have; None on CPUs."""
+    """Return the GPU drivers and NCCL versions of the workers; None on CPUs."""
     said = dict.fromkeys(
         f"driver {peer['driver']}, NCCL {peer['nccl']}" for peer in peers if peer["nccl"]
     )

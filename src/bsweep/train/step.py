@@ -1,9 +1,8 @@
-"""One training step of a worker, from its examples to the updated model; it reads from top to
-bottom.
+"""One training step of a worker, from its examples to the updated model.
 
-A worker computes the gradient of its part of the batch in one or more passes, forward and backward;
-`bsweep.train.graph_capture` may have made one launch of them. Then the strategy exchanges gradients
-and updates the model.
+A worker computes the gradient of its part of the batch in one or more passes (forward + backward).
+`bsweep.train.graph_capture` may have captured these passes as one CUDA graph. Then the strategy
+exchanges gradients and updates the model.
 """
 
 from __future__ import annotations
@@ -22,10 +21,18 @@ from bsweep.train.job import Job
 
 
 def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: int = 1) -> Tensor:
-    """Make one optimizer step of this worker on the examples `part`, of all workers' `batch`.
+    """Make one optimizer step of this worker on its part of the batch.
+
+    Args:
+        job: This worker's job.
+        batch: The indices of the examples of all workers in this step.
+        part: The indices of this worker's examples.
+        epoch: The epoch's number, which seeds the random crops.
+        num_passes: The number of passes in which the part is computed.
 
     Returns:
-        Sum of losses, correct answers and labels of its part, float64 (3,) on the device.
+        The sum of losses, the number of correct answers and the number of labels of `part`, as a
+        float64 tensor (3,) on the device.
     """
     crops = augment.crop_stream(job.config.seed, epoch)
     job.noise.before_passes(lambda: _pass_on_halves(job, part, crops))
@@ -45,16 +52,17 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: in
 def passes(
     job: Job, batch: Tensor, part: Tensor, crops: int | Tensor, num_passes: int = 1
 ) -> Tensor:
-    """Leave this worker's gradient in the vector, by forward and backward passes.
+    """Compute this worker's gradient by forward and backward passes; leave it in the vector.
 
     Args:
-        batch: The examples of all workers, by their numbers.
-        part: Those of this worker.
+        job: This worker's job.
+        batch: The indices of the examples of all workers in this step.
+        part: The indices of this worker's examples.
         crops: The epoch's `augment.crop_stream`.
-        num_passes: By how many passes the part is shared.
+        num_passes: The number of passes in which the part is computed.
 
     Returns:
-        As `train_step`.
+        The same sums as `train_step`.
     """
     parts = (plan.worker_part(part, i, num_passes) for i in range(num_passes))
     filled = [indices for indices in parts if len(indices)]
@@ -62,8 +70,8 @@ def passes(
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.vector.drop_gradients()
     with job.phase("backward"), job.slowdown.step(len(part)):
-        # A worker that has no example of a tail computes one that counts nothing: some exchanges
-        # travel within a pass.
+        # In an epoch's last batch a worker may have no example. It then computes one with weight
+        # zero, because some strategies exchange within a pass.
         for number, indices in enumerate(filled or [batch[:1]], 1):
             with job.phase("data"):
                 inputs, targets = job.inputs.training(indices, crops)
@@ -80,15 +88,16 @@ def passes(
 
 
 def _outputs(job: Job, model: nn.Module, inputs: Tensor) -> Any:
-    """Return what the model makes of some examples, in the run's precision."""
+    """Return the model's outputs for `inputs`, computed in the run's precision."""
     with job.autocast(), _batchnorm_fit_for(job.model, len(inputs)):
         return model(inputs)
 
 
 @contextmanager
 def _batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
-    """Use BatchNorm's running statistics for a lone example, as in the tail of an epoch: where maps
-    are 1x1 it has none of its own.
+    """Make BatchNorm use its running statistics for a lone example, as in an epoch's last batch.
+
+    Where feature maps are 1x1, one example has no statistics of its own.
     """
     if num_examples > 1:
         yield
@@ -107,8 +116,9 @@ def _batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
 
 @contextmanager
 def _exchange_within(strategy: Strategy, *, is_last: bool) -> Iterator[None]:
-    """Let a strategy that exchanges within backward passes do so in this one, the last of its step
-    or an earlier one.
+    """Let a strategy that exchanges within backward passes do so in this pass.
+
+    `is_last`: this is the last pass of its step.
     """
     if is_last and isinstance(strategy, InBackward):
         strategy.before_last_pass()
@@ -117,11 +127,10 @@ def _exchange_within(strategy: Strategy, *, is_last: bool) -> Iterator[None]:
 
 
 def _pass_on_halves(job: Job, part: Tensor, crops: int) -> None:
-    """Show the gradients of the two halves of a lone worker's examples to who measures their noise;
-    nothing remembers the passes.
+    """Show the noise meter the gradients of the two halves of a lone worker's examples.
 
-    The batch's own gradient is not used beside them: BatchNorm makes it another function than
-    theirs.
+    The passes leave no trace in the model. The gradient of the whole batch is not used beside them,
+    because with BatchNorm it is a gradient of another function than theirs.
     """
     job.vector.drop_gradients()
     with forgotten(job), job.phase("noise"), job.slowdown.step(len(part)):
@@ -130,14 +139,15 @@ def _pass_on_halves(job: Job, part: Tensor, crops: int) -> None:
             loss = job.objective.loss(_outputs(job, job.model, inputs), targets)
             job.scaled(loss / (len(part) * job.inputs.labels_per_example)).backward()
             job.noise.after_pass(len(half))
-    # back into their places, where the replay of a graph leaves its own
+    # Tensors get their views of the vector back: the replay of a graph writes its gradients there.
     job.vector.collect_gradients()
 
 
 @contextmanager
 def forgotten(job: Job) -> Iterator[None]:
-    """Train, and then have the model's statistics, a scale of losses and the random numbers as they
-    were.
+    """Run the block in training mode, then restore what passes change.
+
+    These are the model's buffers, the loss scale and the random number generators.
     """
     job.training_model.train()
     with undisturbed(

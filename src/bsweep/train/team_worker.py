@@ -1,8 +1,8 @@
-"""A process of a team, which trains point after point; `bsweep.launch.team` starts and leads it.
+"""A process of a team: it trains one point after another; `bsweep.launch.team` starts and leads it.
 
-The folder in which they meet may lie on a file system of several hosts. There, a file that is
-opened is seen as it was last closed, while names may be old: so all files are there from the start,
-and are opened to be looked at.
+The team's folder may lie on a file system that several hosts share. On such a file system, opening
+a file shows its content as of the last close, while a folder's list of names may be out of date. So
+all files exist from the start, and a process opens a file to see its state.
 """
 
 from __future__ import annotations
@@ -23,42 +23,48 @@ from bsweep.core.ranks import Place
 from bsweep.runlog import RunPaths
 
 PATIENCE_SECONDS = 60
-"""Exit if what started these processes has not touched the lifeline for so long."""
+"""The seconds without a touch of the lifeline after which the process exits."""
 
 SPOILT = b"!"
+"""The byte of a process that should train no other point, because a CUDA graph capture broke off.
+"""
 _POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class TeamPaths:
+    """The files in a team's folder."""
+
     folder: Path
 
     @property
     def points(self) -> Path:
-        """Run folders to be trained, a line each; an empty line is the end."""
+        """The file with the folders of the runs to train, one per line; an empty line is the end."""
         return self.folder / "points"
 
     @property
     def lifeline(self) -> Path:
-        """Touched while somebody may have a point for the team, see `bsweep.launch.lifeline`."""
+        """The file that is touched while more points may come, see `bsweep.launch.lifeline`."""
         return self.folder / "lifeline"
 
     def through(self, rank: int) -> Path:
-        """A byte of each point that a process has trained: `SPOILT`, if it had better train no
-        other.
+        """Return the file to which a process adds one byte after each point that it has trained.
+
+        The byte is `SPOILT` if the process should train no other point.
         """
         return self.folder / f"through.{rank}"
 
 
 def train(paths: TeamPaths) -> None:
-    """Be one of the team until its parent has no more points."""
-    # imports torch, which a parent that only knows the paths does without
+    """Train the team's points one after another, until its parent has no more."""
+    # This imports torch, which a parent that only uses the paths does not need.
     from bsweep.train import worker
 
-    # what is imported stays: to look through it would take longer than to start a point
+    # Imported objects stay for good. Scanning them at each collection would take longer than
+    # starting a point.
     gc.freeze()
     for run in _points(paths):
-        broken: list[str] = []  # captures of CUDA graphs, whose memory nobody gives back
+        broken: list[str] = []  # broken CUDA graph captures, whose memory is never freed
         work = functools.partial(worker.train_launched, on_broken_capture=broken.append)
         place = worker.take_part(run, work)
         with paths.through(place.rank).open("ab") as file:
@@ -67,7 +73,10 @@ def train(paths: TeamPaths) -> None:
 
 
 def _points(paths: TeamPaths) -> Iterator[RunPaths]:
-    """Run folders as they come. What this process prints goes to the one that it trains."""
+    """Yield the paths of each run as its folder is announced.
+
+    What this process prints goes to the logs of the run that it trains.
+    """
     for number, line in enumerate(_lines(paths)):
         if not line:
             return
@@ -78,14 +87,15 @@ def _points(paths: TeamPaths) -> Iterator[RunPaths]:
 
 
 def _lines(paths: TeamPaths) -> Iterator[bytes]:
-    """Yield the lines of the points as they come; exit if the parent has not touched the
-    lifeline for `PATIENCE_SECONDS`.
+    """Yield the lines of the file of points as they come.
+
+    Exit if the parent has not touched the lifeline for `PATIENCE_SECONDS`.
     """
     file, seen, since = GrowingFile(paths.points), -1, time.monotonic()
     while True:
         lines = file.new_lines() or []
         yield from lines
-        with paths.lifeline.open("rb") as lifeline:  # an opened file is seen as it is
+        with paths.lifeline.open("rb") as lifeline:  # opening the file shows its present state
             touched = os.fstat(lifeline.fileno()).st_mtime_ns
         if lines or touched != seen:
             seen, since = touched, time.monotonic()
@@ -109,16 +119,16 @@ def _rank() -> int:
 
 
 def _forget(run: RunPaths) -> None:
-    """Leave nothing of a point in this process that the next one could notice."""
+    """Free everything of a point in this process that could affect the next one."""
     import torch
 
     own.forget(run.own)
-    gc.collect()  # models and graphs know themselves
+    gc.collect()  # models and graphs hold reference cycles
     torch.cuda.empty_cache()
 
 
 def main() -> NoReturn:
-    """`python -m bsweep.train.team_worker FOLDER`."""
+    """Run `python -m bsweep.train.team_worker FOLDER`."""
     from bsweep.train import worker
 
     worker.work_and_leave(lambda: train(TeamPaths(Path(sys.argv[1]))))

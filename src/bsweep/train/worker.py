@@ -49,7 +49,7 @@ Work = Callable[[RunConfig, RunPaths, Place], object]
 
 
 def do_nothing() -> None:
-    """What to do after a step, where nobody wants to know of it."""
+    """Do nothing after a step: the default of `on_step`."""
 
 
 def train(
@@ -61,13 +61,22 @@ def train(
     on_step: Callable[[], None] = do_nothing,
     on_broken_capture: Callable[[str], object] = graph_capture.do_nothing,
 ) -> Job:
-    """Train one point; every worker calls this together. The first one that is left writes the
-    records.
+    """Train one point and return this worker's job; all workers call this together.
+
+    The lowest rank that still takes part writes the records.
+
+    Args:
+        config: The point's configuration.
+        paths: The paths in the run's folder.
+        place: This worker's rank and host.
+        launched_at: When the point was launched, as Unix time in seconds.
+        on_step: Called after each step.
+        on_broken_capture: Called with the reason if the capture of a CUDA graph breaks off.
 
     Raises:
-        Diverged: on all workers alike, after what was trained so far is on record.
-        Stopped: on all workers alike, in a state that is saved.
-        WorkerLost: another worker ended.
+        Diverged: If the training diverged. All workers raise it, after the records are written.
+        Stopped: If the run stops early. All workers raise it, after the checkpoint is saved.
+        WorkerLost: If another worker ended.
     """
     limits = config.launch.memory_limit_mb
     with (
@@ -87,11 +96,11 @@ def train(
 def prepared(
     config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None]
 ) -> Iterator[Job]:
-    """This worker, until what it does has ended; all workers call it together.
+    """Yield this worker's job, and close its log and strategy afterwards.
 
-    The strategy is closed only where all workers end alike: NCCL gives a group up by all processes
-    of a node together, and one that fails would wait there for others, which wait for it in an
-    exchange.
+    All workers call this together. The strategy is closed only if all workers end in the same way.
+    NCCL closes a group by all processes of a node together. A worker that failed would wait there
+    for the others, while they wait for it in an exchange.
     """
     torch.set_num_threads(place.threads(config.launch.threads_per_worker))
     job = prepare(config, paths, place, on_step)
@@ -108,7 +117,11 @@ def prepared(
 def prepare(
     config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None] = do_nothing
 ) -> Job:
-    """What the loop needs of this worker; all workers call it together."""
+    """Return this worker's job, ready to train; all workers call this together.
+
+    Raises:
+        ValueError: If a host has fewer GPUs than workers, or workers differ in precision or data.
+    """
     gpus = num_gpus(config.device)
     own.search(paths.own)
     (memory.give_back_at_once if config.launch.memory_limit_mb else memory.keep_for_next_step)()
@@ -146,10 +159,13 @@ def _job(
     strategy: Strategy,
     place: Place,
 ) -> Job:
-    """Build the model and what trains it, alike at each call; all workers call it together."""
+    """Build the model and what trains it, in the same way at each call.
+
+    All workers that share `strategy` call this together.
+    """
     dtype, layout = precision.stored(numerics.precision), memory_format(numerics.channels_last)
     model = models.initial(config, dataset, device, dtype, layout)
-    # differs between workers, and between runs
+    # Dropout differs between workers, and between runs with different seeds.
     torch.manual_seed(seed_of(config.seed, place.rank, "dropout"))
     vector = Vector(model, strategy.new_gradients)
     optimizer = optim.build(config.optimizer, vector)
@@ -184,9 +200,7 @@ def _job(
 
 
 def choose_device(place: Place, gpus: int) -> torch.device:
-    """The GPU of this worker's own, by its number among the workers of its host; the CPU where
-    there are none.
-    """
+    """Return this worker's own GPU, by its rank on its host, or the CPU if there are no GPUs."""
     if not gpus:
         return torch.device("cpu")
     torch.cuda.set_device(place.local_rank)
@@ -219,18 +233,19 @@ def _start_record(job: Job, launched_at: float | None) -> runlog.Start:
 
 
 def enter(work: Work) -> NoReturn:
-    """Be a process that a launcher started with a run folder: a parameter server, or a worker that
-    does this work.
+    """Run this process, which a launcher started with a run's folder as its argument, and exit.
+
+    The process is a parameter server, or a worker that does `work`.
     """
     work_and_leave(lambda: take_part(RunPaths(Path(sys.argv[1])), work))
 
 
 def work_and_leave(work: Callable[[], object]) -> NoReturn:
-    """All that a launched process does.
+    """Run the work of a launched process and exit.
 
-    One that fails leaves at once, when it has said why: what Python does before it ends may wait
-    for other workers. A torchrun that is killed leaves its processes behind, which would train on
-    after the run's end is on record.
+    If the work fails, the process prints the error and exits at once, because Python's clean-up at
+    exit may wait for other workers. The process also ends with its launcher: a torchrun that is
+    killed leaves its processes behind, which would train on after the run's end is on record.
     """
     fresh_process.end_with_launcher()
     try:
@@ -238,12 +253,12 @@ def work_and_leave(work: Callable[[], object]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         _leave(1)
-    atexit._run_exitfuncs()  # Horovod's is one
+    atexit._run_exitfuncs()  # Horovod registers one of these.
     _leave(0)
 
 
 def take_part(paths: RunPaths, work: Work) -> Place:
-    """Serve, or do this work, in the run of a folder; which process of it this one is."""
+    """Run this process's part of the run, as parameter server or worker; return its place."""
     config = read_config(paths.config)
     place = Place.from_environment(config.num_server_processes)
     with suppress(Diverged, Stopped), errors_reported(paths, place):
@@ -256,10 +271,10 @@ def take_part(paths: RunPaths, work: Work) -> Place:
 
 
 def _leave(code: int) -> NoReturn:
-    """End a process whose work or failure is on record, without the destructors of C++ libraries.
+    """End this process, whose work or failure is on record, without C++ destructors.
 
-    After Gloo was used, those of torch 2.13 abort one exit in twenty ("terminate called without an
-    active exception").
+    After Gloo was used, the destructors of torch 2.13 abort one exit in twenty ("terminate called
+    without an active exception").
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -278,7 +293,7 @@ def train_launched(
 
 
 def main() -> NoReturn:
-    """`python -m bsweep.train.worker RUN_FOLDER`."""
+    """Run `python -m bsweep.train.worker RUN_FOLDER`."""
     enter(train_launched)
 
 
