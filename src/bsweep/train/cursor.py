@@ -1,6 +1,6 @@
-"""Where a worker is in its run: the loop alone writes it, and a checkpoint keeps it.
+"""The position of a worker in its run: only the loop changes it, and a checkpoint keeps it.
 
-It counts in examples, for batches may change; steps are counted for the numbers of records alone.
+It counts examples, because batches may change. It counts steps only to number the records.
 """
 
 from __future__ import annotations
@@ -12,39 +12,40 @@ import torch
 from torch import Tensor
 
 Scores = tuple[float | None, float | None]
-"""Test loss and test accuracy; None is not finite, or not known."""
+"""Test loss and test accuracy; None if a value is not finite or not known."""
 
 
 @dataclass
 class Cursor:
-    """The position of this worker in its run, and what the loop has summed up to there."""
+    """The position of this worker in its run, and the loop's sums up to there."""
 
     num_train: int  # examples of an epoch
-    # of the epoch: sums of losses, correct answers and examples of this worker, float64 (3,)
+    # This worker's sums in the epoch up to the last log record: losses, correct answers and labels,
+    # float64 (3,).
     totals: Tensor
-    recent: Tensor  # the same since the last log record
+    recent: Tensor  # the same sums since the last log record
     epoch: int = 1
-    position: int = 0  # of the epoch's examples, in their order: those before it are trained
+    position: int = 0  # the number of the epoch's examples that are trained, in their order
     num_steps: int = 0  # of the run
     global_batch: int = 0  # of the last step
     step_seconds: list[float] = field(default_factory=list)  # of the epoch
     checkpoint_seconds: float = 0.0  # since the last epoch's record
-    train_seconds: float = 0.0  # of the epochs before
-    evaluated_examples: int = 0  # trained until the last evaluation, since the run began
+    train_seconds: float = 0.0  # of the earlier epochs
+    evaluated_examples: int = 0  # examples trained from the run's start to the last evaluation
     scores: list[Scores] = field(default_factory=list)  # of all evaluations so far
-    reached: str = ""  # when its target was, in words
-    # before the epoch's first evaluation, where one comes before its end
+    reached: str = ""  # a sentence that says when the target was reached; "" before that
+    # The peak before the epoch's first evaluation, if there is one before the epoch's end.
     peak_memory_bytes: int | None = None
 
     @classmethod
     def of(cls, device: torch.device, num_train: int, **shared: Any) -> Cursor:
-        """Return the beginning of a run, or what `shared` gave there, with sums of nothing."""
+        """Return a cursor with zero sums, at the start of a run or at the position in `shared`."""
         totals = torch.zeros(3, dtype=torch.float64, device=device)
         return cls(num_train, totals, totals.clone(), **shared)
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether all examples of the epoch are trained."""
+        """True if all examples of the epoch are trained."""
         return self.position == self.num_train
 
     @property
@@ -53,11 +54,11 @@ class Cursor:
         return (self.epoch - 1) * self.num_train + self.position
 
     def epochs_done(self, more_examples: float = 0) -> float:
-        """Return the epochs trained since the run began, with so many examples more."""
+        """Return the epochs trained since the run began, plus `more_examples` examples."""
         return self.epoch - 1 + (self.position + more_examples) / self.num_train
 
     def add_evaluation(self, scores: Scores, reached: str) -> None:
-        """Keep what an evaluation of the present model gave."""
+        """Store the result of an evaluation of the present model."""
         self.evaluated_examples, self.reached = self.num_examples, reached
         self.scores.append(scores)
 
@@ -70,9 +71,7 @@ class Cursor:
         self.epoch, self.position, self.step_seconds = self.epoch + 1, 0, []
 
     def shared(self) -> dict[str, Any]:
-        """Return what goes on record by the first worker, and so is for all as that one has counted
-        it.
-        """
+        """Return the values that the first worker saves, and that all workers restore from it."""
         return {key: getattr(self, key) for key in _SHARED}
 
 

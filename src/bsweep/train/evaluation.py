@@ -1,4 +1,4 @@
-"""Evaluations on the test set: when they are due, how they run, and whether the target is reached."""
+"""Evaluations on the test set: when they are due, how they run, and the check of the target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captures the passes of full steps as a CUDA graph, where all workers may have one."""
+"""The capture of full steps' passes as a CUDA graph, if all workers can have one."""
 
 from __future__ import annotations
 
@@ -17,25 +17,30 @@ from bsweep.strategies import InBackward
 from bsweep.train import step
 from bsweep.train.job import Job
 
-_TOLERANCE = 0.1  # kernels that add in any order differ by less, in bf16 too
+# The largest relative difference of gradients. Kernels that add in varying order differ by less,
+# even in bf16.
+_TOLERANCE = 0.1
 
 
 def do_nothing(reason: str) -> None:
-    """Be told of a capture that broke off, where nobody wants to know of it."""
+    """Ignore a capture that broke off: the default of `on_broken_capture`."""
 
 
 def captured(
     job: Job, on_broken_capture: Callable[[str], object] = do_nothing
 ) -> tuple[Job, list[Event]]:
-    """Return the job with a graph of its full steps' passes, where all workers may have one, and
-    what is to be said.
+    """Return the job and warnings; the job has a CUDA graph if all workers can have one.
 
-    All workers call it together, and leave it together: one takes longer to capture than another.
-    `on_broken_capture` is told why this worker's capture broke off: torch 2.13 keeps what it had
-    allocated for as long as the process lives.
+    The graph holds the passes of full steps. All workers call this together and return together,
+    because some take longer to capture than others.
+
+    Args:
+        job: This worker's job.
+        on_broken_capture: Called with the reason if this worker's capture breaks off. torch 2.13
+            then keeps the memory that the capture had allocated for as long as the process lives.
 
     Raises:
-        ValueError: `graph=true`, and there can be none.
+        ValueError: If `graph=true` is configured and a worker cannot have a graph.
     """
     if not job.config.graph:
         return job, []
@@ -55,7 +60,8 @@ def captured(
     ]
     if not any(reason for _, _, reason in reasons):
         return replace(job, graph=graph), []
-    # All or none: the record is of all, and who has none would be waited for at each step.
+    # Either all workers use a graph or none does. The record speaks for all workers, and the others
+    # would wait at each step for a worker without a graph.
     del graph
     gc.collect()
     torch.cuda.empty_cache()
@@ -72,9 +78,7 @@ def captured(
 
 
 def no_graph(job: Job) -> str:
-    """Return why the passes of this worker's full steps cannot be a graph; empty where they may be
-    one.
-    """
+    """Return the reason why this worker's full steps cannot be a graph; "" if they can."""
     in_passes = job.config.strategy.can.exchanges_in_passes
     if job.device.type != "cuda":
         return "there is no GPU"
@@ -88,7 +92,11 @@ def no_graph(job: Job) -> str:
 
 
 def _of_full_steps(job: Job) -> Graph:
-    """RuntimeError if they cannot be captured, or compute anything else than without a graph."""
+    """Capture the passes of full steps and compare their gradients with those without a graph.
+
+    Raises:
+        RuntimeError: If the passes cannot be captured, or the graph gives other gradients.
+    """
     shares = job.policy.of_batches(job.config.worker_batches)
     batch = job.inputs.first(plan.round_size(shares))
     part, *_ = plan.local_steps(batch, job.place.rank, shares)
@@ -102,9 +110,9 @@ def _of_full_steps(job: Job) -> Graph:
     def gradients(compute: Callable[[Tensor, int], Tensor]) -> Tensor:
         torch.manual_seed(0)  # for dropout
         compute(others, 1)
-        return job.vector.gradients.nan_to_num(0, 0, 0)  # in fp16 some may have overflowed
+        return job.vector.gradients.nan_to_num(0, 0, 0)  # Some may have overflowed in fp16.
 
-    expected = gradients(launch)  # before the graph takes a step's memory for itself
+    expected = gradients(launch)  # before the graph reserves the memory of a step
     graph = Graph(launch, part, len(batch), num_passes)
     if (gradients(graph.passes) - expected).norm() > _TOLERANCE * expected.norm():
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""All that a worker needs to train: what each step, the loop and the probe work on."""
+"""The job of a worker: the objects on which each step, the loop and the probe work."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ from bsweep.train.noise_meter import NoiseHook
 
 @dataclass(frozen=True)
 class Job:
-    """All that steps and the loop need: what to train, on what, and this worker's place among the
-    others.
-    """
+    """The objects that steps and the loop need: the model, the data and this worker's place."""
 
     config: RunConfig
     paths: RunPaths
@@ -42,30 +40,30 @@ class Job:
     dataset: Dataset
     inputs: Inputs
     model: nn.Module
-    training_model: nn.Module  # the same, or what a strategy wraps around it
+    training_model: nn.Module  # the model itself, or the strategy's wrapper around it
     objective: Objective
     vector: Vector
     optimizer: Optimizer
     strategy: Strategy
     policy: Policy
-    # of the epochs done and the examples behind a step
+    # takes the epochs done and the examples behind a step
     learning_rate: Callable[[float, float], float]
     slowdown: Slowdown
     alive: SignOfLife
     log: RunLog
     on_step: Callable[[], None]
-    noise: NoiseHook  # a meter of the gradient's noise, where it is measured
-    # what each worker computes on, by rank; see `bsweep.train.peers_check`
+    noise: NoiseHook  # the meter of the gradient noise, if the run measures it
+    # the equipment of each worker, by rank; see `bsweep.train.peers_check`
     peers: tuple[Mapping[str, Any], ...] = ()
     graph: Graph | None = None  # of the passes of full steps
-    phase: Phase = untimed  # around what a step does, by name; see `bsweep.measure.profile_worker`
+    phase: Phase = untimed  # times a named part of a step; see `bsweep.measure.profile_worker`
 
     @property
     def precision(self) -> str:
         return self.numerics.precision
 
     def record(self, *records: runlog.Record) -> None:
-        """One worker writes: the first of those that still take part."""
+        """Write records, if this worker is the first of those that still take part."""
         if self.place.rank == self.strategy.members[0]:
             for record in records:
                 self.log.write(record)
@@ -75,16 +73,19 @@ class Job:
         self.on_step()
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Round products as the run's precision has it, for forward passes."""
+        """Return a context for forward passes that rounds products to the run's precision."""
         dtype = AUTOCAST.get(self.precision)
         return torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext()
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss that gradients are of, which fp16 would round to zero; see `Vector.scale`."""
+        """Return the loss times the loss scale, if there is one; see `Vector.scale`.
+
+        Without the scale, fp16 would round small gradients to zero.
+        """
         return loss * self.vector.scale.factor if self.vector.scale else loss
 
     def sums(self, values: Tensor) -> list[float]:
-        """Sums over workers of a few numbers."""
+        """Return the sums over all workers of a few numbers; all workers call this together."""
         return self.strategy.gather(values.to("cpu", torch.float64)).sum(dim=0).tolist()
 
 

@@ -1,4 +1,4 @@
-"""The one training loop: epochs, rounds and steps, with evaluations where they are due."""
+"""The training loop of every run: epochs, rounds and steps, with evaluations when they are due."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ Shares = tuple[plan.Share, ...]
 
 
 def train(job: Job, cursor: Cursor | None) -> None:
-    """Train what is left of the run, by default all of it; see `bsweep.train.worker.train` for what
-    is raised.
+    """Train what is left of the run after `cursor`, or all of it without a cursor.
+
+    `bsweep.train.worker.train` says which exceptions this raises.
     """
     cursor = cursor or Cursor.of(job.device, len(job.dataset.train_labels))
     keeper = Keeper(job)
-    # Of a run that stopped after its last round, the epoch is still to be put on record.
+    # A run that stopped after its last round still needs the record of that epoch.
     while cursor.epoch <= job.config.epochs and not (
         _is_finished(job, cursor) and cursor.position == 0
     ):
         job.record(train_epoch(job, cursor, keeper))
-        _record_rounds(job)  # of workers that were lost meanwhile
+        _record_rounds(job)  # Workers may have been lost during the evaluation.
         if not bool(job.vector.parameters.sum().isfinite()):  # the same on every worker
             _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
         cursor.begin_epoch()
@@ -47,7 +48,7 @@ def train(job: Job, cursor: Cursor | None) -> None:
 
 
 def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> runlog.Epoch:
-    """Train what is left of a pass over the training examples, then evaluate."""
+    """Train what is left of the current epoch, evaluate, and return the epoch's record."""
     order = plan.epoch_order(cursor.num_train, seed=job.config.seed, epoch=cursor.epoch)
     order = order.to(job.dataset.train_labels.device)
     since_log = len(cursor.step_seconds) % job.config.log_every_steps
@@ -60,7 +61,8 @@ def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> runlog.Epoch:
     while not _is_over(job, cursor):
         train_round(job, cursor, order, clock)
         if not _is_over(job, cursor) and evaluation.is_due(job, cursor):
-            seconds = clock.seconds()  # a GPU has ended its steps when its energy is read
+            # This waits for the GPU to finish its steps before its energy is read.
+            seconds = clock.seconds()
             with meter.paused():
                 if cursor.peak_memory_bytes is None:
                     cursor.peak_memory_bytes = memory.peak_bytes(job.device)
@@ -70,8 +72,13 @@ def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> runlog.Epoch:
 
 
 def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> None:
-    """The round of `order`, the epoch's examples, at which the cursor stands; often it is one
-    step.
+    """Train the round at the cursor's position; in many strategies a round is one step.
+
+    Args:
+        job: This worker's job.
+        cursor: The position in the run, which this advances.
+        order: The indices of the epoch's examples in training order, int64 (num_train,).
+        clock: The clock that times the steps.
     """
     shares = plan.of_members(job.policy.shares(cursor.epochs_done()), job.strategy.members)
     size = plan.round_size(shares)
@@ -90,7 +97,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
     waits = traffic["worker_wait_seconds"]
     peak_memory_bytes = cursor.peak_memory_bytes or memory.peak_bytes(job.device)
     if job.graph and peak_memory_bytes is not None:
-        # Its steps allocate nothing; the optimizer's state is there by now.
+        # Steps that replay the graph allocate nothing, and the optimizer's state exists by now.
         peak_memory_bytes = max(
             peak_memory_bytes, memory.allocated_bytes(job.device) + job.graph.replay_bytes
         )
@@ -126,12 +133,19 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
 def _train_steps(
     job: Job, cursor: Cursor, shares: Shares, batch: Tensor, coming: Tensor, clock: StepClock
 ) -> Tensor:
-    """This worker's steps on its part of `batch`, and what the strategy does after them.
+    """Make this worker's steps of a round on its part of `batch`, then end the strategy's round.
 
-    `coming` are most likely the examples of the next round.
+    Args:
+        job: This worker's job.
+        cursor: The position in the run, which this advances.
+        shares: The share of each worker, by rank.
+        batch: The indices of the round's examples, of all workers.
+        coming: The examples that the next round will most likely use, to load them early.
+        clock: The clock that times the steps.
 
     Returns:
-        Sum of losses, correct answers and labels of its part, float64 (3,) on the device.
+        The sum of losses, the number of correct answers and the number of labels of this worker's
+        part, as a float64 tensor (3,) on the device.
     """
     strategy, own = job.strategy, shares[job.place.rank]
     parts = plan.local_steps(batch, job.place.rank, shares)
@@ -168,7 +182,7 @@ def _train_steps(
 
 
 def _look_at_round(job: Job, cursor: Cursor, sums: Tensor, clock: StepClock) -> None:
-    """Put a round on record, and let the policy see it."""
+    """Record a round and show it to the policy."""
     records = _record_rounds(job)
     rounds = tuple(record for record in records if isinstance(record, runlog.Round))
     _record_noise(job, cursor)
@@ -186,7 +200,7 @@ def _look_at_round(job: Job, cursor: Cursor, sums: Tensor, clock: StepClock) -> 
 
 
 def _record_noise(job: Job, cursor: Cursor) -> None:
-    """Put the gradient noise scale on record where it is due."""
+    """Record the gradient noise scale if it is due."""
     measured = job.noise.record(job.strategy.gather)
     if measured is None:
         return
@@ -218,20 +232,21 @@ def _record_rounds(job: Job) -> list[runlog.Event | runlog.Round]:
 
 
 def _is_finished(job: Job, cursor: Cursor) -> bool:
-    """Whether the run ends here, whatever epochs are left."""
+    """Return True if the run ends here, however many epochs are left."""
     is_at_target = job.config.stop_at_target and bool(cursor.reached)
     return is_at_target or (isinstance(job.strategy, Rounds) and job.strategy.is_finished)
 
 
 def _is_over(job: Job, cursor: Cursor) -> bool:
-    """Whether nothing of the epoch is left to be trained."""
+    """Return True if nothing of the epoch is left to train."""
     return cursor.ends_epoch or _is_finished(job, cursor)
 
 
 def _log_step(
     job: Job, cursor: Cursor, clock: StepClock, shares: Shares, epochs_done: float
 ) -> None:
-    # Workers that are not in step are not made to wait for one another: this one speaks for all.
+    # Workers that do not step together must not wait for one another here. So this worker's sums,
+    # scaled to the size of the whole round, stand for all.
     strategy, own = job.strategy, shares[job.place.rank].num_examples
     others = plan.round_size(shares) / own
     loss, _, labels = (

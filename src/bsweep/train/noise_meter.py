@@ -1,9 +1,9 @@
-"""Measures the gradient noise scale of a run, from gradients that its steps compute in any case.
+"""The measurement of a run's gradient noise scale, mostly from gradients that steps compute anyway.
 
-A step's gradients are those of its workers; of a lone worker, those of its accumulation passes; of
-a lone pass, those of the batch's two halves, which are computed beside the step. With several
-workers there is no need to part them further: more gradients a step would lower the deviation of
-|G|^2 by a factor of sqrt(2) at most.
+With several workers, each worker gives one gradient per step. A lone worker gives the gradients of
+its accumulation passes. If it has a single pass, the gradients of the batch's two halves are
+computed beside the step. Several workers need no finer division: more gradients per step would
+lower the standard deviation of |G|^2 by a factor of sqrt(2) at most.
 """
 
 from __future__ import annotations
@@ -24,72 +24,79 @@ from bsweep.numerics.vector import Vector
 from bsweep.strategies import InBackward, Strategy
 
 RECORD_STEPS = 10
-"""Steps from one record to the next at least; of a lone worker's passes, one of them is measured.
-"""
+"""The least number of steps between two records; with accumulation, a lone worker measures one."""
 
 NORM_STEPS = 3
-"""Steps of several workers to one that is measured, which takes two norms of the whole vector."""
+"""The interval of measured steps with several workers; each takes two norms of the whole vector."""
 
 APART_STEPS = 100
-"""Steps of a lone worker to one that is measured, where that takes passes of its own: on halves,
-they are less fast.
+"""The interval of measured steps of a lone worker, if a measurement needs slower or extra passes.
+
+These are the passes on halves of a batch, or passes one by one instead of a graph.
 """
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Means over the measured steps since the last record, the same on all workers."""
+    """The means over the measured steps since the last record, the same on all workers."""
 
-    squared_norm: float
-    trace: float
+    squared_norm: float  # |G|^2
+    trace: float  # tr(Sigma)
     num_steps: int
-    num_gradients: int  # the g_i of all these steps
-    gradient_batch: float  # examples of one of them
-    # The first two, of each tensor by its name; empty where nobody asked.
+    num_gradients: int  # the number of gradients g_i in all these steps
+    gradient_batch: float  # the mean number of examples behind one gradient
+    # `squared_norm` and `trace` of each tensor by its name; empty if not asked for.
     layers: Mapping[str, tuple[float, float]]
 
 
 class NoiseHook:
-    """What the loop and the step tell of their gradients; it does nothing, where nobody measures
-    noise.
+    """The interface through which the loop and the step show their gradients to a noise meter.
 
-    They call its methods in the order in which they stand here, `after_pass` once for each pass.
+    This base class does nothing; runs that do not measure noise use it. The methods are called in
+    the order in which they stand here, `after_pass` once for each pass.
     """
 
     @property
     def needs_passes(self) -> bool:
-        """Whether this step's passes are to be shown one by one, and not as a graph."""
+        """True if this step must run its passes one by one instead of as a graph."""
         return False
 
     def begin_step(
         self, shares: Sequence[Share], num_examples: int, num_steps: int, has_graph: bool
     ) -> None:
-        """Begin a step of so many examples, after `num_steps` of the run.
+        """Begin a step.
 
-        `has_graph`: one computes all passes of a full step at once, which cannot be looked at one
-        by one.
+        Args:
+            shares: The share of each worker, by rank.
+            num_examples: The examples of all workers in this step.
+            num_steps: The steps that the run has made so far.
+            has_graph: A CUDA graph computes all passes of a full step at once, so that single
+                passes cannot be observed.
         """
 
     def before_passes(self, pass_on_halves: Callable[[], None]) -> None:
-        """Have passes on the two halves of a step's examples computed, where they are needed."""
+        """Call `pass_on_halves` if passes on the two halves of the step's examples are needed."""
 
     def after_pass(self, num_examples: int) -> None:
-        """See that a backward pass has added its gradient to those of the passes before, at the
-        tensors.
+        """Observe a backward pass, which added its gradient to the tensors' `grad`.
+
+        `num_examples` is the number of examples of the pass.
         """
 
     def before_exchange(self) -> None:
-        """See this worker's gradient in the vector, before it is summed over workers."""
+        """Observe this worker's gradient in the vector, before it is summed over workers."""
 
     def after_step(self) -> None:
-        """End the step, which the optimizer has taken."""
+        """End the step, after the optimizer's update."""
 
     def record(self, gather: Callable[[Tensor], Tensor]) -> Measured | None:
-        """Return what is due to go on record, if anything; all workers call it together after each
-        step.
+        """Return the measurement if a record is due, else None.
+
+        All workers call this together after each round. `gather` returns the tensors of all
+        workers, one per row.
 
         Raises:
-            ValueError: not every worker's optimizer took each step.
+            ValueError: If not every worker's optimizer took each step.
         """
         return None
 
@@ -98,25 +105,25 @@ class NoiseHook:
         return None
 
     def state(self) -> dict[str, Any] | None:
-        """Return what all workers know alike, to go on from."""
+        """Return the state that is the same on all workers, for a checkpoint."""
         return None
 
     def own_state(self) -> dict[str, Any] | None:
-        """Return what this worker has measured since the last record."""
+        """Return this worker's measurements since the last record, for a checkpoint."""
         return None
 
     def load_state(self, state: dict[str, Any] | None, own: dict[str, Any] | None) -> None:
-        """Take up what `state` and `own_state` gave; without the latter among another number of
-        workers.
+        """Restore the results of `state` and `own_state`.
+
+        `own` is None if the run goes on with another number of workers.
         """
 
 
 class NoiseMeter(NoiseHook):
-    """Measures one worker's part of what all know once it is gathered; no step waits for a GPU, or
-    for others.
+    """The noise meter of one worker; the workers' parts are gathered when a record is due.
 
-    All that is summed is linear in the workers' own norms, so that their sums can be added up much
-    later.
+    No step waits for a GPU or for other workers. All sums are linear in the workers' own squared
+    norms, so that they can be added up across workers much later.
     """
 
     def __init__(
@@ -129,25 +136,33 @@ class NoiseMeter(NoiseHook):
         in_passes: bool,
         per_layer: bool,
     ) -> None:
-        """`in_passes`: gradients travel within the backward pass, and are shown by the strategy
-        before they do.
+        """Register the meter with the optimizer.
+
+        Args:
+            vector: The model's parameters and gradients.
+            optimizer: The optimizer that updates the vector.
+            rank: This worker's rank.
+            loss_scale: The strategy's factor on a worker's gradients before they are summed.
+            in_passes: The strategy exchanges gradients within the backward pass, and shows them to
+                `see_part` before that.
+            per_layer: Measure each tensor of the model by itself.
         """
         self._average = Average()
         self._vector, self._rank = vector, rank
         self._loss_scale, self._in_passes = loss_scale, in_passes
         self._slices = vector.slices if per_layer else ()
         self._step: _Step | None = None
-        self._num_steps = 0  # since the last record, for which those that were measured stand
+        self._num_steps = 0  # steps since the last record that the measured steps represent
         size = len(_COUNTS) + 2 * max(1, len(self._slices))
         self._sums = torch.zeros(size, dtype=torch.float64, device=vector.gradients.device)
-        # An optimizer's own hook sees what it takes: summed over workers, and without the scale of
-        # fp16.
+        # The optimizer's hook sees the gradients that the optimizer uses: summed over workers and
+        # without the loss scale of fp16.
         optimizer.register_step_pre_hook(lambda *_: self._see_sum())
 
     def begin_step(
         self, shares: Sequence[Share], num_examples: int, num_steps: int, has_graph: bool
     ) -> None:
-        self._step = None  # tails, whose noise is large, are left out
+        self._step = None  # An epoch's smaller last batch is left out, because its noise is large.
         own, num_workers = shares[self._rank], sum(share.num_steps > 0 for share in shares)
         if num_examples != round_size(shares):
             return
@@ -190,7 +205,7 @@ class NoiseMeter(NoiseHook):
             self.see_part(self._vector.gradients)
 
     def see_part(self, part: Tensor) -> None:
-        """See a part of this worker's gradient, which is about to be summed over workers."""
+        """Observe a part of this worker's gradient, just before it is summed over workers."""
         step = self._step
         if step is None or step.num_workers == 1:
             return
@@ -198,12 +213,12 @@ class NoiseMeter(NoiseHook):
         step.add(norms * (step.num_examples / step.own_examples))
 
     def after_step(self) -> None:
-        """Take the step into the sums, unless its gradients overflowed."""
+        """Add the step to the sums, unless its gradients overflowed."""
         step, self._step = self._step, None
         if step is None or step.sum is None or step.own is None:
             return
         n, size = step.num_gradients, step.num_examples
-        # Each worker adds its part of what all have alike.
+        # |G_B|^2 is the same on all workers, so each adds its fraction of it.
         parts = of_parts(step.sum / step.num_workers, step.own, n, size)
         counted = torch.ones_like(self._sums[:1])
         is_finite = step.sum.isfinite().all()
@@ -262,24 +277,26 @@ class NoiseMeter(NoiseHook):
             self._step.sum = self._norms(self._vector.gradients)
 
     def _norms(self, flat: Tensor) -> Tensor:
-        """Squared norms (1,) of a flat tensor, or (slices,) of the slices of one that is as long as
-        the vector.
+        """Return squared norms: (1,) of a flat tensor, or (slices,) if measured per layer.
+
+        Per layer, `flat` must be as long as the vector.
         """
         parts = [flat[part.start : part.stop] for part in self._slices] or [flat]
         return torch.stack([squared_norm(part) for part in parts])
 
     def _scale(self) -> Tensor | float:
-        """What a worker's gradients are times before they are summed."""
+        """Return the factor on a worker's gradients before they are summed."""
         scale = self._vector.scale
         return self._loss_scale * scale.factor.double() if scale else self._loss_scale
 
 
 def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Strategy) -> NoiseHook:
-    """Return the meter of a worker, after `Strategy.prepare` and before a model is wrapped; where
-    the run measures no noise, what does nothing.
+    """Return the noise meter of a worker, or a hook that does nothing if the run measures no noise.
+
+    Call this after `Strategy.prepare` and before the strategy wraps the model.
 
     Raises:
-        ValueError: a strategy of the user's own hides its gradients.
+        ValueError: If a strategy of the user's own hides its gradients.
     """
     if not config.measures_noise:
         return NoiseHook()
@@ -306,8 +323,10 @@ def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Str
 
 
 def measured_steps(num_gradients: int, num_workers: int) -> int:
-    """The steps behind a record: each worker has one gradient in each; a lone worker puts every one
-    on record.
+    """Return the number of measured steps behind a record.
+
+    With several workers, each gives one gradient per step. A lone worker records every measured
+    step by itself.
     """
     return max(1, round(num_gradients / num_workers)) if num_workers > 1 else 1
 
@@ -317,14 +336,16 @@ _COUNTS = ("steps", "gradients", "examples")
 
 @dataclass
 class _Step:
-    """What is seen of a step that is measured."""
+    """The measurements of one step."""
 
     num_examples: int  # of all workers
     own_examples: int
     num_gradients: int  # of all workers
     num_workers: int
     needs_halves: bool = False
-    own: Tensor | None = None  # this worker's part of S, (slices,)
+    own: Tensor | None = (
+        None  # this worker's part of the sum S of `numerics.noise_scale`, (slices,)
+    )
     sum: Tensor | None = None  # |G_B|^2, (slices,)
     before: Tensor | None = None  # the sum of the gradients of the passes so far
     num_seen: int = 0
@@ -334,6 +355,6 @@ class _Step:
 
 
 def _flat(tensor: nn.Parameter) -> Tensor:
-    """Its gradient; in what order is all the same to a norm."""
+    """Return the gradient of a tensor as a flat tensor; the order does not matter for a norm."""
     gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
     return gradient.detach().reshape(-1)

@@ -39,7 +39,7 @@ class TeamPaths:
 
     @property
     def points(self) -> Path:
-        """The file with the folders of the runs to train, one per line; an empty line is the end."""
+        """The file with the folders of the runs to train, one a line; an empty line is the end."""
         return self.folder / "points"
 
     @property

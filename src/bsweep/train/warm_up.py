@@ -1,4 +1,4 @@
-"""Makes whole steps before the first clock starts, and lets nothing remember them."""
+"""The warm-up of a worker: steps before the first clock starts that leave no trace."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from bsweep.train.job import Job
 
 
 def make_steps(job: Job) -> None:
-    """Compute steps of the two sizes that the configured batch leads to: its own and a tail's.
+    """Compute steps of two sizes: the configured batch and the smaller last batch of an epoch.
 
-    Kernels are loaded and chosen, connections and buckets made. All workers call it together.
+    This loads and chooses kernels, opens connections and lays out DDP's buckets. All workers call
+    it together.
 
     Raises:
-        ValueError: the model's outputs, or what it makes of them, are not as they should be.
+        ValueError: If the model's outputs, or the results of its `loss` or `score`, do not have the
+            expected form.
     """
     checking = job.objective.checking(job.dataset.num_classes)
     job = replace(job, slowdown=Slowdown(1.0, job.device), objective=checking)
     shares = job.policy.of_batches(job.config.worker_batches)
     num_train, size = len(job.dataset.train_labels), plan.round_size(shares)
     with step.forgotten(job):
-        # Where an epoch's last batch is as large as the others, DDP needs two of them to settle its
-        # buckets.
+        # DDP needs two steps to settle its buckets, even if an epoch's last batch is a full one.
         for number, num_examples in enumerate((size, num_train % size or size)):
-            # cuDNN tries what is fastest for full batches alone, and remembers it: others may come
-            # at any time.
+            # cuDNN searches for the fastest kernels for full batches only, and keeps the result.
+            # Other sizes may come at any time and would each cost a search.
             torch.backends.cudnn.benchmark = number == 0
             batch = job.inputs.first(num_examples)
             parts = plan.local_steps(batch, job.place.rank, shares)
