@@ -1,10 +1,10 @@
-"""The numbers of a model, whatever the model and whoever exchanges them.
+"""The numerical side of training, for any model and any exchange of gradients.
 
-A model and its configuration come in. Tensors and what changes them go out: all parameters and all
-gradients as one vector each (`vector`), the optimizer and its learning rate (`optim`), the loss
-(`objective`), rounding (`precision`), CUDA graphs of a step (`graphs`), the formula of the gradient
-noise scale (`noise_scale`), and clocks of steps.
+The input is a model and its configuration. The output is tensors and what changes them: all
+parameters and all gradients as one vector each (`vector`), the optimizer and its learning rate
+(`optim`), the loss (`objective`), rounding (`precision`), CUDA graphs of a step (`graphs`), the
+formula of the gradient noise scale (`noise_scale`), and clocks of steps (`clock`).
 
-It exchanges nothing and records nothing, and must not know the strategy or the data: whoever uses
-it says what to compute.
+This package exchanges nothing and records nothing. It must not know the strategy or the data: the
+caller says what to compute.
 """

@@ -1,6 +1,4 @@
-"""Clocks of training steps: one that times them, one that divides them, one that makes a worker
-slow on purpose.
-"""
+"""Clocks of training steps: one times steps, one times their parts, one slows a worker on purpose."""
 
 from __future__ import annotations
 
@@ -15,13 +13,19 @@ import torch
 
 
 class StepClock:
-    """Times steps: on a GPU by events, so that reading it never makes the host wait in the loop.
+    """A clock that times training steps.
 
-    Goes on from the `seconds` of earlier steps, a list that it extends; the last `unrated` count
-    for the coming rate.
+    On a GPU it uses events, so that timing a step never makes the host wait.
     """
 
     def __init__(self, device: torch.device, seconds: list[float], unrated: int = 0) -> None:
+        """Create a clock that continues a list of seconds.
+
+        Args:
+            device: The device that computes the steps.
+            seconds: The seconds of earlier steps; the clock appends to this list.
+            unrated: How many of the last earlier steps the next call of `rate` includes.
+        """
         self._on_gpu = device.type == "cuda"
         self._seconds = seconds
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -45,7 +49,7 @@ class StepClock:
             self._seconds.append(time.perf_counter() - start)
 
     def seconds(self) -> list[float]:
-        """Seconds of every step so far; waits for the GPU to finish them."""
+        """Return the seconds of every step so far; wait for the GPU to finish them."""
         if self._events:
             self._events[-1][1].synchronize()
             self._seconds += [begin.elapsed_time(end) / 1000 for begin, end in self._events]
@@ -53,18 +57,18 @@ class StepClock:
         return self._seconds
 
     def rate(self, examples: float) -> float:
-        """Examples per second, when `examples` were trained since the last call."""
+        """Return the examples per second, if `examples` were trained since the last call."""
         recent = self.seconds()[self._rate_from :]
         self._rate_from += len(recent)
         return examples / sum(recent)
 
 
 Mark = float | torch.cuda.Event
-"""A moment: on the host's clock, or in a GPU's stream, when what came before is done."""
+"""A moment on the host's clock, or the moment when a GPU's stream finishes its earlier work."""
 
 
 def mark(device: torch.device) -> Mark:
-    """Now; the host does not wait for a GPU to get there."""
+    """Return a mark of the present moment; the host does not wait for a GPU to reach it."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -73,7 +77,7 @@ def mark(device: torch.device) -> Mark:
 
 
 def seconds_between(begin: Mark, end: Mark) -> float:
-    """Of two marks on one device; waits for a GPU to have come so far."""
+    """Return the seconds between two marks of one device; wait until a GPU has reached `end`."""
     if isinstance(begin, float) or isinstance(end, float):
         assert isinstance(begin, float) and isinstance(end, float)
         return end - begin
@@ -82,29 +86,30 @@ def seconds_between(begin: Mark, end: Mark) -> float:
 
 
 Phase = Callable[[str], AbstractContextManager[object]]
-"""What a step does under that name, until the context is left."""
+"""A function that returns a context, which times a part of a step under the given name."""
 
 
 def untimed(_: str) -> AbstractContextManager[None]:
-    """A phase that nobody times."""
+    """Return a context that times nothing."""
     return nullcontext()
 
 
 class PhaseClock:
-    """Divides time among phases: one within another counts for itself alone. Time that is in none
-    is not counted.
+    """A clock that divides time among named phases.
 
-    On a GPU by events in its stream, so that the host waits for none: a phase lasts until the next
-    one's work begins.
+    The time of an inner phase counts for the inner phase alone. Time outside all phases is not
+    counted. On a GPU the clock uses events in its stream, so that the host does not wait. There, a
+    phase lasts until the work of the next phase begins.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._open: list[str | None] = [None]
-        self._turns: list[tuple[str | None, Mark]] = []  # what begins there, and when
+        self._turns: list[tuple[str | None, Mark]] = []  # the phase that begins, and its start
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Count the time of the block for the phase `name`."""
         self._open.append(name)
         self._turn()
         yield
@@ -115,9 +120,7 @@ class PhaseClock:
         self._turns.append((self._open[-1], mark(self._device)))
 
     def seconds(self) -> dict[str, float]:
-        """Of each phase so far, in the order in which they came first; waits for the GPU to finish
-        them.
-        """
+        """Return the seconds of each phase, in the order of first use; wait for the GPU."""
         found: dict[str, float] = {}
         for (name, begin), (_, end) in pairwise(self._turns):
             if name is not None:
@@ -126,11 +129,11 @@ class PhaseClock:
 
 
 class Slowdown:
-    """Stretches a worker's forward and backward passes by a factor. Asleep, it leaves its core to
-    the others.
+    """An artificial slowdown of a worker's forward and backward passes by a factor.
 
-    They last the factor times the median of what such steps computed: a busy machine's noise is not
-    multiplied too.
+    The worker sleeps, which leaves its core to other processes. A step's passes last the factor
+    times the median computing time of steps of that size, so that the noise of a busy machine is
+    not multiplied as well.
     """
 
     _MAX_STEPS = 1000
@@ -142,7 +145,7 @@ class Slowdown:
 
     @contextmanager
     def step(self, num_examples: int) -> Iterator[None]:
-        """Stretch what is computed on so many examples."""
+        """Stretch the time of the block, which computes on `num_examples` examples."""
         if self.factor == 1:
             yield
             return
@@ -155,8 +158,9 @@ class Slowdown:
         )
 
     def _busy_seconds(self) -> float:
-        """A clock of this thread's computing: on a CPU it stands while other processes have the
-        core.
+        """Return the reading of a clock of this thread's computing, in seconds.
+
+        On a CPU the clock stands still while other processes use the core.
         """
         if not self._on_gpu:
             return time.thread_time()

@@ -1,12 +1,11 @@
-"""A step's forward and backward passes as one CUDA graph, which the host launches at once instead
-of some 200 kernels.
+"""A CUDA graph of a step's forward and backward passes: one launch instead of some 200 kernels.
 
-With small batches a fast GPU computes a step in less time than the host takes to launch it. What is
-captured ends with this worker's gradient in the vector: any exchange and any optimizer follow it as
-ever. An update by SGD is one kernel, by AdamW two; those by LARS and LAMB, of which a GPU takes all
-layers at once but for their ratios, are some 45 and 60. What changes from step to step, the
-examples and the random bits of their crops, lies in tensors that the graph reads. Steps of another
-size, as the last of an epoch, are launched kernel by kernel.
+With small batches a fast GPU computes a step in less time than the host takes to launch it. The
+graph ends with this worker's gradient in the vector; any exchange and any optimizer follow as
+without a graph. An update by SGD is one kernel, by AdamW two. Updates by LARS and LAMB are some 45
+and 60 kernels, because only the ratios are computed layer by layer. The inputs that change from
+step to step, the examples and the random bits of their crops, are in tensors that the graph reads.
+Steps of another size, such as an epoch's last, are launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -19,15 +18,27 @@ from torch import Tensor
 from bsweep.core import memory
 
 Launch = Callable[[Tensor, Tensor], Tensor]
-"""Leaves the gradient of examples in the vector, by their numbers and their `crop_stream`, and
-gives their sums.
+"""A function that leaves the gradient of some examples in the vector and returns their sums.
+
+It takes the indices of the examples and the `crop_stream`.
 """
 
 
 class Graph:
-    """Passes on as many examples as `part` has, of the `num_all` of a step, captured once."""
+    """The passes of steps of one size, captured once as a CUDA graph."""
 
     def __init__(self, launch: Launch, part: Tensor, num_all: int, num_passes: int) -> None:
+        """Capture the passes.
+
+        Args:
+            launch: Computes the passes.
+            part: The indices of this worker's examples in a step; the graph keeps their number.
+            num_all: The number of examples of all workers in a step.
+            num_passes: The number of passes in which the part is computed.
+
+        Raises:
+            RuntimeError: If the passes cannot be captured, or there is not enough memory.
+        """
         self._size = len(part), num_all, num_passes
         self._part = part.clone()
         self._crops = torch.zeros((), dtype=torch.int64, device=part.device)
@@ -36,10 +47,13 @@ class Graph:
         )
 
     def fits(self, part: Tensor, num_all: int, num_passes: int) -> bool:
+        """Return True if the graph computes steps of this size."""
         return (len(part), num_all, num_passes) == self._size
 
     def passes(self, part: Tensor, crops: int) -> Tensor:
-        """What was captured, with other examples; the sums stay until the next call."""
+        """Replay the passes on the examples `part` and return their sums, valid until the next
+        call.
+        """
         self._part.copy_(part)
         self._crops.fill_(crops)
         self._replay()
@@ -47,23 +61,24 @@ class Graph:
 
 
 def capture(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int]:
-    """Where the result of `work` will be, what computes it anew, and the bytes that this takes
-    beside what is there.
+    """Capture `work` as a CUDA graph.
 
-    They are the graph's for as long as there is one, and do not count as allocated while it is
-    replayed.
+    Returns:
+        The tensor that will hold the result, the function that replays the graph, and the bytes
+        that the graph needs in addition to what was allocated before. The graph owns these bytes
+        for as long as it exists; they do not count as allocated during a replay.
 
     Raises:
-        RuntimeError: something in it cannot be captured, or there is not enough memory.
+        RuntimeError: If a part of `work` cannot be captured, or there is not enough memory.
     """
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # which is left even where a capture is broken off
-        work()  # libraries set something up for each stream
+    with torch.cuda.stream(stream):  # The context leaves the stream even if a capture breaks off.
+        work()  # Libraries set themselves up once for each stream.
         torch.cuda.synchronize()
         memory.reset_peak(stream.device)
         before = memory.allocated_bytes(stream.device)
-        # Threads of Horovod and NCCL go on meanwhile.
+        # Threads of Horovod and NCCL go on during the capture and must not break it.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             result = work()
         replay_bytes = (memory.peak_bytes(stream.device) or 0) - before

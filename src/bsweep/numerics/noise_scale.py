@@ -1,13 +1,13 @@
 """The gradient noise scale, tr(Sigma) / |G|^2, from gradients of parts of a step's examples.
 
-Of a step's B examples, each of n gradients g_i is the mean over b_i of them, and G_B is the mean
-over all. With Sigma the covariance of one example's gradient and G the true gradient, E|g_i|^2 =
-|G|^2 + tr(Sigma) / b_i, so that with S = sum_i (b_i / B) |g_i|^2
+A step has B examples. Each of its n gradients g_i is the mean over b_i of these examples, and G_B
+is the mean over all. Let Sigma be the covariance of one example's gradient and G the true gradient.
+Then E|g_i|^2 = |G|^2 + tr(Sigma) / b_i, so that with S = sum_i (b_i / B) |g_i|^2
 
     |G|^2 = (n |G_B|^2 - S) / (n - 1)        tr(Sigma) = B (S - |G_B|^2) / (n - 1)
 
-are unbiased, for uneven b_i too (McCandlish et al., arXiv 1812.06162, appendix A, is the case of
-even ones). Their ratio is not: each is averaged over steps before they are divided.
+are unbiased, also for unequal b_i (McCandlish et al., arXiv 1812.06162, appendix A, treat equal
+ones). Their ratio is biased, so each is averaged over steps before one is divided by the other.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 
 DECAY = 0.9
-"""By what the weights of all records so far are multiplied where another one joins a running
-estimate.
-"""
+"""The factor on the weights of all earlier records when another one joins a running estimate."""
 
-# of three, whose scatter is little known, one in nine seems to tell a gradient that is not there
+# The fewest records for an error estimate. With three, the scatter is so uncertain that one in nine
+# estimates seems to show a gradient where there is none.
 _FEWEST_RECORDS = 8
 _LIKELY = (
-    1.645  # standard deviations: 95 % of a normal distribution are above the mean less so many
+    1.645  # standard deviations: 95 % of a normal distribution lie above the mean minus so many
 )
-# elements that are summed in their own precision: torch 2.13 loses 1e-3 of fp32 over ten million
+# The number of elements summed in their own precision. Over ten million elements of fp32, torch
+# 2.13 has an error of 1e-3.
 _BLOCK = 4096
 
 Number = TypeVar("Number", float, Tensor)
@@ -37,21 +37,24 @@ Number = TypeVar("Number", float, Tensor)
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """A running estimate: an average over the records of a run that forgets, with `DECAY`.
+    """A running estimate: an average over a run's records with weights that decay by `DECAY`.
 
-    `squared_norm` and `trace` are differences of measured norms, and may come out as zero or less.
+    `squared_norm` and `trace` are differences of measured norms, so they may be zero or negative.
     """
 
-    squared_norm: float  # |G|^2, of the gradient over all examples there could be
-    trace: float  # tr(Sigma), of one example
-    num_samples: int  # steps that were measured since the run began
+    squared_norm: float  # |G|^2, of the true gradient
+    trace: float  # tr(Sigma), of one example's gradient
+    num_samples: int  # the number of steps measured since the run began
     squared_norm_error: float = (
-        0.0  # its standard deviation, by the scatter of records; infinite of too few
+        0.0  # standard deviation of `squared_norm` by the records' scatter; inf if too few
     )
 
     @property
     def noise_scale(self) -> float | None:
-        """In examples; None where it is not identifiable: the true gradient may well be zero."""
+        """The noise scale in examples, or None if the true gradient may well be zero.
+
+        It is also None if the estimated trace is not positive.
+        """
         if self.squared_norm <= _LIKELY * self.squared_norm_error or self.trace <= 0:
             return None
         return self.trace / self.squared_norm if self.squared_norm else None
@@ -59,12 +62,13 @@ class GradientNoise:
 
 @dataclass(frozen=True)
 class Average:
-    """What is known after some records: means whose weights fall by `DECAY` with each that came
-    later.
+    """The weighted means of the records so far.
+
+    A record's weight falls by the factor `DECAY` with each later record.
     """
 
-    weight: float = 0.0
-    squared_weight: float = 0.0  # the sum of their squares
+    weight: float = 0.0  # the sum of the records' weights
+    squared_weight: float = 0.0  # the sum of the squares of the records' weights
     num_records: int = 0
     num_samples: int = 0
     squared_norm: float = 0.0
@@ -72,6 +76,7 @@ class Average:
     scatter: float = 0.0  # weighted sum of the squared deviations of `squared_norm` from its mean
 
     def joined(self, squared_norm: float, trace: float, num_samples: int) -> Average:
+        """Return the average after another record, which stands for `num_samples` steps."""
         weight = DECAY * self.weight + 1
         deviation = squared_norm - self.squared_norm
         mean = self.squared_norm + deviation / weight
@@ -86,13 +91,16 @@ class Average:
         )
 
     def estimate(self) -> GradientNoise | None:
-        """None before the first record."""
+        """Return the present estimate, or None before the first record."""
         if not self.num_records:
             return None
         return GradientNoise(self.squared_norm, self.trace, self.num_samples, self._error())
 
     def _error(self) -> float:
-        """Of a weighted mean of independent values (Kish, Survey Sampling, 1965)."""
+        """Return the standard deviation of the mean of `squared_norm`.
+
+        It is that of a weighted mean of independent values (Kish, Survey Sampling, 1965).
+        """
         if self.num_records < _FEWEST_RECORDS:
             return math.inf
         share = self.squared_weight / self.weight**2
@@ -102,20 +110,20 @@ class Average:
 def of_parts(
     whole: Number, parts: Number, num_parts: int, num_examples: int
 ) -> tuple[Number, Number]:
-    """Estimates of |G|^2 and tr(Sigma) from a step of B = `num_examples`.
+    """Return estimates of |G|^2 and tr(Sigma) from one step.
 
     Args:
-        whole: |G_B|^2.
-        parts: S, of `num_parts` gradients.
-        num_parts: Two or more.
-        num_examples: B.
+        whole: |G_B|^2, the squared norm of the step's gradient.
+        parts: S, the weighted sum of the squared norms of the `num_parts` gradients.
+        num_parts: n, the number of gradients, two or more.
+        num_examples: B, the examples of the step.
     """
     n = num_parts
     return (n * whole - parts) / (n - 1), num_examples * (parts - whole) / (n - 1)
 
 
 def squared_norm(flat: Tensor) -> Tensor:
-    """Of a flat tensor, float64, on its device."""
+    """Return the squared norm of a flat tensor, as a float64 scalar on its device."""
     whole = len(flat) - len(flat) % _BLOCK
     norms = torch.linalg.vector_norm(flat[:whole].view(-1, _BLOCK), dim=1).double()
     total: Tensor = norms.square().sum() + torch.linalg.vector_norm(flat[whole:]).double().square()

@@ -1,4 +1,4 @@
-"""Compute with a model beside its training, and leave no trace of it."""
+"""A context in which computing with a model leaves no trace in its training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 @contextmanager
 def undisturbed(model: nn.Module, device: torch.device, *others: Tensor) -> Iterator[None]:
-    """Have a model's buffers, other tensors and the random numbers as they were; a capture may
-    break off within.
+    """Restore a model's buffers, other tensors and the random number generators after the block.
+
+    They are restored even if the block raises an error, such as a capture that breaks off.
     """
     # A forward pass may write into a buffer, or put another tensor in its place.
     buffers = [

@@ -24,7 +24,10 @@ from bsweep.numerics.vector import Vector
 from bsweep.strategies import InBackward, Strategy
 
 RECORD_STEPS = 10
-"""The least number of steps between two records; with accumulation, a lone worker measures one."""
+"""The least number of steps between two records.
+
+A lone worker with accumulation passes and no CUDA graph measures one step in so many.
+"""
 
 NORM_STEPS = 3
 """The interval of measured steps with several workers; each takes two norms of the whole vector."""
