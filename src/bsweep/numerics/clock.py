@@ -1,4 +1,4 @@
-"""Clocks of training steps: one times steps, one times their parts, one slows a worker on purpose."""
+"""Clocks of training steps: one times steps, one times their parts, one slows a worker down."""
 
 from __future__ import annotations
 

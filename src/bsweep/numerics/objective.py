@@ -1,16 +1,16 @@
-"""What a model is trained for: its loss, and what of its answers counts as correct.
+"""The objective of a model's training: its loss, and which of its answers count as correct.
 
-A model may bring its own, as methods of the module; without them it is cross-entropy and the
-likeliest class:
+A model may define its own as methods of the module. Without them, the loss is cross-entropy and the
+likeliest class is the answer:
 
-    loss(outputs, targets)     the sum of the losses of all targets, as a tensor: no mean, for the
-    examples of a step
-                               are parted among workers and passes, unevenly too
+    loss(outputs, targets)     the sum of the losses of all targets, as a tensor; not a mean,
+                               because the examples of a step are divided among workers and passes,
+                               sometimes unevenly
     score(outputs, targets)    how many of the targets are answered correctly
 
-`outputs` is what the module returned for a batch, a tensor in fp32 at least; `targets` its labels,
-(B,) or (B, ...): int64, or numbers with a fraction in the module's precision. Of these nobody knows
-which answer is correct without `score`: accuracies are null.
+`outputs` is what the module returned for a batch, in at least fp32 if it is a tensor. `targets`
+holds the labels, (B,) or (B, ...), as int64 or as floating-point numbers in the module's precision.
+For floating-point labels without `score` no answer counts as correct or wrong: accuracies are null.
 """
 
 from __future__ import annotations
@@ -26,26 +26,31 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Objective:
-    """`own_loss` and `own_score` are the model's; None where it brings none."""
+    """The loss and the score of a model.
+
+    `own_loss` and `own_score` are the model's own methods, or None if it defines none.
+    """
 
     own_loss: Callable[[Any, Tensor], Tensor] | None
     own_score: Callable[[Any, Tensor], Tensor] | None
 
     def loss(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Sum of losses, in fp32 at least."""
+        """Return the sum of losses, in at least fp32."""
         return (self.own_loss or _cross_entropy)(_wide(outputs), targets)
 
     def knows_accuracy(self, labels: Tensor) -> bool:
-        """Whether it can tell which answers are correct, of such labels."""
+        """Return True if correct answers can be counted for labels of this type."""
         return bool(self.own_score) or not labels.is_floating_point()
 
     def score(self, loss: Tensor, outputs: Any, targets: Tensor) -> Tensor:
-        """Sums of losses, correct answers (NaN where nobody knows) and labels, float64 (3,) on the
-        device.
+        """Return the sum of losses and the numbers of correct answers and labels.
+
+        The result is a float64 tensor (3,) on the device. The number of correct answers is NaN if
+        it is not known.
         """
         with torch.no_grad():
             correct = torch.as_tensor(self._num_correct(outputs, targets), device=loss.device)
-            # Filled on the device: a copy would make the host wait.
+            # The tensor is filled on the device, because a copy would make the host wait.
             num_labels = torch.full_like(correct, targets.numel(), dtype=torch.float64)
             return torch.stack(
                 [value.view(()) if value.dim() else value for value in (loss, correct, num_labels)]
@@ -60,14 +65,17 @@ class Objective:
         return correct
 
     def checking(self, num_classes: int) -> Objective:
-        """Return the same objective, whose `loss` looks at the outputs first, and waits for
-        them.
+        """Return the same objective with a `loss` that calls `check` first, which waits for a
+        GPU.
         """
         return _Checking(self.own_loss, self.own_score, num_classes)
 
     def check(self, outputs: Any, targets: Tensor, num_classes: int) -> None:
-        """ValueError if a model's outputs for `targets`, or what it makes of them, are not as they
-        should be.
+        """Check the form of a model's outputs for `targets`, and of its own loss and score.
+
+        Raises:
+            ValueError: If the outputs are not logits where logits are needed, the loss is not a sum
+                as one number, or the score is not one number.
         """
         takes_logits = not self.own_loss or not (self.own_score or targets.is_floating_point())
         if takes_logits and not _are_logits(outputs, targets, num_classes):
@@ -98,7 +106,11 @@ class _Checking(Objective):
 
 
 def of(model: nn.Module, labels: Tensor) -> Objective:
-    """What a model is trained for on such labels."""
+    """Return the objective of a model for labels of this type.
+
+    Raises:
+        ValueError: If labels are floating-point numbers and the model has no loss of its own.
+    """
     loss, score = getattr(model, "loss", None), getattr(model, "score", None)
     if loss is None and labels.is_floating_point():
         raise ValueError(
@@ -110,7 +122,7 @@ def of(model: nn.Module, labels: Tensor) -> Objective:
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Of logits (B, C) and targets (B,), or (B, T, C) and (B, T)."""
+    """Return the summed cross-entropy of logits (B, C) and targets (B,), or (B, T, C) and (B, T)."""
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
 
 
@@ -129,8 +141,9 @@ def _are_logits(outputs: Any, targets: Tensor, num_classes: int) -> bool:
 
 
 def _check_sum(loss: Callable[[Any, Tensor], Tensor], outputs: Any, targets: Tensor) -> None:
-    """ValueError if a loss is no number, or a mean: of the same examples twice, a sum is twice as
-    large.
+    """Raise ValueError if a loss is not one number, or is a mean.
+
+    A sum becomes twice as large if the examples are repeated; a mean does not.
     """
     once = loss(outputs, targets)
     if not isinstance(once, Tensor) or once.numel() != 1:

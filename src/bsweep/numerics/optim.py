@@ -1,4 +1,4 @@
-"""Optimizers on the vector, learning-rate rules and schedules."""
+"""Optimizers that work on the vector, learning-rate rules and schedules."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from bsweep.numerics.vector import Flat
 
 
 def build(config: OptimizerConfig, vector: Flat) -> Optimizer:
-    """The optimizer that updates `vector.parameters` from `vector.gradients`, of a whole model or
-    of a server's shard.
+    """Return the optimizer that updates `vector.parameters` from `vector.gradients`.
 
-    Element-wise rules see one long parameter (two, where vectors are exempt from weight decay), so
-    that a step is one fused kernel. LARS and LAMB need norms per layer and see the model's tensors,
+    The vector is that of a whole model or of a parameter server's shard. Element-wise rules see one
+    long parameter (two if biases and normalisation scales are exempt from weight decay), so that a
+    step is one fused kernel. LARS and LAMB need norms per layer, so they see the model's tensors,
     which are views of the vector.
 
     Raises:
-        ValueError: the user's own cannot be built.
+        ValueError: If the user's own optimizer cannot be built.
     """
     optimizer: Optimizer = resolve(config.builds)(config, vector)
     return optimizer
@@ -54,7 +54,8 @@ def adamw(config: AdamWConfig, vector: Flat) -> Optimizer:
 
 
 def lars(config: LARSConfig, vector: Flat) -> Optimizer:
-    import_torchvision()  # timm imports it, and is imported here because it takes a second
+    # timm imports torchvision. Both are imported only here, because that takes a second.
+    import_torchvision()
     from timm.optim.lars import Lars
 
     return Lars(
@@ -74,10 +75,13 @@ def lamb(config: LAMBConfig, vector: Flat) -> Optimizer:
 
 
 def from_target(config: OwnOptimizerConfig, vector: Flat) -> Optimizer:
-    """The user's own: `target(parameters, lr, **options)`, of parameter groups as `torch.optim`
-    takes them.
+    """Return the user's own optimizer, built by `target(parameters, lr, **options)`.
 
-    These carry `weight_decay`, and one long parameter each or, `by_layer`, the model's tensors.
+    `parameters` are parameter groups as `torch.optim` takes them. Each group has a `weight_decay`
+    and one long parameter or, with `by_layer`, the model's tensors.
+
+    Raises:
+        ConfigError: If the optimizer's groups have no `lr`, which the schedule sets.
     """
     groups = (_layer_groups if config.by_layer else _flat_groups)(config, vector)
     optimizer: Optimizer = own.made("optimizer", config, Optimizer, groups, config.lr)
@@ -116,8 +120,9 @@ def _layer_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, objec
 
 
 def base_learning_rate(config: RunConfig, rank: int = 0) -> float:
-    """The rate that the rule gives for a worker's batch and the worker count, before warm-up and
-    schedule.
+    """Return the learning rate before warm-up and schedule.
+
+    The scaling rule gives it for the batch of the worker `rank` and the number of workers.
     """
     return _by_rule(config, config.rate_batch(rank))
 
@@ -134,12 +139,11 @@ def _by_rule(config: RunConfig, rate_batch: float) -> float:
 
 
 def schedule(config: RunConfig) -> Callable[[float, float], float]:
-    """The learning rate as a function of the epochs trained so far, a fraction included, and of the
-    `rate_batch`.
+    """Return the learning rate as a function of the epochs so far (a float) and the `rate_batch`.
 
     It is a function of epochs, not of steps, so that runs with different batch sizes follow the
-    same curve. The batch is of the examples behind the step, see `Strategy.rate_batch`: it may
-    change at any step.
+    same curve. The `rate_batch` is the number of examples behind a step, see `Strategy.rate_batch`;
+    it may change at any step.
     """
     o = config.optimizer
 
@@ -154,7 +158,7 @@ def schedule(config: RunConfig) -> Callable[[float, float], float]:
 
 
 def _decay(o: OptimizerConfig, epoch: float, progress: float) -> float:
-    """The factor on the base rate; `progress` runs from 0 after the warm-up to 1."""
+    """Return the factor on the base rate; `progress` runs from 0 after the warm-up to 1."""
     match o.schedule:
         case "cosine":
             return 0.5 * (1 + math.cos(math.pi * progress))
@@ -175,7 +179,7 @@ _ONE_CYCLE_RISE = 0.3
 
 
 def rehearse(optimizer: Optimizer) -> None:
-    """Make a step, and have the parameters and the optimizer's state as they were."""
+    """Make one step of the optimizer, then restore the parameters and the optimizer's state."""
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     before = [tensor.detach().clone() for tensor in tensors]
     state = copy.deepcopy(optimizer.state_dict())

@@ -1,6 +1,4 @@
-"""How numbers are rounded: to which type, whether with TF32, and what keeps fp16 from rounding
-gradients to zero.
-"""
+"""The precision of a run: types, TF32, and the loss scale that keeps fp16 gradients from vanishing."""
 
 from __future__ import annotations
 
@@ -15,17 +13,19 @@ from torch.optim import SGD, Optimizer
 from bsweep.config import RunConfig
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""What products and convolutions are rounded to, of a model that is kept in fp32."""
+"""The type to which products and convolutions are rounded in a model that is kept in fp32."""
 
-_GROWTH_STEPS = 2000
+_GROWTH_STEPS = 2000  # the good steps after which the loss scale doubles
 
 
 def choose(config: RunConfig, device: torch.device) -> str:
-    """The precision of this worker; `auto` is what matrix units compute in, for emulated it would
-    be slower than fp32.
+    """Return the precision of this worker.
+
+    `auto` becomes bf16 or fp16 if the device has matrix units for it, else fp32. An emulated type
+    would be slower than fp32.
 
     Raises:
-        ValueError: the device has no TF32.
+        ValueError: If `precision=tf32` is configured and the device has no TF32.
     """
     if config.precision == "tf32" and (
         device.type == "cpu" or torch.cuda.get_device_capability(device) < (8, 0)
@@ -53,22 +53,25 @@ def choose(config: RunConfig, device: torch.device) -> str:
 
 
 def stored(precision: str) -> torch.dtype:
-    """The type of parameters and gradients."""
+    """Return the type of parameters and gradients in a run of this precision."""
     return torch.float64 if precision == "fp64" else torch.float32
 
 
 def round_products(precision: str) -> None:
-    """Have a GPU round what it multiplies of fp32 numbers to TF32's 10 bits of mantissa, or not at
-    all.
+    """Make a GPU round the factors of fp32 products to TF32's 10 bits of mantissa, or not at all.
 
-    As torch comes, convolutions are rounded so and products are not. Its newer names for this,
-    `fp32_precision`, make others fail that torch.compile still asks (torch 2.13).
+    By torch's default, convolutions are rounded and matrix products are not. torch's newer setting
+    `fp32_precision` is not used: with it, the older settings fail, which torch.compile still reads
+    (torch 2.13).
     """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def are_rounded(device: torch.device) -> list[str]:
-    """What of fp32 a GPU computes with TF32; from compute capability 8.0 on."""
+    """Return the fp32 operations that the device computes with TF32.
+
+    Only GPUs of compute capability 8.0 or more have TF32; for other devices the list is empty.
+    """
     if device.type == "cpu" or torch.cuda.get_device_capability(device) < (8, 0):
         return []
     rounded = {
@@ -79,17 +82,17 @@ def are_rounded(device: torch.device) -> list[str]:
 
 
 class LossScale:
-    """Multiplies losses so that gradients do not vanish in fp16 (Micikevicius et al., arXiv
-    1710.03740).
+    """The factor on losses that keeps gradients from vanishing in fp16 (arXiv 1710.03740).
 
-    As torch's GradScaler: where gradients overflow, the step is left out and the scale halved; 2000
-    good steps double it. They are looked at once, after the exchange, when they are the same on all
-    workers: all leave the step out. All is done on the device, but for an optimizer that cannot
-    leave out a step by itself: then the host waits.
+    The method is from Micikevicius et al. and works as in torch's GradScaler: if gradients
+    overflow, the step is skipped and the scale is halved; 2000 good steps double it. Gradients are
+    checked once, after the exchange. Then they are the same on all workers, so that all skip the
+    same steps. Everything runs on the device, unless the optimizer cannot skip a step by itself:
+    then the host waits for the check.
     """
 
     def __init__(self, gradients: Tensor) -> None:
-        """`gradients`: the vector that optimizers take them from."""
+        """Create a scale of 2^16 for `gradients`, the flat tensor that optimizers read."""
         self._gradients = gradients
         self.factor = gradients.new_full((), 2.0**16)
         self.num_skipped = gradients.new_zeros(())
@@ -98,14 +101,14 @@ class LossScale:
         self._is_judged = False
 
     def count_skipped(self) -> int:
-        """Steps that were left out since the last call; waits for a GPU to finish them."""
+        """Return the number of steps skipped since the last call; wait for a GPU to finish them."""
         count = int(self.num_skipped)
         self.num_skipped.zero_()
         return count
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """What steps change of it, to be saved, and put back in place."""
+        """The tensors that steps change; a checkpoint saves them and restores them in place."""
         return {
             "factor": self.factor,
             "num_skipped": self.num_skipped,
@@ -113,9 +116,7 @@ class LossScale:
         }
 
     def guard(self, optimizer: Optimizer) -> None:
-        """Have the optimizer's steps divide the gradients by the scale, and leave them alone where
-        they overflowed.
-        """
+        """Make the optimizer's `step` divide gradients by the scale and skip steps that overflowed."""
         step, on_device = optimizer.step, getattr(optimizer, "_step_supports_amp_scaling", False)
         if on_device:
             vars(optimizer)["found_inf"] = self._overflow
@@ -137,8 +138,10 @@ class LossScale:
 
     @contextmanager
     def removed(self, state: Sequence[Tensor]) -> Iterator[None]:
-        """Around an exchange by a codec, whose `state` must be of gradients as they are, and
-        without an overflow's.
+        """Remove the scale from the gradients for an exchange by a codec in the block.
+
+        The codec's `state` then refers to unscaled gradients. If gradients overflowed, the state is
+        restored to its values before the exchange.
         """
         self._gradients.mul_(self.factor.reciprocal())
         before = [tensor.clone() for tensor in state]
@@ -154,8 +157,10 @@ class LossScale:
 
 
 def _begin_momentum(optimizer: SGD) -> None:
-    """Make its state, which torch 2.13 makes in the first step, of whatever is in memory where that
-    one is left out.
+    """Create the momentum of SGD as zeros.
+
+    torch 2.13 creates it in the first step. If that step is skipped, the momentum would be whatever
+    is in memory.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"] if group["momentum"] else ():

@@ -1,8 +1,8 @@
-"""All parameters of a model in one contiguous tensor, all gradients in another.
+"""The vectors of a model: all parameters in one contiguous tensor, all gradients in another.
 
-Whatever travels between workers is a slice of these two. The model's tensors are views of them with
-their own strides (channels_last too), so an exchange of the whole model is one call on one
-contiguous tensor, which Horovod insists on.
+Workers exchange only slices of these two. The model's tensors are views of them with their own
+strides (also channels_last). So an exchange of the whole model is one call on one contiguous
+tensor; Horovod requires contiguous tensors.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bsweep.numerics.precision import LossScale
 
 @dataclass(frozen=True)
 class Slice:
-    """A model tensor's place: `vector.parameters[start:stop]`, in the order of its storage, not of
-    its indices.
+    """The place of a model's tensor in the vector: `vector.parameters[start:stop]`.
 
-    A parameter server may hold a part of one: then `shape` is flat.
+    The elements are in the order of the tensor's storage, not of its indices. A parameter server
+    may hold a part of a tensor; `shape` is then one-dimensional.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Slice:
     stop: int
     shape: tuple[int, ...]
     is_matrix: bool  # has two dimensions or more: a weight, not a bias or a normalisation scale
-    index: int  # of the tensor in the model's own order, which is not the vector's
+    index: int  # of the tensor in the model's own order, which differs from the vector's
 
     @property
     def num_elements(self) -> int:
@@ -38,28 +38,26 @@ class Slice:
 
 
 GRADIENT_PLACE = "gradient_place"
-"""Attribute of a tensor in a pass: where its gradient may be written, instead of being copied there
-after the pass.
+"""The attribute of a model's tensor that holds the view to which its gradient may be written.
 
-Whoever writes there takes the attribute away first: of a second pass, the gradient is added to what
-is there.
+Writing there during a pass saves a copy after the pass. The writer removes the attribute first, so
+that the gradient of a second pass is added to the first instead of replacing it.
 """
 
 Zeros = Callable[[Tensor], Tensor]
-"""Makes zeros like a tensor, in memory of its choice."""
+"""A function that makes zeros like a tensor, in memory of its choice."""
 
 
 class Flat:
-    """Slices that follow one another in a tensor of parameters and in another of gradients,
-    matrices first.
+    """A flat tensor of parameters and one of gradients, divided into slices, matrices first.
 
-    `tensors` are views of the parameters, whose `grad` is a view of the gradients; most often one
-    for each slice.
+    `tensors` are views of the parameters, and their `grad` are views of the gradients. In most
+    cases there is one tensor for each slice.
     """
 
     tensors: tuple[nn.Parameter, ...]
     scale: LossScale | None = None
-    """What the gradients are times until the optimizer steps, in fp16."""
+    """The loss scale of fp16, by which gradients are multiplied until the optimizer's step."""
 
     def __init__(
         self,
@@ -79,7 +77,7 @@ class Flat:
         return self.gradients.numel() * self.gradients.element_size()
 
     def parts(self, count: int) -> list[tuple[int, int]]:
-        """Borders (start, stop) of `count` equal parts; sizes differ by one element at most."""
+        """Return the borders (start, stop) of `count` parts; sizes differ by at most one element."""
         size = self.gradients.numel()
         borders = [size * i // count for i in range(count + 1)]
         return list(itertools.pairwise(borders))
@@ -89,9 +87,9 @@ class Vector(Flat):
     """The model's parameters and gradients as two flat tensors of `num_parameters` elements.
 
     Matrices come first and vectors (biases, normalisation scales) last, each in the model's order,
-    so that weight decay on matrices alone is one slice. A step begins with `drop_gradients`, and
-    after its backward passes `collect_gradients` brings them into the vector: one copy of those
-    that were not written there at once, where accumulating there would take zeroing and adding.
+    so that weight decay on matrices alone is one slice. A step begins with `drop_gradients`. After
+    its backward passes, `collect_gradients` copies into the vector those gradients that were not
+    written there directly. Accumulating in the vector would need zeroing and adding instead.
     """
 
     def __init__(self, model: nn.Module, new_gradients: Zeros = torch.zeros_like) -> None:
@@ -109,17 +107,16 @@ class Vector(Flat):
             )
 
     def drop_gradients(self) -> None:
-        """Have no gradients, and let whoever computes one write it into the vector at once."""
+        """Drop all gradients and let the code that computes one write it directly to the vector."""
         for tensor, view in self._gradient_views.items():
             tensor.grad = None
             vars(tensor)[GRADIENT_PLACE] = view
 
     def collect_gradients(self, tensors: Iterable[nn.Parameter] | None = None) -> None:
-        """Copy what backward passes left at `tensors` (by default at all) into the vector; `grad`
-        is its view again.
+        """Copy the gradients of `tensors` (default: all) into the vector; make `grad` its view.
 
-        A tensor that no pass reached has a gradient of zero. One whose gradient is in the vector
-        already keeps it.
+        A tensor that no pass reached gets a gradient of zero. A gradient that is in the vector
+        already is not copied.
         """
         views, gradients = [], []
         for tensor in self.tensors if tensors is None else tensors:
@@ -136,10 +133,10 @@ class Vector(Flat):
 
 
 class Anchor(Flat):
-    """A copy of a vector's parameters, from which models move away; `tensors` are its own.
+    """A copy of a vector's parameters, from which the workers' models move away during a round.
 
-    Its gradients are the vector's own memory, which is free between two steps, or memory of their
-    own.
+    `tensors` holds one parameter of its own. The gradients use the vector's memory, which is free
+    between two steps, or with `own_gradients` separate memory.
     """
 
     def __init__(self, vector: Flat, own_gradients: bool) -> None:
@@ -151,8 +148,9 @@ class Anchor(Flat):
 
 
 class Shard(Flat):
-    """What a parameter server holds: some slices of a vector, packed, and tensors of its own
-    instead of a model's.
+    """The part of a parameter server: some slices of a vector, packed together.
+
+    Its `tensors` are its own, not a model's.
     """
 
     def __init__(self, slices: Sequence[Slice], dtype: torch.dtype) -> None:
@@ -170,7 +168,7 @@ class Shard(Flat):
 
 
 def layout(model: nn.Module) -> tuple[Slice, ...]:
-    """Where a vector of this model holds its tensors; the model may be on the meta device."""
+    """Return the slices of a vector of this model; the model may be on the meta device."""
     slices, start = [], 0
     for index, name, tensor in _matrices_first(model):
         stop = start + tensor.numel()
@@ -186,5 +184,5 @@ def _matrices_first(model: nn.Module) -> list[tuple[int, str, nn.Parameter]]:
 
 
 def _like(flat: Tensor, tensor: Tensor) -> Tensor:
-    """A view of `flat` with the shape and the strides of a dense `tensor`."""
+    """Return a view of `flat` with the shape and the strides of a dense `tensor`."""
     return flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset())
