@@ -1,10 +1,10 @@
-"""One worker that measures instead of training.
+"""A worker that measures instead of training.
 
-A run folder comes in, as for training. `probe_worker` leaves `probe.json` there (how fast each
-worker steps at which batch, what fits it, what an exchange takes), `profile_worker` what the parts
-of a step take and a trace of some. It sets a worker up and takes steps by the functions of `train`,
-so that what is measured is what is trained. `noise_monitor` is bsweep's gradient noise scale for
-anybody's own loop, without a run.
+The input is a run's folder, as for training. `probe_worker` writes `probe.json` there: how fast
+each worker steps at which batch, which batches fit, and how long an exchange takes.
+`profile_worker` writes how long the parts of a step take, and a trace of some steps. Both set a
+worker up and make steps by the functions of `train`, so that they measure what a run trains.
+`noise_monitor` is bsweep's gradient noise scale for a user's own training loop, without a run.
 
-It must not know what its files are used for, nor who started it.
+This package must not know how its files are used, nor who started it.
 """

@@ -1,6 +1,4 @@
-"""The gradient noise scale of anybody's own training loop: plain, over Horovod, or in
-DistributedDataParallel.
-"""
+"""The gradient noise scale of a user's own training loop: plain, Horovod or DDP."""
 
 from __future__ import annotations
 
@@ -22,31 +20,37 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 
 class NoiseScale:
-    """Measures it from the halves of each process's own batch, once in `every` steps, which costs 1
-    / `every` of them.
+    """A monitor of the gradient noise scale of a training loop.
+
+    Once in `every` steps it computes the gradients of the two halves of each process's own batch.
+    This costs about 1 / `every` of the training time.
 
         monitor = bsweep.NoiseScale(model)
         for batch in loader:
-            monitor.step(batch)     # before the optimizer's step on it; all processes call it
-            ...                     # as ever
-        monitor.noise_scale         # examples; None where it is not identifiable
+            monitor.step(batch)     # before the optimizer's step; all processes call it
+            ...                     # the training step as before
+        monitor.noise_scale         # in examples; None if it is not identifiable
 
-    It computes gradients beside the loop's own, which it does not look at: how those are
-    accumulated, summed over workers, compressed, scaled or clipped is all the same to it. Nothing
-    of the model changes: no gradient, no statistic of BatchNorm, no random number. Processes of one
-    initialised torch.distributed or Horovod are averaged, so that each of them has the same
-    estimate.
+    The monitor computes gradients of its own and does not read those of the loop. So the loop may
+    accumulate, sum, compress, scale or clip its gradients in any way. The monitor changes nothing:
+    no gradient, no statistic of BatchNorm, no random number generator. It averages over the
+    processes of an initialised torch.distributed or Horovod, so that all have the same estimate.
     """
 
     def __init__(self, model: nn.Module, loss: Loss = F.cross_entropy, every: int = 50) -> None:
-        """`loss(model(inputs), targets)`: the mean over a batch of `(inputs, targets)`.
+        """Create a monitor.
+
+        Args:
+            model: The model that the loop trains; it may be wrapped in DistributedDataParallel.
+            loss: `loss(model(inputs), targets)` returns the mean loss over a batch.
+            every: The number of steps from one measurement to the next.
 
         Raises:
-            ValueError: `every` is no number of steps.
+            ValueError: If `every` is less than 1.
         """
         if every < 1:
             raise ValueError(f"every={every}: measure once in 50 steps, say, or in 1 for each.")
-        # Whoever wraps a model for an exchange wants to be told of each pass.
+        # DDP would take part in each pass of its wrapped model, so the monitor uses the bare model.
         self._model: nn.Module = (
             model.module if isinstance(model, DistributedDataParallel) else model
         )
@@ -56,12 +60,12 @@ class NoiseScale:
 
     @property
     def noise(self) -> GradientNoise | None:
-        """The running estimate; None before the first."""
+        """The running estimate, or None before the first measurement."""
         return self._average.estimate()
 
     @property
     def noise_scale(self) -> float | None:
-        """In examples; None where it is not identifiable."""
+        """The noise scale in examples, or None if it is not identifiable."""
         return self.noise.noise_scale if self.noise else None
 
     def __str__(self) -> str:
@@ -71,11 +75,15 @@ class NoiseScale:
         return f"noise scale {self.noise_scale:.3g} examples ({steps})"
 
     def step(self, batch: Sequence[Tensor]) -> None:
-        """A step on this process's `batch` of inputs and targets is about to be made; a lone
-        example tells nothing.
+        """Count a training step and measure the noise if it is due; call this before the step.
+
+        All processes call this together. A batch of one example adds nothing to the measurement.
+
+        Args:
+            batch: This process's inputs (B, ...) and targets (B, ...) of the step.
 
         Raises:
-            ValueError: it is no such batch.
+            ValueError: If `batch` is not a pair of tensors of equal length.
         """
         self._num_steps += 1
         if (self._num_steps - 1) % self._every:
@@ -91,13 +99,13 @@ class NoiseScale:
             self._average = self._average.joined(square / share, trace / share, 1)
 
     def _of_halves(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """|G|^2 and tr(Sigma), float64 (2,)."""
+        """Return the estimates of |G|^2 and tr(Sigma), as a float64 tensor (2,)."""
         parameters = [tensor for tensor in self._model.parameters() if tensor.requires_grad]
         num_examples = len(inputs)
         shares, gradients = [], []
         for some, wanted in zip(inputs.tensor_split(2), targets.tensor_split(2), strict=True):
             loss = self._loss(self._model(some), wanted)
-            # No hook of Horovod's or DDP's hears of gradients that are not accumulated.
+            # `grad` does not accumulate gradients, so no hook of Horovod or DDP is called.
             found = torch.autograd.grad(loss, parameters, allow_unused=True)
             gradients.append(
                 torch.cat([_flat(one, of) for one, of in zip(found, parameters, strict=True)])
@@ -133,7 +141,7 @@ def _checked(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _mean_over_processes(values: Tensor) -> Tensor:
-    """Of a small tensor of each; all of them call it together."""
+    """Return the mean of a small tensor over all processes, which call this together."""
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(values)
         return values / dist.get_world_size()

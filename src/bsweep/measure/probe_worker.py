@@ -1,8 +1,7 @@
-"""A worker's side of `bsweep probe`: how fast it steps at which batch, what fits it, and what an
-exchange takes.
+"""A worker's part of `bsweep probe`: seconds per step by batch, the largest batch, the exchange.
 
-Workers measure at the same time, but exchange nothing until the end: one that is out of memory
-keeps nobody waiting.
+Workers measure at the same time, but exchange nothing until the end. So no worker waits for one
+that runs out of memory.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from bsweep.train import worker
 from bsweep.train.job import Job
 from bsweep.train.worker import do_nothing
 
-_OWN_BATCH_TIMES = 5  # as many of the run's own batch, by which most allocations go
+_OWN_BATCH_TIMES = 5  # more steps for the run's own batch, on which most allocations are based
 _MOST_SECONDS = 60.0  # for batches larger than the run's own
 _NUM_EXCHANGES = 5
 _MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
@@ -40,15 +39,20 @@ _MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 def measure(
     config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing
 ) -> None:
-    """Measure this worker; all of them call this together. Rank 0 leaves `probe.json` in the
-    folder.
+    """Measure this worker; all workers call this together. Rank 0 writes `probe.json`.
+
+    Args:
+        config: The configuration to be probed.
+        paths: The paths in the run's folder, where `probe.json` is written.
+        place: This worker's rank and host.
+        on_step: Called after each step.
 
     Raises:
-        MemoryError: not even one example fits this worker.
-        WorkerLost: another worker ended.
+        MemoryError: If not even one example fits into this worker's memory.
+        WorkerLost: If another worker ended.
     """
     with worker.prepared(_with_exchange(config), paths, place, on_step) as job:
-        # Steps cost the same, and the model stays finite.
+        # With a learning rate of 0, steps cost the same and the model stays finite.
         optim.set_learning_rate(job.optimizer, 0.0)
         beside = _held_beside(config, job)
         answers = job.strategy.gather_json(asdict(_measure_worker(config, job)))
@@ -65,17 +69,18 @@ def measure(
 
 
 def _with_exchange(config: RunConfig) -> RunConfig:
-    """The run with a strategy that exchanges the whole vector at each step.
+    """Return the configuration with a strategy that exchanges the whole vector at each step.
 
-    Those that hide their exchange in the backward pass, or make it now and then, stand aside for
-    the same all-reduce.
+    It replaces strategies that hide their exchange in the backward pass or do not exchange at each
+    step by one with the same all-reduce.
     """
     return replace(config, strategy=cast("AnyStrategy", config.strategy.in_probe))
 
 
 def _held_beside(config: RunConfig, job: Job) -> Tensor | None:
-    """As much as the strategy holds beside the model and its optimizer, and what stands in for it
-    does not.
+    """Allocate as much memory as the configured strategy holds besides the model and optimizer.
+
+    The strategy that replaces it in the probe does not hold this memory.
     """
     number = config.strategy.vectors_held
     return (
@@ -85,7 +90,7 @@ def _held_beside(config: RunConfig, job: Job) -> Tensor | None:
 
 def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
     limit = _limit_mebibytes(job)
-    # A limit begins before the first steps, which make the optimizers' state.
+    # In a run, the limit starts before the first steps, which allocate the optimizers' state.
     later = config.strategy.vectors_of_first_step * job.vector.parameters.nbytes / 2**20
     batches, stopped_by = _measure_batches(
         job, config.local_batches[job.place.rank], limit and limit - later
@@ -108,10 +113,11 @@ def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
 
 
 def _limit_mebibytes(job: Job) -> float | None:
-    """On a CPU this worker's own limit, else its part of what is there: to use it up would end more
-    than a probe.
+    """Return the memory limit of this worker on a CPU in MiB; None on a GPU or without limits.
 
-    A process that tries a batch has a model and gradients of its own.
+    It is the configured limit, or else this worker's share of the available memory: using all of it
+    could end other processes too. The model and gradients of the process that tries a batch are
+    subtracted from that share.
     """
     if job.device.type == "cuda" or not memory.can_limit():
         return None
@@ -124,11 +130,11 @@ def _limit_mebibytes(job: Job) -> float | None:
 def _measure_batches(
     job: Job, own_batch: int, limit: float | None
 ) -> tuple[list[ProbedBatch], str]:
-    """Seconds per step at batches that double from 1 until one does not fit, and why they end
-    there.
+    """Measure the seconds per step at batches that double from 1; return them and why they end.
 
-    The run's own batch is one of them; so is the middle between the largest that fitted and the
-    first that did not.
+    The batches also include the run's own batch. When one does not fit, the middle between it and
+    the largest that fits is tried as well. The reason is "examples" (all training examples are in
+    the batch), "seconds" (time is up) or "out_of_memory".
     """
     most = len(job.dataset.train_labels) // job.config.accumulation_steps
     found: list[ProbedBatch] = []
@@ -137,7 +143,7 @@ def _measure_batches(
         seconds := _step_seconds(job, batch, limit, _OWN_BATCH_TIMES if batch == own_batch else 1)
     ) is not None:
         found.append(ProbedBatch(batch, seconds))
-        # Not the wall: hosts may be busy.
+        # The wall clock is not used, because hosts may be busy.
         spent += seconds + min(timed_steps.NUM_STEPS * seconds, timed_steps.MOST_SECONDS)
         if batch == most:
             return found, "examples"
@@ -159,16 +165,16 @@ def _measure_batches(
 
 
 def _next(batch: int, own_batch: int) -> int:
-    """The next power of two, or the run's own batch where that comes before."""
+    """Return the next power of two, or the run's own batch if that is smaller and comes next."""
     power = 1 << batch.bit_length()
     return own_batch if batch < own_batch < power else power
 
 
 def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 1) -> float | None:
-    """The median of a few steps after a first one; None if they do not fit into memory.
+    """Return the median seconds of a few steps after a first one; None if memory runs out.
 
-    Under a limit, each batch has a process of its own, as in training: a failure there cannot spoil
-    the next.
+    Under a limit, each batch runs in a process of its own, as in training, so that a failure cannot
+    affect the next batch.
     """
     try:
         if limit is None:
@@ -192,19 +198,20 @@ def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 
     else:
         print(f"local batch {local_batch}: {seconds:.3g} s per step", flush=True)
         return seconds
-    gc.collect()  # not above: the error holds the step's tensors
+    gc.collect()  # only here, because inside `except` the error still holds the step's tensors
     torch.cuda.empty_cache()
     print(f"local batch {local_batch}: out of memory ({reason})", flush=True)
     return None
 
 
 def _peak_flops(job: Job) -> float:
-    """FLOP/s of a large matrix product in the run's precision, the best of a few; a slowed worker
-    is as slow in it.
+    """Return the best FLOP/s of a few large matrix products in the run's precision.
+
+    For a worker with a slowdown they are divided by its factor.
     """
     side = _MATRIX_SIDE[job.device.type]
-    # Of equal numbers fewer transistors switch: a GPU would draw less power than in training, and
-    # keep a higher clock.
+    # The numbers are random. With equal numbers fewer transistors switch, so a GPU would draw less
+    # power than in training and keep a higher clock.
     dtype = precision.AUTOCAST.get(job.precision, precision.stored(job.precision))
     matrix = torch.randn(side, side, dtype=dtype, device=job.device)
     clock = StepClock(job.device, [])
@@ -216,18 +223,19 @@ def _peak_flops(job: Job) -> float:
 
 
 def _exchange_seconds(job: Job) -> float:
-    """One exchange of the whole vector and a codec's computing for it, nobody waiting; the median
-    of a few.
+    """Return the median seconds of an exchange of the whole vector, with its codec's computing.
+
+    The workers meet before each exchange, so that no waiting is included.
     """
     if job.place.num_workers == 1:
         return 0.0
     seconds = []
     for _ in range(1 + _NUM_EXCHANGES):
         job.vector.gradients.normal_()
-        job.strategy.traffic()  # all workers meet here
+        job.strategy.traffic()  # All workers meet here.
         job.strategy.step()
         traffic = job.strategy.traffic()
-        exposed = traffic.exposed_exchange_seconds  # all of it: nothing computes meanwhile
+        exposed = traffic.exposed_exchange_seconds  # the whole exchange: nothing overlaps with it
         assert exposed is not None, job.config.strategy
         seconds.append(exposed + (traffic.codec_seconds or 0.0))
         job.heartbeat()
@@ -235,7 +243,7 @@ def _exchange_seconds(job: Job) -> float:
 
 
 def main() -> NoReturn:
-    """`python -m bsweep.measure.probe_worker FOLDER`."""
+    """Run `python -m bsweep.measure.probe_worker FOLDER`."""
     worker.enter(measure)
 
 

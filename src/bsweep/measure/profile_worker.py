@@ -1,6 +1,4 @@
-"""A worker's side of `bsweep profile`: what the parts of its training steps take, and a trace of
-some of them.
-"""
+"""A worker's part of `bsweep profile`: the seconds of a step's parts, and a trace of some steps."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 from bsweep.train.worker import do_nothing
 
-_MOST_ROUNDS = 40  # half of which are timed in parts
+_MOST_ROUNDS = 40  # half of them are timed in parts
 _MOST_SECONDS = 30.0
 _TRACED_ROUNDS = 5
 
@@ -37,11 +35,18 @@ _TRACED_ROUNDS = 5
 def measure(
     config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing
 ) -> None:
-    """Profile this worker; all of them call this together. Each leaves its trace, rank 0 also
-    `profile.json`.
+    """Profile this worker; all workers call this together.
+
+    Each worker writes its trace, and rank 0 also writes `profile.json`.
+
+    Args:
+        config: The configuration to be profiled.
+        paths: The paths in the run's folder.
+        place: This worker's rank and host.
+        on_step: Called after each step.
 
     Raises:
-        WorkerLost: another worker ended.
+        WorkerLost: If another worker ended.
     """
     limits = config.launch.memory_limit_mb
     with worker.prepared(config, paths, place, on_step) as job:
@@ -59,11 +64,11 @@ def measure(
 
 
 def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:
-    """The parts of this worker's steps, in rounds of full batches that train nothing; all workers
-    call it together.
+    """Measure the seconds of the parts of this worker's steps; all workers call this together.
 
-    One of each two rounds, by lot, is not timed in parts, and shows what timing costs. An exchange
-    that comes with every tenth step only would meet always the same half if they took turns.
+    The rounds are of full batches and train nothing. In each pair of rounds, a randomly chosen one
+    is not timed in parts, which shows the cost of timing. If timed and untimed rounds alternated,
+    an exchange at every tenth step would always fall into the same half.
     """
     rounds = _Rounds(job)
     seconds = [rounds.seconds_of_one() for _ in range(3)][-1]
@@ -75,7 +80,7 @@ def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:
         StepClock(job.device, []),
         StepClock(job.device, []),
     )
-    job.strategy.traffic()  # what was counted so far
+    job.strategy.traffic()  # This resets the counts of the rounds before.
     steps_before = rounds.cursor.num_steps
     for is_timed in (each for _ in range(pairs) for each in lot.sample([True, False], 2)):
         with (whole if is_timed else others).step():
@@ -94,8 +99,10 @@ def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:
 
 
 def trace(job: Job, path: Path) -> float | None:
-    """Write a Chrome trace of a few rounds with their parts' names; seconds of a step in which a
-    GPU computed.
+    """Write a Chrome trace of a few rounds with the names of their parts.
+
+    Returns:
+        The seconds per step in which the GPU computed, or None on a CPU.
     """
     rounds = _Rounds(job)
     activities = [profiler.ProfilerActivity.CPU]
@@ -112,7 +119,7 @@ def trace(job: Job, path: Path) -> float | None:
 
 
 def _busy_seconds(events: list[dict[str, Any]]) -> float:
-    """In which a GPU ran at least one kernel that is no exchange of NCCL's."""
+    """Return the seconds in which a GPU ran at least one kernel other than NCCL's exchanges."""
     kernels = [
         (event["ts"], event["ts"] + event["dur"])
         for event in events
@@ -127,8 +134,9 @@ def _busy_seconds(events: list[dict[str, Any]]) -> float:
 
 
 class _Rounds:
-    """The loop's rounds of full batches, at a learning rate of 0: they cost the same, and the model
-    stays finite.
+    """The loop's rounds of full batches, at a learning rate of 0.
+
+    These rounds cost the same as in training, and the model stays finite.
     """
 
     def __init__(self, job: Job) -> None:
@@ -161,7 +169,7 @@ class _Rounds:
 
 @contextmanager
 def _optimizer_in(phase: Phase, job: Job) -> Iterator[None]:
-    """Each step of the optimizer is a phase, whichever strategy makes it."""
+    """Make each step of the optimizer in the block a phase, with any strategy."""
     entered: list[AbstractContextManager[object]] = []
 
     def enter(*_: object) -> None:
@@ -181,7 +189,7 @@ def _optimizer_in(phase: Phase, job: Job) -> Iterator[None]:
 
 
 def main() -> NoReturn:
-    """`python -m bsweep.measure.profile_worker FOLDER`."""
+    """Run `python -m bsweep.measure.profile_worker FOLDER`."""
     worker.enter(measure)
 
 

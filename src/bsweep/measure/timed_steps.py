@@ -1,4 +1,4 @@
-"""A try of `bsweep probe`: how long a worker's steps take at one batch, without other workers."""
+"""The timing of a worker's steps at one batch, without other workers, for `bsweep probe`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bsweep.strategies.single import Single
 from bsweep.train import step, worker
 from bsweep.train.job import Job
 
-NUM_STEPS, MOST_SECONDS = 20, 2.0  # that are timed, unless they take too long together
+NUM_STEPS, MOST_SECONDS = 20, 2.0  # the most timed steps, and the most seconds for all of them
 
 
 def lone_config(config: RunConfig, rank: int) -> RunConfig:
-    """The run of a worker without others, which is as slow and has as little memory."""
+    """Return the configuration of a lone worker with the slowdown and memory limit of `rank`."""
     slowdown, limits = config.launch.slowdown, config.launch.memory_limit_mb
     return replace(
         config,
@@ -40,7 +40,7 @@ def lone_config(config: RunConfig, rank: int) -> RunConfig:
 
 
 def alone(job: Job) -> Job:
-    """The same worker without others: its steps exchange nothing."""
+    """Return the job of the same worker without others: its steps exchange nothing."""
     config = lone_config(job.config, job.place.rank)
     strategy = Single(config, config.strategy, Place(), job.paths)
     strategy.prepare(job.vector, job.optimizer)
@@ -48,7 +48,13 @@ def alone(job: Job) -> Job:
 
 
 def step_seconds(job: Job, local_batch: int, times: int) -> float:
-    """The median of `times` as many steps as usual, after a first one."""
+    """Return the median seconds per step, after a first step that is not timed.
+
+    Args:
+        job: The job of a lone worker.
+        local_batch: The examples per pass.
+        times: The factor on `NUM_STEPS` and `MOST_SECONDS`.
+    """
     config = replace(job.config, local_batch=local_batch, global_batch=None)
     job = replace(job, config=config)
     examples = torch.arange(config.examples_per_step, device=job.dataset.train_labels.device)
@@ -74,11 +80,19 @@ def step_seconds_within(
     local_batch: int,
     times: int,
 ) -> float:
-    """As `step_seconds`, of a worker that is prepared for it on the CPU, as for a run, and may take
-    so much beside.
+    """Return what `step_seconds` returns, measured on a worker that this prepares on the CPU.
 
-    To be called in a process of its own (`bsweep.core.fresh_process`), for one that has failed
-    under a limit is of no further use.
+    Call this in a process of its own (`bsweep.core.fresh_process`), because a process that has
+    failed under a memory limit cannot be used any further.
+
+    Args:
+        mebibytes: The memory that steps may take besides the prepared worker, in MiB.
+        config: The run's configuration.
+        paths: The paths in the run's folder.
+        rank: The rank of the worker whose slowdown and limits apply.
+        num_threads: The number of threads of torch.
+        local_batch: The examples per pass.
+        times: The factor on `NUM_STEPS` and `MOST_SECONDS`.
     """
     torch.set_num_threads(num_threads)
     job = worker.prepare(lone_config(config, rank), paths, Place())
@@ -86,6 +100,6 @@ def step_seconds_within(
     job = replace(job, alive=SignOfLife(paths.alive(rank)))
     tail = torch.arange((local_batch + 1) // 2 * config.accumulation_steps)
     with memory.limited(mebibytes):
-        # Its kernels stay beside those of full batches.
+        # The kernels for an epoch's smaller last batch stay in memory besides those of full ones.
         step.train_step(job, tail, tail, 1, config.accumulation_steps)
         return step_seconds(job, local_batch, times)

@@ -122,7 +122,7 @@ def of(model: nn.Module, labels: Tensor) -> Objective:
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the summed cross-entropy of logits (B, C) and targets (B,), or (B, T, C) and (B, T)."""
+    """Return the summed cross-entropy: logits (B, C), targets (B,), or (B, T, C) and (B, T)."""
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
 
 

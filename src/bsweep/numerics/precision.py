@@ -1,4 +1,4 @@
-"""The precision of a run: types, TF32, and the loss scale that keeps fp16 gradients from vanishing."""
+"""The precision of a run: types, TF32, and the loss scale against vanishing gradients in fp16."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _GROWTH_STEPS = 2000  # the good steps after which the loss scale doubles
 def choose(config: RunConfig, device: torch.device) -> str:
     """Return the precision of this worker.
 
-    `auto` becomes bf16 or fp16 if the device has matrix units for it, else fp32. An emulated type
-    would be slower than fp32.
+    `auto` becomes bf16 if the device computes in it without emulation, which would be slower than
+    fp32. Other GPUs use fp16, unless the strategy excludes it. Otherwise `auto` becomes fp32.
 
     Raises:
         ValueError: If `precision=tf32` is configured and the device has no TF32.
@@ -116,7 +116,7 @@ class LossScale:
         }
 
     def guard(self, optimizer: Optimizer) -> None:
-        """Make the optimizer's `step` divide gradients by the scale and skip steps that overflowed."""
+        """Make the optimizer's `step` divide gradients by the scale, and skip overflowed steps."""
         step, on_device = optimizer.step, getattr(optimizer, "_step_supports_amp_scaling", False)
         if on_device:
             vars(optimizer)["found_inf"] = self._overflow

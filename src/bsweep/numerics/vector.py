@@ -77,7 +77,7 @@ class Flat:
         return self.gradients.numel() * self.gradients.element_size()
 
     def parts(self, count: int) -> list[tuple[int, int]]:
-        """Return the borders (start, stop) of `count` parts; sizes differ by at most one element."""
+        """Return the borders (start, stop) of `count` parts whose sizes differ by at most one."""
         size = self.gradients.numel()
         borders = [size * i // count for i in range(count + 1)]
         return list(itertools.pairwise(borders))
