@@ -90,7 +90,8 @@ def _held_beside(config: RunConfig, job: Job) -> Tensor | None:
 
 def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
     limit = _limit_mebibytes(job)
-    # In a run, the limit starts before the first steps, which allocate the optimizers' state.
+    # In a run, the limit starts before the first step. So the vectors that a strategy allocates in
+    # its first step, such as an optimizer's state, count against the limit.
     later = config.strategy.vectors_of_first_step * job.vector.parameters.nbytes / 2**20
     batches, stopped_by = _measure_batches(
         job, config.local_batches[job.place.rank], limit and limit - later

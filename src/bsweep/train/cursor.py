@@ -50,7 +50,7 @@ class Cursor:
 
     @property
     def num_examples(self) -> int:
-        """Examples trained since the run began."""
+        """The number of examples trained since the run began."""
         return (self.epoch - 1) * self.num_train + self.position
 
     def epochs_done(self, more_examples: float = 0) -> float:
