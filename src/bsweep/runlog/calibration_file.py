@@ -1,15 +1,20 @@
-"""What `auto` means in a study: the precision and the memory format that were measured to be the
-fastest.
+"""The calibration of a study: the precision and the memory format that `auto` stands for.
 
-A sweep that is long enough asks for it (`request`) and its first point's workers answer
-(`bsweep.train.choose_numerics`), in the study's `calibration.json`; those on GPUs do not, and take
-their half precision, channels last. All points of a study train alike, whatever was faster for some
-of them: else a curve over batch sizes would show what changed between them. So a study that has
-runs already goes on as they did. On other hardware, whose runs do not compare with them anyway,
-what was fastest may be slow: there it is asked anew, and the answer kept in a file beside. A sweep
-may be sent off from one machine to run on others: what is not answered yet belongs to whoever meets
-it first. `bsweep probe` and `profile` take a study's answer but give none by their only point:
-where there is none they ask in their own folder.
+A sweep that is long enough requests a calibration (`request`). The workers of its first point
+measure which precision and memory format are the fastest (`bsweep.train.choose_numerics`). They
+write the answer to the study's `calibration.json`. Workers on GPUs do not measure: they take the
+half precision of their GPU, channels last.
+
+All points of a study use the same answer, even if another one is faster for some of them. Otherwise
+a curve over batch sizes would also show the effect of the precision. So a study that already has
+runs goes on with what they used.
+
+Runs on other hardware do not compare with these runs anyway, and the answer may be slow there. So
+other hardware gets its own calibration, in a second file beside the first. A sweep may be started
+on one machine and run on others: the first machine that meets an unanswered request answers it.
+
+`bsweep probe` and `profile` use a study's answer, but they have a single point and so do not answer
+for the study. If the study has no answer, they calibrate in their own folder.
 """
 
 from __future__ import annotations
@@ -32,17 +37,15 @@ from bsweep.config.values import Count, NonNegative, Positive
 
 _T = TypeVar("_T")
 
-LEAST_STEPS = 1000  # of a sweep: of fewer, a calibration would take more time than it saves
+LEAST_STEPS = 1000  # For a sweep of fewer steps, a calibration takes more time than it saves.
 _BY_GPU = "by the kind of GPU, without measuring"
 _SETTLED = {"runs": "as all runs of this study", "gpu": _BY_GPU, "itself": "as this run began"}
-_INDISTINCT = (
-    1.03  # times as slow, and the noise, is no difference: the first of such candidates is taken
-)
+_INDISTINCT = 1.03  # A candidate slower by up to this factor plus the noise counts as equally fast.
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """How a model computes: in which precision, and whether images lie channels last."""
+    """The precision in which a model computes, and whether its images are stored channels last."""
 
     precision: str
     channels_last: bool
@@ -52,15 +55,17 @@ class Numerics:
 
 
 PLAIN = Numerics("fp32", channels_last=False)
-"""What one writes first: on CPUs `auto` stands for it where nothing was measured, and is not slower
-than that.
+"""The plainest choice: `auto` stands for it on CPUs if nothing was measured.
+
+A measured choice is never slower than this one.
 """
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of a step without its exchange, the least of some, at each of the calibration's local
-    batches.
+    """The measured step times of one candidate, one for each of the calibration's local batches.
+
+    Each time is in seconds, without the exchange, and the shortest of several steps.
     """
 
     numerics: Numerics
@@ -69,29 +74,31 @@ class Timed:
 
 @dataclass(frozen=True)
 class Calibration:
-    """`timed` is empty until a worker has measured; `settled` is set where none does: on GPUs,
-    after other runs.
+    """The content of a calibration file: a request, and its answer once there is one.
+
+    `timed` is empty until a worker has measured. `settled` is set if no worker has to measure: on
+    GPUs, and if other runs of the study have decided already.
     """
 
     schema: int
-    # Local batches of the points that asked.
+    # The local batches of the points that request the calibration.
     wanted_batches: Annotated[tuple[Count, ...], Field(min_length=1)]
-    precision: str = "auto"  # what all of them say themselves
+    precision: str = "auto"  # the setting of these points, "auto" if they differ
     channels_last: Literal["auto", True, False] = "auto"
     measured_batches: tuple[Count, ...] = ()
     timed: tuple[Timed, ...] = ()
     settled: Numerics | None = None
     settled_by: Literal["runs", "gpu", "itself"] = "runs"
     noise: NonNegative = (
-        0.0  # by which fraction the second of such steps was longer than the least, of most
+        0.0  # relative difference between the second shortest and the shortest step, the largest
     )
     hardware: str = (
-        ""  # of the run that answered, until then of who asked; empty where that is not known
+        ""  # of the run that answered, until then of the machine that asked; empty if unknown
     )
-    instead_of: str = ""  # the hardware of the study's first answer, where that is other
-    models: tuple[str, ...] = ()  # of the points that asked
+    instead_of: str = ""  # the hardware of the study's first answer, if it differs
+    models: tuple[str, ...] = ()  # of the points that request the calibration
     example_shape: tuple[Count, ...] = ()  # of the point that measured
-    torch: str = ""  # its version
+    torch: str = ""  # the version of torch
 
     def __post_init__(self) -> None:
         are_timed = bool(self.measured_batches) == bool(self.timed)
@@ -106,13 +113,17 @@ class Calibration:
 
     @property
     def was_worth_it(self) -> bool:
-        """Whether the study's steps were enough to measure, rather than its runs enough to go
-        by.
+        """True if the study has enough steps to pay for a measurement.
+
+        False if there is no answer yet, or if the answer was taken over from runs.
         """
         return bool(self.timed) or self.settled_by == "gpu"
 
     def seconds_per_example(self, candidate: Timed) -> float:
-        """Over the wanted batches, each by the measured one that is nearest."""
+        """Return a candidate's mean seconds per example over the wanted local batches.
+
+        For each wanted batch, the nearest measured batch (by ratio) counts.
+        """
         times = dict(zip(self.measured_batches, candidate.step_seconds, strict=True))
         nearest = (
             min(times, key=lambda one: abs(math.log(one / batch))) for batch in self.wanted_batches
@@ -120,9 +131,10 @@ class Calibration:
         return statistics.fmean(times[batch] / batch for batch in nearest)
 
     def ranked(self, config: RunConfig) -> list[tuple[Numerics, float]]:
-        """What `config` leaves open, with its seconds per example; the one to take comes first.
+        """Return the candidates that `config` allows, with seconds per example, the best one first.
 
-        That is the plainest that no other is faster than by more than the noise and a little.
+        The best one is the plainest candidate that is slower than the fastest by no more than the
+        noise and a small margin. The others follow by time.
         """
         open_to = [one for one in self.timed if is_open_to(config, one.numerics)] or self.timed
         timed = [(one.numerics, self.seconds_per_example(one)) for one in open_to]
@@ -131,7 +143,7 @@ class Calibration:
         return [first, *sorted((pair for pair in timed if pair != first), key=lambda pair: pair[1])]
 
     def says(self, config: RunConfig) -> str:
-        """What was chosen for a run, and why; nothing while nothing was measured."""
+        """Return a sentence about what was chosen for a run and why; empty without an answer."""
         if self.settled:
             return (
                 f"{choose(config, self, self.settled)}: "
@@ -160,7 +172,12 @@ class Calibration:
 
 
 def unmeasured(start: Mapping[str, Any], was_asked: bool = False) -> str:
-    """What a run computes in where nothing was found, and why, by its `start` record."""
+    """Return a sentence that says how a run computes if it has no calibration, and why.
+
+    Args:
+        start: The run's `start` record.
+        was_asked: True if a calibration was requested.
+    """
     why = (
         "nothing could be measured"
         if was_asked
@@ -171,8 +188,9 @@ def unmeasured(start: Mapping[str, Any], was_asked: bool = False) -> str:
 
 
 def path_of(config: RunConfig, hardware: str = "") -> Path:
-    """Where the answer of a study is, or will be, for some hardware; empty: for that of the
-    first.
+    """Return the path of a study's calibration file for some hardware.
+
+    The file need not exist. If `hardware` is empty, return the path of the study's first answer.
     """
     first = config.study_dir / _FILE
     found = read_calibration(first) if hardware else None
@@ -183,17 +201,21 @@ def path_of(config: RunConfig, hardware: str = "") -> Path:
 
 
 def path_in(folder: Path, config: RunConfig) -> Path:
-    """Where the workers that have this folder find what is asked: in it, or with their study."""
+    """Return the calibration file for the workers of a folder: the folder's own, or the study's."""
     own = folder / _FILE
     return own if own.exists() else path_of(config, hardware_of(folder))
 
 
 def asked(path: Path, config: RunConfig, hardware: str) -> Calibration | None:
-    """What workers on some hardware, of which `path` is, are asked or told; empty where no record
-    says which it is.
+    """Return the calibration for workers on some hardware: a request or an answer; None if neither.
 
-    Who asked may have been on a machine of another kind, so that nothing was asked of this one, nor
-    its runs seen.
+    The request may come from a machine of another kind. Then this hardware has no request of its
+    own yet, and nobody has looked at the runs on it; this function does both.
+
+    Args:
+        path: The calibration file for this hardware.
+        config: A point of the study.
+        hardware: The workers' hardware, as `runlog.hardware_words`; empty if no record says it.
     """
     found = read_calibration(path)
     first = None if found else read_calibration(path_of(config))
@@ -216,11 +238,11 @@ _FILE = "calibration.json"
 
 
 def read_calibration(path: Path) -> Calibration | None:
-    """What was asked or found; None where there is nothing, or nothing that can be read."""
+    """Return the calibration in a file; None if there is no file or it cannot be read."""
     try:
         found = runlog.read_json(path)
         return None if found is None else parse(found)
-    except ValueError:  # it is asked for, or measured, anew
+    except ValueError:  # The calibration is requested or measured again.
         return None
 
 
@@ -238,15 +260,19 @@ _ADAPTER: TypeAdapter[Calibration] = TypeAdapter(Calibration)
 def request(
     configs: Sequence[RunConfig], num_steps: float, folder: Path | None = None, hardware: str = ""
 ) -> None:
-    """Have the first point that runs measure for all of a study, if that is left to it and pays.
+    """Request a calibration of a study from the first point that runs, if one is needed and pays.
+
+    A calibration is needed if a point's precision or memory format is `auto`. It pays if the points
+    take enough steps. If earlier runs or an earlier answer decide already, the request costs
+    nothing and is written anyway.
 
     Args:
         configs: Points of one study.
-        num_steps: That all of them will take together.
-        folder: Where to ask for a point by itself, unless its study has an answer; None: for the
-            study.
-        hardware: Of this machine, as `runlog.hardware_words`. Of a study with an answer for other,
-            it is asked anew.
+        num_steps: The number of steps that all of these points will take together.
+        folder: The folder in which to request it for a single point, unless its study has an
+            answer; None to request it for the study.
+        hardware: The hardware of this machine, as `runlog.hardware_words`. If the study's answer is
+            for other hardware, request another one.
     """
     asking = [config for config in configs if is_asked(config)]
     if not asking:
@@ -254,7 +280,7 @@ def request(
     path = path_of(configs[0], hardware)
     found, is_other = read_calibration(path), path.name != _FILE
     if found and not (folder and found.is_open):
-        if folder and is_other:  # where its workers look
+        if folder and is_other:  # The workers look in this folder.
             write_calibration(folder / _FILE, found)
         return
     settled = next(_of_runs(configs[0].study_dir, hardware), None)
@@ -276,8 +302,8 @@ def request(
 
 
 def hardware_of(run: Path) -> str:
-    """In the words of reports; empty where the run's folder does not say."""
-    with suppress(ValueError):  # a damaged run, which reports name
+    """Return a run's hardware in the words of reports; empty if the run's folder does not say."""
+    with suppress(ValueError):  # Reports name a damaged run.
         return runlog.hardware_words(runlog.read_meta(runlog.RunPaths(run)))
     return ""
 
@@ -291,13 +317,13 @@ def is_asked(config: RunConfig) -> bool:
 
 
 def choose(config: RunConfig, calibration: Calibration | None, default: Numerics) -> Numerics:
-    """What a run computes in: what it says itself, else what was calibrated, else `default`."""
+    """Return how a run computes: its own settings, else the calibration's, else `default`'s."""
     found = default
     if calibration and calibration.settled:
         found = calibration.settled
     elif calibration and calibration.timed:
         found = calibration.ranked(config)[0][0]
-    # Of a later sweep in the same study.
+    # A later sweep in the same study may use a strategy that cannot train in fp16.
     is_refused = found.precision == "fp16" and bool(config.strategy.can.why_no_fp16)
     return Numerics(
         ("fp32" if is_refused else found.precision)
@@ -315,8 +341,9 @@ def is_open_to(config: RunConfig | Calibration, numerics: Numerics) -> bool:
 
 
 def begun(metrics: Path, config: RunConfig) -> Calibration | None:
-    """Settles in what a run goes on that has begun, on whatever hardware that was; None for a new
-    one.
+    """Return a calibration that makes a begun run go on as it began; None for a new run.
+
+    The hardware on which the run began does not matter.
     """
     start = next(iter(_starts(metrics)), None)
     if start is None:
@@ -327,8 +354,9 @@ def begun(metrics: Path, config: RunConfig) -> Calibration | None:
 
 
 def _of_runs(study_dir: Path, hardware: str) -> Iterator[Numerics]:
-    """What runs of the study on such hardware that left it open did compute in, by their
-    records.
+    """Yield the numerics of the study's runs on some hardware whose precision was `auto`.
+
+    The runs' `start` records say what `auto` stood for.
     """
     for metrics in sorted(study_dir.glob(_RUNS)):
         if not hardware or hardware_of(metrics.parent) in ("", hardware):
@@ -340,9 +368,13 @@ _RUNS = "*/metrics.jsonl"
 
 
 def _starts(metrics: Path) -> list[dict[str, Any]]:
-    """Of the run itself, not of another that it went on from, whose records it has a copy of."""
+    """Return the `start` records of the run itself.
+
+    If the run went on from another run, its file begins with a copy of that run's records: leave
+    out those.
+    """
     starts: list[dict[str, Any]] = []
-    with suppress(ValueError, FileNotFoundError):  # a damaged run, which reports name
+    with suppress(ValueError, FileNotFoundError):  # Reports name a damaged run.
         for record in runlog.read_records(metrics, with_steps=False)[0]:
             if record["type"] == "start":
                 starts.append(record)

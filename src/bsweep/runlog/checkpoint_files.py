@@ -1,8 +1,8 @@
-"""What is known of a run's checkpoints without torch: which there are, where they stand, and what
-asks for one.
+"""The checkpoints of a run, as far as they can be read without torch, and the request to save one.
 
-A checkpoint is a folder. `complete.json` is written when all that workers and servers put there
-lies on the disk, and is removed first: a folder without it is what a kill has left.
+A checkpoint is a folder. Its `complete.json` is written last, when all files of workers and
+parameter servers are on the disk, and it is removed first. A folder without it is incomplete: a
+killed run left it, or a run is writing it now.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _NUM_KEPT = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder, and what `complete.json` says of it if there is one."""
+    """The folder of a checkpoint, and its `complete.json` if there is one."""
 
     folder: Path
 
     @property
     def shared(self) -> Path:
-        """What all workers know alike."""
+        """The file of the state that is the same on all workers."""
         return self.folder / "shared.pt"
 
     def own(self, rank: int) -> Path:
-        """What one worker alone knows."""
+        """Return the path of the state that only the worker of this rank has."""
         return self.folder / f"rank.{rank}.pt"
 
     def server(self, number: int) -> Path:
@@ -43,7 +43,7 @@ class Checkpoint:
         return self.folder / "complete.json"
 
     def facts(self) -> dict[str, Any] | None:
-        """What a `Saved` says; None where it is not complete."""
+        """Return the content of `complete.json` (a `Saved`); None if it is missing or damaged."""
         try:
             facts = read_json(self._marker)
             if facts is not None:
@@ -61,24 +61,33 @@ class Checkpoint:
 
 
 def checkpoint_at(paths: RunPaths, epoch: int, position: int) -> Checkpoint:
-    """The checkpoint of a run that has trained so many examples of an epoch, from 1; its folder
-    need not be there.
+    """Return a run's checkpoint after `position` examples of an epoch; its folder need not exist.
+
+    Args:
+        paths: The paths of the run.
+        epoch: The number of the epoch, from 1.
+        position: The number of examples of this epoch that the run has trained on.
     """
-    return Checkpoint(paths.checkpoints / f"epoch{epoch:05d}.{position:012d}")  # their names sort
+    # The names sort by epoch and position.
+    return Checkpoint(paths.checkpoints / f"epoch{epoch:05d}.{position:012d}")
 
 
 def checkpoints(paths: RunPaths) -> list[Checkpoint]:
-    """The complete ones, the latest first."""
+    """Return a run's complete checkpoints, the latest first."""
     return [checkpoint for checkpoint in _all(paths) if checkpoint.facts()]
 
 
 def is_saving(paths: RunPaths) -> bool:
-    """Whether a checkpoint is being written: who goes on removes those that were broken off."""
+    """Return True if a checkpoint is being written.
+
+    An incomplete checkpoint counts as being written: a run that goes on removes those that an
+    earlier attempt left incomplete.
+    """
     return any(not checkpoint.facts() for checkpoint in _all(paths))
 
 
 def prune(paths: RunPaths) -> None:
-    """Remove all but the latest two complete ones."""
+    """Remove all checkpoints of a run but the latest two complete ones."""
     kept = {checkpoint.folder for checkpoint in checkpoints(paths)[:_NUM_KEPT]}
     for checkpoint in _all(paths):
         if checkpoint.folder not in kept:
@@ -86,19 +95,19 @@ def prune(paths: RunPaths) -> None:
 
 
 def cut_records(paths: RunPaths, num_bytes: int) -> None:
-    """Forget the records after a place: what a run that goes on from there writes anew."""
+    """Cut `metrics.jsonl` after `num_bytes` bytes: a run that goes on writes the rest again."""
     if paths.metrics.exists() and paths.metrics.stat().st_size > num_bytes:
         os.truncate(paths.metrics, num_bytes)
 
 
 def request_stop(paths: RunPaths) -> None:
-    """Have a run's workers save where they are and leave, and the sweep that it belongs to end."""
+    """Ask a run's workers to save a checkpoint and end, and ask the run's sweep to end."""
     paths.stop.write_text("stop\n")
 
 
 def is_stop_requested(paths: RunPaths) -> bool:
-    # By what is in it: on a file system of several hosts a name may be seen late, a file that is
-    # opened is up to date.
+    # The file's content decides: a file system of several hosts may show a new name late, but an
+    # opened file is up to date.
     try:
         return bool(paths.stop.read_bytes())
     except OSError:

@@ -1,4 +1,4 @@
-"""What ended a process, left where its launcher finds it."""
+"""The errors that end a worker, and the file in which the launcher finds a worker's error."""
 
 from __future__ import annotations
 
@@ -16,25 +16,34 @@ from bsweep.runlog import RunPaths, Status
 
 
 class WorkerLost(RuntimeError):
-    """Another worker ended while this one waited for it: a consequence, not the cause of a
-    failure.
+    """The error of a worker that waited for another worker, which has ended.
+
+    This error is a consequence of a failure, not its cause.
     """
 
 
 class Diverged(ArithmeticError):
-    """The training loss or a parameter is no finite number any more: it is on record, and a result
-    like any other.
+    """The error of a run whose training loss or parameters are no longer finite.
+
+    The run's records say so. Divergence is a result like any other, not a failure.
     """
 
 
 class Stopped(RuntimeError):
-    """The run ended before its time, on record and in a state that a later run goes on from."""
+    """The error of a run that was stopped early.
+
+    The run's records say so, and a later attempt can go on from the saved state.
+    """
 
 
 @contextmanager
 def worker_lost(broken: type[Exception] = RuntimeError) -> Iterator[None]:
-    """What an exchange raises when a connection breaks, as `WorkerLost`; what a GPU raises is this
-    worker's own.
+    """Turn the error of an exchange whose connection broke into `WorkerLost`.
+
+    Errors of this worker's own GPU or memory pass unchanged.
+
+    Args:
+        broken: The type of the errors that the exchange raises.
     """
     try:
         yield
@@ -51,10 +60,11 @@ _REPORTED = "bsweep_reported"
 
 @contextmanager
 def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
-    """Leave what ended this worker in `error.json` beside its output, for the launcher to quote.
+    """Write the error that ends this worker to `error.json` beside its output, for the launcher.
 
-    Of nested ones the innermost does: later ones would write a later time, and the first culprit is
-    told by it, or an error in closing, which is none.
+    If several of these contexts are nested, only the innermost writes. The launcher finds the first
+    failed worker by the time in the file, and an outer context would write a later time. An outer
+    context may also see an error in closing, which is not the cause.
     """
     try:
         yield
@@ -80,25 +90,27 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
 
 
 def said_by(error: BaseException) -> str:
-    """An error's kind, and what it says, if it says something, from its first line on."""
+    """Return an error's type and, if it has one, its message without surrounding blanks."""
     return f"{type(error).__name__}: {str(error).strip()}".removesuffix(": ")
 
 
 def described(error: BaseException) -> str:
-    """As `said_by`; of an error from the user's own code, with its traceback from the first line of
-    theirs on.
+    """Return an error's type and message and, if the user's own code raised it, a traceback.
+
+    The traceback begins at the first line of the user's code.
     """
     return f"{said_by(error)}\n{own.traced(error) or ''}".strip()
 
 
 def _is_reported(error: BaseException | None) -> bool:
-    """Whether it is on record, or one while which was handled it came about."""
+    """Return True if this error was reported, or an error that was being handled when it arose."""
     return error is not None and (_REPORTED in vars(error) or _is_reported(error.__context__))
 
 
 def status_of(error: BaseException) -> Status:
-    """What an error makes of its run; only some of the ways in which memory ends have an exception
-    of their own.
+    """Return the status of a run that an error ended.
+
+    Running out of memory has no single exception type, so `is_out_of_memory` decides.
     """
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
@@ -106,8 +118,9 @@ def status_of(error: BaseException) -> Status:
 
 
 def spoils_process(error: BaseException) -> bool:
-    """Whether nothing more should be trained in this process: oneDNN may fail from now on, see
-    `bsweep.core.fresh_process`.
+    """Return True if this process should train nothing more after an error.
+
+    After the host ran out of memory oneDNN may fail from then on, see `bsweep.core.fresh_process`.
     """
-    # Which is a GPU's.
+    # torch raises OutOfMemoryError only for the memory of a GPU.
     return is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError)

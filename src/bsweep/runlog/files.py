@@ -1,7 +1,7 @@
-"""The files of a run folder: every path, and what writes them.
+"""The files of a run's folder: every path, and the code that writes them.
 
-One record is one line, written whole and flushed, so that a kill can tear the last line only;
-`RunLog` cuts such a tail before it appends and readers leave it out and say so. `summary.json` is
+One record is one line, written whole and flushed, so that a kill can tear only the last line.
+`RunLog` cuts a torn line before it appends; readers leave it out and say so. `summary.json` is
 written last and atomically: a reader never sees half of it.
 """
 
@@ -22,7 +22,7 @@ from bsweep.runlog.records import SCHEMA, Record
 
 @dataclass(frozen=True)
 class RunPaths:
-    """Every path of a run folder."""
+    """Every path of a run's folder."""
 
     folder: Path
 
@@ -49,15 +49,14 @@ class RunPaths:
 
     @property
     def checkpoints(self) -> Path:
-        """What a run that is not completed goes on from: a folder for each of its last two
-        checkpoints.
-        """
+        """The folder of the run's last two checkpoints, from which an unfinished run goes on."""
         return self.folder / "checkpoint"
 
     @property
     def stop(self) -> Path:
-        """Empty while a run trains. Who writes into it has its workers save where they are, and
-        leave.
+        """The file that stops a run: it is empty while the run trains.
+
+        Write into it to have the workers save a checkpoint and end.
         """
         return self.folder / "stop"
 
@@ -67,28 +66,32 @@ class RunPaths:
 
     @property
     def launcher_log(self) -> Path:
-        """What started the run's processes printed; not there where those of another run trained
-        this one too.
+        """The output of the launcher that started the run's processes.
+
+        The file is missing if the processes of another run trained this run too.
         """
         return self.logs / "launcher.log"
 
     @property
     def lifeline(self) -> Path:
-        """What processes on other hosts go by: it names the start that they belong to, see
-        `bsweep.launch.lifeline`.
+        """The file that tells processes on other hosts whether to go on.
+
+        It names the launch that the processes belong to, see `bsweep.launch.lifeline`.
         """
         return self.logs / "lifeline"
 
     @property
     def environment(self) -> Path:
-        """Variables for processes that start, as sh reads them; its owner's alone, and gone when
-        they have begun.
+        """The environment variables for starting processes, as sh reads them.
+
+        Only the file's owner can read it, and it is removed when the processes have begun.
         """
         return self.folder / ".environment"
 
     def rank_logs(self, rank: int) -> Path:
-        """Folder of a process's `stdout`, `stderr` and, where it failed, `error.json`. Servers
-        follow the workers.
+        """Return the folder of a process's `stdout`, `stderr` and, if it failed, `error.json`.
+
+        The parameter servers' numbers follow the workers' ranks.
         """
         return self.logs / f"rank.{rank}"
 
@@ -96,20 +99,22 @@ class RunPaths:
         return self.rank_logs(rank) / "alive"
 
     def server_clocks(self, server: int) -> Path:
-        """Every push that a parameter server took: worker, clock, and the slowest worker's when it
-        was answered.
+        """Return the path of the table of all pushes that a parameter server received.
+
+        Its columns are the worker, the worker's clock, and the slowest worker's clock when the
+        server answered.
         """
         return self.folder / f"server.{server}.csv"
 
 
 class SignOfLife:
-    """A file of each worker whose modification time says when it last did something."""
+    """A worker's file whose modification time says when the worker last did something."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._shown_at = path, float("-inf")
 
     def show(self) -> None:
-        """To be called at every step; it touches the file once a second at most."""
+        """Touch the file, at most once a second. Workers call this at every step."""
         if time.monotonic() - self._shown_at > 1:
             self._shown_at = time.monotonic()
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,8 +122,9 @@ class SignOfLife:
 
 
 class RunLog:
-    """Appends records to a run's `metrics.jsonl`, which it opens for its first record: one process
-    at a time writes.
+    """The writer that appends records to a run's `metrics.jsonl`.
+
+    It opens the file for its first record. Only one process at a time may write.
     """
 
     def __init__(self, path: Path) -> None:
@@ -153,7 +159,7 @@ class RunLog:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a file that is there whole or not at all, also after a power cut."""
+    """Write a JSON file so that it exists whole or not at all, even after a power cut."""
     write_whole(path, json.dumps(value, indent=2, allow_nan=False).encode())
 
 

@@ -1,4 +1,4 @@
-"""Reads the records of a run while it trains: at each look those that are new."""
+"""A reader of a run's records while the run trains; each call returns the new ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bsweep.runlog.reading import Damaged, checked
 
 
 class Following:
-    """A `metrics.jsonl` that others write and, where they take the run up again, cut before."""
+    """A `metrics.jsonl` that other processes write, and cut when they resume the run."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, GrowingFile(path)
@@ -18,11 +18,13 @@ class Following:
         self._lines: list[bytes] = []  # read, and not yet returned as records
 
     def news(self) -> list[dict[str, Any]] | None:
-        """Return the whole records since the last call; None where those before are no longer
-        there: follow the file anew.
+        """Return the complete records that are new since the last call.
+
+        Return None if earlier records are no longer in the file; then follow the file anew.
 
         Raises:
-            Damaged, Newer: as `read_records`; so does each call after it.
+            Damaged: As in `read_records`; each later call raises it too.
+            Newer: As in `read_records`; each later call raises it too.
         """
         try:
             lines = self._file.new_lines()

@@ -1,4 +1,4 @@
-"""What a run was trained on, in words: by which times compare, and what is fastest is known."""
+"""The description of a run's hardware; times and calibrations hold for the same hardware only."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from bsweep.core.words import counted
 
 
 def hardware_words(meta: Mapping[str, Any]) -> str:
-    """GPUs, CPU and cores of `meta.json`: what makes times differ. Drivers are in the
-    provenance.
+    """Return the GPUs, the CPU and the number of cores of a `meta.json` in words.
+
+    These are what makes times differ. Driver versions are not included; the provenance has them.
     """
     gpus = Counter(line.split(",")[0].strip() for line in meta.get("gpus") or ())
     parts = [f"{count} x {name}" for name, count in gpus.items()]

@@ -1,6 +1,6 @@
-"""What stands beside the records of a run: the schemas of its JSON files.
+"""The schemas of a run's JSON files, other than its records.
 
-The types are what `bsweep.runlog.reading` holds files to.
+`bsweep.runlog.reading` checks files against these types.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from bsweep.runlog.values import Amount, Finite, Natural, Seed
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """How a run ended, and what its records come to; losses and accuracies are the last epoch's."""
+    """The end of a run and the totals of its records; its losses are the last epoch's.
+
+    The accuracies are the last epoch's, too.
+    """
 
     run_id: str
     status: Status
@@ -38,13 +41,14 @@ class Summary:
     sent_bytes: Natural | None
     warnings: tuple[str, ...] = ()
     lost_workers: tuple[str, ...] = ()
-    metrics_crc32: Natural | None = None  # of `metrics.jsonl`, if its records are sound
+    metrics_crc32: Natural | None = None  # of `metrics.jsonl`; None if its records are damaged
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """Where a run was when a checkpoint of it was complete; `position` counts examples of the
-    epoch.
+    """The state of a run when its checkpoint was complete.
+
+    `position` is the number of examples of the epoch that the run has trained on.
     """
 
     epoch: Count
@@ -59,7 +63,7 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """What the parent of a run knew of its surroundings, as far as it is read again."""
+    """The part of `meta.json` that is read again: what the parent knew of a run's surroundings."""
 
     launched_at: Finite | None = None
     wall_seconds_before: Finite | None = None  # of earlier attempts that the run goes on from
@@ -69,4 +73,5 @@ class Meta:
     cores: Natural | None = None
     gpus: tuple[str, ...] | None = None
     versions: Mapping[str, str | None] | None = None
-    beside_others: bool = False  # other points ran on the machine meanwhile, see `launch.parallel`
+    # True if other points ran on the machine at the same time, see `launch.parallel`.
+    beside_others: bool = False

@@ -1,5 +1,7 @@
-"""Which process may run a point, say: by a lock that ends with it or, where a file system has none,
-by a lease.
+"""The claims that decide, for example, which process may run a point.
+
+A claim is a file lock, which ends with its process. On a file system without locks it is a lease:
+a file that the owner touches regularly.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from bsweep.runlog.reading import Damaged, read_json
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 120.0
-"""Without a heartbeat for so long the owner on another host seems dead; who wants its lease watches
-it first.
+"""The time without a heartbeat after which a lease's owner on another host seems dead.
+
+A process that wants the lease watches it for two more heartbeats first.
 """
 _SETTLE_SECONDS = (
-    1.0  # in which those who found a lease stale at the same time have all written theirs
+    1.0  # All processes that found a lease stale at the same time have written theirs by then.
 )
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
@@ -37,8 +40,9 @@ _SAID: set[Path] = set()
 
 @contextmanager
 def claimed(path: Path) -> Iterator[bool]:
-    """Whether this process alone has the claim of this name; it ends with the process, however that
-    ends.
+    """Yield True if this process alone holds the claim `path`, else False.
+
+    The claim ends with the context, and with the process, even if the process is killed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
@@ -56,8 +60,9 @@ def claimed(path: Path) -> Iterator[bool]:
 
 
 def is_claimed(path: Path) -> bool:
-    """Whether a process has the claim. Nothing stays written; for a moment, nobody else could have
-    it.
+    """Return True if a process holds the claim.
+
+    This function leaves nothing on the disk, but for a moment nobody else can take the claim.
     """
     try:
         with path.open() as lock:
@@ -107,7 +112,8 @@ def _leased(path: Path) -> Iterator[bool]:
     finally:
         is_over.set()
         heart.join()
-        if _read_lease(path) == lease:  # else this process slept, and another one took it over
+        # If the lease differs, this process was suspended, and another one took the lease over.
+        if _read_lease(path) == lease:
             path.unlink(missing_ok=True)
 
 
@@ -115,7 +121,7 @@ def _take(path: Path, lease: dict[str, object]) -> bool:
     own = path.with_name(f".{path.name}.{lease['host']}.{lease['pid']}")
     write_json(own, lease)
     try:
-        os.link(own, path)  # there whole or not at all, and of one process alone
+        os.link(own, path)  # A link appears whole or not at all, and only one process succeeds.
     except FileExistsError:
         if not _is_stale(path, beats_to_watch=2):
             return False
@@ -129,12 +135,14 @@ def _take(path: Path, lease: dict[str, object]) -> bool:
 
 
 def _is_stale(path: Path, beats_to_watch: int = 0) -> bool:
-    """Whether whoever holds a lease is dead: no process of this host any more, or without a
-    heartbeat for long.
+    """Return True if the owner of a lease seems dead.
 
-    A clock that is set makes all leases look old until their next heartbeat, one that differs from
-    the file system's makes its host's look so always: no lease should be taken that has a heartbeat
-    while one watches.
+    An owner on this host is dead if its process has ended. Any owner seems dead after a long time
+    without a heartbeat.
+
+    Clocks can mislead: if a clock is set, all leases look old until their next heartbeat. If a
+    host's clock differs from the file system's, its leases always look old. So watch an old lease
+    for `beats_to_watch` heartbeats before you take it over.
     """
     lease = _read_lease(path) or {}
     if (
@@ -149,19 +157,20 @@ def _is_stale(path: Path, beats_to_watch: int = 0) -> bool:
             return False
         time.sleep(beats_to_watch * HEARTBEAT_SECONDS)
         return _touched_at(path) == last_beat
-    except FileNotFoundError:  # given back since
+    except FileNotFoundError:  # The owner has released it since.
         return True
 
 
 def _touched_at(path: Path) -> float:
-    # What has only its name looked at may be old on a file system of several hosts.
+    # On a file system of several hosts, a file's times may be out of date until it is opened.
     with path.open() as file:
         return os.fstat(file.fileno()).st_mtime
 
 
 def _now(folder: Path) -> float:
-    """The time by the clock that a folder's file system has; by this host's, where nothing can be
-    written to it.
+    """Return the time by the clock of a folder's file system, in seconds.
+
+    If nothing can be written to the folder, return the time by this host's clock.
     """
     with suppress(OSError), tempfile.NamedTemporaryFile(dir=folder, prefix=".now.") as file:
         return os.fstat(file.fileno()).st_mtime

@@ -1,4 +1,4 @@
-"""Records of what a run measures of its model beside training it."""
+"""The records of what a run measures of its model besides training it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from bsweep.runlog.values import Amount, Finite, Natural
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The model on the test set, after so many steps, examples, epochs and seconds of training
-    since the run began.
+    """The model's loss and accuracy on the test set.
+
+    `num_steps`, `num_examples`, `epochs_done` and `train_seconds` count the training since the run
+    began.
     """
 
     epoch: Natural
@@ -27,13 +29,15 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseScale:
-    """Parts of the gradient noise scale, `variance` over `gradient_square`: means over the steps
-    since the last record.
+    """The two parts of the gradient noise scale, which is `variance` over `gradient_square`.
 
-    They are of one example's gradient and of the true one's squared norm, see
-    `bsweep.numerics.noise_scale`; either may come out as zero or less. `num_examples` were trained
-    since the run began. Of `num_gradients`, each the mean over `gradient_batch` examples, they are
-    estimated. `layers` has both, the square first, of each tensor by its name.
+    `variance` is that of one example's gradient; `gradient_square` is the squared norm of the true
+    gradient. Both are means over the steps since the last record, see
+    `bsweep.numerics.noise_scale`. Both are estimates, so either may be zero or negative.
+
+    The estimates come from `num_gradients` gradients, each the mean over `gradient_batch` examples.
+    `num_examples` counts the training examples since the run began. `layers` maps the name of each
+    tensor to its own (gradient_square, variance).
     """
 
     epoch: Natural

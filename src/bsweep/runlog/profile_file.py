@@ -1,5 +1,6 @@
-"""What a training step of each worker consists of, and what may be done about it;
-`bsweep.measure.profile_worker` measures it.
+"""The profile of a run: the parts of each worker's training step, and advice on the slowest part.
+
+`bsweep.measure.profile_worker` measures the parts.
 """
 
 from __future__ import annotations
@@ -14,33 +15,37 @@ from pydantic import TypeAdapter
 from bsweep.config import RunConfig
 
 PARTS = ("data", "forward", "backward", "graph", "exchange", "optimizer", "loop")
-"""In the order of a step. `graph` stands for the first three where they are one; `loop` is what no
-other part is.
+"""The parts of a step, in their order.
+
+`graph` replaces data, forward and backward if they run as one CUDA graph. `loop` is the time that
+belongs to no other part.
 """
 
-_WORTH_NAMING = 0.2  # of a step: a part that is no computing and takes less is not what holds it up
+# A part other than computing is a bottleneck only if it takes at least this share of a step.
+_WORTH_NAMING = 0.2
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Seconds of one worker's step, means; what was not measured is None."""
+    """The mean times of one worker's step, in seconds; None for what was not measured."""
 
     parts: dict[str, float]
     step_seconds: float  # of the same steps, by a clock around them
-    untimed_step_seconds: float  # of as many whose parts were not timed, in turns with them
-    wait_seconds: float | None  # of the exchange, for slower workers
-    busy_seconds: float | None  # in which a GPU computes
-    overlaps: bool  # an exchange may hide in the backward pass
+    untimed_step_seconds: float  # of as many steps without timed parts, taken in turns with these
+    wait_seconds: float | None  # the part of the exchange that waits for slower workers
+    busy_seconds: float | None  # the time in which a GPU computes
+    overlaps: bool  # True if the exchange may overlap with the backward pass
 
     @property
     def adds_up_to(self) -> float:
-        """The parts' share of the steps that they are of."""
+        """The sum of the parts as a fraction of the measured step time."""
         return sum(self.parts.values()) / self.step_seconds
 
 
 def table(workers: Sequence[Anatomy]) -> str:
-    """The parts of a step as a person reads them: the mean over workers, and the worker on which
-    each lasts longest.
+    """Return a table of the parts of a step.
+
+    Each row has the mean over workers in milliseconds, its share of a step, and the slowest worker.
     """
     step = statistics.fmean(sum(worker.parts.values()) for worker in workers)
     rows = [["part of a step", "ms", "share", "slowest"]]
@@ -77,7 +82,7 @@ def _cells(seconds: Sequence[float], step: float) -> list[str]:
 
 
 def bottleneck(workers: Sequence[Anatomy]) -> str:
-    """What holds the steps up, in a sentence with its remedy."""
+    """Return a sentence that names the bottleneck of the steps and its remedy."""
     step = statistics.fmean(sum(worker.parts.values()) for worker in workers)
     share = {
         part: statistics.fmean(worker.parts.get(part, 0.0) for worker in workers) / step
@@ -128,12 +133,12 @@ _SENTENCES = {
 
 
 def folder_of(config: RunConfig) -> Path:
-    """Where a run's profile and traces are."""
+    """Return the folder of a run's profile and traces."""
     return config.study_dir / "profile" / config.run_id
 
 
 def read_anatomies(config: RunConfig) -> list[Anatomy]:
-    """What `bsweep profile` found, by rank."""
+    """Return what `bsweep profile` measured, one item for each worker, by rank."""
     return _ADAPTER.validate_json((folder_of(config) / "profile.json").read_bytes())["workers"]
 
 

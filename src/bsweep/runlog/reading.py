@@ -1,5 +1,6 @@
-"""Reads what runs left, and holds it to what bsweep writes: whoever reads a study leaves a damaged
-run out, by name.
+"""The functions that read the files of runs and check them against their schemas.
+
+A damaged file raises an error that names it, so that a reader of a study can leave out that run.
 """
 
 from __future__ import annotations
@@ -37,19 +38,21 @@ _TYPES: Mapping[str, type] = {
 
 
 class Damaged(ValueError):
-    """A file of a run is not what bsweep writes there: a disk was full, the power went, somebody
-    edited it.
+    """The error of a file of a run that does not have the content that bsweep writes.
+
+    Likely causes are a full disk, a power cut, and an edit by hand.
     """
 
 
 class Newer(ValueError):
-    """A newer bsweep wrote it."""
+    """The error of a file that a newer bsweep wrote."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder holds. `summary` is None while it runs, or when it was killed with its
-    launcher.
+    """The content of a run's folder.
+
+    `summary` is None while the run trains, and after it was killed together with its launcher.
     """
 
     run_id: str
@@ -61,12 +64,16 @@ class Run:
 
 
 def read_run(folder: Path, with_steps: bool = True) -> Run:
-    """Read a run folder; without its `step` records, which are the most, where nobody asks for
-    them.
+    """Return the content of a run's folder.
+
+    Args:
+        folder: The run's folder.
+        with_steps: False to leave out the `step` records, which are the most.
 
     Raises:
-        Damaged: a file other than the configuration is damaged, or files contradict each other.
-        Newer: it was written by a newer schema.
+        Damaged: If a file other than the configuration is damaged, or if files contradict each
+            other.
+        Newer: If a newer bsweep wrote a file.
     """
     paths = RunPaths(folder)
     summary = read_summary(paths)
@@ -93,15 +100,20 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
 
 
 def read_told(folder: Path) -> Run:
-    """As `read_run`, with what tables tell of a run: its `step` records only where its batch
-    changed.
+    """Return a run as `read_run` does, with the records that tables need.
+
+    The `step` records are included only if the run's batch size changed.
     """
     run = read_run(folder, with_steps=False)
     return read_run(folder) if changes_batch(run.records) else run
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`, or None if there is no such file."""
+    """Return the JSON object in `path`, or None if there is no such file.
+
+    Raises:
+        Damaged: If the file cannot be read or does not hold a JSON object.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -120,7 +132,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_summary(paths: RunPaths) -> dict[str, Any] | None:
-    """How a run ended, or None while it has not; Damaged or Newer as `read_run`."""
+    """Return the summary of a run, or None while it has not ended.
+
+    Raises:
+        Damaged: As in `read_run`.
+        Newer: As in `read_run`.
+    """
     path = paths.summary
     summary = read_json(path)
     if summary is not None:
@@ -130,7 +147,11 @@ def read_summary(paths: RunPaths) -> dict[str, Any] | None:
 
 
 def read_meta(paths: RunPaths) -> dict[str, Any]:
-    """What was known of a run's surroundings; Damaged as `read_run`."""
+    """Return the content of a run's `meta.json`, empty if there is none.
+
+    Raises:
+        Damaged: As in `read_run`.
+    """
     path = paths.meta
     meta = read_json(path) or {}
     hold(meta, Meta, path)
@@ -140,17 +161,18 @@ def read_meta(paths: RunPaths) -> dict[str, Any]:
 def read_records(
     path: Path, with_steps: bool = True, crc32: int | None = None
 ) -> tuple[tuple[dict[str, Any], ...], str | None]:
-    """The records of a `metrics.jsonl` and, if its last line was torn, a sentence that says so.
+    """Return the records of a `metrics.jsonl` and, if its last line was torn, a warning about it.
 
     Args:
-        path: The file, which need not be there.
-        with_steps: Whether `step` records are wanted.
-        crc32: Of the file as its run's summary has it. Records were sound when that was written, so
-            that a file which still has it is not held to its schema again, which takes several
-            times as long as to read it; None of records that were damaged.
+        path: The file; it need not exist.
+        with_steps: False to leave out `step` records.
+        crc32: The checksum of the file in the run's summary; None if the summary has none. The
+            records were sound when it was written. So a file that still has this checksum is not
+            checked against the schema again: the check takes several times as long as reading.
 
     Raises:
-        Damaged, Newer: the first line that is no record, by its number.
+        Damaged: If a line is not a valid record. The message names the first such line by number.
+        Newer: If a newer bsweep wrote a line.
     """
     try:
         content = path.read_bytes()
@@ -158,7 +180,7 @@ def read_records(
         return (), None
     except OSError as error:
         raise Damaged(f"{path}: {error.strerror}.") from None
-    *lines, torn = content.split(b"\n")  # b"" after the newline of the last whole record
+    *lines, torn = content.split(b"\n")  # `torn` is b"" if the last record is whole.
     dropped = () if with_steps else b'"type": "step"}'
     if crc32 is not None and zlib.crc32(content) == crc32:
         wanted = b",".join([line for line in lines if not line.endswith(dropped)])
@@ -174,7 +196,16 @@ def read_records(
 
 
 def checked(line: bytes, place: str) -> dict[str, Any]:
-    """The record of a line; Damaged or Newer, with the place, if it is none."""
+    """Return the record in a line of `metrics.jsonl` after checking it against its schema.
+
+    Args:
+        line: The line, without its newline.
+        place: The file and line number, for messages.
+
+    Raises:
+        Damaged: If the line is not a valid record.
+        Newer: If a newer bsweep wrote the line.
+    """
     try:
         record = from_json(line, allow_inf_nan=False)
     except ValueError as error:
@@ -203,7 +234,7 @@ def _check_schema(record: Mapping[str, Any], place: object) -> None:
 
 
 def hold(value: Mapping[str, Any], schema: type, place: object) -> None:
-    """Damaged, with the place, if an object of a file is not of a schema."""
+    """Raise Damaged, with the place in the message, if an object does not fit a schema."""
     try:
         adapter(schema).validate_json(to_json(value), strict=True)
     except ValidationError as error:
@@ -222,9 +253,14 @@ def numbered(
     kind: Literal["epoch", "round", "evaluation", "noise_scale", "step"],
     by: str = "",
 ) -> list[dict[str, Any]]:
-    """The records of a kind in the order of their number, which is `by` or called as the kind is.
+    """Return the records of one kind in the order of their number.
 
-    Where a run was taken up again, the later record of a number stands for it.
+    If a run was resumed, several records may have the same number; the last one is kept.
+
+    Args:
+        records: The records of a run, in the order of the file.
+        kind: The type of the wanted records.
+        by: The field that holds the number; empty if the field has the name of the kind.
     """
     kept: list[dict[str, Any]] = []
     number = by or kind
@@ -237,7 +273,7 @@ def numbered(
 
 
 def changes_batch(records: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether the batch changed while a run trained."""
+    """Return True if the batch size changed while a run trained."""
     return any(record.get("event") == "batch_changed" for record in records)
 
 
@@ -245,15 +281,17 @@ _NO_WARNINGS = ("reallocated", "target_reached", "batch_changed")
 
 
 def warnings(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What events say, except that steps were shared out anew, which the rounds show, or that all
-    went as it was to.
+    """Return the messages of a run's events that are warnings.
+
+    Three kinds of events are left out. The rounds already show that steps were reallocated, and a
+    reached target and a changed batch size are expected.
     """
     events = (record for record in records if record["type"] == "event")
     return [event["message"] for event in events if event["event"] not in _NO_WARNINGS]
 
 
 def lost_workers(records: Iterable[dict[str, Any]]) -> tuple[str, ...]:
-    """What is on record of each worker that a run lost, and went on or stopped without."""
+    """Return the messages about the workers that a run lost, one for each lost worker."""
     return tuple(
         one["message"]
         for one in records

@@ -1,6 +1,6 @@
 """The records of a run: the lines of `metrics.jsonl`, which is the source of all numbers.
 
-The types are what `bsweep.runlog.reading` holds files to.
+`bsweep.runlog.reading` checks files against these types.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Status = Literal["completed", "failed", "out_of_memory", "diverged", "timeout", 
 
 
 def _as(schema: type) -> AfterValidator:
-    """Holds a mapping to a schema, and leaves it the mapping that it is."""
+    """Return a validator that checks a mapping against a schema and does not convert it."""
 
     def held(tree: Mapping[str, Any]) -> Mapping[str, Any]:
         adapter(schema).validate_json(to_json(tree), strict=True)
@@ -74,7 +74,7 @@ class _ToldLaunch:
 
 @dataclass(frozen=True, kw_only=True)
 class _Told:
-    """What tables read of a resolved configuration."""
+    """The part of a resolved configuration that tables read."""
 
     num_workers: Count
     local_batch: Count | None = None
@@ -98,9 +98,10 @@ Resolved = Annotated[Tree, _as(_Told)]
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Written when all workers are ready to train; `config` is the resolved configuration.
+    """The record that is written when all workers are ready to train.
 
-    `device` names each kind of device that a worker has, once.
+    `config` is the resolved configuration. `device` names each kind of device that the workers
+    have, once.
     """
 
     run_id: str
@@ -115,16 +116,16 @@ class Start:
     device: str
     precision: str
     threads: Natural
-    start_seconds: Amount | None  # from the launch to here
+    start_seconds: Amount | None  # from the launch to this record
     learning_rate: Rate | None = (
-        None  # the first worker's, by its rule, before warm-up and schedule
+        None  # the first worker's, after the lr rule, before warm-up and schedule
     )
     gpu_software: str | None = None  # drivers and NCCL; None on CPUs
-    graph: bool | None = None  # all workers launch full steps as a CUDA graph; None on CPUs
+    graph: bool | None = None  # True if all workers run full steps as a CUDA graph; None on CPUs
     workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.train.peers_check`
     channels_last: bool  # the memory format of images
     transport: str | None = (
-        None  # how gradients travel, where that is chosen: network, shared_memory
+        None  # how gradients travel (network, shared_memory); None if there is no choice
     )
 
     type: str = "start"
@@ -132,9 +133,9 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A sample within an epoch: the mean training loss since the last sample.
+    """A sample within an epoch, with the mean training loss since the last sample.
 
-    Over all workers, or over rank 0's examples where workers are not in step.
+    The mean is over all workers, or over rank 0's examples if workers do not step together.
     """
 
     epoch: Natural
@@ -142,38 +143,41 @@ class Step:
     train_loss: Finite | None
     learning_rate: Rate
     images_per_second: Amount | None
-    global_batch: Natural  # of the last step, as planned: the last one of an epoch is shorter
-    epochs_done: Amount  # the part of this epoch that is trained included
+    global_batch: Natural  # of the last step, as planned; an epoch's last step may be smaller
+    epochs_done: Amount  # including the trained part of this epoch
 
     type: str = "step"
 
 
 @dataclass(frozen=True)
 class ServerLoad:
-    """What one parameter server did since the last report.
+    """The work of one parameter server since its last report.
 
-    `share` is its part of all parameters. `queue_seconds` sums the time that pushes waited for it
-    to be free, `busy_seconds` the time it received, updated and sent.
+    `share` is the server's fraction of all parameters. `queue_seconds` is the total time that
+    pushes waited until the server was free. `busy_seconds` is the total time in which the server
+    received, updated and sent.
     """
 
     share: Amount
     received_bytes: Natural
     sent_bytes: Natural
     pushes: tuple[Natural, ...]  # by worker
-    max_lead: Natural  # clocks by which an answered worker was ahead of the slowest
+    max_lead: Natural  # the most clocks by which an answered worker was ahead of the slowest
     busy_seconds: Amount
     queue_seconds: Amount
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What the exchanges of an epoch cost; None is not measured, or of a codec that there is none.
+    """The cost of an epoch's exchanges; None for what was not measured.
 
-    Bytes are means over workers. `exchange_steps`: messages that had to follow one another, of the
-    worker with most. `exchange_seconds`: while data travelled and nobody waited, hidden behind
-    computing or not. `exposed_exchange_seconds`: the part of that which computing did not hide.
-    `codec_seconds`: compressing and decompressing, the mean of workers. `worker_wait_seconds`:
-    ready to send until the slowest was, by worker.
+    `sent_bytes` and `received_bytes` are means over workers. `exchange_steps` counts the messages
+    that had to follow one another, on the worker with the most. `exchange_seconds` is the time in
+    which data travelled and no worker waited, whether or not it overlapped with computing.
+    `exposed_exchange_seconds` is the part of it that did not overlap with computing.
+    `codec_seconds` is the time for compressing and decompressing, the mean over workers; None
+    without a codec. `worker_wait_seconds` has, for each worker, the time from being ready to send
+    until the slowest worker was ready.
     """
 
     sent_bytes: int | None = None
@@ -188,28 +192,33 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """One finished epoch. Times in seconds, rates per second, `None` for what was not measured.
+    """One finished epoch. Times are in seconds, rates per second; None means not measured.
 
-    `train_seconds` counts training steps only. `train_loss` and `train_accuracy` are means over the
-    epoch's training examples (of a text over their tokens), taken while training; `test_*` over the
-    whole test set. `images_per_second` counts examples, of a text its sequences. `exchange_seconds`
-    is the time in which data travelled and nobody waited, hidden behind computing or not;
-    `exposed_exchange_seconds` what of it was not hidden, all where nothing is; `codec_seconds` what
-    compressing and decompressing took, the mean over workers, null without a codec (where rounds
-    overlap that is beside computing, and what of it is not hidden is in
-    `exposed_exchange_seconds`); `wait_seconds` the mean time for which a worker was ready to send
-    and waited for the slowest, `worker_wait_seconds` each worker's. `sent_bytes` is the mean over
-    workers, `exchange_steps` counts messages that had to follow one another, on the worker with
-    most of them. `servers` says what each parameter server did, see `ServerLoad`. `global_batch`
-    (as planned: a tail is shorter) and `learning_rate` are those of its last step.
-    `peak_memory_bytes` is rank 0's while it trained, until the epoch's first evaluation,
-    `evaluation_peak_memory_bytes` while it evaluated at its end, on batches of another size.
-    `skipped_steps` are those of rank 0 that changed nothing, for gradients overflowed in fp16; null
-    in other precisions. `checkpoint_seconds` is what saving checkpoints took since the last epoch's
-    record; it is not in `train_seconds`. `energy_joules` is what all workers' GPUs used, or of
-    workers on CPUs the processors of their hosts, from the epoch's begin until its last step,
-    without the evaluations between, but with checkpoints; null where the hardware does not say it,
-    and of an epoch that was taken up within.
+    Training: `train_seconds` counts training steps only. `train_loss` and `train_accuracy` are
+    means over the epoch's training examples (for a text: over their tokens), taken while training.
+    `test_loss` and `test_accuracy` are means over the whole test set. `images_per_second` counts
+    examples (for a text: sequences). `global_batch` and `learning_rate` are those of the epoch's
+    last step; `global_batch` is the planned one, even if the last step was smaller.
+    `skipped_steps` counts the steps of rank 0 that changed nothing because gradients overflowed in
+    fp16; null in other precisions. `checkpoint_seconds` is the time for saving checkpoints since
+    the last epoch's record; it is not part of `train_seconds`.
+
+    Exchange: `exchange_seconds` is the time in which data travelled and no worker waited, whether
+    or not it overlapped with computing. `exposed_exchange_seconds` is the part of it that did not
+    overlap; without overlap, that is all of it. `codec_seconds` is the time for compressing and
+    decompressing, the mean over workers; null without a codec. If rounds overlap, the codec works
+    beside the computing, and `exposed_exchange_seconds` contains the part of its time that does not
+    overlap. `wait_seconds` is the mean time for which a worker was ready to send and waited for the
+    slowest one; `worker_wait_seconds` has this time for each worker. `sent_bytes` is the mean over
+    workers. `exchange_steps` counts the messages that had to follow one another, on the worker with
+    the most. `servers` has the work of each parameter server, see `ServerLoad`.
+
+    Memory and energy: `peak_memory_bytes` is that of rank 0 while it trained, until the epoch's
+    first evaluation. `evaluation_peak_memory_bytes` is that of rank 0 during the evaluation at the
+    epoch's end, which uses batches of another size. `energy_joules` is the energy that all workers'
+    GPUs used or, for workers on CPUs, that the processors of their hosts used. It covers the time
+    from the epoch's beginning to its last step, with checkpoints but without evaluations. It is
+    null if the hardware does not report energy, and for an epoch that was resumed in the middle.
     """
 
     epoch: Natural  # from 1
@@ -245,15 +254,17 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Local steps of several workers and the synchronisation after them.
+    """The local steps of several workers and the synchronisation after them.
 
-    Tuples have an entry for each of `workers`, the ranks that took part. Each worker computes, is
-    idle until the last one arrives, and is held up by the exchange: `began_seconds` says when it
-    began, on rank 0's clock since its first round began, and `exposed_exchange_seconds` lasts from
-    the last arrival until it goes on, its codec's computing included. In `exchange_seconds` its
-    data travelled and in `codec_seconds` (null: none) its codec computed, hidden behind the next
-    round's computing or not. `train_loss` is the mean over all `num_examples` of the round. One
-    that an epoch's end cuts short is not `is_whole`.
+    Each tuple has one entry for each of `workers`, the ranks that took part. In a round, each
+    worker computes, is idle until the last worker arrives, and then waits for the exchange.
+
+    `began_seconds` is the time at which a worker began, on rank 0's clock, since rank 0's first
+    round began. `exposed_exchange_seconds` is the time from the last arrival until a worker goes
+    on, including its codec's computing. `exchange_seconds` is the time in which a worker's data
+    travelled. `codec_seconds` is the time in which its codec computed; null without a codec. Both
+    count whether or not they overlap with the next round's computing. `train_loss` is the mean over
+    all `num_examples` of the round. `is_whole` is False if the end of an epoch cut the round short.
     """
 
     epoch: Natural
@@ -290,7 +301,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something a reader of the numbers should know: `event` is its kind, such as `warning`."""
+    """A remark for readers of the numbers; `event` is its kind, such as `warning`."""
 
     event: str
     message: str
@@ -300,10 +311,10 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Continued(Event):
-    """The records before are those of another run, `branch_of`, of which this one goes on after
-    `num_steps`.
+    """The event of a run that goes on from another run, `branch_of`, after its `num_steps` steps.
 
-    `train_seconds` until there are its.
+    The records before this event are copies of that run's. `train_seconds` is that run's training
+    time until then.
     """
 
     event: str = "continued"
@@ -314,13 +325,15 @@ class Continued(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchChanged(Event):
-    """What a batching policy decided, and by what: from here on a step takes `global_batch`
-    examples of all workers.
+    """The event of a policy that changed the batch size.
+
+    From this event on, a step takes `global_batch` examples over all workers. `inputs` are the
+    measurements by which the policy decided.
     """
 
     event: str = "batch_changed"
     epochs_done: Amount
-    before: Natural  # the global batch until here
+    before: Natural  # the global batch until this event
     global_batch: Natural
     inputs: Mapping[str, Finite | None]
 

@@ -1,4 +1,4 @@
-"""The end of a run, and whether what it left is whole."""
+"""The summary of a run that has ended, and the check that its files are whole."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ from bsweep.runlog.records import SCHEMA, Status
 def write_summary(
     paths: RunPaths, config: RunConfig, status: Status, message: str, wall_seconds: float
 ) -> None:
-    """End a run: its status and what its records come to, in one file that is the last to be
-    written.
+    """Write `summary.json`: how a run ended and the totals of its records.
+
+    This file is the last one that a run writes. If the records are damaged, the status is `failed`.
     """
     try:
         records, _ = read_records(paths.metrics)
         checksum = _crc32(paths)
     except Damaged as error:
         records, status, message = (), "failed", f"{message}\n{error}".strip()
-        checksum = None  # which says that the records are sound
+        checksum = None  # A checksum would say that the records are sound.
     epochs = numbered(records, "epoch")
     last = epochs[-1] if epochs else {}
     train_seconds = sum(epoch["train_seconds"] for epoch in epochs) if epochs else None
-    # The last may be a part.
+    # Epochs may differ in their number of examples: the last one may be incomplete.
     num_examples = sum(epoch["images_per_second"] * epoch["train_seconds"] for epoch in epochs)
     sent_bytes = [epoch["sent_bytes"] for epoch in epochs]
     summary = Summary(
@@ -69,16 +70,17 @@ def write_summary(
     )
     if paths.metrics.exists():
         with paths.metrics.open("rb") as file:
-            os.fsync(file.fileno())  # before what says that it is whole
+            os.fsync(file.fileno())  # before the summary says that the records are whole
     write_json(paths.summary, {"schema": SCHEMA, **asdict(summary)})
 
 
 def ended(paths: RunPaths) -> Status | None:
-    """How a run ended; None where it has not, or where reports cannot read it: one that is damaged
-    is to be repeated.
+    """Return the status of a run that has ended; None if it has not ended or must be repeated.
+
+    A run must be repeated if its files are damaged, so that reports cannot read it.
 
     Raises:
-        Newer: a newer bsweep wrote it.
+        Newer: If a newer bsweep wrote the run's files.
     """
     try:
         found = read_ended(paths)
@@ -88,10 +90,11 @@ def ended(paths: RunPaths) -> Status | None:
 
 
 def read_ended(paths: RunPaths) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """How a run ended whose files are whole, and its surroundings; None where it has not ended.
+    """Return the summary and the `meta.json` of a run that has ended; None if it has not.
 
     Raises:
-        Damaged, Newer: as `read_run`.
+        Damaged: As in `read_run`.
+        Newer: As in `read_run`.
     """
     summary = read_summary(paths)
     if summary is None:
@@ -106,15 +109,16 @@ def _crc32(paths: RunPaths) -> int | None:
 
 
 def _known_crc32(paths: RunPaths) -> int | None:
-    """As `_crc32`, but read once as long as nobody writes: who watches a study asks every few
-    seconds.
+    """Return `_crc32`, but read an unchanged file only once.
+
+    A command that watches a study asks for it every few seconds.
     """
     metrics = paths.metrics
     try:
         status = metrics.stat()
     except FileNotFoundError:
         return None
-    # A path takes longer to hash.
+    # The cache hashes its arguments, and a string hashes faster than a Path.
     return _crc32_of(str(metrics), status.st_mtime_ns, status.st_size)
 
 

@@ -1,4 +1,4 @@
-"""Numbers and trees as records hold them: what tables can take, and no more."""
+"""The types of numbers and trees in records, restricted to what tables can store."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-MOST = 2**53  # up to which all whole numbers are exact in JSON and in tables
+MOST = 2**53  # Whole numbers up to this one are exact in JSON and in tables.
 
 Natural = Annotated[int, Field(ge=0, lt=MOST)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Amount = Annotated[float, Field(ge=0, lt=MOST)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of learning, as high as somebody dares
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]  # a learning rate, without upper bound
 _DEEPEST = 10  # levels of a configuration
 
 
 def plain(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The mapping, if its leaves are values, or lists of values, as tables hold them."""
+    """Return the mapping if all its leaves are values, or lists of values, that tables can store.
+
+    Raises:
+        ValueError: If a leaf is another value, or the mapping is nested too deep.
+    """
     for value in _leaves(tree):
         for one in value if isinstance(value, list | tuple) else (value,):
             if not isinstance(one, str | int | float | None) or not _is_bounded(one):
@@ -28,7 +32,10 @@ def plain(tree: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_bounded(value: object) -> bool:
-    """Not a number that tables cannot hold: an integer of 64 bits and more, infinity."""
+    """Return True unless the value is a number that tables cannot store.
+
+    Those are integers of 64 bits or more, infinity, and NaN.
+    """
     return not isinstance(value, int | float) or abs(value) < (
         2**63 if isinstance(value, int) else math.inf
     )
