@@ -1,12 +1,12 @@
-"""Data sets as tensors in memory. One file for each, whose functions a card in `config/data.py`
-names.
+"""Data sets as tensors in memory.
 
-A card comes in. `prepare` gives what is known of a data set without its tensors, and has them
-decoded and cached before workers are launched; `load` gives the tensors to a worker. Which examples
-form a step, and which of them a worker takes, is the pure function in `plan`.
+Each data set has a file of its own; a card in `config/data.py` names the functions in it. `prepare`
+returns the facts about a data set without its tensors. It decodes and caches the tensors before
+workers are launched. `load` returns the tensors to a worker. `plan` computes which examples form a
+step and which of them a worker takes.
 
-It must not know the model, the strategy or the run: neither the number of workers nor the strategy
-may change which examples or which crops a step has.
+The package must not know the model, the strategy or the run: neither the number of workers nor the
+strategy may change which examples or which crops a step has.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ __all__ = ["DataInfo", "load", "prepare"]
 
 
 def prepare(config: DataConfig) -> DataInfo:
-    """Check, download, decode and cache whatever the workers will load; to be called before they
-    are launched.
+    """Check, download, decode and cache what the workers will load.
+
+    Call this before the workers are launched.
 
     Raises:
-        ValueError: the data are missing, or fewer than `subset`.
+        ValueError: If the data are missing, or fewer than `subset`.
     """
     prepared = _prepared(config)
     if isinstance(prepared, ValueError):
@@ -41,8 +42,9 @@ def prepare(config: DataConfig) -> DataInfo:
 
 @functools.cache
 def _prepared(config: DataConfig) -> DataInfo | ValueError:
-    """Once per process, failures too: a sweep asks for every point, and an answer may take a
-    while.
+    """Return the facts about a data set, or the error of preparing it, once per process.
+
+    The result is cached, errors too: a sweep asks for every point, and an answer may take a while.
     """
     try:
         info: DataInfo = resolve(config.builds).info(config)
@@ -53,10 +55,10 @@ def _prepared(config: DataConfig) -> DataInfo | ValueError:
 
 
 def load(config: DataConfig, device: torch.device) -> Dataset:
-    """The data set for a device that trains, its training part cut down to `subset`.
+    """Return the data set for a device that trains, with `subset` of its training examples.
 
     Raises:
-        ValueError: as `prepare`.
+        ValueError: As in `prepare`.
     """
     from bsweep.data.dataset import balanced_subset, placed  # imports torch
 

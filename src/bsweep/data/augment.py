@@ -1,5 +1,6 @@
-"""From uint8 images in memory to model inputs: crop, flip and normalise a whole batch at once, on
-any device.
+"""The functions that turn uint8 images into model inputs: they crop, flip and normalise.
+
+They work on a whole batch at once, on any device.
 """
 
 from __future__ import annotations
@@ -14,27 +15,26 @@ from bsweep.core.randomness import random_bits, stream_of
 
 
 def crop_stream(seed: int, epoch: int) -> int:
-    """The random bits that say how an epoch's examples are cropped and mirrored."""
+    """Return the random stream that decides how an epoch's examples are cropped and mirrored."""
     return stream_of("crop", seed, epoch)
 
 
 def crop_and_flip(
     images: Tensor, indices: Tensor, *, stream: int | Tensor, padding: int, flip: bool
 ) -> Tensor:
-    """Images, each cropped at random from its black-padded self and, if `flip`, mirrored half the
-    time.
+    """Return images, each padded with black and cropped at random; if `flip`, half are mirrored.
 
-    What happens to an example depends on (seed, epoch, example) alone: not on its batch, worker or
-    device. One gather does it all; nothing here waits for a GPU, so it can be captured in a CUDA
-    graph.
+    The crop of an example depends on (seed, epoch, example) alone: not on its batch, worker or
+    device. A single gather crops and mirrors. Nothing here waits for a GPU, so this function can be
+    captured in a CUDA graph.
 
     Args:
         images: uint8 (B, C, H, W).
-        indices: their numbers in the training set, int64 (B,), on the device of the images.
+        indices: The images' numbers in the training set, int64 (B,), on the images' device.
         stream: `crop_stream` of the run's seed and the epoch, or a tensor () of it on that device.
-        padding: pixels on each side; a crop's offset is one of `2 * padding + 1` in either
+        padding: The pixels on each side; a crop has `2 * padding + 1` possible offsets in either
             direction.
-        flip: whether to mirror at all.
+        flip: True to mirror each image with probability 1/2.
 
     Returns:
         uint8 (B, C, H, W).
@@ -58,12 +58,16 @@ def crop_and_flip(
 def _constants(
     height: int, width: int, padding: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of all crops alike, int64: the offsets' first bits, top's and left's (2, 1, 1, 1); what rows
-    (H, 1) and columns (W,) add to a pixel's place in a padded image; and how much further right a
-    column is taken from in a mirrored one.
+    """Return four int64 tensors that are the same for all crops.
+
+    Returns:
+        The position of the first random bit that the top and the left offset use, (2, 1, 1, 1).
+        The index in a flat padded image at which each row begins, (H, 1).
+        The index of each column within its row, (W,).
+        The number of pixels to the right at which a mirrored image takes each column, (W,).
     """
     x, y = torch.arange(width, device=device), torch.arange(height, device=device)
-    # 1 and 32, without a copy from the host.
+    # The values 1 and 32, made without a copy from the host.
     first_bits = torch.arange(1, 33, 31, device=device).view(2, 1, 1, 1)
     return first_bits, y[:, None] * (width + 2 * padding), x, width - 1 - 2 * x
 
@@ -76,10 +80,17 @@ def normalize(
     dtype: torch.dtype,
     memory_format: torch.memory_format,
 ) -> Tensor:
-    """uint8 images (B, C, H, W) as `(images / 255 - mean) / std`; mean and std (C,) are those of
-    images in [0, 1].
+    """Return uint8 images (B, C, H, W) as `(images / 255 - mean) / std`.
 
-    What follows from a mean and a std, the same tensors at each step, is computed once.
+    The scale and the shift are computed once for a mean and a std, which are the same tensors at
+    each step.
+
+    Args:
+        images: uint8 (B, C, H, W).
+        mean: (C,), the mean of images in [0, 1].
+        std: (C,), the standard deviation of images in [0, 1].
+        dtype: The type of the result.
+        memory_format: The memory format of the result.
     """
     scale, shift = _scale_and_shift(mean, std, dtype)
     return torch.addcmul(shift, images.to(dtype, memory_format=memory_format), scale)

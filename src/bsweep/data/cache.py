@@ -1,5 +1,6 @@
-"""Decoded data sets in the user's cache: one tensor file each, checked, and mapped into memory
-rather than read.
+"""The user's cache of decoded data sets.
+
+Each data set is one tensor file. The file is checked, and mapped into memory rather than read.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 Read = TypeVar("Read")
 
-# A data set's tensors by their names in the file, which has those that the first caches were
-# written with.
+# Maps the names of tensors in a file to the fields of `Dataset`. The names in the file stay those
+# of the first caches.
 _NAMES = {
     "train_images": "train_inputs",
     "train_labels": "train_labels",
@@ -42,8 +43,9 @@ _NAMES = {
 
 
 def cached(name: str, build: Callable[[], Dataset]) -> Dataset:
-    """The data set in the cache under `name`, built first where it is not there; see
-    `cached_tensors`.
+    """Return the data set in the cache under `name`; build it first if it is missing.
+
+    See `cached_tensors`.
     """
     from bsweep.data.dataset import Dataset
 
@@ -54,7 +56,7 @@ def cached(name: str, build: Callable[[], Dataset]) -> Dataset:
 
 
 def cached_info(name: str, build: Callable[[], Dataset]) -> DataInfo:
-    """What the data set in the cache under `name` is, built first where it is not there."""
+    """Return the facts about the data set in the cache under `name`; build a missing one first."""
     slices, text = cached_slices(name, tuple(_NAMES), _tensors_of(build))
     (num_train, *shape), (num_test, *_) = (
         slices["train_images"].get_shape(),
@@ -64,7 +66,7 @@ def cached_info(name: str, build: Callable[[], Dataset]) -> DataInfo:
 
 
 def _classes(text: str) -> tuple[tuple[str, ...], int]:
-    """The names of classes and how many there are; a number alone where they have no names."""
+    """Return the names of the classes and their number; the names are empty if there are none."""
     said = json.loads(text)
     return ((), said) if isinstance(said, int) else (tuple(said), len(said))
 
@@ -82,23 +84,27 @@ def _tensors_of(build: Callable[[], Dataset]) -> Build:
 
 
 def cached_slices(name: str, keys: Sequence[str], build: Build) -> tuple[dict[str, Any], str]:
-    """As `cached_tensors`, but safetensors' slices, whose shapes are known without reading them and
-    without torch.
+    """Return what `cached_tensors` returns, but as slices of safetensors.
 
-    Their content is not checked: who loads the tensors does that.
+    The shape of a slice is known without reading it and without torch. The content is not checked
+    here; `cached_tensors` checks it.
     """
     return _cached(name, keys, build, _slices)
 
 
 def cached_tensors(name: str, keys: Sequence[str], build: Build) -> tuple[dict[str, Tensor], str]:
-    """The tensors `keys`, and a text, in the cache under `name`, built first where they are not
-    there or damaged.
+    """Return tensors and a text from the cache; build them first if they are missing or damaged.
 
-    Many processes may call this at once: one builds, the others wait. On the CPU, all of a host's
-    processes share the pages of the file, so the tensors are in memory once.
+    Many processes may call this at once: one builds, the others wait. On the CPU, all processes of
+    a host share the pages of the file, so the tensors are in memory only once.
+
+    Args:
+        name: The name of the cache file, without its suffix.
+        keys: The names of the tensors.
+        build: The function that makes the tensors and the text.
 
     Raises:
-        ValueError: the cache folder cannot be written; or `build` raised it.
+        ValueError: If the cache folder cannot be written, or if `build` raises it.
     """
     return _cached(name, keys, build, _read)
 
@@ -110,7 +116,7 @@ def _cached(
     try:
         return read(path, keys)
     except (OSError, SafetensorError, ValueError):
-        pass  # only who holds the lock knows that nobody is mending it
+        pass  # Another process may be writing the file: decide under the lock.
     try:
         with _locked(path):
             try:
@@ -134,8 +140,13 @@ def cache_folder() -> Path:
 
 
 def _read(path: Path, keys: Sequence[str]) -> tuple[dict[str, Tensor], str]:
-    """Raises FileNotFoundError where it is not there, and one of OSError, SafetensorError,
-    ValueError if damaged.
+    """Return the tensors and the text of a file of the cache.
+
+    Raises:
+        FileNotFoundError: If the file is missing.
+        OSError: If the file cannot be read.
+        SafetensorError: If the file is damaged.
+        ValueError: If the file's content does not fit its checksum.
     """
     found = path.stat()
     version = (path, found.st_ino, found.st_size, found.st_mtime_ns)
@@ -150,13 +161,16 @@ def _read(path: Path, keys: Sequence[str]) -> tuple[dict[str, Tensor], str]:
     return tensors, text
 
 
-# A process that trains point after point reads large files once.
+# The checked versions of files: a process that trains many points checks a large file only once.
 _CHECKED: set[tuple[Path, int, int, int]] = set()
-_CLOCK_SECONDS = 1  # within which two versions of a file may have the same time
+_CLOCK_SECONDS = 1  # Two versions of a file written within this time may have the same mtime.
 
 
 def _slices(path: Path, keys: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Raises what `_read` does, if the file's head is damaged."""
+    """Return the slices and the text of a file of the cache.
+
+    If the file is missing or its header is damaged, raise the errors of `_read`.
+    """
     if not path.exists():
         raise FileNotFoundError(path)
     with safe_open(path, framework="numpy") as file:
@@ -166,7 +180,7 @@ def _slices(path: Path, keys: Sequence[str]) -> tuple[dict[str, Any], str]:
 
 
 def _write(tensors: Mapping[str, Tensor], text: str, path: Path) -> None:
-    """Write a file of the cache whole, under its lock."""
+    """Write a file of the cache, whole or not at all; the caller holds its lock."""
     from safetensors.torch import save_file
 
     told = {"classes": text, "sha256": _digest(tensors, text)}
@@ -184,7 +198,7 @@ def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Wait until no other process is at a file of the cache."""
+    """Wait for the lock of a file of the cache and hold it."""
     while True:
         with claimed(path.with_suffix(".lock")) as is_ours:
             if is_ours:

@@ -1,5 +1,6 @@
-"""CIFAR-10 (Krizhevsky 2009) by torchvision: 50,000 training and 10,000 test images of 3x32x32 in
-10 classes.
+"""CIFAR-10 (Krizhevsky 2009), read by torchvision.
+
+It has 50,000 training and 10,000 test images of 3x32x32 in 10 classes.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ DOWNLOAD_ERRORS = (RuntimeError, OSError, EOFError, tarfile.TarError, http.clien
 
 
 def info(config: Cifar10Config) -> DataInfo:
-    """See `load`."""
+    """Return the facts about CIFAR-10; see `load`."""
     return cached_info(_NAME, lambda: _from_torchvision(config))
 
 
 def load(config: Cifar10Config) -> Dataset:
-    """CIFAR-10 from the cache or, the first time, from `root`, downloaded to it where `download`
-    allows.
+    """Return CIFAR-10 from the cache or, the first time, from the folder `root`.
 
-    torchvision checks each file's md5, so what is cached is the same whatever the root.
+    If it is not in `root` and `download` is set, download it to `root`. torchvision checks each
+    file's md5, so the cached data are the same for every root.
 
     Raises:
-        ValueError: it is neither there nor can it be downloaded.
+        ValueError: If it is not in `root` and cannot be downloaded.
     """
     return cached(_NAME, lambda: _from_torchvision(config))
 
 
 def _from_torchvision(config: Cifar10Config) -> Dataset:
-    # Here, for a launched worker should not wait for it.
+    # Imported here because a launched worker should not wait for it.
     from bsweep.core.torchvision_shim import (
         import_torchvision,
     )
@@ -79,8 +80,9 @@ def _tensors(split: Any) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """Bound how long a connection may be silent; torchvision would wait for ever behind some
-    firewalls.
+    """Limit how long a connection may be silent, in seconds.
+
+    Without a limit torchvision would wait for ever behind some firewalls.
     """
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)

@@ -1,4 +1,4 @@
-"""A data set as tensors in memory, and what all data sets share."""
+"""The class of a data set as tensors in memory, and the functions that all data sets share."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _MOST_OF_FREE = 0.5  # the model and its activations need the rest
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test examples as contiguous tensors.
+    """The training and test examples of a data set, as contiguous tensors.
 
-    They lie on the device that trains, or on the CPU, from which they are streamed to it; see
-    `train` and `test`.
+    The tensors are on the device that trains, or on the CPU, from which they are streamed to that
+    device; see `train` and `test`.
 
-    An example is an image and its class, or T tokens of a text and, for each, the one that follows
-    it; or, of the user's own data, any tensor. Images alone have `mean` and `std`, and are
-    normalised by them.
+    An example is an image and its class, or T tokens of a text and the token that follows each of
+    them. In the user's own data, an example may be any tensor. Only images have `mean` and `std`;
+    they are normalised by them.
     """
 
     train_inputs: (
@@ -38,17 +38,17 @@ class Dataset:
     train_labels: Tensor
     test_inputs: Tensor  # (M, ...)
     test_labels: Tensor  # (M, ...)
-    classes: tuple[str, ...]  # their names; none of a text
-    num_classes: int  # what a label is one of: the classes, or a text's vocabulary
+    classes: tuple[str, ...]  # names of the classes; empty for a text
+    num_classes: int  # number of classes, or size of a text's vocabulary
     mean: Tensor | None = (
-        None  # float32 (C,): of all training images in [0, 1], also where a subset is trained on
+        None  # float32 (C,): of all training images in [0, 1], even if only a subset is trained on
     )
     std: Tensor | None = None  # float32 (C,)
-    device: torch.device | None = None  # that trains; None: where the tensors are
+    device: torch.device | None = None  # the device that trains; None: the tensors' device
 
     @property
     def tokens_per_example(self) -> int | None:
-        """T of a text, None of images."""
+        """The number of tokens T of an example of a text; None for other data."""
         is_text = self.train_labels.dim() == 2 and not self.train_labels.is_floating_point()
         return self.train_labels.shape[1] if is_text else None
 
@@ -64,8 +64,13 @@ class Dataset:
 def placed(
     dataset: Dataset, device: torch.device, wanted: Literal["auto", "cpu", "cuda"]
 ) -> Dataset:
-    """The data set for a device that trains: what does not fit there (`auto`), or is not wanted
-    there, stays.
+    """Return the data set for a device that trains, with its tensors moved there as far as wanted.
+
+    Args:
+        dataset: The data set; its tensors are on the CPU.
+        device: The device that trains.
+        wanted: "cuda" to move all examples to the device, "cpu" to leave them on the CPU, "auto" to
+            move the training and the test part if they fit.
     """
     moved: dict[str, Any] = {
         name: v.to(device) for name in ("mean", "std") if (v := getattr(dataset, name)) is not None
@@ -89,28 +94,30 @@ def placed(
 
 
 def free_bytes(device: torch.device) -> float:
-    """Memory of a device that nobody has taken; on the CPU, data sets are mapped."""
+    """Return the free memory of a device in bytes; infinity on the CPU, where files are mapped."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else math.inf
 
 
 def from_images(
     train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: Sequence[str]
 ) -> Dataset:
-    """A data set of (images, labels) pairs, with the statistics of its training images."""
+    """Return a data set of (images, labels) pairs, with the statistics of its training images."""
     mean, std = channel_statistics(train[0])
     return Dataset(*train, *test, tuple(classes), len(classes), mean, std)
 
 
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel of uint8 images (N, C, H, W) in [0, 1], float32
-    (C,).
+    """Return each channel's mean and standard deviation, float32 (C,), for pixels in [0, 1].
 
-    From histograms, so exact, and without a wider copy of the data set. A channel without any
-    contrast gets the deviation of one grey level, for one has to divide by it.
+    Both come from histograms, so they are exact and need no wider copy of the data set. A channel
+    without contrast gets the deviation of one grey level, because images are divided by it.
+
+    Args:
+        images: uint8 (N, C, H, W).
     """
     channels = range(images.shape[1])
     histogram = np.zeros((len(channels), 256))
-    # By NumPy: torch's threads only get into each other's way here.
+    # NumPy is faster here: torch's threads slow each other down.
     for chunk in torch.split(images, _CHUNK):
         histogram += [np.bincount(chunk[:, c].numpy().ravel(), minlength=256) for c in channels]
     share, grey = histogram / histogram[0].sum(), np.arange(256)
@@ -120,9 +127,10 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def balanced_subset(dataset: Dataset, size: int) -> Dataset:
-    """The data set with `size` of its training examples, the same at each call, and as many of each
-    class as of the others, give or take one; a class that has too few gives all it has. Texts and
-    targets have no classes to balance. Smaller subsets are parts of larger ones.
+    """Return the data set with `size` of its training examples, the same ones at each call.
+
+    All classes have equally many examples, give or take one; a class that has too few gives all of
+    them. Texts and targets have no classes to balance. Smaller subsets are parts of larger ones.
     """
     order = random_bits(torch.arange(len(dataset.train_labels)), stream_of("subset")).argsort()
     if dataset.train_labels.dim() == 1 and not dataset.train_labels.is_floating_point():
@@ -136,7 +144,7 @@ def balanced_subset(dataset: Dataset, size: int) -> Dataset:
 
 
 def _round_robin(labels: Tensor) -> Tensor:
-    """The order, int64 (N,), that takes the first of each class, then the second of each, ..."""
+    """Return the order, int64 (N,), that takes the first of each class, then the second, ..."""
     by_class = labels.argsort(stable=True)
     sizes = torch.bincount(labels)
     first = sizes.cumsum(0) - sizes

@@ -1,6 +1,4 @@
-"""scikit-learn's handwritten digits (a part of UCI's optdigits): 1,797 real images of 8x8
-pixels.
-"""
+"""scikit-learn's handwritten digits (part of UCI's optdigits): 1,797 real images of 8x8 pixels."""
 
 from __future__ import annotations
 
@@ -22,16 +20,16 @@ _CLASSES = tuple("0123456789")
 
 
 def info(config: DigitsConfig) -> DataInfo:
-    """See `load`."""
+    """Return the facts about the digits; see `load`."""
     _path()
     return DataInfo(1437, 360, (3, config.side, config.side), _CLASSES, len(_CLASSES))
 
 
 def load(config: DigitsConfig) -> Dataset:
-    """The digits as 3 x side x side (bilinear, grey in all channels): 1,437 to train on, 360 to
-    test.
+    """Return the digits as images of 3 x side x side: 1,437 to train on, 360 to test on.
 
-    scikit-learn brings no split. Here, of all examples sorted by class, every fifth is for testing.
+    They are scaled bilinearly, and all channels hold the same grey. scikit-learn has no split into
+    training and test examples. Here, every fifth of all examples, sorted by class, is for testing.
     """
     import torch
     from torch.nn import functional as F
@@ -49,10 +47,13 @@ def load(config: DigitsConfig) -> Dataset:
 
 
 def read_digits() -> tuple[Tensor, Tensor]:
-    """Grey levels 0 to 16, float32 (1797, 8, 8), and labels, int64 (1797,): what
-    `sklearn.datasets.load_digits` gives.
+    """Return the images and labels that `sklearn.datasets.load_digits` returns.
 
-    Read from the file inside the package, for importing scikit-learn takes longer than a second.
+    They are read from the file inside the package, because importing scikit-learn takes more than a
+    second.
+
+    Returns:
+        Grey levels 0 to 16, float32 (1797, 8, 8), and labels, int64 (1797,).
     """
     import torch
 
@@ -61,7 +62,7 @@ def read_digits() -> tuple[Tensor, Tensor]:
 
 
 def _path() -> Path:
-    """Raises ValueError where scikit-learn is not installed."""
+    """Return the path of the digits; raise ValueError if scikit-learn is not installed."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""From anybody's map-style data sets, or pairs of tensors, to tensors that all have one shape."""
+"""The conversion of any map-style data sets, or pairs of tensors, to a `Dataset`."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from bsweep.data.pictures import Unfit, pixels, with_progress
 
 
 def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
-    """The data set of two splits, each a map-style data set of (image, label) or a pair of tensors
-    (inputs, labels).
+    """Return the data set of a training and a test split.
 
-    Pillow's images and uint8 tensors (C, H, W) are images, which are normalised and may be
-    augmented; whole numbers of other shapes or types are tokens; other tensors stay as they are.
-    Labels are classes, or a class for each token; or numbers with a fraction, for a model that
-    brings its own loss.
+    Each split is a map-style data set of (image, label) or a pair of tensors (inputs, labels).
+    Pillow's images and uint8 tensors (C, H, W) are images: they are normalised and may be
+    augmented. Integers of other shapes or types are tokens. Other tensors stay as they are. Labels
+    are classes, or one class for each token, or floating-point targets for a model that has its
+    own loss.
 
     Args:
-        train: To train on; its `classes` name them, if it has such.
-        test: To test on.
-        side: Images of Pillow's are scaled to side x side, and what is beside the centre is cut
-            off; None leaves them.
+        train: The training split; its attribute `classes`, if it has one, names the classes.
+        test: The test split.
+        side: The side to which the centre square of Pillow's images is scaled; None leaves them as
+            they are.
 
     Raises:
-        Unfit: they are no data sets, they are empty, or their examples cannot be stacked.
+        Unfit: If they are no data sets, are empty, or have examples that cannot be stacked.
     """
     inputs, labels = _split("training", train, side)
     test_inputs, test_labels = _split("test", test, side)
@@ -45,7 +45,7 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
 
 
 def _num_classes(inputs: Tensor, labels: tuple[Tensor, Tensor], names: tuple[str, ...]) -> int:
-    """What a label is one of; of numbers with a fraction, how many an example has."""
+    """Return the number of classes or, for floating-point targets, the size of one target."""
     if labels[0].is_floating_point():
         return labels[0][0].numel()
     classes = [int(bound) for part in labels for bound in part.aminmax()]
@@ -60,7 +60,10 @@ def _num_classes(inputs: Tensor, labels: tuple[Tensor, Tensor], names: tuple[str
 
 
 def _split(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
-    """Inputs (N, ...) and labels (N,) or (N, T) of a split; `what` it is for."""
+    """Return the inputs (N, ...) and the labels (N,), (N, T) or (N, ...) of a split.
+
+    `what` is the name of the split in messages.
+    """
     if (
         isinstance(split, tuple | list)
         and len(split) == 2
@@ -90,8 +93,10 @@ def _split(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
 
 
 def _apart(tensor: Tensor) -> Tensor:
-    """A copy, for inputs and labels, or both splits, may share memory, which no file keeps; of a
-    type that it has.
+    """Return a contiguous copy on the CPU that a file can store.
+
+    Inputs and labels, or both splits, may share memory, which a file cannot store. bfloat16 becomes
+    float32.
     """
     tensor = tensor.detach().cpu()
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).clone(
@@ -125,9 +130,7 @@ def _stacked(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
 
 
 def _tensor(value: Any, side: int | None) -> Tensor:
-    """An input as a tensor: an image of Pillow's as uint8 (C, H, W), grey or in colours; others as
-    they are.
-    """
+    """Return an input as a tensor: Pillow's images as uint8 (C, H, W), others unchanged."""
     if hasattr(value, "getbands"):
         return torch.from_numpy(pixels(value, side, keeps_grey=True))
     return torch.as_tensor(value)

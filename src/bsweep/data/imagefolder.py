@@ -1,5 +1,6 @@
-"""Images in `root/train/<class>/` and `root/test/<class>/`, decoded once and kept as one tensor
-file in the cache.
+"""The data set of images in `root/train/<class>/` and `root/test/<class>/`.
+
+The images are decoded once and kept as one tensor file in the cache.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _NAMED = 10  # corrupt images that a message names
 
 @dataclass(frozen=True)
 class _Split:
-    """Images of one split, sorted by path."""
+    """The images of one split, sorted by path."""
 
     classes: tuple[str, ...]
     paths: tuple[str, ...]
@@ -40,27 +41,26 @@ class _Split:
 
 
 def info(config: ImageFolderConfig) -> DataInfo:
-    """See `load`."""
+    """Return the facts about the images; see `load`."""
     return cached_info(*_listed(config))
 
 
 def load(config: ImageFolderConfig) -> Dataset:
-    """The images as 3 x side x side, decoded only if the folder's listing is another than any
-    before.
+    """Return the images as 3 x side x side, decoded only if the folder's listing is a new one.
 
-    An image of another size is resized so that its shorter side fits, and its centre taken. Any
-    format that Pillow reads will do, in any subfolder of a class; files whose name begins with a
-    dot are no images.
+    An image of another size is resized so that its shorter side fits, and its centre is taken. An
+    image may have any format that Pillow reads and be in any subfolder of its class. Files whose
+    names begin with a dot are ignored.
 
     Raises:
-        ValueError: a folder is missing or empty, train and test differ in their classes, or an
-            image is corrupt.
+        ValueError: If a folder is missing or empty, if train and test differ in their classes, or
+            if an image is corrupt.
     """
     return cached(*_listed(config))
 
 
 def _listed(config: ImageFolderConfig) -> tuple[str, Callable[[], Dataset]]:
-    """Where the decoded images are cached, and what decodes them."""
+    """Return the name of the decoded images in the cache, and the function that decodes them."""
     root = Path(config.root).expanduser()
     try:
         train, test = _list(root, "train"), _list(root, "test")
@@ -102,7 +102,7 @@ def _list(root: Path, split: str) -> _Split:
 
 
 def _files(folder: str) -> Iterator[tuple[str, int, int]]:
-    """Path, size and time of modification of every file in a folder and below."""
+    """Yield the path, size and time of modification of every file in a folder and below."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -151,8 +151,9 @@ def _decode_splits(train: _Split, test: _Split, side: int) -> Dataset:
 
 
 def _decode(paths: Sequence[str], side: int) -> NDArray[np.uint8]:
-    """All images, uint8 (len(paths), 3, side, side). Threads suffice: Pillow decodes without
-    Python's lock.
+    """Return all images, uint8 (len(paths), 3, side, side).
+
+    Threads suffice, because Pillow releases Python's lock while it decodes.
     """
     try:
         images = np.empty((len(paths), 3, side, side), dtype=np.uint8)
@@ -183,13 +184,15 @@ def _decode(paths: Sequence[str], side: int) -> NDArray[np.uint8]:
 
 
 def _decode_into(out: NDArray[np.uint8], path: str) -> str | None:
-    """Decode an image to `out` (3, side, side): its centre square, scaled; or say what is wrong
-    with it.
+    """Decode an image's centre square, scaled, into `out` (3, side, side).
+
+    Return None, or a description of what is wrong with the image.
     """
-    from PIL import Image  # here, for a worker that finds the cache should not have to wait for it
+    # Imported here because a worker that finds the cache should not wait for it.
+    from PIL import Image
 
     try:
-        if not Path(path).is_file():  # a pipe may never end
+        if not Path(path).is_file():  # Reading a pipe may never end.
             return f"{path} (no file)"
         with Image.open(path) as file:
             out[:] = pixels(file, out.shape[1])

@@ -1,4 +1,4 @@
-"""What is known of a data set without its tensors."""
+"""The facts about a data set that are known without its tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DataInfo:
-    """What the parent process needs to know about the data before it starts workers."""
+    """The facts about the data that the parent process needs before it starts workers."""
 
     num_train: int  # after `subset`
     num_test: int

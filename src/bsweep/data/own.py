@@ -1,4 +1,4 @@
-"""Data of the user's own: whatever a function of theirs returns, as tensors in the cache."""
+"""The user's own data: what a function of the user's returns, as tensors in the cache."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 
 def info(config: OwnDataConfig) -> DataInfo:
-    """See `load`."""
+    """Return the facts about the user's data; see `load`."""
     return cached_info(_name(config), lambda: _build(config))
 
 
 def load(config: OwnDataConfig) -> Dataset:
-    """What the function returned when it was called first with these options; see
-    `bsweep.data.examples`.
+    """Return the data set that the user's function returned on its first call with these options.
 
-    It is called again when its code or an option has changed, not when files that it reads have:
-    give these another name, or an option that counts their versions.
+    The function is called again if its code or an option has changed, but not if files that it
+    reads have changed. Give changed files another name, or the function an option that counts their
+    versions. `bsweep.data.examples` says what the function may return.
 
     Raises:
-        ValueError: it raised something, or returned something else than two data sets.
+        ValueError: If the function raises an error or does not return two data sets.
     """
     return cached(_name(config), lambda: _build(config))
 
 
 def _name(config: OwnDataConfig) -> str:
-    """In the cache."""
+    """Return the name of the user's data in the cache."""
     key = json.dumps([1, config.fingerprint, config.title, config.options], sort_keys=True)
     return f"own-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 

@@ -1,4 +1,4 @@
-"""Pillow's images as arrays, and a line that says how many are done."""
+"""The conversion of Pillow's images to arrays, and a progress line for long readings."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ _T = TypeVar("_T")
 
 
 class Unfit(ValueError):
-    """What is wrong with an example, in words."""
+    """The error of an example that cannot be used; its message says why."""
 
 
 def pixels(image: Image, side: int | None, *, keeps_grey: bool = False) -> NDArray[np.uint8]:
-    """An image as uint8 (C, H, W), in colours unless it is to keep its grey; its centre square,
-    scaled to `side`.
+    """Return an image as uint8 (C, H, W).
+
+    Args:
+        image: The image.
+        side: The side to which the image's centre square is scaled; None leaves the size.
+        keeps_grey: True to return one channel for a grey image, False to return always three.
 
     Raises:
-        Unfit: nobody knows which of its grey levels is white.
+        Unfit: If the image has 32-bit grey levels, for which no white is defined.
     """
-    # Here, for a worker that finds the cache should not have to wait for it.
+    # Imported here because a worker that finds the cache should not wait for it.
     from PIL import (
         Image as pillow,
     )
 
     if image.mode in ("I", "F"):
         raise Unfit("its 32-bit grey levels have no known white: save it with 8 or 16 bits")
-    if image.mode.startswith("I;16"):  # `convert` would clip to 255
+    if image.mode.startswith("I;16"):  # `convert` would clip the levels to 255.
         image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     image = image.convert("L" if keeps_grey and image.mode in ("1", "L", "LA") else "RGB")
     if side and image.size != (side, side):
@@ -49,8 +53,13 @@ def pixels(image: Image, side: int | None, *, keeps_grey: bool = False) -> NDArr
 
 
 def with_progress(parts: Iterable[_T], what: str, total: int, per_part: int = 1) -> Iterator[_T]:
-    """The same parts, with a line on stderr that says how many examples are done: it may take
-    minutes.
+    """Yield the same parts, and print on stderr how many examples are done.
+
+    Args:
+        parts: The parts of a work that may take minutes.
+        what: The name of the work.
+        total: The number of all examples.
+        per_part: The number of examples of a part.
     """
     live = sys.stderr.isatty()
     interval_seconds, said_at = 0.2 if live else 10.0, time.monotonic()

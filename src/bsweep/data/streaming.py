@@ -1,5 +1,6 @@
-"""Examples by their numbers: where they lie on the device that computes, or streamed to it ahead of
-their step.
+"""Access to examples by their numbers.
+
+The examples are on the device that computes, or a thread streams them to it ahead of their step.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from torch import Tensor
 
 
 class Part:
-    """Training or test examples, to be taken by their numbers.
+    """The training or the test examples of a data set, which are taken by their numbers.
 
-    Where they do not lie on the device, a thread gathers those of the coming steps into pinned
-    memory and copies them on a stream of its own, while the device computes the step before.
+    If they are not on the device, a thread gathers those of the coming steps into pinned memory. It
+    copies them on a CUDA stream of its own while the device computes the previous step.
     """
 
     def __init__(self, inputs: Tensor, labels: Tensor, device: torch.device) -> None:
@@ -35,16 +36,19 @@ class Part:
             )
 
     def expect(self, steps: Sequence[Tensor]) -> None:
-        """Begin to fetch the examples of the coming steps, numbers on the CPU, if they have to
-        travel.
+        """Start fetching the examples of the coming steps, unless they are on the device already.
+
+        Args:
+            steps: The numbers of each step's examples, on the CPU.
         """
         for indices in steps if self.streams else ():
             if len(indices) and not any(torch.equal(indices, coming) for coming, _ in self._coming):
                 self._coming.append((indices, self._thread.submit(self._fetch, indices)))
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs, labels and numbers of examples on the device; of a step in several passes, one
-        pass after another.
+        """Return the inputs, labels and numbers of examples, on the device.
+
+        If a step has several passes, call this once for each pass, in their order.
         """
         if not self.streams:
             return self._inputs[indices], self._labels[indices], indices
@@ -57,7 +61,7 @@ class Part:
         return inputs, labels, numbers
 
     def batches(self, indices: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and labels of examples, so many at a time, the next ones on their way."""
+        """Yield the inputs and labels of examples, `size` at a time, and prefetch the next ones."""
         steps = indices.to(self._labels.device).split(size) if len(indices) else ()
         for number, step in enumerate(steps):
             self.expect(steps[number : number + 2])
@@ -65,8 +69,9 @@ class Part:
             yield inputs, labels
 
     def _arrived(self, indices: Tensor) -> _Fetched:
-        """The step that begins with these examples, expected or not; what is computed next waits
-        for it.
+        """Return the fetched step that begins with these examples; fetch it if nobody expected it.
+
+        On a GPU, the current stream waits until the examples have arrived.
         """
         fetched = None
         while self._coming and fetched is None:
@@ -77,7 +82,7 @@ class Part:
             computing = torch.cuda.current_stream(self._device)
             computing.wait_event(fetched.event)
             for tensor in fetched.tensors:
-                tensor.record_stream(computing)  # its memory is not to be given away before
+                tensor.record_stream(computing)  # Its memory must not be reused before that.
         return fetched
 
     def _fetch(self, indices: Tensor) -> _Fetched:
@@ -100,22 +105,23 @@ class Part:
 
 @dataclass(frozen=True)
 class _Fetched:
-    """The examples of a step on the device: inputs, labels, numbers."""
+    """The examples of a step on the device."""
 
-    indices: Tensor  # their numbers, on the CPU
-    tensors: tuple[Tensor, ...]
-    event: torch.cuda.Event | None  # when they have arrived
+    indices: Tensor  # the numbers of the examples, on the CPU
+    tensors: tuple[Tensor, ...]  # inputs, labels and numbers, on the device
+    event: torch.cuda.Event | None  # occurs when they have arrived
 
 
 class _Buffer:
-    """Host memory that examples are gathered in before they are copied; it grows to the largest
-    step.
+    """The host memory in which examples are gathered before they are copied to the device.
+
+    It grows to the size of the largest step.
     """
 
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned
         self._tensors: dict[int, Tensor] = {}
-        self.left: torch.cuda.Event | None = None  # when what was gathered last had been copied
+        self.left: torch.cuda.Event | None = None  # occurs when the last content has been copied
 
     def gather(self, number: int, source: Tensor, indices: Tensor) -> Tensor:
         if number not in self._tensors or len(self._tensors[number]) < len(indices):

@@ -1,4 +1,4 @@
-"""Random images with labels that can be learned: for measuring without data."""
+"""Random images with labels that can be learned, for measurements without a data set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOISE = 64  # grey levels; images of one class differ by up to this much in eac
 
 
 def info(config: SyntheticConfig) -> DataInfo:
-    """See `load`."""
+    """Return the facts about the random images; see `load`."""
     return DataInfo(
         config.num_train, config.num_test, tuple(config.shape), _classes(config), config.num_classes
     )
@@ -27,8 +27,10 @@ def _classes(config: SyntheticConfig) -> tuple[str, ...]:
 
 
 def load(config: SyntheticConfig) -> Dataset:
-    """One smooth random image per class, plus noise; the classes equally frequent; the same at each
-    call.
+    """Return random images, the same ones at each call.
+
+    Each class has one smooth random image; each example is this image plus noise. The classes are
+    equally frequent.
     """
     import torch
     from torch.nn import functional as F
@@ -40,7 +42,7 @@ def load(config: SyntheticConfig) -> Dataset:
     coarse = torch.rand(
         config.num_classes, config.shape[0], min(4, height), min(4, width), generator=generator
     )
-    # Survives cropping and padding.
+    # A smooth image remains recognisable after cropping and padding.
     smooth = F.interpolate(coarse, size=(height, width), mode="bilinear")
     prototypes = (smooth * (255 - _NOISE)).to(torch.uint8)
 

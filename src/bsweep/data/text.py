@@ -1,5 +1,6 @@
-"""A text file as sequences of tokens, for language models: bytes, or what a Hugging Face tokenizer
-makes of it.
+"""A text file as sequences of tokens, for language models.
+
+The tokens are the bytes of the file, or those that a Hugging Face tokenizer makes of it.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     from bsweep.data.cache import Build
     from bsweep.data.dataset import Dataset
 
-_PIECE_CHARACTERS = 100_000  # that a thread tokenizes at once
+_PIECE_CHARACTERS = 100_000  # characters that a thread tokenizes at once
 _BATCH_PIECES = 64
 
 
 def info(config: TextConfig) -> DataInfo:
-    """See `load`."""
+    """Return the facts about the text; see `load`."""
     text = _read(config.path, "data.path", "a text file")
     num_tokens, vocabulary_size = len(text), 256
     if config.tokenizer is not None:
@@ -44,11 +45,12 @@ def info(config: TextConfig) -> DataInfo:
 
 
 def load(config: TextConfig) -> Dataset:
-    """Sequences of `sequence_length` tokens that do not overlap; the last `test_share` of the text
-    is for testing.
+    """Return the text as sequences of `sequence_length` tokens that do not overlap.
+
+    The last `test_share` of the text is for testing.
 
     Raises:
-        ValueError: the file or the tokenizer cannot be read, or the text is too short.
+        ValueError: If the file or the tokenizer cannot be read, or if the text is too short.
     """
     import torch
 
@@ -73,7 +75,10 @@ def load(config: TextConfig) -> Dataset:
 
 
 def _split(config: TextConfig, num_tokens: int) -> tuple[int, int]:
-    """How many tokens are for training and for testing; ValueError for fewer than a sequence."""
+    """Return how many tokens are for training and for testing.
+
+    Raise ValueError if either has too few tokens for one sequence.
+    """
     num_test = int(num_tokens * config.test_share)
     num_train = num_tokens - num_test
     if min(num_train, num_test) <= config.sequence_length:
@@ -92,8 +97,9 @@ def _num_sequences(num_tokens: int, length: int) -> int:
 
 
 def _sequences(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Inputs and labels (N, length), both views of `tokens`: each label is the token after its
-    input.
+    """Return inputs and labels (N, length), both views of `tokens`.
+
+    Each label is the token after its input.
     """
     stop = _num_sequences(len(tokens), length) * length
     return tokens[:stop].view(-1, length), tokens[1 : stop + 1].view(-1, length)
@@ -111,8 +117,10 @@ def _read(path: str, key: str, what: str) -> bytes:
 
 
 def _tokenized(text: bytes, tokenizer: str) -> tuple[str, Sequence[str], Build]:
-    """Where tokens, int32 (n,), and the size of the vocabulary are cached: once for each content of
-    the two files.
+    """Return the arguments with which the cache finds or makes the tokens and the vocabulary size.
+
+    The tokens are int32 (n,). The cache has one file for each content of the text and the
+    tokenizer.
     """
     definition = _read(
         tokenizer, "data.tokenizer", "a Hugging Face tokenizer.json, or null for bytes"
@@ -134,19 +142,20 @@ def _tokenized(text: bytes, tokenizer: str) -> tuple[str, Sequence[str], Build]:
 
 
 def _tokenize(text: bytes, definition: bytes, path: str) -> tuple[NDArray[np.int32], int]:
-    # Here, for a worker that finds the cache should not have to wait for it.
+    # Imported here because a worker that finds the cache should not wait for it.
     from tokenizers import (
         Tokenizer,
     )
 
     try:
         tokenizer = Tokenizer.from_buffer(definition)
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # The library raises no narrower type.
         raise ValueError(
             f"data.tokenizer={path} is no Hugging Face tokenizer.json ({error}): give one, or null "
             "for bytes."
         ) from error
-    tokenizer.no_truncation()  # both are kept in the file, as they were set for some model
+    # The file keeps the truncation and padding that were set for some model.
+    tokenizer.no_truncation()
     tokenizer.no_padding()
     pieces = _pieces(text.decode(errors="replace"))
     numbers: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
@@ -157,7 +166,7 @@ def _tokenize(text: bytes, definition: bytes, path: str) -> tuple[NDArray[np.int
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text cut where lines end, into pieces that can be tokenized side by side."""
+    """Yield the text in pieces that end at line ends, so that threads can tokenize them at once."""
     start = 0
     while start < len(text):
         stop = text.find("\n", start + _PIECE_CHARACTERS) + 1 or len(text)

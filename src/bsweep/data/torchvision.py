@@ -1,4 +1,4 @@
-"""Any of torchvision's data sets for classification, by its own download and checks."""
+"""Any of torchvision's data sets for classification, downloaded and checked by torchvision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _BY_FLAG: tuple[dict[str, Any], dict[str, Any]] = ({"train": True}, {"train": False})
 
-# What a data set is called with for its training and for its test part; most take these.
+# The arguments that select a data set's training and its test part. Most data sets take these.
 _BY_NAME: tuple[dict[str, Any], dict[str, Any]] = ({"split": "train"}, {"split": "test"})
 _SPLITS = {
     **dict.fromkeys(
@@ -29,36 +29,37 @@ _SPLITS = {
 
 
 def info(config: TorchvisionConfig) -> DataInfo:
-    """See `load`."""
+    """Return the facts about the data set; see `load`."""
     return cached_info(_name(config), lambda: _from_torchvision(config))
 
 
 def load(config: TorchvisionConfig) -> Dataset:
-    """The data set from the cache or, the first time, from `root`, downloaded to it where
-    `download` allows.
+    """Return the data set from the cache or, the first time, from the folder `root`.
 
-    torchvision does not check all files that it finds, so that what is cached is of one root.
+    If it is not in `root` and `download` is set, download it to `root`. torchvision does not check
+    all files that it finds, so each root has its own data in the cache.
 
     Raises:
-        ValueError: it is neither there nor can it be downloaded, or its images differ in size.
+        ValueError: If the data set is not in `root` and cannot be downloaded, or if its images
+            differ in size.
     """
     return cached(_name(config), lambda: _from_torchvision(config))
 
 
 def splits(dataset: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What torchvision's class of this name takes for its training and for its test part."""
+    """Return the arguments of torchvision's class for its training and for its test part."""
     return _SPLITS.get(dataset, _BY_NAME)
 
 
 def _name(config: TorchvisionConfig) -> str:
-    """In the cache."""
+    """Return the name of the data set in the cache."""
     root = str(Path(config.root).expanduser().absolute())
     key = hashlib.sha256(f"1 {root} {config.side}".encode()).hexdigest()[:16]
     return f"torchvision-{config.dataset}-{key}"
 
 
 def _from_torchvision(config: TorchvisionConfig) -> Dataset:
-    # Here, for a launched worker should not wait for it.
+    # Imported here because a launched worker should not wait for it.
     from bsweep.core.torchvision_shim import (
         import_torchvision,
     )

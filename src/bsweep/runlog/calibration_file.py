@@ -90,7 +90,7 @@ class Calibration:
     settled: Numerics | None = None
     settled_by: Literal["runs", "gpu", "itself"] = "runs"
     noise: NonNegative = (
-        0.0  # relative difference between the second shortest and the shortest step, the largest
+        0.0  # Fraction by which the second shortest step exceeds the shortest; the noisiest worker
     )
     hardware: str = (
         ""  # of the run that answered, until then of the machine that asked; empty if unknown
