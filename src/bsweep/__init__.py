@@ -1,13 +1,13 @@
-"""Which batch size, how many workers and which way of exchanging gradients should I train with?
-Measured.
+"""Measurements of which batch size, how many workers and which gradient exchange to train with.
 
-study = bsweep.load("results/quickstart")    # study.runs, study.epochs: DataFrames
-bsweep.analysis.cells(study.runs)            # tables: means over seeds, ratios, fits, speed-up
-bsweep.plots.accuracy_by_epoch(study)        # a matplotlib Figure
-bsweep.report.write("results/quickstart")    # all of them, and one HTML page
-bsweep.predict(study, target_accuracy=0.9)   # the best batch size and worker count, from some cells
-of a grid bsweep.NoiseScale(model)                     # the gradient noise scale of your own
-training loop
+    study = bsweep.load("results/quickstart")    # study.runs and study.epochs are DataFrames
+    bsweep.analysis.cells(study.runs)            # tables: means over seeds, ratios, fits, speed-up
+    bsweep.plots.accuracy_by_epoch(study)        # a matplotlib Figure
+    bsweep.report.write("results/quickstart")    # all tables and plots, and one HTML page
+    bsweep.predict(study, target_accuracy=0.9)   # the best batch size and worker count
+    bsweep.NoiseScale(model)                     # the gradient noise scale of your training loop
+
+`predict` needs only some cells of a grid.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: the worker processes import this package too, and need neither pandas nor
-    # matplotlib.
+    # Modules are imported on first use: the worker processes import this package too, and need
+    # neither pandas nor matplotlib.
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("bsweep")
     if name in _MODULES:

@@ -1,8 +1,8 @@
-"""Models: one file for each.
+"""The models, one file for each.
 
-A card comes in, with the number of classes and the shape of an example. A freshly initialised
-`torch.nn.Module` goes out, the same on all workers (`initial`), or its outline without numbers
-(`outlined`), by which a point is checked before anything starts.
+A model is built from its card, the number of classes and the shape of an example. `initial` returns
+a freshly initialised `torch.nn.Module`, the same on all workers. `outlined` returns the model
+without the values of its parameters; `check` uses it to check a point before anything starts.
 
 A model must not know how it is trained: neither the strategy, nor the batch, nor that there are
 other workers.
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def build(config: ModelConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """A freshly initialised model.
+    """Return a freshly initialised model.
 
-    For examples of `shape` (C, H, W) it maps images (B, C, H, W) to logits (B, num_classes); a
-    language model maps tokens (B, T) to logits (B, T, num_classes). One with an objective of its
-    own may return what that takes.
+    For examples of `shape` (C, H, W), the model maps images (B, C, H, W) to logits
+    (B, num_classes). A language model maps tokens (B, T) to logits (B, T, num_classes). A model
+    with its own objective may return what that objective takes.
     """
     model: nn.Module = resolve(config.builds)(config, num_classes=num_classes, shape=shape)
     return model
@@ -40,7 +40,15 @@ def initial(
     dtype: torch.dtype,
     layout: torch.memory_format,
 ) -> nn.Module:
-    """A run's model for its data, the same at each call."""
+    """Return a run's model with its initial values, the same ones at each call.
+
+    Args:
+        config: The configuration of the run.
+        dataset: The data that the model trains on.
+        device: The device of the model.
+        dtype: The type of its parameters.
+        layout: The memory format of its 4-dimensional tensors.
+    """
     import torch
     from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -48,21 +56,23 @@ def initial(
     shape = tuple(dataset.train_inputs.shape[1:])
     model = build(config.model, num_classes=dataset.num_classes, shape=shape).to(device, dtype)
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.dim() == 4:  # a module's own `to` would fail for volumes
+        if tensor.dim() == 4:  # The module's own `to` would fail for 5-dimensional tensors.
             tensor.data = tensor.data.to(memory_format=layout)
     for module in model.modules():
         if isinstance(module, _BatchNorm) and module.momentum is not None:
             module.num_batches_tracked = (
-                None  # counts for nobody, and would be an operation for each layer and step
+                None  # Nothing reads this counter, and it costs an operation per layer and step.
             )
     return model
 
 
 def check(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
-    """What the data and, where its card does not know, the module itself say of a run's model.
+    """Check that a run's model can be trained on its data.
+
+    If the model's card does not say whether it has BatchNorm, the module itself is examined.
 
     Raises:
-        ValueError: the model cannot be built, is not for such data, or needs larger batches.
+        ValueError: If the model cannot be built, does not fit the data, or needs larger batches.
     """
     config.model.check_num_classes(num_classes)
     if config.model.has_batchnorm is not None:
@@ -76,9 +86,9 @@ def check(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
             raise ConfigError(*problems)
 
 
-@functools.cache  # a sweep asks for every point
+@functools.cache  # A sweep asks for every point.
 def outlined(config: ModelConfig, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """The model on the meta device: its layers without their numbers."""
+    """Return the model on the meta device: its layers without the values of their parameters."""
     import torch
 
     try:
@@ -86,6 +96,6 @@ def outlined(config: ModelConfig, num_classes: int, shape: tuple[int, ...]) -> n
             model = build(config, num_classes=num_classes, shape=shape)
     except (
         NotImplementedError
-    ):  # it looks at numbers while it is built, as torchvision's RegNets do
+    ):  # Some models, such as torchvision's RegNets, read values while they are built.
         model = build(config, num_classes=num_classes, shape=shape)
     return model.to("meta")

@@ -1,6 +1,4 @@
-"""What the models of libraries share: which there are, and whether one takes the options and the
-images.
-"""
+"""The checks that a library has an architecture and that it takes the options and images."""
 
 from __future__ import annotations
 
@@ -23,13 +21,14 @@ def refuse_unknown(config: LibraryConfig, known: Sequence[str]) -> None:
 
 @contextmanager
 def refused(config: LibraryConfig, shape: tuple[int, ...]) -> Iterator[None]:
-    """What a library makes of an architecture, options or a shape that do not fit, as a
-    ConfigError.
+    """Turn a library's error into a ConfigError.
+
+    Libraries raise many types of errors if an architecture, its options and a shape do not fit.
     """
     try:
         yield
     except NotImplementedError:
-        raise  # for want of numbers
+        raise  # The meta device has no values; see `bsweep.models.outlined`.
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, IndexError) as error:
         raise ConfigError(
             f"model.architecture={config.architecture} with model.options={dict(config.options)} "
@@ -40,8 +39,13 @@ def refused(config: LibraryConfig, shape: tuple[int, ...]) -> Iterator[None]:
 
 
 def tried(model: nn.Module, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """The model. An outline of one is shown two images first, which costs nothing: many take none
-    that are small.
+    """Return the model after a trial, if it is on the meta device.
+
+    The trial passes two images through the model, which costs nothing on the meta device. Many
+    models do not take small images.
+
+    Raises:
+        TypeError: If the model does not return logits.
     """
     if next(model.parameters()).is_meta:
         with torch.no_grad():

@@ -38,7 +38,7 @@ class Llama(nn.Module):
                 nn.init.normal_(parameter, std=_INIT_STD)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens int64 (B, T) to logits (B, T, V) of the token after each."""
+        """Return the logits (B, T, V) of the token after each of the tokens, int64 (B, T)."""
         x = self.embedding(tokens)
         rotation = rotary_table(tokens.shape[1], self._head_size, like=x)
         for block in self.blocks:
@@ -56,7 +56,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """(B, T, D) to the same."""
+        """Map (B, T, D) to (B, T, D)."""
         x = x + self.attention(self.attention_norm(x), rotation)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """(B, T, D) to the same; a token attends to itself and to those before it."""
+        """Map (B, T, D) to (B, T, D); a token attends to itself and to the tokens before it."""
         heads = self.query_key_value(x).unflatten(-1, (3, self._num_heads, -1))  # (B, T, 3, H, K)
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # (B, H, T, K) each
         mixed = F.scaled_dot_product_attention(
@@ -88,7 +88,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) to the same."""
+        """Map (B, T, D) to (B, T, D)."""
         out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return out
 
@@ -99,16 +99,16 @@ class RMSNorm(nn.Module):
         self.scale = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., D) to the same, each vector divided by its root mean square."""
+        """Divide each vector of (..., D) by its root mean square, and scale it."""
         return F.rms_norm(x, self.scale.shape, self.scale, eps=1e-6)
 
 
 def rotary_table(num_tokens: int, head_size: int, *, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (T, K / 2) of the angle by which each pair of a head's elements turns at each
-    position.
+    """Return the cosine and the sine, both (T, K / 2), of the angles of the rotary embedding.
 
-    Made anew for each pass, of the type and on the device of `like`: a buffer would be averaged
-    between workers. The angles are float64 whatever the type, for they are as large as T.
+    At each position, each pair of a head's elements turns by one angle. The table is computed for
+    each pass, with the type and on the device of `like`; a buffer would be averaged between
+    workers. The angles are computed in float64 because they are as large as T.
     """
     pair = torch.arange(0, head_size, 2, dtype=torch.float64, device=like.device)
     position = torch.arange(num_tokens, dtype=torch.float64, device=like.device)
@@ -117,10 +117,10 @@ def rotary_table(num_tokens: int, head_size: int, *, like: Tensor) -> tuple[Tens
 
 
 def rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn queries or keys (B, H, T, K) by their positions: their products then depend on distances
-    alone.
+    """Turn queries or keys (B, H, T, K) by the angles of their positions.
 
-    Element i makes a pair with element i + K / 2, as in Hugging Face's Llama.
+    The products of queries and keys then depend on positions only by their distance. Element i
+    makes a pair with element i + K / 2, as in Hugging Face's Llama.
     """
     cos, sin = rotation
     first, second = heads.chunk(2, dim=-1)

@@ -1,8 +1,8 @@
-"""A model of the user's own: whatever module a callable of theirs returns.
+"""The user's own model: the module that a callable of the user's returns.
 
-It is called as `target(num_classes, shape, **options)` and returns a freshly initialised
-`torch.nn.Module`; what it draws at random by torch is the same on all workers. The module may bring
-an objective of its own, see `bsweep.numerics.objective`.
+bsweep calls `target(num_classes, shape, **options)`, which returns a freshly initialised
+`torch.nn.Module`. Random numbers that the callable draws from torch are the same on all workers.
+The module may have its own objective, see `bsweep.numerics.objective`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from bsweep.config import ConfigError, OwnModelConfig, own
 
 
 def build(config: OwnModelConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    with torch.device("cpu"):  # also where an outline would do: the user's code may look at numbers
+    # Always on the CPU, never on the meta device: the user's code may read values.
+    with torch.device("cpu"):
         model: nn.Module = own.made("model", config, nn.Module, num_classes, shape)
     if problem := _problem(model):
         raise ConfigError(f"model.target={config.target}: {problem}")
@@ -23,7 +24,7 @@ def build(config: OwnModelConfig, *, num_classes: int, shape: tuple[int, ...]) -
 
 
 def _problem(model: nn.Module) -> str | None:
-    """Why bsweep cannot train what was returned."""
+    """Return the reason why bsweep cannot train a model; None if it can."""
     trained = {
         name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
     }

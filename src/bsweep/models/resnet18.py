@@ -12,13 +12,18 @@ from bsweep.models import taps
 
 
 def build(config: ResNet18Config, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Without the taps of its kernels that meet no data."""
+    """Return a ResNet-18 whose convolutions leave out the kernel taps that meet no data."""
     return taps.trim(plain(config.stem, num_classes=num_classes, in_channels=shape[0]))
 
 
 def plain(stem: Literal["imagenet", "cifar"], *, num_classes: int, in_channels: int) -> nn.Module:
-    """`imagenet` is the published stem (7x7 stride 2, max-pool); `cifar` keeps 32x32 images large
-    (3x3, no pool).
+    """Return torchvision's ResNet-18 with one of two stems.
+
+    Args:
+        stem: "imagenet" for the published stem (7x7, stride 2, max-pool); "cifar" for one that does
+            not shrink 32x32 images (3x3, stride 1, no pool).
+        num_classes: The number of classes.
+        in_channels: The number of channels of the images.
     """
     import_torchvision()
     from torchvision.models import resnet18

@@ -1,8 +1,8 @@
-"""Convolutions that leave out the taps of their kernels that only ever meet padding.
+"""Convolutions that leave out those taps of their kernels that only ever meet padding.
 
-A kernel may be larger than its map: in the last stage of a ResNet-18 on 32x32 images the maps are
-1x1, so that of a 3x3 kernel only the middle meets data. What the others would add is zero, and so
-is their gradient.
+A kernel may be larger than its feature map. In the last stage of a ResNet-18 on 32x32 images the
+maps are 1x1, so only the middle tap of a 3x3 kernel meets data. The other taps add zero, and their
+gradient is zero.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from bsweep.numerics.vector import GRADIENT_PLACE
 
 
 def trim(model: nn.Module) -> nn.Module:
-    """Let the plain convolutions of `model`, zero-padded by numbers, compute with what meets data
-    alone.
+    """Make the convolutions of `model` leave out the taps that meet no data, and return `model`.
+
+    This changes plain `nn.Conv2d` modules with zero padding whose padding is given in numbers.
     """
     for module in model.modules():
         if (
@@ -27,7 +28,8 @@ def trim(model: nn.Module) -> nn.Module:
             and module.padding_mode == "zeros"
             and not isinstance(module.padding, str)
         ):
-            module.__class__ = TrimmedConv2d  # the same parameters, names and initial values
+            # Parameters, names and initial values stay the same.
+            module.__class__ = TrimmedConv2d
     return model
 
 
@@ -46,8 +48,9 @@ class TrimmedConv2d(nn.Conv2d):
 
 
 class _Taps(torch.autograd.Function):
-    """weight[:, :, top:bottom, left:right]; autograd's own would fill a gradient with zeros for
-    each dimension.
+    """The slice weight[:, :, top:bottom, left:right] with its own backward pass.
+
+    The backward pass of autograd's slicing fills a gradient with zeros once for each dimension.
     """
 
     @staticmethod
@@ -60,7 +63,7 @@ class _Taps(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        # Taken once: what comes after adds to it.
+        # The place is removed so that only one backward pass overwrites it; later ones add to it.
         place = vars(ctx.weight).pop(GRADIENT_PLACE, None)
         whole = torch.zeros_like(ctx.weight) if place is None else place.detach().zero_()
         whole[ctx.where] = gradient
@@ -71,8 +74,18 @@ class _Taps(torch.autograd.Function):
 def useful_taps(
     size: int, kernel: int, stride: int, padding: int, dilation: int
 ) -> tuple[int, int, int]:
-    """The taps [first, stop) of a kernel that meet data along a side of `size`, and the padding
-    that they need.
+    """Return which taps of a kernel meet data along one side of a map, and their padding.
+
+    Args:
+        size: The length of the side.
+        kernel: The number of taps.
+        stride: The stride of the convolution.
+        padding: The padding at either end.
+        dilation: The dilation of the kernel.
+
+    Returns:
+        The first tap, the tap after the last one, and the padding that these taps need. If no
+        padding would give the same outputs, all taps and `padding`.
     """
     num_outputs = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
     useful = [

@@ -1,4 +1,4 @@
-"""Any of timm's models, without their weights."""
+"""Any of timm's models, without pretrained weights."""
 
 from __future__ import annotations
 

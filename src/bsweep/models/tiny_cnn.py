@@ -1,5 +1,6 @@
-"""A small network without BatchNorm: its gradient is a plain mean over examples, whoever computes
-which of them.
+"""A small network without BatchNorm.
+
+Its gradient is a plain mean over examples, no matter which worker computes which examples.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class TinyCNN(nn.Module):
         self.head = nn.Linear(2 * width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, C, H, W) to logits (N, num_classes)."""
+        """Map images (N, C, H, W) to logits (N, num_classes)."""
         x = F.relu(self.conv1(images))
         x = F.relu(self.conv2(x))
         logits: Tensor = self.head(x.mean(dim=(2, 3)))

@@ -1,4 +1,4 @@
-"""Any of torchvision's classifiers, without their weights."""
+"""Any of torchvision's classifiers, without pretrained weights."""
 
 from __future__ import annotations
 

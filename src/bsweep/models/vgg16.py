@@ -11,8 +11,9 @@ from bsweep.core.torchvision_shim import import_torchvision
 
 
 def build(config: VGG16Config, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """For images of 32x32 or more: the last maps are pooled to 7x7, so the parameters do not depend
-    on the size.
+    """Return a VGG-16 for images of 32x32 or more.
+
+    The last maps are pooled to 7x7, so the parameters do not depend on the size of the images.
     """
     import_torchvision()
     from torchvision.models import vgg16
