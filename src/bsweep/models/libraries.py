@@ -1,4 +1,4 @@
-"""The checks that a library has an architecture and that it takes the options and images."""
+"""The checks that a library has a model and that the model takes the options and the images."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Trackers: sinks to which the records of a run are passed on, while it runs or afterwards.
+"""The trackers to which the records of a run are passed on, while it trains or afterwards.
 
-Run folders come in; what TensorBoard, MLflow or Weights & Biases keep goes out. The records stay
-the one source, and a sink reads nothing but them. Processes of their own pass them on
-(`bsweep.trackers.live`): no worker waits for a tracker or knows of one, and one that fails costs no
-run.
+The trackers are TensorBoard, MLflow and Weights & Biases. The records in the run's folder stay the
+only source of all numbers: a tracker gets what they say and no more. While a run trains, separate
+processes pass its records on (`bsweep.trackers.live`). So no worker waits for a tracker or knows of
+one, and a tracker that fails does not end a run.
 """
 
 from __future__ import annotations
@@ -26,53 +26,58 @@ _PACKAGES: Mapping[TrackerName, tuple[str, ...]] = {
 
 
 class Tracked(Protocol):
-    """One run within a tracker, from its beginning: what an earlier one of this name had there is
-    replaced.
-    """
+    """One run within a tracker; it replaces an earlier run of the same name there."""
 
     def config(self, settings: Mapping[str, Any]) -> None:
-        """Take the settings of the run, by dotted keys."""
+        """Store the settings of the run, by dotted keys."""
 
     def metrics(self, numbers: Mapping[str, float], axis: str, step: int, time: float) -> None:
-        """Take numbers of a record.
+        """Store the numbers of a record.
 
         Args:
-            numbers: By name, `kind/name`.
-            axis: What `step` counts, such as `epoch`.
+            numbers: The numbers by their names, `kind/name`.
+            axis: The name of what `step` counts, such as `epoch`.
             step: The number of the record.
-            time: Seconds since 1970.
+            time: The time of the record, in seconds since 1970.
         """
 
     def note(self, text: str, time: float) -> None:
-        """Take what an event says."""
+        """Store the text of an event."""
 
     def end(self, status: str, summary: Mapping[str, float], fingerprint: str, time: float) -> None:
-        """Take the end of the run: final numbers by name, and what tells its files from others."""
+        """Store the end of the run.
+
+        Args:
+            status: How the run ended.
+            summary: The final numbers by their names.
+            fingerprint: The hash of the run's files, see `bsweep.trackers.records.fingerprint`.
+            time: The time of the end, in seconds since 1970.
+        """
 
 
 class Sink(Protocol):
-    """A module of this folder."""
+    """The interface of a tracker's module `to_NAME`."""
 
     def place(self, study_dir: Path) -> str:
-        """Where a study goes by default."""
+        """Return the folder, file or address to which a study goes by default."""
 
     def has(self, where: str, study: str, run_id: str, fingerprint: str) -> bool:
-        """Whether a run is there already, as it is in its files."""
+        """Return True if the tracker already has the run in the state of its files."""
 
     def open(self, where: str, study: str, run_id: str, began_at: float) -> Tracked:
-        """Begin a run."""
+        """Begin a run in the tracker."""
 
     def view(self, where: str) -> str:
-        """The command that shows what is there."""
+        """Return the command that shows the tracker's runs."""
 
 
 def sink(name: TrackerName) -> Sink:
-    """The module that passes records on; it imports the tracker's package."""
+    """Return the module that passes records on to a tracker; it imports the tracker's package."""
     return typing.cast(Sink, importlib.import_module(f"bsweep.trackers.to_{name}"))
 
 
 def check_trackers(names: Iterable[TrackerName]) -> None:
-    """ValueError if a tracker's package is not installed."""
+    """Raise ValueError if a tracker's package is not installed."""
     for name in names:
         missing = [package for package in _PACKAGES[name] if not _is_installed(package)]
         if missing:
@@ -83,5 +88,5 @@ def check_trackers(names: Iterable[TrackerName]) -> None:
 
 def _is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
-    # Not a folder of that name, as wandb makes them.
+    # A folder of that name has no origin; wandb, for example, makes a folder `wandb`.
     return spec is not None and spec.origin is not None

@@ -1,4 +1,4 @@
-"""`bsweep export`: the records of a study, passed on to a tracker afterwards."""
+"""The command `bsweep export`, which passes the records of a study on to a tracker afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BAD = 2
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Pass a study on; the exit code."""
+    """Pass the records of a study on to a tracker and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="bsweep export", description="Pass the records of a study on to a tracker."
     )
@@ -60,7 +60,7 @@ def _known(name: str) -> str:
 
 
 def _pass_on(to: Sink, where: str, study: str, paths: RunPaths) -> str:
-    """Pass a run on, unless it is there; what was done."""
+    """Pass a run on, unless the tracker already has it, and return a text about what was done."""
     if to.has(where, study, paths.folder.name, records.fingerprint(paths)):
         return "there already"
     found, _ = runlog.read_records(paths.metrics)

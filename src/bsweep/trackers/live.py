@@ -1,8 +1,8 @@
-"""Trackers while runs go on: one process for each, which follows the records of the runs that it is
-told.
+"""The processes that pass records on to trackers while runs train, one process for each tracker.
 
-`python -m bsweep.trackers.live NAME` reads run folders from its standard input, a line each, until
-that ends. It has lowest priority. What it prints is for the person who watches.
+`python -m bsweep.trackers.live NAME` reads the paths of runs' folders from its standard input, one
+a line, until the input ends. It follows the records of these runs. It has the lowest priority. What
+it prints is meant for the user.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bsweep.runlog import RunPaths
 from bsweep.trackers import Tracked, records, sink
 
 _POLL_SECONDS = 1.0
-_PATIENCE_SECONDS = 60  # for what is left to be written when all runs have ended
+_PATIENCE_SECONDS = 60  # the time for writing the rest when all runs have ended
 
 
 class _Follower:
-    """A tracker's process, as the one that started it knows it."""
+    """A handle on a tracker's process, in the process that started it."""
 
     def __init__(self, name: TrackerName, study_dir: Path) -> None:
         self.name = name
@@ -44,9 +44,9 @@ class _Follower:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                start_new_session=True,  # a Ctrl-C is not for it: it writes how the runs end
+                start_new_session=True,  # A Ctrl-C must not end it: it writes how the runs end.
             )
-        # It is for all points, and this thread may have the cores of one.
+        # The process serves all points, but this thread may be bound to the cores of one point.
         if hasattr(os, "sched_setaffinity"):
             with suppress(OSError):
                 os.sched_setaffinity(self._process.pid, os.sched_getaffinity(os.getpid()))
@@ -55,11 +55,12 @@ class _Follower:
 
     def follow(self, paths: RunPaths) -> None:
         self._study_dirs.add(paths.folder.parent)
-        with suppress(OSError):  # it has ended, and has said why; or it does not read
+        # The process may have ended, and has said why, or it may not read its input.
+        with suppress(OSError):
             os.write(_fileno(self._process.stdin), f"{paths.folder.resolve()}\n".encode())
 
     def says(self) -> list[str]:
-        """Lines since the last call."""
+        """Return the lines that the process has printed since the last call."""
         with suppress(BlockingIOError):
             return (
                 os.read(_fileno(self._process.stdout), 1 << 16)
@@ -69,7 +70,7 @@ class _Follower:
         return []
 
     def end(self) -> list[str]:
-        """Let it write what is left; what it has to say of that."""
+        """Let the process write what is left, wait for its end, and return the lines it printed."""
         assert self._process.stdin
         self._process.stdin.close()
         try:
@@ -90,11 +91,11 @@ def _fileno(pipe: IO[bytes] | None) -> int:
 
 
 _followers: dict[TrackerName, _Follower] = {}
-_STARTING = threading.Lock()  # points that run at once begin in threads of their own
+_STARTING = threading.Lock()  # Points that run at the same time start in separate threads.
 
 
 def follow(config: RunConfig, paths: RunPaths) -> None:
-    """Have the trackers of a run that begins be told its records."""
+    """Start passing the records of a run that begins on to its trackers."""
     with _STARTING:
         for name in config.trackers:
             if name not in _followers:
@@ -103,12 +104,12 @@ def follow(config: RunConfig, paths: RunPaths) -> None:
 
 
 def news() -> list[str]:
-    """What trackers have to say since the last call: one that fails says so, once."""
+    """Return the messages of trackers since the last call; a tracker that fails says so once."""
     return [line for follower in list(_followers.values()) for line in follower.says()]
 
 
 def end() -> None:
-    """Wait until all is written; what goes wrong is printed."""
+    """Wait until all trackers have written everything, and print their errors."""
     while _followers:
         _, follower = _followers.popitem()
         for line in follower.end():
@@ -119,7 +120,7 @@ atexit.register(end)
 
 
 def failure(name: TrackerName, why: str, study_dir: Path) -> str:
-    """What to say of a tracker that gets no more."""
+    """Return the warning about a tracker that gets no more records."""
     return f"warning: {name}: {why}. The records are whole: bsweep export {study_dir} --to {name}"
 
 
@@ -137,8 +138,8 @@ class _Run:
             records.forward(record, self._tracked)
 
     def go_on(self, is_last: bool) -> bool:
-        """Pass on what is new; whether the run is to go on."""
-        has_ended = self._paths.summary.exists()  # before the last records are read
+        """Pass on the new records, and return True unless the run has ended."""
+        has_ended = self._paths.summary.exists()  # Look first, then read the last records.
         for record in self._new_records():
             records.forward(record, self._tracked)
         if has_ended or is_last:
@@ -147,13 +148,14 @@ class _Run:
 
     def _new_records(self) -> list[dict[str, Any]]:
         lines = self._file.new_lines()
-        if lines is None:  # cut, or just set aside: what is left was passed on
+        # The file was cut or moved away. What is left of it was passed on already, so skip it.
+        if lines is None:
             self._file.new_lines()
         return [json.loads(line) for line in lines or ()]
 
 
 def _folders() -> Iterator[Path | None]:
-    """Folders from standard input as they come, and None each time that none has."""
+    """Yield the folders from standard input as they arrive, and None after each look for more."""
     os.set_blocking(0, False)
     selector, rest = selectors.DefaultSelector(), b""
     selector.register(0, selectors.EVENT_READ)
@@ -168,10 +170,10 @@ def _folders() -> Iterator[Path | None]:
 
 
 def main() -> NoReturn:
-    """`python -m bsweep.trackers.live NAME`."""
+    """Run `python -m bsweep.trackers.live NAME`."""
     name = cast(TrackerName, sys.argv[1])
     said = os.dup(1)
-    os.dup2(2, 1)  # whatever a tracker prints goes to the log
+    os.dup2(2, 1)  # What a tracker's package prints goes to the log.
     os.nice(19)
     folder: Path | None = None
     going_on: dict[Path, _Run] = {}
@@ -179,11 +181,12 @@ def main() -> NoReturn:
         for folder in _folders():
             if folder:
                 last = folder
-                if folder in going_on:  # it is begun again
+                if folder in going_on:  # The run is started again.
                     going_on[folder].go_on(is_last=True)
                 going_on[folder] = _Run(name, RunPaths(folder))
             going_on = {folder: run for folder, run in going_on.items() if run.go_on(is_last=False)}
-        signal.alarm(2 * _PATIENCE_SECONDS)  # nobody may be left who would end it
+        # The process that started this one may be gone, and so may not end it.
+        signal.alarm(2 * _PATIENCE_SECONDS)
         for run in going_on.values():
             run.go_on(is_last=True)
     except Exception as error:

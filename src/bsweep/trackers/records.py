@@ -1,4 +1,4 @@
-"""From records to what a tracker is told: the same while a run goes on and afterwards."""
+"""The functions that pass records on to a tracker, the same while a run trains and afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_NUMBERS = {"schema", "time"}
 
 
 def forward(record: Mapping[str, Any], tracked: Tracked) -> None:
-    """Pass a record on."""
+    """Pass a record on to a tracker."""
     kind, time = record["type"], record["time"]
     if kind == "start":
         tracked.config(
@@ -42,23 +42,24 @@ def forward(record: Mapping[str, Any], tracked: Tracked) -> None:
 
 
 def finish(paths: RunPaths, tracked: Tracked, time: float) -> None:
-    """Pass on how a run ended; `unfinished` where nobody has written it down."""
+    """Pass on how a run ended; its status is `unfinished` if it has no summary."""
     summary = runlog.read_summary(paths) or {"status": "unfinished"}
     tracked.end(str(summary["status"]), dict(_numbers(summary)), fingerprint(paths), time)
 
 
 def fingerprint(paths: RunPaths) -> str:
-    """What tells the state of a run's files from any other."""
+    """Return a hash of a run's records and summary, which differs if they differ."""
     files = (path.read_bytes() if path.exists() else b"" for path in (paths.metrics, paths.summary))
     return hashlib.sha256(b"\0".join(files)).hexdigest()
 
 
 def settled(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records without those that were taken back: where a run was taken up again, the later one of
-    a number stands.
+    """Return the records without those that a resumed run has written again.
+
+    If several records of a kind have the same number, only the last one is kept.
     """
     kept: list[dict[str, Any]] = []
-    least: dict[str, float] = {}  # number of each kind, of those that came later
+    least: dict[str, float] = {}  # the least number of each kind among the later records
     for record in reversed(records):
         kind = record["type"]
         if kind in _AXES:

@@ -1,4 +1,7 @@
-"""MLflow: a run of the study's experiment, by default in an SQLite file beside the runs."""
+"""The tracker MLflow: each run is a run of the study's experiment.
+
+By default, the experiment is in an SQLite file beside the runs.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
-_MOST_PARAMS = 100  # of a request
-_MOST_LETTERS = 6000  # of a parameter
+_MOST_PARAMS = 100  # in one request
+_MOST_LETTERS = 6000  # in one parameter
 _RUN_ID, _FINGERPRINT = "bsweep.run_id", "bsweep.fingerprint"
 
 
 def place(study_dir: Path) -> str:
-    """What MLFLOW_TRACKING_URI says, as for all that writes to MLflow; else a file of the study."""
+    """Return MLFLOW_TRACKING_URI, as other users of MLflow do, or else a file in the study."""
     return os.environ.get("MLFLOW_TRACKING_URI") or str(study_dir / "mlflow.db")
 
 
@@ -36,8 +39,9 @@ def view(where: str) -> str:
 
 
 class Tracked:
-    """See `bsweep.trackers.Tracked`. MLflow keeps what is replaced as deleted, until
-    `mlflow gc`.
+    """A run in MLflow; see `bsweep.trackers.Tracked`.
+
+    MLflow keeps a replaced run, marked as deleted, until `mlflow gc`.
     """
 
     def __init__(self, where: str, study: str, run_id: str, began_at: float) -> None:
@@ -81,7 +85,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _uri(where: str) -> str:
-    """The address of an SQLite file that is given as a path."""
+    """Return an address; a path becomes the address of an SQLite file."""
     return where if ":" in where else f"sqlite:///{Path(where).absolute()}"
 
 
@@ -98,7 +102,7 @@ def _experiment(client: MlflowClient, where: str, study: str) -> str:
     )
     try:
         return str(client.create_experiment(study, artifact_location=artifacts))
-    except MlflowException:  # another process has made it since
+    except MlflowException:  # Another process may have made the experiment in the meantime.
         if made := client.get_experiment_by_name(study):
             return str(made.experiment_id)
         raise

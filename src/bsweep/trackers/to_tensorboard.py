@@ -1,5 +1,6 @@
-"""TensorBoard: an event file in a folder of each run, with its settings as hyperparameters and as
-text.
+"""The tracker TensorBoard: each run has a folder with an event file.
+
+The event file has the run's settings as hyperparameters and as text.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def place(study_dir: Path) -> str:
 
 
 def has(where: str, study: str, run_id: str, fingerprint: str) -> bool:
-    return False  # a file is written anew in no time
+    return False  # Writing the file again takes almost no time.
 
 
 def view(where: str) -> str:
@@ -39,7 +40,7 @@ def view(where: str) -> str:
 
 
 class Tracked:
-    """See `bsweep.trackers.Tracked`."""
+    """A run in TensorBoard; see `bsweep.trackers.Tracked`."""
 
     def __init__(self, where: str, study: str, run_id: str, began_at: float) -> None:
         folder = Path(where) / run_id
@@ -91,7 +92,7 @@ class Tracked:
 
 
 def _fill(field: Any, value: object) -> None:
-    """Put a setting into a protobuf's value."""
+    """Write a setting into a protobuf value."""
     if isinstance(value, bool):
         field.bool_value = value
     elif isinstance(value, int | float):

@@ -1,5 +1,6 @@
-"""Weights & Biases, offline: a folder of each run that `wandb sync` can send. WANDB_MODE=online
-sends it at once.
+"""The tracker Weights & Biases, offline: each run has a folder that `wandb sync` can send.
+
+With WANDB_MODE=online, wandb sends each run at once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def view(where: str) -> str:
 
 
 class Tracked:
-    """See `bsweep.trackers.Tracked`."""
+    """A run in Weights & Biases; see `bsweep.trackers.Tracked`."""
 
     def __init__(self, where: str, study: str, run_id: str, began_at: float) -> None:
         folder = Path(where)
