@@ -65,7 +65,7 @@ A measured choice is never slower than this one.
 class Timed:
     """The measured step times of one candidate, one for each of the calibration's local batches.
 
-    Each time is in seconds, without the exchange, and the shortest of several steps.
+    Each time is in seconds, without the exchange. It is the shortest of several steps.
     """
 
     numerics: Numerics
@@ -89,9 +89,9 @@ class Calibration:
     timed: tuple[Timed, ...] = ()
     settled: Numerics | None = None
     settled_by: Literal["runs", "gpu", "itself"] = "runs"
-    noise: NonNegative = (
-        0.0  # Fraction by which the second shortest step exceeds the shortest; the noisiest worker
-    )
+    # The fraction by which the second shortest time of a step exceeds the shortest: the median over
+    # the measurements of a worker, and the largest of all workers.
+    noise: NonNegative = 0.0
     hardware: str = (
         ""  # of the run that answered, until then of the machine that asked; empty if unknown
     )
