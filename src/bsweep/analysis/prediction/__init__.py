@@ -1,9 +1,9 @@
-"""Which batch size on how many workers gets to a target soonest, or cheapest, from some of a grid's
-cells.
+"""The prediction of which batch size, on how many workers, reaches a target soonest or cheapest.
 
-T(B, N) = S(B) t(B, N): steps to the target by global batch (`steps`) times seconds of a step
-(`step_time`), each with a posterior, so that every cell of a grid has a prediction interval,
-measured or not.
+The time to the target is T(B, N) = S(B) t(B, N), for global batch B and N workers. S(B) is the
+number of steps to the target (`steps`), and t(B, N) is the seconds of a step (`step_time`). Both
+are fitted to some of a grid's cells and have a posterior. So every cell of the grid has a
+prediction interval, measured or not.
 """
 
 from __future__ import annotations
@@ -47,29 +47,32 @@ def predict(
     where: Mapping[str, str] | None = None,
     probe: str | Path | None = None,
 ) -> Prediction:
-    """Predict the time to a target for every cell of a grid, and recommend one.
+    """Predict the time to a target for every cell of a grid, and recommend one cell.
 
     Args:
-        study: a study or its folder.
-        target_accuracy: the test accuracy to reach, a fraction; or
-        target_loss: the test loss. Without either, the one that the study's runs were ended at.
-        objective: `fastest`, `cheapest` (in worker-seconds, or in money where a price is given),
-            `joules`, `deadline=2h`, `workers<=4`, or some of them joined by commas.
-        batches: global batch sizes of the grid; None: those of the runs, and doublings between
+        study: A study or its folder.
+        target_accuracy: The test accuracy to reach, a fraction.
+        target_loss: The test loss to reach, in place of an accuracy. Without either, the target at
+            which the study's runs were ended is taken.
+        objective: `fastest`, `cheapest` (in worker-seconds, or in money if a price is given),
+            `joules`, `deadline=2h`, `workers<=4`, or several of them joined by commas.
+        batches: Global batch sizes of the grid. None takes those of the runs, and doublings between
             them.
-        workers: worker counts of the grid; None: those of the runs.
-        price_per_worker_hour: in any currency.
-        where: columns of `study.runs` and the value to choose, where runs differ in more than batch
-            and workers.
-        probe: a `probe.json`, whose steps and exchange count beside those of the runs.
+        workers: Worker counts of the grid. None takes those of the runs.
+        price_per_worker_hour: The price of an hour of one worker, in any currency.
+        where: Columns of `study.runs` and the value to select in each. It is needed if runs differ
+            in more than batch size and workers.
+        probe: A `probe.json`. Its timings of steps and exchange count beside those of the runs.
 
     Raises:
-        ValueError: the target was not reached, points are missing, the grid is one cell, runs
-            differ in more than batch size and workers; the message has the remedy.
-            FileNotFoundError: there is no such study.
+        ValueError: If no run reached the target, points are missing, the grid has fewer than two
+            cells, or runs differ in more than batch size and workers. The message says what to do.
+        FileNotFoundError: If there is no such study.
     """
     wanted = parse_objective(objective, price_per_worker_hour)
-    known = study if isinstance(study, Study) else load(study, mix=True)  # `where` may choose
+    known = (
+        study if isinstance(study, Study) else load(study, mix=True)
+    )  # `where` may select among the mixed runs
     seen = observed(known, _target(known, target_accuracy, target_loss), where)
     timings = probe_timings(probe) if probe else ()
     return predict_from(
@@ -90,7 +93,7 @@ def predict_from(
     price_per_worker_hour: float | None = None,
     timings: tuple[Timing, ...] = (),
 ) -> Prediction:
-    """The prediction for a grid of cells from fits that are there already; see `predict`."""
+    """Return the prediction for a grid of cells from existing fits; see `predict`."""
     predicted = forecast(seen, fits.steps, fits.step_time, of, price_per_worker_hour)
     choice = choose(predicted, objective)
     return Prediction(
@@ -177,7 +180,7 @@ def _warnings(seen: Observed, fits: Fits, predicted: Forecast, place: int) -> It
             "would have, trained for longer, and knows no accuracy beyond which a batch size never "
             "gets: train it for longer first."
         )
-    # Hardware was refused.
+    # Runs on different hardware were refused before.
     for name, values in mixture.mixture(runs, seen.study.provenance).items():
         yield (
             f"the runs are of different versions of {name}, whose times may differ: "

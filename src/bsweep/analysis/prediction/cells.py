@@ -1,14 +1,16 @@
-"""Measurements of cells: log y = model + effect of the cell + noise of the run, some of them
-censored.
+"""The likelihood of the runs of cells: log y = model + effect of the cell + noise of the run.
 
-The effect, normal with deviation tau, is what the model misses at a cell; every run there shares
-it. The noise, normal with deviation sigma, is between runs. So what is predicted of a cell that was
-measured goes by the model *and* by its own runs, and a model that fits badly makes intervals wide.
-A censored run says that log y is above (or below) a bound, no more: it enters by that probability
-(Tobin, 1958), given the effect, over which is integrated.
+The effect is normal with standard deviation tau. It is what the model misses at a cell, and all
+runs of the cell share it. The noise is normal with standard deviation sigma, and differs between
+runs. So the prediction for a measured cell depends on the model *and* on the cell's own runs, and a
+model that fits badly widens the intervals.
 
-What was interpolated between two evaluations is known to within their distance d: a variance of d^2
-/ 12 more, that of a uniform error, in the noise of such a run.
+Some runs are censored: they tell only that log y is above (or below) a bound. Such a run enters the
+likelihood by the probability of that event (Tobin, 1958), given the effect; the effect is
+integrated out.
+
+A value that was interpolated between two evaluations is known to within their distance d. This adds
+d^2 / 12, the variance of a uniform error, to the noise of the run.
 """
 
 from __future__ import annotations
@@ -26,16 +28,17 @@ from bsweep.analysis.prediction.sampler import Array
 _NODES, _LOG_WEIGHTS = np.polynomial.hermite_e.hermegauss(11)
 _LOG_2PI = float(np.log(2 * np.pi))
 _LOG_WEIGHTS = np.log(_LOG_WEIGHTS) - 0.5 * _LOG_2PI
-_CANDIDATES = 64  # for the effect of a cell with censored runs, of which one is drawn
+# Number of candidates for the effect of a cell with censored runs; one of them is drawn.
+_CANDIDATES = 64
 
 
 @dataclass(frozen=True)
 class CellRuns:
-    """The runs of one cell, as logarithms: `exact` ones and, of others, bounds that they are
-    `above` or `below`.
+    """The runs of one cell, as logarithms.
 
-    `resolution` is the variance of an exact one by the distance of its evaluations, the mean over
-    the cell's runs.
+    `exact` holds the values of uncensored runs. `above` and `below` hold the bounds of censored
+    runs, whose values lie above or below them. `resolution` is the extra variance of an exact value
+    due to the distance between its evaluations, averaged over the cell's runs.
     """
 
     exact: Array
@@ -50,8 +53,10 @@ class CellRuns:
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells in order, and of their exact runs the `count`, `mean`, sum of squares `within` and
-    `resolution`.
+    """Cells in order, with statistics of the exact runs of each.
+
+    `count` is the number of exact runs, `mean` their mean, `within` the sum of squared deviations
+    from it, and `resolution` is that of `CellRuns`.
     """
 
     runs: tuple[CellRuns, ...]
@@ -74,8 +79,10 @@ def cells_of(runs: Iterable[CellRuns]) -> Cells:
 def cell_runs(
     exact: ArrayLike = (), above: ArrayLike = (), below: ArrayLike = (), spacing: ArrayLike = 0.0
 ) -> CellRuns:
-    """From amounts; `spacing` is the distance of the evaluations around each exact one, NaN where
-    it is not known.
+    """Return the runs of one cell, given amounts rather than logarithms.
+
+    `spacing` is the distance between the evaluations around each exact value, NaN where it is not
+    known.
     """
     known, most, least = (np.log(np.asarray(values, float)) for values in (exact, above, below))
     apart = np.nan_to_num(np.broadcast_to(np.asarray(spacing, float), known.shape) / np.exp(known))
@@ -83,16 +90,15 @@ def cell_runs(
 
 
 def mean_log(runs: CellRuns, sigma: float) -> float:
-    """The likeliest mean of a cell's logarithms, of deviation `sigma`: censored runs count, by
-    their bounds.
+    """Return the most likely mean of a cell's logarithms, whose standard deviation is `sigma`.
 
-    NaN where bounds alone are known.
+    Censored runs count by their bounds. The result is NaN where only bounds are known.
     """
     if not len(runs.exact):
         return float("nan")
 
     def slope(mean: float) -> float:
-        """Of the log likelihood, times sigma."""
+        """Return the slope of the log likelihood at a mean, times sigma."""
         total = float(np.sum(runs.exact - mean)) / sigma
         for bounds, sign in ((runs.above, 1), (runs.below, -1)):
             away = sign * (mean - bounds) / sigma
@@ -105,8 +111,13 @@ def mean_log(runs: CellRuns, sigma: float) -> float:
 
 
 def log_likelihood(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
-    """Of all runs, by draw: from logarithms by a model, (draws, cells), and deviations, (draws,) or
-    (draws, cells).
+    """Return the log likelihood of all runs for each draw of the parameters, of shape (draws,).
+
+    Args:
+        cells: The cells and their runs.
+        model: Logarithms by the model, of shape (draws, cells).
+        sigma: Standard deviation of the noise, of shape (draws,).
+        tau: Standard deviation of the effect, of shape (draws,) or (draws, cells).
     """
     spread = np.broadcast_to(tau if tau.ndim == 2 else tau[:, None], model.shape)
     total = _of_exact(cells, model, sigma[:, None], spread).sum(axis=1)
@@ -122,8 +133,9 @@ def log_likelihood(cells: Cells, model: Array, sigma: Array, tau: Array) -> Arra
 def draw_effects(
     cells: Cells, model: Array, sigma: Array, tau: Array, rng: np.random.Generator
 ) -> Array:
-    """The effect of each cell given its runs, a draw for each draw of the parameters: (draws,
-    cells).
+    """Return a draw of each cell's effect given its runs, for each draw of the parameters.
+
+    The shape is (draws, cells).
     """
     tau = np.broadcast_to(tau if tau.ndim == 2 else tau[:, None], model.shape)
     drawn = []
@@ -137,10 +149,10 @@ def draw_effects(
 
 
 def _of_exact(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
-    """Normal with variance sigma^2, and that of their resolution, each, and covariance tau^2
-    between any two of a cell.
+    """Return the log likelihood of the exact runs, of shape (draws, cells).
 
-    Of shape (draws, cells).
+    Each run is normal with variance sigma^2 plus its resolution. Any two runs of a cell have
+    covariance tau^2.
     """
     n, own = cells.count, sigma**2 + cells.resolution
     of_mean = own + n * tau**2
@@ -151,7 +163,7 @@ def _of_exact(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
 
 
 def _effect(cell: CellRuns, model: Array, sigma: Array, tau: Array) -> tuple[Array, Array]:
-    """Mean and deviation of the effect given the exact runs."""
+    """Return the mean and the standard deviation of the effect given the exact runs."""
     n = len(cell.exact)
     total = float(cell.exact.sum())
     own = sigma**2 + cell.resolution
@@ -160,7 +172,7 @@ def _effect(cell: CellRuns, model: Array, sigma: Array, tau: Array) -> tuple[Arr
 
 
 def _of_censored(cell: CellRuns, model: Array, effects: Array, sigma: Array) -> Array:
-    """Log probability of the bounds at each of some effects, (draws, effects)."""
+    """Return the log probability of the bounds at each candidate effect: (draws, effects)."""
     expected, scale = model[:, None] + effects, sigma[:, None]
     logs: NDArray[np.float64] = np.zeros(effects.shape)
     for bounds, sign in ((cell.above, 1), (cell.below, -1)):

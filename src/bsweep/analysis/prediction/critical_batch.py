@@ -1,10 +1,10 @@
-"""The critical batch size, E_min / S_min, three ways side by side: steps to a target, noise scale,
-branched runs.
+"""The critical batch size, E_min / S_min, estimated in three ways.
 
-The three are defined differently and agree within a factor of a few where all is well (McCandlish
-et al., arXiv 1812.06162): the noise scale is of the gradient along one run, steps to a target
-integrate over whole runs, branches go on from one checkpoint. Each has an interval or says that it
-is not identifiable.
+The sources are the steps to a target, the gradient noise scale and branched runs. Their definitions
+differ, and the estimates normally agree within a factor of a few (McCandlish et al., arXiv
+1812.06162). The noise scale describes the gradient along one run. Steps to a target integrate over
+whole runs. Branches go on from one checkpoint. Each estimate has an interval, or a verdict that
+says why it is not identifiable.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from bsweep.analysis.prediction.steps import Known, StepsFit, fit_steps
 from bsweep.analysis.targets import crossings
 from bsweep.core.words import counted
 
-INTERVAL = (0.05, 0.95)  # quantiles: of all that is said to lie in 90 % intervals
+INTERVAL = (0.05, 0.95)  # quantiles at the ends of every 90 % interval
 _NOISE_FACTOR = (
-    3.0  # by which a noise scale may miss the critical batch of steps to a target, as one deviation
+    3.0  # one standard deviation between a noise scale and the critical batch of steps to a target
 )
-_FEWEST_RECORDS = 8  # of a noise scale, for a bootstrap of them to mean anything
+_FEWEST_RECORDS = 8  # Fewer records of a noise scale are too few for a bootstrap.
 _NUM_BOOTSTRAPS = 2000
-_TOLD = 0.7  # of the prior's width: what is wider was not told by the runs
+_TOLD = 0.7  # of the prior's width; a wider posterior owes too little to the runs
 
 
 @dataclass(frozen=True)
 class CriticalBatch:
-    """One estimate in examples with its 90 % interval; `verdict` is empty, or why it is not
-    identifiable.
+    """One estimate of the critical batch in examples, with its 90 % interval.
+
+    `verdict` is empty, or says why the estimate is not identifiable.
     """
 
     source: str
@@ -50,15 +51,17 @@ class CriticalBatch:
         return not self.verdict
 
     def as_known(self) -> Known:
-        """What it says of steps to a target: its own width, and the factor by which the definitions
-        may differ.
+        """Return the prior that this estimate gives for the fit of steps to a target.
+
+        Its width combines the estimate's own width and the factor by which the definitions may
+        differ.
         """
         own = np.log(self.high / self.low) / 3.29
         return Known(self.value, float(np.exp(np.hypot(np.log(_NOISE_FACTOR), own))))
 
 
 def from_steps(fit: StepsFit) -> CriticalBatch:
-    """From steps to a target, without what is known from elsewhere."""
+    """Return the estimate from steps to a target alone, without other sources."""
     low, value, high = np.quantile(fit.critical_batch, [INTERVAL[0], 0.5, INTERVAL[1]])
     width = np.std(np.log(fit.critical_batch)) / np.log(10)
     few = f"not identifiable: {counted(len(fit.batches), 'batch size')} tell little of it"
@@ -68,17 +71,18 @@ def from_steps(fit: StepsFit) -> CriticalBatch:
 
 
 def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
-    """From records of the gradient noise scale: sum of variances over sum of squared gradients.
+    """Return the estimate from records of the gradient noise scale.
 
-    A ratio of averages, for a mean of ratios is dominated by those whose denominator is near zero.
-    Its interval is by resampling blocks of consecutive records of each run in turn (circular block
-    bootstrap; Politis and Romano, 1992), since neighbours are alike. Not identifiable where the
-    squared gradient may be zero or less in more than one of twenty resamples, so that the ratio has
-    no upper end.
+    It is the sum of variances over the sum of squared gradients. A ratio of averages is taken
+    because a mean of ratios is dominated by those whose denominator is near zero. The interval
+    comes from resampling blocks of consecutive records of each run (circular block bootstrap;
+    Politis and Romano, 1992), since neighbouring records are alike. The estimate is not
+    identifiable if the squared gradient is zero or less in more than one of twenty resamples, as
+    the ratio then has no upper end.
 
     Args:
-        records: as `Study.noise_scales`.
-        seed: of the resampling.
+        records: The records, with the columns of `Study.noise_scales`.
+        seed: The seed of the resampling.
     """
     source, known = "noise scale", records.dropna(subset=["variance", "gradient_square"])
     runs = [
@@ -105,12 +109,16 @@ def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
 
 
 def noise_scale(study: Study, *, by_layer: bool = False) -> pd.DataFrame:
-    """The gradient noise scale over each whole run that measured it, in examples, or of each tensor
-    of its model.
+    """Return the gradient noise scale, in examples, of each run that measured it.
+
+    Args:
+        study: The study.
+        by_layer: Give one row for each tensor of a run's model, in place of one for the run.
 
     Returns:
-        A row a run, or a run and layer, with `noise_scale`, the ends of its 90 % interval `low` and
-        `high`, and `verdict`: empty, or why there are none; see `from_noise_scale`.
+        A row for each run, or for each run and layer, with `noise_scale`, the ends `low` and `high`
+            of its 90 % interval, and `verdict`. The verdict is empty, or says why there is no
+            estimate; see `from_noise_scale`.
     """
     keys, records = ["run_id"], study.noise_scales
     if by_layer:
@@ -123,7 +131,7 @@ def noise_scale(study: Study, *, by_layer: bool = False) -> pd.DataFrame:
 
 
 def _block_sums(values: Array, rng: np.random.Generator) -> Array:
-    """Sums over resamples of a run's records, (resamples, columns)."""
+    """Return sums over resamples of a run's records, of shape (resamples, columns)."""
     n = len(values)
     length = max(1, min(n, round(1.5 * n ** (1 / 3))))
     starts = rng.integers(n, size=(_NUM_BOOTSTRAPS, -(-n // length)))
@@ -132,12 +140,12 @@ def _block_sums(values: Array, rng: np.random.Generator) -> Array:
 
 
 def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> CriticalBatch:
-    """From runs that go on from one checkpoint at several batch sizes, each to the same loss.
+    """Return the estimate from runs that go on from one checkpoint at several batch sizes.
 
     Args:
-        branches: a row a run, with `global_batch`, and of the evaluations since the checkpoint the
-            columns of `to_target`, steps counted from there.
-        num_draws: of the posterior.
+        branches: A row for each run, with `global_batch` and the columns of `to_target` computed
+            from the evaluations since the checkpoint. Steps are counted from the checkpoint.
+        num_draws: The number of draws from the posterior.
     """
     source = "branched runs"
     if branches.empty:
@@ -158,13 +166,13 @@ def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> Critica
 
 
 def branches_of(seen: Observed) -> pd.DataFrame:
-    """The table of `from_branches`: runs that went on from one checkpoint, and the run whose
-    checkpoint it was.
+    """Return the table for `from_branches`: runs that went on from one checkpoint, and the run that
+    wrote it.
 
-    The target is the one of the prediction: given beforehand, it is the same for any number of
-    branches, whereas a loss that they reached by chance would favour the branch that it is taken
-    from. Branches that did not get there count as bounds. Those of several checkpoints would be
-    fitted apart; the latest one's are taken.
+    The target is that of the prediction. It is given beforehand, so it is the same for any number
+    of branches. A loss that the branches reached by chance would favour the branch from which it is
+    taken. Branches that did not reach the target count as bounds. Branches of different checkpoints
+    would need separate fits; those of the latest checkpoint are taken.
     """
     found = seen.continued
     if found.empty:
@@ -182,7 +190,7 @@ def branches_of(seen: Observed) -> pd.DataFrame:
 
 
 def records_until_target(seen: Observed) -> pd.DataFrame:
-    """The noise scales of the runs behind a prediction, until each reached the target."""
+    """Return the noise scale records of the predicted runs until each reached the target."""
     ends = seen.runs.set_index("run_id")["steps_to_target"].fillna(np.inf)
     records = seen.study.noise_scales
     records = records[records["run_id"].isin(ends.index)]
@@ -190,7 +198,7 @@ def records_until_target(seen: Observed) -> pd.DataFrame:
 
 
 def disagreements(estimates: Sequence[CriticalBatch]) -> Iterator[str]:
-    """Pairs whose intervals have nothing in common."""
+    """Yield a warning for each pair of estimates whose intervals do not overlap."""
     for one, other in combinations([estimate for estimate in estimates if estimate.is_known], 2):
         if one.low > other.high or other.low > one.high:
             yield (

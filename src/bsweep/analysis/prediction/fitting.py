@@ -1,6 +1,4 @@
-"""Both fits of a prediction, what each says of the critical batch, and the error of leaving cells
-out.
-"""
+"""The two fits of a prediction, the critical batch estimates, and the leave-one-out error."""
 
 from __future__ import annotations
 
@@ -19,14 +17,17 @@ from bsweep.analysis.prediction.selection import CELL, Observed, missing
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
 from bsweep.analysis.prediction.steps import Known, StepsFit, fit_steps
 
-ENOUGH_BATCHES = 3  # that reach the target, for steps to say the critical batch without help
-_LEFT_OUT_DRAWS = 1000  # of each fit for the leave-one-out error
-_MOST_LEFT_OUT = 16  # cells
+# Batch sizes that must reach the target for steps to give the critical batch without help.
+ENOUGH_BATCHES = 3
+_LEFT_OUT_DRAWS = 1000  # from each fit for the leave-one-out error
+_MOST_LEFT_OUT = 16  # cells at the most
 
 
 @dataclass(frozen=True, eq=False)
 class Fits:
-    """Both fits, and the critical batch as steps, noise scale and branches have it."""
+    """The fits of steps and of step time, and the critical batch by steps, noise scale and
+    branches.
+    """
 
     steps: StepsFit
     step_time: StepTimeFit
@@ -40,15 +41,21 @@ def fit(
     *,
     from_one_batch: bool = False,
 ) -> Fits:
-    """Fit steps to the target and step time.
+    """Fit the steps to the target and the step time.
 
-    Where fewer than three batch sizes reached the target, what branches or else the noise scale say
-    of the critical batch counts too, with a factor of three for the difference of definitions.
-    `from_one_batch` accepts a single batch size with nothing of the kind, and so the prior of the
-    critical batch, which is as wide as any.
+    If fewer than three batch sizes reached the target, another estimate of the critical batch
+    counts too: that of branches, or else that of the noise scale. Its prior includes a factor of
+    three for the difference of definitions.
+
+    Args:
+        seen: The runs.
+        timings: Step timings beside those of the runs, as from a probe.
+        num_draws: The number of draws from each posterior.
+        from_one_batch: Accept a single batch size without another estimate. The critical batch then
+            rests on its wide default prior.
 
     Raises:
-        ValueError: too few points; the message says how many are missing.
+        ValueError: If there are too few points. The message says how many are missing.
     """
     noise = critical_batch.from_noise_scale(critical_batch.records_until_target(seen))
     branched = critical_batch.from_branches(critical_batch.branches_of(seen), num_draws)
@@ -80,14 +87,21 @@ def _with_help(
 
 
 def leave_one_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
-    """Each measured cell as predicted from all others.
+    """Predict each measured cell from all others and return the errors.
 
-    Columns: `CELL`; `measured_seconds`, see `measured_log`; `is_bound`, whether no run of it
-    reached the target, so that it is the mean of what they trained, a lower bound;
-    `predicted_seconds`, the median, `low` and `high`, the 90 % prediction interval of such a mean;
-    `error`, predicted over measured less 1, and 0 above a bound; `is_inside`, which of a bound says
-    that the interval does not end below it. Cells without which there is nothing to predict from
-    are left out; of many cells, some.
+    The columns are `CELL` and:
+
+    - `measured_seconds`: see `measured_log`.
+    - `is_bound`: True if no run of the cell reached the target. `measured_seconds` is then the mean
+      of the time that its runs trained, a lower bound.
+    - `predicted_seconds`: the predicted median.
+    - `low` and `high`: the ends of the 90 % prediction interval of the mean over the cell's runs.
+    - `error`: predicted over measured, less 1. For a bound it is 0 if the prediction lies above.
+    - `is_inside`: True if the interval contains the measurement. For a bound, True if the interval
+      does not end below it.
+
+    Cells are left out if the others are too few to predict from. If there are many cells, only some
+    are predicted.
     """
     was_trained = seen.runs["reached"].eq(True) | (seen.runs["trained_seconds"] > 0)
     groups = list(seen.runs[was_trained].groupby(CELL))

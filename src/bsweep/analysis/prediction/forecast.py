@@ -1,5 +1,6 @@
-"""Time to a target for every cell of a grid, T(B, N) = S(B) t(B, N), measured or not: draws, and a
-table of them.
+"""The predicted time to a target, T(B, N) = S(B) t(B, N), for every cell of a grid.
+
+Each cell has draws from the posterior and a row in a table, whether it was measured or not.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ PARTS = ("fixed", "computing", "large_batch", "exchange", "waiting")
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """`cells` has a row a cell of the grid, see `forecast`; draws are of shape (draws, cells).
+    """The predictions for a grid: a table of its cells, and draws of shape (draws, cells).
 
-    `log_seconds` are of a typical run, what its cell is worth: the median over seeds.
-    `log_run_seconds` are of one further run, with the scatter between seeds: what an interval for a
-    measurement is made of. `log_step_seconds` are of a typical step.
+    `cells` has a row for each cell; see `forecast` for its columns. `log_seconds` are of a typical
+    run, the median over seeds; cells are compared by them. `log_run_seconds` are of one further run
+    and include the scatter between seeds; intervals for a measurement come from them.
+    `log_step_seconds` are of a typical step.
     """
 
     cells: pd.DataFrame
@@ -37,8 +39,9 @@ class Forecast:
 
 
 def default_grid(seen: Observed) -> list[tuple[int, int, int]]:
-    """Global batches by doubling from the smallest to the largest of the runs, on each number of
-    workers of theirs.
+    """Return the cells of all batch sizes and worker counts of the runs, with doublings between.
+
+    The global batches are those of the runs, and doublings from the smallest to the largest.
     """
     measured = {int(batch) for batch in seen.runs["global_batch"]}
     batch = min(measured)
@@ -53,8 +56,10 @@ def default_grid(seen: Observed) -> list[tuple[int, int, int]]:
 def grid(
     seen: Observed, batches: Sequence[int], workers: Sequence[int]
 ) -> list[tuple[int, int, int]]:
-    """Cells as `CELL`: those pairs in which every worker has equal batches, in as many passes as
-    most runs take.
+    """Return the trainable cells, as `CELL`, among all pairs of a batch size and a worker count.
+
+    A pair is kept if every worker gets equal batches in the number of passes that most runs take,
+    and if the batch is no larger than the training set.
     """
     passes = int(seen.runs["passes"].mode()[0])
     num_train = seen.runs["num_train"].max()
@@ -72,17 +77,25 @@ def forecast(
 ) -> Forecast:
     """Predict each cell of a grid.
 
-    Columns of `cells`: `CELL`; `local_batch`; `seconds`, the median, with `seconds_low` and
-    `seconds_high`, the 90 % prediction interval of one further run; `typical_low` and
-    `typical_high`, that of the median over seeds; `steps` and `step_seconds`, with theirs;
-    `worker_seconds`; `money` (NaN without a price); `joules` of training steps, see `power` (NaN
-    where no run recorded `energy_joules`); of `PARTS`, such as `fixed_seconds`, what of `seconds`
-    they are: the fixed cost of passes, computing on as many examples as the smallest batches need,
-    computing on the further ones that a larger batch needs, exchange, and waiting for slower
-    workers (NaN where no run says it: it is in the exchange then); `num_runs`, `num_reached` and
-    `measured_seconds`, see `measured_log`; `is_unreached`, where runs of its batch trained to their
-    end without reaching the target, and none reached it; `is_extrapolated`, beyond the batches or
-    workers of the runs; `problem`, why a cell cannot be trained, or empty.
+    The columns of `cells` are:
+
+    - `CELL`, and `local_batch`.
+    - `seconds`: the median time to the target. `seconds_low` and `seconds_high` are the ends of the
+      90 % prediction interval of one further run.
+    - `typical_low` and `typical_high`: the ends of the interval of the median over seeds.
+    - `steps` and `step_seconds`: medians, each with the ends of its interval.
+    - `worker_seconds`, and `money` (NaN without a price).
+    - `joules`: the energy of training steps, see `power`. NaN where no run recorded
+      `energy_joules`.
+    - One column for each of `PARTS`, such as `fixed_seconds`: the part of `seconds` that it takes.
+      The parts are the fixed cost of passes, computing on as many examples as the smallest batches
+      need, computing on the further ones that a larger batch needs, exchange, and waiting for
+      slower workers. If no run recorded waiting, that part is NaN and is contained in the exchange.
+    - `num_runs`, `num_reached` and `measured_seconds`: see `measured_log`.
+    - `is_unreached`: True if runs of the batch size trained to their end and none reached the
+      target.
+    - `is_extrapolated`: True if the cell lies beyond the batches or workers of the runs.
+    - `problem`: why the cell cannot be trained, or empty.
     """
     keys = [Cell(batch / workers / passes, workers, passes) for batch, workers, passes in of]
     log_steps = np.stack([steps.log_steps(float(batch)) for batch, _, _ in of], axis=1)
@@ -121,14 +134,14 @@ def _quantiles(name: str, logs: Array, spread: Array | None = None) -> pd.DataFr
 def _parts(
     seen: Observed, steps: StepsFit, step_time: StepTimeFit, keys: Sequence[Cell]
 ) -> pd.DataFrame:
-    """Shares of the time to a target, which sum to 1: means over the draws."""
+    """Return shares of the time to a target, which sum to 1. They are means over the draws."""
     exposed, waiting = (seen.runs[name].where(seen.runs["num_workers"] > 1) for name in _EXPOSED)
     share = float((waiting / exposed.where(exposed > 0)).clip(0, 1).mean())
     rows = []
     for key in keys:
         fixed, computing, exchange = step_time.shares(key)
         batch = key.local_batch * key.num_workers * key.passes
-        excess = batch / (batch + steps.critical_batch)  # of B S(B) examples, those beyond E_min
+        excess = batch / (batch + steps.critical_batch)  # the share of B S(B) examples beyond E_min
         held_up = float(exchange.mean())
         waits = held_up * share if key.num_workers > 1 else np.nan
         useful, further = (
@@ -156,11 +169,11 @@ def _measured(seen: Observed, steps: StepsFit, step_time: StepTimeFit) -> pd.Dat
 
 
 def measured_log(runs: pd.DataFrame, steps: StepsFit, step_time: StepTimeFit) -> float:
-    """Mean log seconds to the target of a cell's runs, with the scatter between runs that the fits
-    found.
+    """Return the mean log seconds to the target of a cell's runs.
 
-    Runs that did not reach it count as longer than they trained: the mean of the others alone would
-    be of those that were fast. NaN where none reached it.
+    The scatter between runs is the one that the fits found. Runs that did not reach the target
+    count as longer than they trained, because the mean of the others alone would favour fast runs.
+    The result is NaN where no run reached it.
     """
     return mean_log(
         to_target_of(runs, "seconds"), float(np.median(np.hypot(steps.sigma, step_time.sigma)))
@@ -168,11 +181,12 @@ def measured_log(runs: pd.DataFrame, steps: StepsFit, step_time: StepTimeFit) ->
 
 
 def unreached(runs: pd.DataFrame) -> set[int]:
-    """Batch sizes of runs that trained to their end, none of which reached the target.
+    """Return the batch sizes whose runs trained to their end without any reaching the target.
 
-    A run on fewer examples than any other run took to the target was merely too short to tell.
+    A completed run does not count if it trained on fewer examples than the quickest run took to the
+    target. It was too short to tell.
     """
-    # NaN where none got there.
+    # NaN if no run reached the target.
     fewest = runs.loc[runs["reached"].eq(True), "examples_to_target"].astype(float).min()
     has_ended = runs["status"].isin(["completed", "diverged"]) & runs["reached"].eq(False)
     has_ended &= ~(
@@ -187,8 +201,9 @@ def _is_beyond(table: pd.DataFrame, runs: pd.DataFrame, name: str) -> pd.Series[
 
 
 def _problems(runs: pd.DataFrame, table: pd.DataFrame) -> list[str]:
-    """Why cells cannot be trained: a local batch that ran out of memory, or all runs of the cell
-    diverged.
+    """Return for each cell why it cannot be trained, or an empty text.
+
+    Either a local batch of this size ran out of memory, or all runs of the cell diverged.
     """
     too_large = runs.loc[runs["status"] == "out_of_memory", "local_batch"].min()
     lost = (

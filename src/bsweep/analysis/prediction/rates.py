@@ -1,6 +1,4 @@
-"""Whether the learning rates suit the batch sizes, as far as steps to a target can tell: what to
-warn of.
-"""
+"""Warnings on whether the learning rates suit the batch sizes, judged by the steps to a target."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ _RULES = {
 
 
 def warnings(seen: Observed, sigma: float) -> Iterator[str]:
-    """What to know of the learning rates behind a prediction, and where the runs contradict its
-    law.
-    """
+    """Yield warnings on a prediction's learning rates and on runs that contradict its law."""
     runs = seen.runs
     if runs["global_batch"].nunique() > 1 and runs["lr"].nunique() <= 1:
         for rule in sorted(set(runs["lr_rule"].dropna()) & _RULES.keys()):
@@ -52,11 +48,17 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
 
 
 def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> Iterator[str]:
-    """Where runs by global batch contradict any S_min + E_min / B: examples that fall with the
-    batch, steps that rise.
+    """Yield a warning for runs that contradict every law of the form S_min + E_min / B.
 
-    Of two batch sizes that reach the target by more than chance; where one's steps are known as a
-    bound alone, any. Of each kind the worst pair.
+    By that law examples to the target rise with the batch size and steps fall. Two batch sizes that
+    reached the target contradict it if they differ by more than chance. If only a bound is known
+    for the steps of one, any difference counts. The worst pair is reported for examples and for
+    steps.
+
+    Args:
+        runs: The runs by global batch, as log steps to the target.
+        sigma: Standard deviation of log steps between runs.
+        rule: The learning-rate rule to name in the warning.
     """
     for what, each in (("examples", 1), ("steps", 0)):
         worst, found = 0.0, ""
@@ -84,9 +86,7 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
 
 
 def _at_least(runs: CellRuns) -> float:
-    """Mean logarithm of the steps that runs take at the least; NaN if one may have taken any number
-    less.
-    """
+    """Return a lower bound of the mean log steps of runs, or NaN if a run has no lower bound."""
     known = [*runs.exact, *runs.above]
     return float(np.mean(known)) if known and not len(runs.below) else np.nan
 
@@ -97,8 +97,9 @@ def _at_most(runs: CellRuns) -> float:
 
 
 def _by_workers(runs: pd.DataFrame) -> Iterator[str]:
-    """Where steps differ between worker counts at one global batch, as BatchNorm on local batches
-    may have them do.
+    """Yield warnings where steps differ between worker counts at one global batch.
+
+    BatchNorm on local batches is a possible cause.
     """
     reached = runs[runs["reached"].eq(True)]
     for batch, of in reached.groupby("global_batch"):
