@@ -1,10 +1,9 @@
-"""What to run next, to know which cell of a grid is best: by expected gain per worker-second,
-within a budget.
+"""The choice of the next run: the one with the largest expected gain per worker-second in a budget.
 
-The gain of a run is its knowledge gradient, see `objectives.gains`: the fraction of the time (or
-cost) that choosing afterwards is expected to save over choosing now. Until a run has reached the
-target nothing is known of the level of steps: then the run goes first that is the cheapest to end
-at the target, were the critical batch in the middle of the grid.
+The gain of a run is its knowledge gradient, see `objectives.gains`. It is the fraction of the time
+(or cost) that choosing a cell after the run is expected to save over choosing now. Until a run has
+reached the target, the number of steps is unknown. The first run is then the one that reaches the
+target most cheaply if the critical batch lies in the middle of the grid.
 """
 
 from __future__ import annotations
@@ -22,22 +21,25 @@ from bsweep.analysis.prediction.result import Prediction
 from bsweep.analysis.prediction.selection import CELL
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 
-SHARE = 0.05  # of the grid's predicted cost, that finding the best cell may take
-_LEAST_GAIN = 0.005  # for which no further run is worth while
+SHARE = 0.05  # of the grid's predicted cost; the budget for finding the best cell
+_LEAST_GAIN = 0.005  # A run with a smaller gain is not worthwhile.
 
 Key = tuple[int, int, int]
-"""`CELL`: global batch, workers, passes."""
+"""A cell, as in `CELL`: global batch, workers, passes."""
 
 End = Literal["sure", "budget", "gain", "runs", ""]
-"""Why there is no next run: the choice is sure, no run fits the budget, none brings much, none is
-left.
+"""The reason why there is no next run, or empty.
+
+`sure`: the choice is sure. `budget`: no run fits the budget. `gain`: no run gains enough.
+`runs`: no run is left.
 """
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A run that could be made in a cell: `done_steps` of it are trained, `most_steps` it has at
-    the most.
+    """A run that could be made in a cell.
+
+    `done_steps` is the number of steps already trained. `most_steps` is the most that it may have.
     """
 
     cell: Key
@@ -47,10 +49,11 @@ class Offer:
 
 @dataclass(frozen=True)
 class Grid:
-    """`points` is the number of runs of each cell that the whole grid has, each of `most_steps` at
-    the most.
+    """The cells of a grid and the runs planned in them.
 
-    `other_seconds` are those of a run beside its steps, by workers: to start, and to evaluate.
+    `points` is the number of runs of each cell, and `most_steps` the most steps of each of them.
+    `other_seconds`, by worker count, are the seconds of a run beside its steps: to start, and to
+    evaluate.
     """
 
     points: Mapping[Key, int]
@@ -62,8 +65,9 @@ class Grid:
         return list(self.points)
 
     def worker_seconds(self, step_time: StepTimeFit, prediction: Prediction | None) -> float:
-        """What the whole grid is predicted to take; without a prediction with all steps that its
-        runs may have.
+        """Return the worker-seconds that the whole grid is predicted to take.
+
+        Without a prediction each run takes the most steps that it may have.
         """
         needed = dict.fromkeys(self.cells, np.inf)
         if prediction is not None:
@@ -76,7 +80,7 @@ class Grid:
         )
 
     def run_worker_seconds(self, offer: Offer, steps: float, step_time: StepTimeFit) -> float:
-        """What is left of a run that needs so many steps, what it takes to start included."""
+        """Return the worker-seconds left of a run that needs `steps` in all, its start included."""
         workers = offer.cell[1]
         left = max(0.0, min(steps, offer.most_steps) - offer.done_steps)
         seconds = left * median_step(step_time, offer.cell) + self.other_seconds.get(workers, 0.0)
@@ -85,10 +89,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class Next:
-    """The run to make, or why there is none (`ends`), with the run that would come next if the
-    budget were larger.
+    """The run to make next, or the reason why there is none.
 
-    `gain` is the fraction that it is expected to save, NaN before any run reached the target.
+    If `ends` is not empty there is no next run; `offer` is then the run that would come next if one
+    were made. `gain` is the fraction that the run is expected to save, NaN before any run reached
+    the target.
     """
 
     offer: Offer | None
@@ -107,13 +112,13 @@ def median_step(step_time: StepTimeFit, cell: Key) -> float:
 def first_run(
     grid: Grid, offers: Sequence[Offer], step_time: StepTimeFit, left: Mapping[int, float]
 ) -> Next:
-    """The run to begin with while none has reached the target; one that is under way goes on.
+    """Return the run to begin with while none has reached the target. A started run goes first.
 
     Args:
-        grid: all cells.
-        offers: what can be run, one of a cell at the most.
-        step_time: seconds of steps.
-        left: worker-seconds of the budget that are left for a run, by workers.
+        grid: All cells.
+        offers: The runs that can be made, at most one for each cell.
+        step_time: The fit of the seconds of steps.
+        left: Worker-seconds of the budget that are left for a run, by worker count.
     """
     if not offers:
         return Next(None, 0.0, np.nan, "runs")
@@ -136,7 +141,9 @@ def first_run(
 def next_run(
     grid: Grid, offers: Sequence[Offer], prediction: Prediction, left: Mapping[int, float]
 ) -> Next:
-    """The run that brings most for its cost, of those that the budget pays for; see `first_run`."""
+    """Return the run with the largest gain for its cost that the budget can pay; see
+    `first_run`.
+    """
     table = _gains(grid, offers, prediction)
     if is_sure(prediction.choice):
         return _best(table, "sure")
@@ -150,14 +157,12 @@ def next_run(
 
 
 def is_sure(choice: Choice) -> bool:
-    """Whether the recommended cell is known well enough: within `CLOSE` of the best with
-    probability `SURE`.
-    """
+    """Return True if the recommended cell is within `CLOSE` of the best with probability `SURE`."""
     return choice.probability_close >= SURE
 
 
 def _gains(grid: Grid, offers: Sequence[Offer], prediction: Prediction) -> pd.DataFrame:
-    """Of each offer: `gain`, `cost` in worker-seconds and `workers`."""
+    """Return a row for each offer, with `gain`, `cost` in worker-seconds, and `workers`."""
     fits: Fits = prediction.fitted
     objective: Objective = prediction.objective
     known = gains(prediction.forecast, objective, fits.steps.sigma, fits.step_time.sigma)

@@ -1,4 +1,4 @@
-"""What is to be least, under which limits; which cell that is, and how sure it is."""
+"""The objective to minimize and its limits, the cell that is chosen, and how sure the choice is."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bsweep.core.words import counted
 
 Measure = Literal["seconds", "worker_seconds", "money", "joules"]
 
-CLOSE = 0.05  # of the best: within it, cells are as good
-NUM_TIMED_STEPS = 50  # of a cell, which say how long a step takes
+CLOSE = 0.05  # Cells within this fraction of the best count as equally good.
+NUM_TIMED_STEPS = 50  # steps that time a cell
 SURE = 0.9  # the probability with which a run is to meet a deadline
 _TELLS_APART = (
-    0.05  # the probability of being better below which a cell is told from the recommended one
+    0.05  # A cell that is better with a smaller probability is told from the recommended one.
 )
 _MEASURES: dict[str, Measure] = {
     "fastest": "seconds", "cheapest": "worker_seconds", "seconds": "seconds",
@@ -37,8 +37,10 @@ _EXAMPLES = (
 
 @dataclass(frozen=True)
 class Objective:
-    """`minimize` is least among cells on at most `max_workers` that end before a deadline with
-    probability `SURE`.
+    """A measure to minimize and the limits on the cells.
+
+    The chosen cell has the least `minimize` among cells on at most `max_workers` that finish before
+    the deadline with probability `SURE`.
     """
 
     minimize: Measure = "seconds"
@@ -48,8 +50,12 @@ class Objective:
 
 
 def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Objective:
-    """An objective as a user writes it, where a price is given in money; ValueError that names what
-    is wrong.
+    """Return the objective that a user's text describes.
+
+    With a price, worker-seconds become money.
+
+    Raises:
+        ValueError: If the text or the price is wrong. The message names what is wrong.
     """
     if price_per_worker_hour is not None and not 0 < price_per_worker_hour < np.inf:
         raise ValueError(
@@ -72,7 +78,7 @@ def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Ob
             )
     if len(set(given)) > 1:
         raise ValueError(f"objective {text!r}: one thing alone can be least. Use {_EXAMPLES}.")
-    # Done in time need not be done sooner.
+    # With a deadline, finishing even sooner has no value, so the cost is minimized.
     within: Measure = "worker_seconds" if found.deadline_seconds else "seconds"
     least = given[0] if given else within
     if least == "money" and price_per_worker_hour is None:
@@ -84,7 +90,7 @@ def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Ob
 
 
 def parse_seconds(text: str) -> float:
-    """`2h`, `30m`, `90s`, `1.5d` or a number of seconds."""
+    """Return the seconds in a text: `2h`, `30m`, `90s`, `1.5d` or a number of seconds."""
     known = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|)", text.strip())
     if not known or not float(known[1]):
         raise ValueError(f"{text!r}: no time. Write it as 90s, 30m, 2h or 1d.")
@@ -93,12 +99,12 @@ def parse_seconds(text: str) -> float:
 
 @dataclass(frozen=True)
 class Choice:
-    """The recommended cell, by its place in the table of cells, and how sure that is.
+    """The recommended cell, by its row in the table of cells, and how sure the recommendation is.
 
-    `probability_best` is that of no cell being better, `probability_close` that of none being
-    better by more than `CLOSE`, both of typical runs. `alternatives` are cells that intervals do
-    not tell from it, the likeliest first. `probability_in_time` is that of one run meeting the
-    deadline.
+    `probability_best` is the probability that no cell is better. `probability_close` is the
+    probability that none is better by more than `CLOSE`. Both are of typical runs. `alternatives`
+    are the cells that the intervals do not tell from the recommended one, the likeliest first.
+    `probability_in_time` is the probability that one run meets the deadline.
     """
 
     place: int
@@ -113,8 +119,10 @@ class Choice:
 
 
 def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False) -> Array:
-    """Logarithm of what is to be least, by draw and cell; ValueError where nothing is known of
-    it.
+    """Return the logarithm of the measure to minimize, by draw and cell.
+
+    Raises:
+        ValueError: If nothing is known of the measure.
     """
     logs = forecast.log_run_seconds if of_run else forecast.log_seconds
     if objective.minimize == "seconds":
@@ -133,15 +141,18 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
 
 
 def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame:
-    """The cells with what decides between them.
+    """Return the table of cells with the columns that decide between them.
 
-    Columns more: `is_allowed`; `probability_in_time` (NaN without a deadline); `probability_best`
-    and `probability_close`, see `Choice`, 0 for cells that are not allowed.
+    The added columns are `is_allowed`, `probability_in_time` (NaN without a deadline),
+    `probability_best` and `probability_close`. The last two are defined in `Choice`, and are 0 for
+    cells that are not allowed.
     """
     cells = forecast.cells
     allowed = (cells["problem"] == "") & (cells["num_workers"] <= (objective.max_workers or np.inf))
     reachable = allowed & ~cells["is_unreached"]
-    allowed = reachable if reachable.any() else allowed  # that no run got there is said then
+    allowed = (
+        reachable if reachable.any() else allowed
+    )  # A warning then says that no run reached it.
     in_time = pd.Series(np.nan, cells.index)
     if objective.deadline_seconds is not None:
         in_time = pd.Series(
@@ -164,7 +175,11 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
 
 
 def choose(forecast: Forecast, objective: Objective) -> Choice:
-    """The allowed cell whose median is least; ValueError, with the remedy, if none is allowed."""
+    """Return the allowed cell with the least median.
+
+    Raises:
+        ValueError: If no cell is allowed. The message says what to change.
+    """
     table = with_probabilities(forecast, objective)
     allowed = np.flatnonzero(table["is_allowed"])
     if not len(allowed):
@@ -218,21 +233,22 @@ def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
 def gains(
     forecast: Forecast, objective: Objective, steps_sigma: Array, step_sigma: Array
 ) -> pd.DataFrame:
-    """What measuring a cell next is expected to bring, for choosing what to run: the knowledge
-    gradient.
+    """Return the expected gain of measuring each cell next: its knowledge gradient.
 
-    Of logarithms that are jointly normal over cells, a measurement moves all expectations along
-    their covariance with it; the gain is by how much the least of them is expected to fall
-    (Frazier, Powell and Dayanik, 2009), which is the fraction of time (or cost) that choosing
-    afterwards saves over choosing now. Two rows a cell, by `kind`: a `run` to the target, or a few
-    `steps` that are timed. Columns: `CELL`; `local_batch`; `kind`; `gain`; `worker_seconds` of it;
-    `gain_per_worker_second`. The gain is 0 where the cell itself is not allowed.
+    The logarithms are taken as jointly normal over cells. A measurement moves all expectations
+    along their covariance with it. The gain is the expected fall of the least expectation (Frazier,
+    Powell and Dayanik, 2009). This is the fraction of time (or cost) that choosing afterwards saves
+    over choosing now.
+
+    Each cell has two rows, by `kind`: a `run` to the target, or a few `steps` that are timed. The
+    columns are `CELL`, `local_batch`, `kind`, `gain`, `worker_seconds` of the measurement and
+    `gain_per_worker_second`. The gain is 0 if the cell itself is not allowed.
 
     Args:
-        forecast: what is known now.
-        objective: what is to be least.
-        steps_sigma: deviation of log steps between runs, by draw.
-        step_sigma: that of log seconds of a step.
+        forecast: The present predictions.
+        objective: The objective to minimize.
+        steps_sigma: Standard deviation of log steps between runs, by draw.
+        step_sigma: Standard deviation of the log seconds of a step, by draw.
     """
     table = with_probabilities(forecast, objective)
     allowed = np.flatnonzero(table["is_allowed"])
@@ -257,8 +273,9 @@ def gains(
 
 
 def _gain(values: Array, measured: Array, noise: float) -> float:
-    """By how much the least mean of some values, (draws, cells), is expected to fall once something
-    is measured.
+    """Return by how much a measurement is expected to lower the least mean of some values.
+
+    `values` has the shape (draws, cells).
     """
     means, away = values.mean(axis=0), measured - measured.mean()
     slope = away @ (values - means) / len(values) / np.sqrt(np.mean(away**2) + noise)

@@ -1,12 +1,13 @@
-"""Watts of a worker by cell, where runs recorded their energy: a smaller batch leaves a GPU idle
-more of the time.
+"""The watts of a worker by cell, where runs recorded their energy.
+
+A smaller batch leaves a GPU idle more of the time, so the power depends on the cell:
 
     P = P_0 + e r
 
-with P_0 what a worker takes in any case, e the joules of an example and r the examples that a
-worker trains in a second: by least squares of relative errors over the runs, neither below zero. A
-cell that was measured has the mean of its own runs. Runs of nearly one r do not tell the two apart,
-and their mean is taken for all cells.
+P_0 is the constant power of a worker, e the joules of an example, and r the examples that a worker
+trains in a second. The fit is by least squares of relative errors over the runs, with neither
+parameter below zero. A measured cell has the mean of its own runs. If all runs have nearly the same
+r, the two parameters cannot be told apart, and the mean of the runs is taken for all cells.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from scipy.optimize import nnls
 from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.prediction.selection import CELL
 
-_LEAST_SPREAD = 1.2  # of r, the largest over the smallest, which tells P_0 and e apart
+_LEAST_SPREAD = 1.2  # the largest r over the smallest that is needed to tell P_0 and e apart
 
 
 def watts(runs: pd.DataFrame, cells: pd.DataFrame) -> Array:
-    """Of each row of `cells`, which has `CELL` and `step_seconds`; NaN where no run recorded
-    `energy_joules`.
+    """Return the watts of a worker for each row of `cells`, NaN where no run recorded its energy.
 
-    Energy of runs is of their training steps, as their `train_seconds` are.
+    `cells` has the columns `CELL` and `step_seconds`. The energy of runs, `energy_joules`, covers
+    their training steps, as `train_seconds` does.
     """
     if "energy_joules" not in runs:
         return np.full(len(cells), np.nan)
@@ -58,5 +59,5 @@ def _fitted(watts: Array, rates: Array, wanted: Array) -> Array:
 
 
 def _rates(table: pd.DataFrame) -> pd.Series[float]:
-    """Examples that one worker trains in a second."""
+    """Return the number of examples that one worker trains in a second."""
     return table["global_batch"] / table["num_workers"] / table["step_seconds"].astype(float)

@@ -1,6 +1,4 @@
-"""A prediction as its readers meet it: a sentence, tables, warnings; for people, notebooks and
-programs.
-"""
+"""A prediction as people, notebooks and programs see it: a sentence, tables and warnings."""
 
 from __future__ import annotations
 
@@ -31,11 +29,11 @@ _WIDTH = 100
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
-    """What `bsweep.predict` returns.
+    """The result of `bsweep.predict`.
 
-    `cells` has a row a cell of the grid, see `forecast` and `with_probabilities`; `rate_rule` is
-    the learning-rate rule that all of it holds for. It prints as a sentence, tables and warnings,
-    and shows them in a notebook.
+    `cells` has a row for each cell of the grid, see `forecast` and `with_probabilities`.
+    `rate_rule` is the learning-rate rule for which all of it holds. The object prints as a
+    sentence, tables and warnings, also in a notebook.
     """
 
     study: str
@@ -52,19 +50,20 @@ class Prediction:
 
     @cached_property
     def leave_one_out(self) -> pd.DataFrame:
-        """Each measured cell as the others predict it; computed when it is asked for, from two fits
-        a cell.
+        """A table of each measured cell as the others predict it.
+
+        It is computed on first use, with two fits for each cell.
         """
         return leave_one_out(self.seen, self.timings)
 
     @property
     def critical_batches(self) -> tuple[CriticalBatch, ...]:
-        """By steps to the target, by the noise scale and by branched runs."""
+        """The critical batch by steps to the target, by the noise scale and by branched runs."""
         return self.fitted.critical_batches
 
     @property
     def recommended(self) -> pd.Series[Any]:
-        """The row of `cells` that is recommended."""
+        """The recommended row of `cells`."""
         return self.cells.iloc[self.choice.place]
 
     @property
@@ -91,19 +90,19 @@ class Prediction:
         )
 
     def gains(self) -> pd.DataFrame:
-        """What measuring each cell next is expected to bring, see `objectives.gains`."""
+        """Return the expected gain of measuring each cell next; see `objectives.gains`."""
         return gains(
             self.forecast, self.objective, self.fitted.steps.sigma, self.fitted.step_time.sigma
         )
 
     @property
     def amount(self) -> str:
-        """What the recommended cell takes of what is to be least, with its interval."""
+        """The objective's value at the recommended cell, with its interval, as text."""
         value, low, high = map(number, (self.choice.value, self.choice.low, self.choice.high))
         return f"{value} {_UNITS[self.objective.minimize]} (90 % interval {low} to {high})"
 
     def sentence(self) -> str:
-        """The recommendation, how sure it is, and what is as good."""
+        """Return the recommendation, how sure it is, and which cells are equally good."""
         choice, best = self.choice, self.recommended
         in_time = choice.probability_in_time
         sure = "" if in_time is None else f", in time with probability {in_time:.2f}"
@@ -147,7 +146,7 @@ class Prediction:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """All of it in plain values, None for what is not known."""
+        """Return the whole prediction in plain values, with None for what is not known."""
         best = {str(name): value for name, value in self.recommended.items()}
         told: dict[str, Any] = {
             "study": self.study,
@@ -274,7 +273,7 @@ _ADVERB = {
 
 
 def _basis(cell: pd.Series[Any]) -> str:
-    """Which runs of its own a cell's prediction has behind it."""
+    """Return a text that says whether the cell's own runs are behind its prediction."""
     if cell["num_reached"]:
         return "Measured"
     return (
@@ -296,7 +295,7 @@ def _key(cell: pd.Series[Any]) -> dict[str, Any]:
 
 
 def _as_text(table: pd.DataFrame) -> str:
-    """For a terminal: texts on the left, numbers on the right."""
+    """Return a table as text for a terminal: texts on the left, numbers on the right."""
     rows = [list(map(str, table.columns)), *table.astype(str).to_numpy().tolist()]
     last = len(rows[0]) - 1
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -317,7 +316,7 @@ def _as_text(table: pd.DataFrame) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has neither NaN nor numpy's numbers."""
+    """Return a value in JSON's types. JSON has neither NaN nor numpy's numbers."""
     if isinstance(value, dict):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

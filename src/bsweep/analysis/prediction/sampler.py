@@ -1,12 +1,12 @@
-"""Draws from a posterior by sequential Monte Carlo, for a handful of parameters and likelihoods
-that take microseconds.
+"""A sampler of a posterior by sequential Monte Carlo.
 
-The parameters are standard normal a priori; whoever asks maps them to what they mean. Points drawn
-from that prior are brought to the posterior through tempered likelihoods, L^t with t from 0 to 1
-(Del Moral, Doucet and Jasra, 2006): each step halves the effective number of points, resamples them
-and moves them by differential evolution (ter Braak, 2006), which needs neither gradients nor a
-scale. No starting value has to be chosen, two modes are both found, and parameters of which the
-data say nothing keep their prior. The draws are the same for the same data: the seed is fixed.
+It suits a handful of parameters and likelihoods that take microseconds. The parameters are standard
+normal a priori; the caller maps them to what they mean. Points drawn from that prior are brought to
+the posterior through tempered likelihoods, L^t with t from 0 to 1 (Del Moral, Doucet and Jasra,
+2006). Each step halves the effective number of points, resamples them and moves them by
+differential evolution (ter Braak, 2006), which needs neither gradients nor a scale. The caller
+chooses no starting value, two modes are both found, and parameters that the data do not determine
+keep their prior. The seed is fixed, so the same data give the same draws.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 NUM_DRAWS = 4000
-_MOVES, _LAST_MOVES = 6, 20  # of each point, at each temperature and at the last
-_LEAST_SHARE = 0.5  # of points that count after a change of temperature
+_MOVES, _LAST_MOVES = 6, 20  # moves of each point, at each t below 1 and at t = 1
+_LEAST_SHARE = 0.5  # effective share of the points after a change of t
 
 
 def posterior(
@@ -29,14 +29,14 @@ def posterior(
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> Array:
-    """Draws of shape (num_draws, num_parameters), of standard normal parameters given data.
+    """Return draws, of shape (num_draws, num_parameters), of standard normal parameters given data.
 
     Args:
-        log_likelihood: from points of shape (n, num_parameters) to (n,); -inf where the data are
-            impossible.
-        num_parameters: how many there are.
-        num_draws: an even number.
-        seed: of the random numbers.
+        log_likelihood: A function from points of shape (n, num_parameters) to log likelihoods of
+            shape (n,). It returns -inf where the data are impossible.
+        num_parameters: The number of parameters.
+        num_draws: The number of draws, which must be even.
+        seed: The seed of the random numbers.
     """
     rng = np.random.default_rng(seed)
     points = rng.standard_normal((num_draws, num_parameters))
@@ -57,8 +57,9 @@ def _weights(logs: Array) -> Array:
 
 
 def _rise(heights: Array, most: float) -> float:
-    """The change of temperature that leaves the wanted share of points to count, or `most` if that
-    leaves more.
+    """Return the rise of t that leaves the wanted effective share of points.
+
+    The result is `most` if that rise leaves more.
     """
     wanted = _LEAST_SHARE * len(heights)
 
@@ -71,11 +72,11 @@ def _rise(heights: Array, most: float) -> float:
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if effective(middle) >= wanted else (low, middle)
-    return high  # greater than nothing, also where a single point is possible
+    return high  # above 0 even if only a single point is possible
 
 
 def _resampled(weights: Array, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Systematic resampling, in random order."""
+    """Return places of points by systematic resampling, in random order."""
     places = (np.arange(len(weights)) + rng.random()) / len(weights)
     chosen = np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)
     return rng.permutation(chosen)
@@ -88,8 +89,9 @@ def _moved(
     log_likelihood: Callable[[Array], Array],
     rng: np.random.Generator,
 ) -> tuple[Array, Array]:
-    """Each half steps along differences of two points of the other one, which keeps the tempered
-    posterior.
+    """Move each half of the points along differences of two points of the other half.
+
+    The moves keep the tempered posterior.
     """
     points, heights = points.copy(), heights.copy()
     half, dim = len(points) // 2, points.shape[1]
@@ -97,7 +99,7 @@ def _moved(
         pool, old = points[other], points[own]
         first, second = (pool[rng.integers(len(pool), size=len(old))] for _ in range(2))
         scale = 2.38 / np.sqrt(2 * dim) * rng.uniform(0.4, 1.2, (len(old), 1))
-        scale[rng.random(len(old)) < 0.1] = 1.0  # from one mode to another
+        scale[rng.random(len(old)) < 0.1] = 1.0  # Such a step can jump from one mode to another.
         new = old + scale * (first - second) + 1e-4 * rng.standard_normal(old.shape)
         new_heights = log_likelihood(new)
         change = temperature * (new_heights - heights[own]) - 0.5 * (

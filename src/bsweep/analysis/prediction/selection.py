@@ -1,6 +1,4 @@
-"""What a prediction is made from: the runs of a study that differ in batch size, workers and seed
-alone.
-"""
+"""The selection of runs for a prediction: they may differ in batch size, workers and seed alone."""
 
 from __future__ import annotations
 
@@ -25,23 +23,26 @@ from bsweep.core.words import counted
 CELL = ["global_batch", "num_workers", "passes"]
 _TIMED = ["local_batch", "num_workers", "passes", "step_seconds", "exposed_seconds"]
 
-# How long a run was to train and when it was asked how good it is, which change neither its steps
-# nor their time.
+# The planned length of a run and the times of its evaluations: they change neither its steps nor
+# their seconds.
 _NO_DIFFERENCE = ("target_accuracy", "target_loss", "stop_at_target", "evaluate_every_examples")
 _MEASURING = ("measure.",)
-_MOST_CHOICES = 8  # of the parts of a study that a message names
+_MOST_CHOICES = 8  # parts of a study that a message names
 _UNSYNCHRONISED = ("asynchronous", "stale_synchronous")
 
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """The runs behind a prediction, a row each, with the columns of `to_target` and
+    """The runs behind a prediction.
 
-    `passes` (forward passes of a step), `step_seconds` (mean over all steps of a run) and
-    `exposed_seconds` (of a step: exchange that no computing hid, and waiting); NaN where not
-    measured. Runs that went on from another one's checkpoint are in `continued`: they say how long
-    their own steps took, and no more, for the first of their steps are another run's. `rates` is
-    the learning rate of each global batch where several were tried.
+    `runs` has a row for each run, with the columns of `to_target` and three more, NaN where not
+    measured. `passes` is the forward passes of a step. `step_seconds` is the mean over all steps of
+    a run. `exposed_seconds` is the part of a step that is waiting, or exchange that no computing
+    hid.
+
+    `continued` holds the runs that went on from another run's checkpoint. Their first steps are the
+    other run's, so they tell only how long their own steps took. `rates` is the learning rate of
+    each global batch if several were tried.
     """
 
     study: Study
@@ -51,7 +52,9 @@ class Observed:
     rates: Mapping[int, float] = field(default_factory=dict)
 
     def steps(self) -> dict[float, CellRuns]:
-        """Steps to the target by global batch, those of runs that did not reach it as bounds."""
+        """Return the steps to the target by global batch. Runs that did not reach it give
+        bounds.
+        """
         known = self.runs.dropna(subset="reached")
         return {
             float(batch): to_target_of(of, "steps")
@@ -61,7 +64,9 @@ class Observed:
         }
 
     def timings(self) -> list[Timing]:
-        """Seconds of steps by run and, of several workers, of what their exchange held up."""
+        """Return the seconds of steps by run and, with several workers, of their exposed
+        exchange.
+        """
         rows = pd.concat([table[_TIMED] for table in (self.runs, self.continued)])
         found = []
         for local_batch, workers, passes, seconds, exposed in rows.itertuples(index=False):
@@ -73,7 +78,7 @@ class Observed:
         return found
 
     def without(self, cell: tuple[float, ...]) -> Observed:
-        """All runs but those of a cell."""
+        """Return a copy without the runs of a cell."""
         runs, continued = (
             table[~(table[CELL] == list(cell)).all(axis="columns")]
             for table in (self.runs, self.continued)
@@ -82,8 +87,9 @@ class Observed:
 
 
 def to_target_of(runs: pd.DataFrame, amount: str) -> CellRuns:
-    """What runs of one cell need to the target, in `steps` or `seconds`; those that did not reach
-    it as bounds.
+    """Return the amount, `steps` or `seconds`, that runs of one cell need to the target.
+
+    Runs that did not reach the target give bounds.
     """
     reached, is_bound = runs["reached"].eq(True), runs["is_bound"].eq(True)
     needed, trained = (
@@ -100,18 +106,18 @@ def to_target_of(runs: pd.DataFrame, amount: str) -> CellRuns:
 
 
 def observed(study: Study, target: Target, where: Mapping[str, str] | None = None) -> Observed:
-    """The runs of a study to predict from.
+    """Return the runs of a study to predict from.
 
     Raises:
-        ValueError: none are left, or they differ in more than batch size, workers and seed; the
-            message says in what, and how to choose.
+        ValueError: If no runs are left, or they differ in more than batch size, workers and seed.
+            The message says in what they differ and how to choose.
     """
     runs = _chosen(study.runs, where or {})
     _refuse_unsynchronised(study, runs)
     has_rates = _refuse_mixed(study.runs, runs)
     reached = to_target(study, target)
     passes = pd.to_numeric(runs["accumulation_steps"], errors="coerce").fillna(1).astype(int)
-    # By the target that a run names itself.
+    # A run's own columns about its own target would collide with these.
     others = runs.drop(columns=runs.columns.intersection(reached.columns))
     joined = (
         others.assign(passes=passes)
@@ -137,7 +143,7 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
 
 
 def continues(runs: pd.DataFrame) -> pd.Series[bool]:
-    """Whether each run went on from a checkpoint of another one."""
+    """Return for each run whether it went on from a checkpoint of another run."""
     return (
         runs["branch_of"].notna() & (runs["branch_of"] != "")
         if "branch_of" in runs
@@ -168,7 +174,7 @@ def _chosen(runs: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
 
 
 def of_one_batch(runs: pd.DataFrame) -> pd.DataFrame:
-    """Those runs whose batch size no policy changes."""
+    """Return the runs whose batch size no policy changes."""
     return (
         runs[runs["batching"].isna() | runs["batching"].isin(["", "fixed"])]
         if "batching" in runs
@@ -177,8 +183,10 @@ def of_one_batch(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def told_apart(runs: pd.DataFrame) -> list[str]:
-    """The settings, other than batch size and workers, that tell runs apart which do not compare;
-    see `keyed`.
+    """Return the settings, other than batch size and workers, in which runs differ too much to
+    compare.
+
+    See `keyed`.
     """
     return [
         name for name in cell_keys(_compared(runs)) if name not in ("num_workers", "local_batch")
@@ -190,8 +198,9 @@ def _compared(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def unsynchronised(study: Study, runs: pd.DataFrame) -> list[str]:
-    """The strategies of those runs whose workers do not take every step together, of which no steps
-    are counted.
+    """Return the strategies of the runs whose workers do not take every step together.
+
+    The steps of such runs are not counted.
     """
     in_rounds = runs["run_id"].isin(study.rounds["run_id"])
     consistency = runs.get("strategy.consistency", pd.Series(None, index=runs.index, dtype=object))
@@ -208,11 +217,12 @@ def _refuse_unsynchronised(study: Study, runs: pd.DataFrame) -> None:
 
 
 def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> bool:
-    """ValueError if runs differ in what decides steps or seconds, other than batch size, workers
-    and learning rate.
+    """Raise ValueError if runs differ in a setting that decides steps or seconds.
+
+    Batch size, workers and learning rate may differ.
 
     Returns:
-        Whether batch sizes were run with several rates.
+        True if the runs' learning rates differ beside their batch sizes.
     """
     found, has_rates = _differing(runs)
     if not found:
@@ -232,8 +242,9 @@ def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> bool:
 
 
 def _differing(runs: pd.DataFrame) -> tuple[dict[str, list[str]], bool]:
-    """The values of settings that tell runs apart which do not compare, and whether learning rates
-    differ beside.
+    """Return the settings that keep runs from comparing, with their values, and a flag.
+
+    The flag is True if learning rates differ too.
     """
     known = keyed(_compared(runs))
     found = {
@@ -244,13 +255,17 @@ def _differing(runs: pd.DataFrame) -> tuple[dict[str, list[str]], bool]:
 
 
 def choices(all_runs: pd.DataFrame, runs: pd.DataFrame, among: pd.DataFrame | None = None) -> str:
-    """The `--where` options of each part of `runs` that compares, the one of most runs first.
+    """Return the `--where` options of each part of `runs` that compares, the largest part first.
 
-    `all_runs` are the study's. Options are those that it takes to choose from the runs `among`, by
-    default the same.
+    Args:
+        all_runs: All runs of the study.
+        runs: The runs to choose from.
+        among: The runs whose differing settings become options, by default `runs`.
     """
     names = list(_differing(runs if among is None else among)[0])
-    known = keyed(all_runs).loc[runs.index, names].map(setting_text)  # as `_chosen` will know them
+    known = (
+        keyed(all_runs).loc[runs.index, names].map(setting_text)
+    )  # in the form that `_chosen` compares
     counts = known.groupby(names, sort=False).size().sort_values(ascending=False, kind="stable")
     shown = [
         " ".join(
@@ -264,20 +279,21 @@ def choices(all_runs: pd.DataFrame, runs: pd.DataFrame, among: pd.DataFrame | No
 
 
 def _makes_no_difference(runs: pd.DataFrame, name: str) -> bool:
-    if name == "planned_epochs":  # of a constant rate a longer run is the same one, going on
+    if name == "planned_epochs":  # At a constant rate a longer run is the same run, continued.
         return schedule(runs) == "constant"
     return name in _NO_DIFFERENCE or name == "accumulation_steps" or name.startswith(_MEASURING)
 
 
 def schedule(runs: pd.DataFrame) -> str:
-    """What the learning rate does over a run, the same for all."""
+    """Return the learning-rate schedule of the runs, in words if there are several."""
     schedules = runs.get("optimizer.schedule", pd.Series(dtype=object)).dropna().unique()
     return " or ".join(map(str, schedules)) or "constant"
 
 
 def _step_seconds(study: Study) -> pd.DataFrame:
-    """Means over all steps of a run, by `run_id`; of one that went on from another's checkpoint,
-    over its own.
+    """Return mean seconds over all steps of each run, by `run_id`.
+
+    For a run that went on from another run's checkpoint, only its own steps count.
     """
     last = study.evaluations.groupby("run_id")[["train_seconds", "num_steps"]].last().astype(float)
     begun = study.runs.loc[continues(study.runs)].set_index("run_id")
@@ -290,7 +306,7 @@ def _step_seconds(study: Study) -> pd.DataFrame:
         last.loc[before.index.intersection(last.index)] -= before
     spent = study.epochs[["exposed_exchange_seconds", "wait_seconds", "num_steps"]].astype(float)
     sums = spent.groupby(study.epochs["run_id"]).sum(min_count=1)
-    sums = sums.drop(begun.index, errors="ignore")  # an epoch may be of both
+    sums = sums.drop(begun.index, errors="ignore")  # An epoch may contain steps of both runs.
     exposed = sums["exposed_exchange_seconds"] + sums["wait_seconds"].fillna(0)
     return pd.DataFrame({
         "step_seconds": last["train_seconds"] / last["num_steps"].where(last["num_steps"] > 0),
@@ -300,14 +316,15 @@ def _step_seconds(study: Study) -> pd.DataFrame:
 
 
 def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> str:
-    """Why there are too few points to predict from, and how many are missing; empty if there are
-    enough.
+    """Return why there are too few points to predict from, and how many are missing.
+
+    The text is empty if there are enough.
 
     Args:
-        seen: the runs.
-        has_estimate: whether the critical batch is known from elsewhere, so that one batch size is
+        seen: The runs.
+        has_estimate: True if the critical batch is known from elsewhere, so that one batch size is
             enough.
-        has_timings: whether steps were timed elsewhere.
+        has_timings: True if steps were timed elsewhere.
     """
     runs, target = seen.runs, seen.target
     if not runs["reached"].notna().any():
@@ -344,9 +361,9 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
 
 
 def rate_rule(seen: Observed) -> str:
-    """The rule by which the learning rate follows the batch, as it is called in the configuration.
+    """Return the configuration's name of the rule by which the learning rate follows the batch.
 
-    Where several rates were tried for a batch, those that are taken follow.
+    If several rates were tried for a batch, the rates that were taken follow.
     """
     rules: Sequence[str] = [
         str(rule) for rule in seen.runs["lr_rule"].dropna().unique() if rule != ""
@@ -357,11 +374,12 @@ def rate_rule(seen: Observed) -> str:
 
 
 def best_rates(runs: pd.DataFrame, target: Target) -> dict[int, float]:
-    """The learning rate of each global batch with which most runs reach the target, of equals the
-    one in fewest steps.
+    """Return the best learning rate of each global batch.
 
-    Runs that did not reach it count as the steps that they trained, their least. Where none of a
-    batch did, the rate whose best accuracy or loss is best.
+    The best is the one with which the largest share of runs reaches the target. Among equals it is
+    the one with the fewest steps. A run that did not reach the target counts with the steps that it
+    trained, a lower bound. If no run of a batch reached it, the rate with the best accuracy or loss
+    is taken.
     """
     logs = np.log(runs["steps_to_target"].fillna(runs["trained_steps"]).astype(float).clip(lower=1))
     scores = runs.assign(

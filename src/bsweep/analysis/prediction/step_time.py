@@ -1,16 +1,23 @@
-"""Seconds of a step by local batch and workers, in Pollux's form (Qiao et al., OSDI 2021), from
-steps of a few cells.
+"""The fit of the seconds of a step by local batch and workers, from timed steps of a few cells.
 
-    T = (passes - 1) T_grad + (T_grad^g + T_sync^g)^(1/g),   T_grad = a_c + b_c b,   T_sync = a_s +
-    b_s max(N - 2, 0)
+The form is that of Pollux (Qiao et al., OSDI 2021):
 
-with T_sync = 0 for one worker. Errors are multiplicative. What the data do not tell keeps its
-prior, so that an exchange measured on two workers says little of eight, and says so by its
-interval. Priors, as medians with a factor of one standard deviation, in units of the median step
-measured (t) and the geometric mean local batch (b0): a_c and b_c b0 half of t, factor 10; a_s a
-tenth of t, factor 10; b_s a tenth of a_s, factor 10; g log-uniform in [1, 10]; scatter between runs
-0.05, factor 2; what the form misses at a cell 0.05, factor 2, in variance more for each doubling of
-batch or workers beyond those measured.
+    T = (passes - 1) T_grad + (T_grad^g + T_sync^g)^(1/g)
+    T_grad = a_c + b_c b
+    T_sync = a_s + b_s max(N - 2, 0), and 0 for one worker
+
+Errors are multiplicative. A parameter that the data do not determine keeps its prior. So an
+exchange measured on two workers tells little of eight, and the wide interval shows it. Priors are
+given as a median and a factor for one standard deviation. Their units are the median pass measured
+(t, a step divided by its passes) and the geometric mean local batch (b0):
+
+- a_c and b_c b0: half of t, factor 10;
+- a_s: a tenth of t, factor 10;
+- b_s: a tenth of a_s, factor 10;
+- g: log-uniform in [1, 10];
+- scatter between runs: 0.05, factor 2;
+- what the form misses at a cell: 0.05, factor 2. Its variance grows with each doubling of batch or
+  workers beyond those measured.
 """
 
 from __future__ import annotations
@@ -33,13 +40,14 @@ Kind = Literal["step", "compute", "exposed", "exchange"]
 
 _FACTOR, _SPREAD, _SPREAD_FACTOR = 10.0, 0.05, 2.0
 _CLOCK_SPREAD = (
-    0.25  # of what a run says of its exchange, which other clocks took and computing disturbs
+    0.25  # extra spread of a run's exchange times: other clocks took them, computing disturbs them
 )
 
 
 class Cell(NamedTuple):
-    """What decides a step's time: examples of a forward pass of one worker, passes of a step, and
-    workers.
+    """The quantities that decide a step's time.
+
+    They are the examples in one forward pass of one worker, the workers, and the passes of a step.
     """
 
     local_batch: float
@@ -48,8 +56,10 @@ class Cell(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Seconds measured: a whole `step`, its passes alone (`compute`), the `exchange` alone, or what
-    of it computing did not hide (`exposed`).
+    """Measured seconds of one kind.
+
+    The kind is a whole `step`, its passes alone (`compute`), the `exchange` alone, or the part of
+    the exchange that computing did not hide (`exposed`).
     """
 
     cell: Cell
@@ -59,8 +69,9 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepTimeFit:
-    """The posterior, by draw; `cells` are those whose whole steps were timed, `effects` are by draw
-    and cell.
+    """The posterior of the fit of step time, by draw.
+
+    `cells` are those whose whole steps were timed; `effects` are by draw and cell.
     """
 
     cells: tuple[Cell, ...]
@@ -72,13 +83,14 @@ class StepTimeFit:
     sigma: Array
     tau: Array
     effects: Array
-    # Those whose steps or passes were timed: what lies beyond them is extrapolated.
+    # The cells whose steps or passes were timed. Cells beyond them are extrapolated.
     passed: tuple[Cell, ...]
     seed: int = 0
 
     def log_seconds(self, cell: Cell) -> Array:
-        """Log of a step's seconds by draw: by the form, and what it misses at the cell; of no
-        single run.
+        """Return the log of a step's seconds, by draw.
+
+        It includes what the form misses at the cell, but not the scatter of single runs.
         """
         model = np.log(_seconds(self._coefficients(), [cell], ["step"])[:, 0])
         if cell in self.cells:
@@ -93,8 +105,10 @@ class StepTimeFit:
         )
 
     def shares(self, cell: Cell) -> tuple[Array, Array, Array]:
-        """The parts of a step by draw: the fixed cost of its passes, computing that grows with the
-        batch, exchange.
+        """Return the shares of a step's time, by draw: fixed cost, computing, exchange.
+
+        The fixed cost is that of the step's passes. Computing is the part that grows with the
+        batch.
         """
         whole = _seconds(self._coefficients(), [cell], ["step"])[:, 0]
         fixed = cell.passes * self.pass_seconds / whole
@@ -111,7 +125,7 @@ class StepTimeFit:
 def fit_step_time(
     timings: Sequence[Timing], num_draws: int = NUM_DRAWS, seed: int = 0
 ) -> StepTimeFit:
-    """Fit the form to timings, of which one at least is of whole steps."""
+    """Fit the form to timings, of which at least one is of a whole step or of its passes."""
     grouped: dict[tuple[Kind, Cell], list[float]] = defaultdict(list)
     for timing in timings:
         grouped[timing.kind, timing.cell].append(timing.seconds)
@@ -154,11 +168,12 @@ def fit_step_time(
 
 
 def probe_timings(path: str | Path) -> tuple[Timing, ...]:
-    """What a `probe.json` says: the passes of the slowest worker at each local batch, and an
-    exchange alone.
+    """Return the timings in a `probe.json`.
+
+    They are the passes of the slowest worker at each local batch, and an exchange alone.
 
     Raises:
-        ValueError: it is no probe, or workers were probed at no batch in common.
+        ValueError: If the file is no probe, or no batch was probed on all workers.
     """
     try:
         told = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -189,7 +204,7 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
 
 
 def _seconds(coefficients: Sequence[Array], cells: Sequence[Cell], kinds: Sequence[Kind]) -> Array:
-    """Seconds of one kind for each of some cells by the form, (draws, cells)."""
+    """Return the seconds by the form for each cell and its kind, of shape (draws, cells)."""
     fixed, per_example, sync, per_worker, overlap = (values[:, None] for values in coefficients)
     batch, workers, passes = np.array(cells, float).T
     one_pass = fixed + per_example * batch
@@ -204,7 +219,7 @@ def _seconds(coefficients: Sequence[Array], cells: Sequence[Cell], kinds: Sequen
 
 
 def _doublings(value: float, measured: Sequence[float]) -> float:
-    """How many times a value doubles what was measured, or halves it."""
+    """Return by how many doublings a value lies beyond the measured ones, above or below."""
     if not measured:
         return 0.0
     return float(max(0.0, np.log2(value / max(measured)), np.log2(min(measured) / value)))

@@ -1,17 +1,16 @@
-"""Steps to a target by batch size: S(B) = S_min + E_min / B, from runs of which some never got
-there.
+"""The fit of steps to a target by batch size: S(B) = S_min + E_min / B.
 
-McCandlish et al. (arXiv 1812.06162), Shallue et al. (JMLR 20:112). It holds for learning rates that
-suit each batch size, tuned or by a rule within its range. Priors, all weak, medians with a factor
-of one standard deviation:
+Some of the runs may not have reached the target. The law is from McCandlish et al. (arXiv
+1812.06162) and Shallue et al. (JMLR 20:112). It holds for learning rates that suit each batch size,
+tuned or by a rule within its range. All priors are weak. They are given as a median and a factor
+for one standard deviation:
 
 - S at the geometric mean B0 of the batches: the median of what was measured, factor 10;
-- critical batch E_min / S_min: B0, factor 10; where another measurement of it is to count, that one
-  with factor 3;
+- critical batch E_min / S_min: B0, factor 10. If another measurement of it counts, that value and
+  its factor, which is 3 or more;
 - scatter of log S between seeds: 0.08, factor 2;
-- what the law misses of log S at a batch size: 0.05, factor 2. Beyond the batches of the runs its
-  variance grows by as much with each doubling, so that going far from what was measured costs
-  width.
+- what the law misses of log S at a batch size: 0.05, factor 2. Beyond the batches of the runs, each
+  doubling adds as much variance again, so that intervals widen with the distance.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _SCATTER, _MISSED, _SPREAD_FACTOR = 0.08, 0.05, 2.0
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a critical batch from elsewhere: its median, and the factor of one standard
+    """A critical batch that another source gives: its median, and the factor of one standard
     deviation.
     """
 
@@ -41,8 +40,9 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class StepsFit:
-    """The posterior, by draw: `minimum_steps`, `minimum_examples`, `sigma`, `tau`; `effects` by
-    draw and batch.
+    """The posterior of the fit of steps.
+
+    `minimum_steps`, `minimum_examples`, `sigma` and `tau` are by draw, `effects` by draw and batch.
     """
 
     batches: tuple[float, ...]
@@ -58,17 +58,18 @@ class StepsFit:
         return self.minimum_examples / self.minimum_steps
 
     def curve(self, batch: float) -> Array:
-        """Log of S by the law, by draw."""
+        """Return the log of S by the law alone, by draw."""
         return np.asarray(np.log(self.minimum_steps + self.minimum_examples / batch))
 
     def log_steps(self, batch: float) -> Array:
-        """Log of S at a batch size by draw: by the law, and what it misses there; of no single
-        run.
+        """Return the log of S at a batch size, by draw.
+
+        It includes what the law misses at the batch size, but not the scatter of single runs.
         """
         if batch in self.batches:
             return self.curve(batch) + self.effects[:, self.batches.index(batch)]
         beyond = max(0.0, np.log2(batch / max(self.batches)), np.log2(min(self.batches) / batch))
-        # One effect, however many workers share it.
+        # The seed depends on the batch alone: all worker counts share one effect.
         rng = np.random.default_rng([self.seed, round(1e3 * batch)])
         return np.asarray(
             self.curve(batch) + self.tau * np.sqrt(1 + beyond) * rng.standard_normal(len(self.tau))
@@ -81,8 +82,9 @@ def fit_steps(
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> StepsFit:
-    """Fit the law to the runs by global batch, of which one at least reached the target (or bounds
-    it from above).
+    """Fit the law to the runs by global batch.
+
+    At least one run must have reached the target, or have an upper bound of its steps.
     """
     batches, of_batches = tuple(sorted(runs)), cells.cells_of(runs[batch] for batch in sorted(runs))
     levels = np.concatenate([np.concatenate([of.exact, of.below]) for of in of_batches.runs])
