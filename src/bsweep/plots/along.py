@@ -1,5 +1,7 @@
-"""What the figures over batch sizes share: over workers where there is one batch size, or else a
-dot for each cell.
+"""Shared parts of the figures over batch sizes.
+
+Such a figure runs over workers if the study has one batch size, or shows a dot for each cell if it
+has one of both.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ CROSSES = "Crosses on the lower edge are runs that did not complete."
 
 
 def measured_cells(study: Study) -> pd.DataFrame:
-    """The cells of a study of which something was measured."""
+    """Return the cells of a study, or none if nothing was measured in any of them."""
     cells = analysis.cells(study.runs)
     return cells if (cells["n"] > 0).any() else cells[:0]
 
 
 def timed_cells(study: Study) -> pd.DataFrame:
-    """The cells of a study, but those of which all was measured but times; none where no time is
-    there to be drawn.
+    """Return the measured cells of a study, without those that have results but no times.
+
+    The table is empty if no cell has a time.
     """
     cells = measured_cells(study)
     timed = cells[(cells["n"] == 0) | cells["train_seconds"].notna()]
@@ -40,8 +43,9 @@ def timed_cells(study: Study) -> pd.DataFrame:
 
 
 def along(cells: pd.DataFrame) -> str:
-    """What runs along the horizontal axis: the batch sizes, or the workers; nothing where there is
-    one of both.
+    """Return the name of the horizontal axis: `local_batch`, or else `num_workers`.
+
+    The name is empty if the study has one batch size and one worker count.
     """
     varying = analysis.varying(cells)
     return next((name for name in ("local_batch", "num_workers") if name in varying), "")
@@ -57,7 +61,11 @@ def draw_panel(axes: Axes, panel: Panel, metric: str) -> None:
 def dots(
     table: pd.DataFrame, metrics: Sequence[str]
 ) -> tuple[Figure, list[tuple[list[Axes], pd.DataFrame]], str]:
-    """A row of dots for each cell, a panel for each metric; a sentence if cells are left out."""
+    """Draw a row of dots for each cell, in a panel for each metric.
+
+    Returns:
+        The figure, its panels with their cells, and a sentence if cells are left out.
+    """
     shown, left_out = few_enough(table)
     figure, panels = panels_of_rows(shown, len(metrics))
     for row, rows in panels:
@@ -67,7 +75,7 @@ def dots(
 
 
 def one_quantity(cells: pd.DataFrame, metric: str, label: str, sentence: str) -> Figure:
-    """A row for each cell with its value on one axis from zero."""
+    """Draw a row for each cell with its value on one axis from zero."""
     figure, panels, left_out = dots(cells, [metric])
     for (axes,), _ in panels:
         points = cells[f"{metric}_points"].explode().dropna().astype(float)
@@ -78,14 +86,18 @@ def one_quantity(cells: pd.DataFrame, metric: str, label: str, sentence: str) ->
 
 
 def from_zero(axes: Axes, cells: pd.DataFrame, metric: str) -> None:
-    """Show all seeds, and of intervals that are far wider a part."""
+    """Set an axis from zero that shows all seeds, and only a part of intervals that are far
+    wider.
+    """
     highest = drawing.extent(cells[f"{metric}_points"].explode().dropna().astype(float))[1]
     axes.set_ylim(0, min(max(axes.get_ylim()[1], 1.08 * highest), 1.5 * highest))
 
 
 def draw_failed(panels: Sequence[Axes], curves: Sequence[Curve]) -> list[Line2D]:
-    """Crosses on the lower edge where runs did not complete, and their entry for the legend, if
-    any.
+    """Draw crosses on the lower edge where runs did not complete.
+
+    Returns:
+        The legend's entry for the crosses, or an empty list.
     """
     failed = [
         (curve, batch)
@@ -114,7 +126,7 @@ def draw_failed(panels: Sequence[Axes], curves: Sequence[Curve]) -> list[Line2D]
 
 
 def beside(places: Sequence[float]) -> list[float]:
-    """Places on a log axis, moved apart where several are the same."""
+    """Return places on a log axis, moved apart where several are the same."""
     sharing, seen = Counter(places), Counter[float]()
     moved = []
     for place in places:
@@ -123,7 +135,7 @@ def beside(places: Sequence[float]) -> list[float]:
     return moved
 
 
-@functools.cache  # panels ask for it one by one
+@functools.cache  # Each panel asks for it.
 def published_cells() -> pd.DataFrame:
     cells = analysis.cells(analysis.published().runs)
     return cells.reset_index(analysis.levels(cells)[:-1])

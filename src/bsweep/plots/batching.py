@@ -15,12 +15,13 @@ from bsweep.analysis.naming import words
 from bsweep.plots import drawing
 from bsweep.plots.curves import COLORS, LINES, handle
 
-_FORGETS = 0.1  # of its past a running mean, with each record, as training does
+_FORGETS = 0.1  # weight of a new record in the running mean, as in training
 
 
 def batches(study: Study) -> pd.DataFrame:
-    """Sampled steps of runs whose batch changed, with the noise scale of then, and what tells their
-    cells apart.
+    """Return sampled steps of runs whose batch changed, with the noise scale at that time.
+
+    The columns also tell the runs' cells apart.
     """
     if study.batches.empty:
         return study.batches
@@ -39,7 +40,7 @@ def batches(study: Study) -> pd.DataFrame:
 
 
 def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
-    """Global batch, gradient noise scale and learning rate over the epochs, a line for each run."""
+    """Draw global batch, noise scale and learning rate over the epochs, a line for each run."""
     cells = list(table.groupby(["variant", "num_workers", "local_batch"], sort=False))
     has_noise = bool(table["noise_scale"].notna().any())
     names = {

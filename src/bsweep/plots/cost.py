@@ -1,4 +1,4 @@
-"""What the time to a target costs: worker-seconds against seconds, and what one more worker
+"""Figures of the cost of a target: worker-seconds against seconds, and what one more worker
 buys.
 """
 
@@ -23,8 +23,9 @@ _STEP_INCHES = 0.3
 
 
 def several_workers(study: Study) -> pd.DataFrame:
-    """The predicted cells of parts of a study with several worker counts: of one, the fastest is
-    the cheapest.
+    """Return the predicted cells of the parts of a study that have several worker counts.
+
+    With one worker count the fastest cell is also the cheapest.
     """
     cells = analysis.surface(study)
     return (
@@ -35,10 +36,10 @@ def several_workers(study: Study) -> pd.DataFrame:
 
 
 def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
-    """Worker-seconds against seconds to the target, a point a cell; those on the front are named
-    with their interval.
+    """Draw worker-seconds against seconds to the target, a point for each cell.
 
-    No cell takes less time than one on the front for as few worker-seconds.
+    No cell takes less time than one on the front for as few worker-seconds. Cells on the front are
+    named and have an interval.
     """
     cells = cells[cells["is_allowed"]]
     parts = [(str(where), rows) for where, rows in cells.groupby("where", sort=False)]
@@ -114,8 +115,9 @@ def _look(counts: list[int], count: int) -> dict[str, Any]:
 
 
 def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
-    """Seconds that going to the next worker count saves, and worker-seconds that it adds, at the
-    best batch of each.
+    """Draw the seconds saved and the worker-seconds added by going to the next worker count.
+
+    Each worker count has its best batch.
     """
     figure = Figure(
         figsize=(drawing.WIDTH, 0.8 + _STEP_INCHES * (len(steps) + 0.5)), layout="constrained"
@@ -131,7 +133,7 @@ def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
         axes.errorbar(
             steps[name], places, xerr=np.abs(off), fmt="none", ecolor="black", elinewidth=1.0
         )
-        axes.use_sticky_edges = False  # or zero is cut in half where it is the edge
+        axes.use_sticky_edges = False  # Otherwise the zero line is cut in half at the edge.
         axes.margins(x=0.06)
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set_xlabel(label)

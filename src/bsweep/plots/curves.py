@@ -1,5 +1,7 @@
-"""The cells of a study as lines: in the order of their launch, in words, those that coincide as
-one, few to a panel.
+"""The cells of a study as lines in panels.
+
+Lines are in the order of their launch and named in words. Lines that coincide are drawn as one, and
+few lines share a panel.
 """
 
 from __future__ import annotations
@@ -18,20 +20,22 @@ from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.naming import words
 
-# Okabe and Ito (2008) without the yellow, which a white page swallows.
+# Okabe and Ito (2008) without the yellow, which is hard to see on a white page.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
-MAX_LINES = 8  # of a panel
+MAX_LINES = 8  # in a panel
 MAX_PANELS = 24
-# A variant that is named with each worker's batch.
+# The end of a variant's name that lists each worker's batch.
 _LISTED = re.compile(r"\(\d+(?:(?:/\d+)+| each)\)$")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line: `cells` by what runs along its horizontal axis, and the variants that it stands
-    for.
+    """One line of a figure.
+
+    `cells` are indexed by the quantity on the horizontal axis. `members` are the variants that the
+    line stands for.
     """
 
     key: dict[str, Any]
@@ -49,19 +53,21 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines that share a panel, with others in its background where each line has a panel of its
-    own.
+    """The lines that share a panel.
+
+    If each line has a panel of its own, `others` are drawn in its background.
     """
 
     title: str
     curves: Sequence[Curve]
     others: Sequence[Curve] = ()
-    left_out: str = ""  # of the figure, in words
+    left_out: str = ""  # how many panels the figure leaves out, in words
 
 
 def readable(study: Study, table: pd.DataFrame) -> pd.DataFrame:
-    """A table of cells `in_order` and with its variants in words, of uneven workers with the
-    batches of each.
+    """Return a table of cells `in_order`, with its variants in words.
+
+    Variants with uneven workers are named with the batches of each worker.
     """
     if table.empty or "variant" not in table.index.names:
         return table
@@ -74,17 +80,17 @@ def readable(study: Study, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_order(study: Study, table: pd.DataFrame) -> pd.DataFrame:
-    """Rows in the order of the configuration: numbers ascend; other settings come as they were
-    first launched.
+    """Return the rows in the order of the configuration.
 
-    Where that is not on record, as they come in the table.
+    Numbers ascend. Other settings come in the order in which they were first launched or, if that
+    is not on record, in the order of the table.
     """
     ranks = zip(*(_ranks(study, table, name) for name in analysis.levels(table)), strict=True)
     return table.iloc[[place for _, place in sorted(zip(ranks, range(len(table)), strict=True))]]
 
 
 def _ranks(study: Study, table: pd.DataFrame, name: str) -> list[int]:
-    """The place of each row's value of one level among all values."""
+    """Return the place of each row's value of one level among all values."""
     found = table.index.get_level_values(name)
     values = _values(found)
     if not pd.api.types.is_numeric_dtype(found) and "launched_at" in study.provenance:
@@ -98,14 +104,17 @@ def _ranks(study: Study, table: pd.DataFrame, name: str) -> list[int]:
 
 
 def _values(found: pd.Index[Any]) -> list[Any]:
-    """Numbers in ascending order, other values in that of the table."""
+    """Return numbers in ascending order, and other values in the order of the table."""
     return (
         sorted(set(found)) if pd.api.types.is_numeric_dtype(found) else list(dict.fromkeys(found))
     )
 
 
 def _names(study: Study) -> dict[str, str]:
-    """Variants whose workers have batches of their own, named with them; nothing where none has."""
+    """Return the names of variants whose workers have batches of their own, with these batches.
+
+    The result is empty if there are none.
+    """
     cells = analysis.cells(study.runs)
     if not (cells["local_batches"] != "").any() or "local_batch" in analysis.varying(cells):
         return {}
@@ -127,12 +136,12 @@ def _each(batches: str) -> str:
 
 
 def said(name: str, value: object) -> str:
-    """A value of a `readable` table's index, as a label says it."""
+    """Return a value of a `readable` table's index as text for a label."""
     return str(value) if name == "variant" else words(name, value)
 
 
 def common(table: pd.DataFrame, names: Sequence[str] = ("num_workers", "local_batch")) -> str:
-    """Workers and batch where only other settings vary, in words."""
+    """Return workers and batch in words, where only other settings vary."""
     varying = analysis.varying(table)
     is_uneven = table.index.get_level_values("variant").astype(str).str.contains(_LISTED).any()
     shared = [
@@ -150,11 +159,17 @@ def curves(
     whole: pd.DataFrame | None = None,
     alike_in: Sequence[str] = (),
 ) -> list[Curve]:
-    """The lines of a `readable` table: one for each combination of all index levels but `along`.
+    """Return the lines of a `readable` table, one for each combination of index levels but `along`.
 
-    Colour and marker tell the values of one level apart, dashes the other levels: of that with the
-    most values, or of `colored_by` where none has more. Colours are those of the cells of `whole`,
-    of which `table` may be a part. Variants that are equal in the columns `alike_in` are one line.
+    Colour and marker tell the values of one level apart, dashes those of the other levels. The
+    level for colours is the one with the most values, or `colored_by` if none has more.
+
+    Args:
+        table: The cells.
+        along: The index level on the horizontal axis.
+        colored_by: The preferred level for colours.
+        whole: The cells that determine the colours, if `table` is a part of them.
+        alike_in: Columns to compare. Variants that are equal in them become one line.
     """
     names: list[Any] = [name for name in analysis.levels(table) if name != along]
     if table.empty:
@@ -173,14 +188,14 @@ def curves(
         for place, rest in enumerate(dict.fromkeys(key[:at] + key[at + 1 :] for key in members))
     }
     varying = [name for name in names if name in analysis.varying(table)]
-    # What to call the only line there is.
+    # The level that names the line if there is only one.
     alone = "local_batch" if colored_by == "local_batch" else "variant"
     found = []
     for key, of_line in members.items():
         named = dict(zip(names, key, strict=True))
         labels = {name: said(name, named[name]) for name in varying or [alone]}
         if colored_by == "local_batch":
-            labels[colored_by] = str(key[at])  # below a title that says what it is
+            labels[colored_by] = str(key[at])  # The legend's title names the quantity.
         if len(of_line) > 1:
             labels["variant"] = f"{len(of_line)} exact strategies"
         color_label, line_label = labels.pop(colored_by, ""), ", ".join(reversed(labels.values()))
@@ -201,7 +216,7 @@ def _look(color: int, line: int) -> dict[str, Any]:
 def _alike(
     groups: dict[Any, pd.DataFrame], names: Sequence[str], along: str, columns: Sequence[str]
 ) -> dict[Any, tuple[str, ...]]:
-    """The variants that a line stands for, by the key of the first of them."""
+    """Return the variants that each line stands for, by the key of the first of them."""
     firsts: dict[Any, Any] = {}
     members: dict[Any, tuple[str, ...]] = {}
     for key, cells in groups.items():
@@ -221,7 +236,7 @@ def _alike(
 
 
 def alike_words(curves: Sequence[Curve]) -> str:
-    """A sentence for each line that stands for several variants."""
+    """Return a sentence for each line that stands for several variants."""
     said = []
     for curve in curves:
         if len(curve.members) > 1:
@@ -235,11 +250,11 @@ def alike_words(curves: Sequence[Curve]) -> str:
 
 
 def in_panels(curves: Sequence[Curve], apart: bool = False) -> list[Panel]:
-    """Lines by panel, `MAX_LINES` at most: by what dashes tell apart, if need be or `apart`, or
-    else one by one.
+    """Return the lines by panel, at most `MAX_LINES` in each.
 
-    Of more than `MAX_PANELS` some are shown, evenly apart in their order, so that neither page nor
-    time grow with all.
+    If there are more lines, or with `apart`, the lines with the same dashes share a panel. If that
+    leaves too many in a panel, each line has its own. Of more than `MAX_PANELS` panels only some
+    are shown, evenly spaced in their order, to limit the size of the page and the time.
     """
     if len(curves) <= MAX_LINES and not apart:
         return [Panel("", curves)]
@@ -271,8 +286,9 @@ def _left_out(panels: Collection[Any]) -> str:
 
 
 def handles(curves: Sequence[Curve]) -> list[Line2D]:
-    """The legend's entries: one for each line, or, if colour and dashes both tell something, one
-    for each of these.
+    """Return the legend's entries: one for each line.
+
+    If colours and dashes both tell something apart, each colour and each dash has an entry instead.
     """
     if len({curve.line_label for curve in curves}) < 2:
         return [handle(curve.look, curve.label) for curve in curves]
@@ -284,7 +300,7 @@ def handles(curves: Sequence[Curve]) -> list[Line2D]:
 
 
 def colors(curves: Sequence[Curve]) -> list[Line2D]:
-    """The legend's entries where titles tell apart what dashes do."""
+    """Return the legend's entries for colours alone, for panels whose titles name the dashes."""
     looks = {
         curve.color_label or curve.line_label: {**curve.look, "linestyle": "-"} for curve in curves
     }
@@ -292,7 +308,7 @@ def colors(curves: Sequence[Curve]) -> list[Line2D]:
 
 
 def panel_handles(panels: Sequence[Panel]) -> list[Line2D]:
-    """The legend's entries for lines in panels."""
+    """Return the legend's entries for lines in panels."""
     left_out = [handle({"linestyle": ""}, panels[0].left_out)] if panels[0].left_out else []
     if panels[0].others:
         return [handle({"color": "#D5D5D5"}, "the others"), *left_out]

@@ -1,4 +1,4 @@
-"""What all figures share: style, panels, axes, points, legends, captions and files."""
+"""The parts that all figures share: style, panels, axes, points, legends, captions and files."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ AXES = {
 }
 PALE = "#A9C6D9"
 GRAY = "#7A7A7A"
-# Lines that have panels of their own.
+# The look of background lines, which have panels of their own.
 BEHIND: dict[str, Any] = {
     "color": "#D5D5D5",
     "linewidth": 0.8,
     "zorder": 1,
 }
-WIDTH = 7.0  # inches, of a page
-_BESIDE = 0.75  # inches of an axes' place that its labels take
-_DIGIT = 0.071  # inches of a tick label's
-_CUT = 1000  # losses this many times above or below a panel's median leave it
-_MAX_LABEL = 60  # letters of a line of a legend
+WIDTH = 7.0  # inches of a page
+_BESIDE = 0.75  # inches that the labels of an axes take of its width
+_DIGIT = 0.071  # inches of a digit in a tick label
+_CUT = 1000  # A panel leaves out losses this many times above or below its median.
+_MAX_LABEL = 60  # letters in a line of a legend
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -61,8 +61,8 @@ STYLE: dict[Any, Any] = {
     "lines.markersize": 4.5,
     "errorbar.capsize": 2.5,
 }
-# Text as outlines in SVG, which look alike everywhere; as embedded fonts in PDF, which publishers
-# ask for.
+# SVG has text as outlines, which look the same everywhere. PDF has text in embedded fonts, which
+# publishers ask for.
 _FILE_STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "bsweep",
@@ -70,8 +70,8 @@ _FILE_STYLE: dict[Any, Any] = {
     "figure.autolayout": False,
     "figure.constrained_layout.use": False,
 }
-# Tables of a font that lay out text. A PDF places each glyph itself, and to keep them for those in
-# it takes long.
+# Tables of a font that lay out text. A PDF does not need them, as it places each glyph itself, and
+# subsetting them takes long.
 _LAYOUT_TABLES = ["GDEF", "GPOS", "GSUB"]
 _NO_METADATA = {
     ".png": ("Software",),
@@ -82,8 +82,8 @@ _NO_METADATA = {
 
 @dataclass
 class StudyFigure:
-    """A figure of a study: its name, the table that it is drawn from, and the drawing of that
-    table.
+    """A figure of a study: its name, the function that gives its table, and the one that draws
+    it.
     """
 
     name: str
@@ -94,8 +94,8 @@ class StudyFigure:
         self.__doc__ = self.draw.__doc__
 
     def __call__(self, study: Study) -> Figure:
-        """The figure of a `readable` table, in the style of all; without a row, a sentence instead
-        of a figure.
+        """Draw the figure in the common style. Without a row in the table, write a sentence
+        instead.
         """
         with rc_context(STYLE):
             table = self.table(study)
@@ -112,9 +112,9 @@ def _nothing(name: str) -> Figure:
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, SVG or PDF, by the path's suffix, without dates or names of programs.
 
-    Its layout is computed once for all files: it takes longer than drawing. Afterwards it has no
-    layout engine, not even one that does nothing ("none"), with which matplotlib would draw it
-    twice for each file.
+    The layout is computed once for all files, because it takes longer than drawing. Afterwards the
+    figure has no layout engine at all. Even the engine that does nothing ("none") makes matplotlib
+    draw the figure twice for each file.
     """
     metadata = dict.fromkeys(_NO_METADATA[path.suffix])
     with (
@@ -129,8 +129,9 @@ def save(figure: Figure, path: Path) -> None:
 
 @contextmanager
 def _fonts_without_layout() -> Iterator[None]:
-    """Have fontTools leave `_LAYOUT_TABLES` out of fonts that matplotlib embeds, which has no
-    option for it.
+    """Make fontTools leave `_LAYOUT_TABLES` out of embedded fonts.
+
+    Matplotlib has no option for it.
     """
     from fontTools.subset import Options
 
@@ -143,7 +144,7 @@ def _fonts_without_layout() -> Iterator[None]:
 
 
 def caption(figure: Figure) -> str:
-    """What a figure of this package shows, in sentences."""
+    """Return the sentences that say what a figure of this package shows."""
     return str(figure.get_label())
 
 
@@ -170,7 +171,7 @@ def extent(values: Iterable[float]) -> tuple[float, float]:
 
 
 def repeats(n: pd.Series[int], what: str = "point") -> str:
-    """How often what is drawn was measured, and how its scatter is shown, in sentences."""
+    """Return sentences that say how often each point was measured and how its scatter is shown."""
     counts = sorted({int(count) for count in n if count})
     if not counts:
         return "No run has completed."
@@ -186,7 +187,9 @@ def repeats(n: pd.Series[int], what: str = "point") -> str:
 
 
 def grid(num_panels: int, num_parts: int, height: float = 2.1) -> tuple[Figure, list[list[Axes]]]:
-    """A row of `num_parts` axes for each panel; many panels stand abreast."""
+    """Return a figure with a row of `num_parts` axes for each panel; many panels stand side by
+    side.
+    """
     abreast = 1 if num_panels <= 3 else max(1, (4 if num_parts > 1 else 3) // num_parts)
     num_rows, columns = math.ceil(num_panels / abreast), abreast * num_parts
     size = (WIDTH if columns > 1 else 4.8, 0.5 + num_rows * (height if num_rows <= 3 else 1.3))
@@ -200,12 +203,13 @@ def grid(num_panels: int, num_parts: int, height: float = 2.1) -> tuple[Figure, 
 def name_panels(
     panels: Iterable[str], grid: Sequence[Sequence[Axes]], along: str, names: Sequence[str]
 ) -> None:
-    """Titles of rows; what axes are, and numbers that panels share, at the outer ones alone.
+    """Set the titles of rows and the labels of axes.
 
-    Axes in a column of the same part, such as the test's, show the same range.
+    Labels and numbers that panels share stand at the outer axes alone. Axes in a column of the same
+    part, such as the test's, show the same range.
     """
     places: list[list[Any]] = [[axes.get_subplotspec() for axes in row] for row in grid]
-    # Of a title that is centred within twice its axes.
+    # The letters that fit into a line of a panel's title.
     letters = 46 if len(grid) <= 3 else 34 if len(names) > 1 else 32
     lowest = {place.colspan.start: place.rowspan.start for row in places for place in row}
     for title, row, of_row in zip(panels, grid, places, strict=True):
@@ -218,7 +222,7 @@ def name_panels(
 
 
 def broken(text: str, letters: int) -> str:
-    """Text in lines of so many letters, which end after a comma where they can."""
+    """Return text in lines of at most `letters` letters, which end after a comma where possible."""
     no_break = text.replace(" ", "\0").replace(",\0", ", ")
     keep: Any = {"width": letters, "break_long_words": False, "break_on_hyphens": False}
     lines = (line.replace("\0", " ") for line in textwrap.wrap(no_break, **keep))
@@ -226,8 +230,9 @@ def broken(text: str, letters: int) -> str:
 
 
 def log_axis(axes: Axes, cells: pd.DataFrame, along: str, also: Iterable[int] = ()) -> None:
-    """A log2 axis with a tick at each measured size, and a plain integer at as many as there is
-    room for.
+    """Set a log2 axis with a tick at each measured size.
+
+    As many ticks as there is room for have a plain integer.
     """
     sizes = sorted({*cells.index.get_level_values(along), *also})
     limits = (sizes[0] / 1.3, sizes[-1] * 1.3)
@@ -241,15 +246,16 @@ def log_axis(axes: Axes, cells: pd.DataFrame, along: str, also: Iterable[int] = 
 
 
 def _width(axes: Axes) -> float:
-    """Inches that an axes in a grid will have at least, what stands beside it left out."""
+    """Return the least width in inches of an axes in a grid, without its labels."""
     place, figure = axes.get_subplotspec(), axes.get_figure(root=True)
     assert place is not None and figure is not None
     return figure.get_figwidth() / place.get_gridspec().ncols - _BESIDE
 
 
 def _with_room(sizes: Sequence[int], doubling_inches: float) -> list[int]:
-    """The sizes to write below an axis: all, every second one and so on; of uneven ones those that
-    find room.
+    """Return the sizes to write below an axis: all, every second one, every third one, and so on.
+
+    If the sizes are uneven, the result may be those that find room.
     """
 
     def fits(one: int, other: int) -> bool:
@@ -269,9 +275,7 @@ def _with_room(sizes: Sequence[int], doubling_inches: float) -> list[int]:
 
 
 def loss_axis(axes: Axes, values: Iterable[float], flat: bool = False, few: bool = False) -> None:
-    """A log axis with room for all losses, except that one which exploded leaves it rather than
-    flatten all others.
-    """
+    """Set a log axis with room for all losses but exploded ones, which would flatten all others."""
     known = np.asarray([value for value in values if 0 < value < math.inf])
     middle = float(np.median(known)) if len(known) else 1.0
     low, high = extent(known[(known <= _CUT * middle) & (known >= middle / _CUT)])
@@ -287,7 +291,7 @@ def loss_axis(axes: Axes, values: Iterable[float], flat: bool = False, few: bool
 
 
 def plain_log_ticks(axis: Axis, low: float, high: float, few: bool = False) -> None:
-    """Plain numbers on a logarithmic axis, also where it spans less than a power of ten."""
+    """Set plain numbers on a logarithmic axis, also where it spans less than a power of ten."""
     most, is_wide = 3 if few else 6, high / low > 6
     every = (1.0,) if high / low > 100 else (1.0, 3.0) if few else (1.0, 2.0, 5.0)
     axis.set_major_locator(
@@ -304,8 +308,10 @@ def plain_log_ticks(axis: Axis, low: float, high: float, few: bool = False) -> N
 def mark_cut(
     axes: Axes, places: Iterable[float], values: Iterable[float], color: str, flat: bool = False
 ) -> bool:
-    """Triangles on the edge that a value lies beyond, at its place on the other axis; whether there
-    are any.
+    """Draw a triangle on the edge for each value that lies beyond the axis.
+
+    Returns:
+        True if there is any such value.
     """
     low, high = axes.get_xlim() if flat else axes.get_ylim()
     found = False
@@ -332,10 +338,10 @@ CUT_WORDS = "Triangles on an edge are losses beyond it."
 
 
 def chance_line(axes: Axes, study: Study, flat: bool = False) -> list[Line2D]:
-    """What guessing would reach, where the number of classes is known, and its entry for the
-    legend.
+    """Draw the accuracy of guessing, if the number of classes is known, and return its legend
+    entry.
 
-    Where that would squeeze all points, it is not in the panel, and the legend says so.
+    If the line would squeeze all points it is not drawn, and the legend says so.
     """
     level = chance(study)
     if level is None:
@@ -362,16 +368,16 @@ def accuracy_limits(study: Study, values: Iterable[float]) -> tuple[float, float
 
 
 def has_learned(study: Study) -> bool:
-    """Whether some cell is more accurate than a guess, as far as that is known."""
+    """Return True if some cell is more accurate than a guess, or if that is not known."""
     cells = analysis.cells(study.runs)
     known = cells.loc[cells["n"] > 0, "has_learned"]
     return known.empty or bool(known.fillna(True).any())
 
 
 def draw_line(axes: Axes, look: dict[str, Any], cells: pd.DataFrame, metric: str) -> None:
-    """A line through the means of cells, with what they are means of, see `draw_spread`."""
+    """Draw a line through the means of cells, with their spread; see `draw_spread`."""
     known = cells[cells[metric].notna()]
-    # Of two seeds the points are drawn.
+    # A cell of two seeds has its points drawn in place of a mean.
     shown = [int(place) for place in np.flatnonzero(known["n"] != 2)]
     axes.plot(known.index, known[metric], **look, markevery=shown)
     draw_spread(axes, known, metric, look["color"], look["marker"])
@@ -380,8 +386,9 @@ def draw_line(axes: Axes, look: dict[str, Any], cells: pd.DataFrame, metric: str
 def draw_spread(
     axes: Axes, cells: pd.DataFrame, metric: str, color: str, marker: str = "o", flat: bool = False
 ) -> None:
-    """What cells at the places of their index are means of: two seeds, or an interval and small
-    circles for seeds.
+    """Draw the values behind the means of cells, at the places of their index.
+
+    They are the points of two seeds, or an interval and small circles for more seeds.
     """
     half = cells[f"{metric}_ci95"]
     if half.notna().any():
@@ -408,8 +415,9 @@ def draw_spread(
 
 
 def legends(figure: Figure, *legends: tuple[Sequence[Artist], str]) -> None:
-    """Entries and title of a legend, or of two side by side, below the panels; the figure grows by
-    their height.
+    """Add a legend, or two side by side, below the panels. Each has entries and a title.
+
+    The figure grows by their height.
     """
     room = figure.get_figwidth() * figure.dpi / len(legends) - 8
     tallest = 0.0
