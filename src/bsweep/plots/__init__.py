@@ -1,17 +1,18 @@
-"""A study's figures, for a paper: up to seven inches wide, colour-blind safe, the same bytes for
-the same study.
+"""The figures of a study, for a paper.
 
-Each function takes a study and returns a matplotlib `Figure`, whose `caption` it writes from what
-it draws; nothing touches pyplot's global state. Markers and bars are means over seeds and, from
-three seeds on, their 95 % t-intervals; small circles are the seeds. Settings are said in words and
-stand in the order in which their runs were launched. What is drawn by batch size is drawn by
-workers where a study has one batch size and several worker counts, and as a dot for each cell where
-it has one of both. A figure of what was not measured, or of the accuracy of what has not learned,
-is left out.
+Figures are up to seven inches wide, safe for colour-blind readers, and have the same bytes for the
+same study. Each function takes a study and returns a matplotlib `Figure`, whose `caption` it writes
+from what it draws. No function touches pyplot's global state.
 
-A loaded study comes in, and figures go out. What a figure shows and how it is drawn are two
-functions: the first gives a table, which is empty where there is nothing to show. It must not know
-how a run came about, and reads no file.
+Markers and bars are means over seeds, with 95 % t-intervals from three seeds on. Small circles are
+the seeds. Settings are named in words, in the order in which their runs were launched. A figure by
+batch size becomes one by workers if the study has one batch size and several worker counts. If it
+has one of both, the figure has a dot for each cell. A figure is left out if nothing was measured
+for it, or if it shows the accuracy of a study that has not learned.
+
+A loaded study comes in, and figures go out. Each figure has two functions. The first gives its
+table, which is empty where there is nothing to show; the second draws it. It must not know how a
+run came about, and reads no file.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from bsweep.plots.drawing import BATCH_LABEL, StudyFigure, caption, save
 from bsweep.plots.rounds import scaled_rounds
 from bsweep.plots.surface import PARTS, targets_in_words
 
-# In the order of a report: what was asked comes first. Each is its name, its table and its drawing.
+# The figures in the order of a report, which begins with the answer to the user's question.
 _FIGURES = (
     StudyFigure("time_surface", analysis.surface, surface.time_surface),
     StudyFigure("pareto_front", cost.several_workers, cost.pareto_front),
@@ -89,13 +90,13 @@ __all__ = [
 
 
 def figures(study: Study) -> dict[str, Callable[[Study], Figure]]:
-    """Those of `FIGURES` whose table has a row in this study."""
+    """Return the figures of `FIGURES` whose table has a row in this study."""
     with computing_once():
         return {name: figure for name, figure in FIGURES.items() if len(figure.table(study))}
 
 
 def __getattr__(name: str) -> StudyFigure:
-    # `plots.time_by_batch` is the figure of that name.
+    # This makes `plots.time_by_batch` the figure of that name.
     if name in FIGURES:
         return FIGURES[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -30,7 +30,8 @@ PARTS = {"train": "Training", "test": "Test"}
 _INCOMPLETE = (
     "Dotted lines are runs that did not complete, up to a cross at their last epoch on record."
 )
-_WIDE = 8  # times over which the runs' times may spread before their axis is logarithmic
+# The time axis is logarithmic if the longest line takes more than this many times the shortest.
+_WIDE = 8
 
 
 def accuracies_by_time(study: Study) -> pd.DataFrame:
@@ -39,7 +40,7 @@ def accuracies_by_time(study: Study) -> pd.DataFrame:
 
 
 def accuracy_by_time(study: Study, table: pd.DataFrame) -> Figure:
-    """Test accuracy by seconds of training, one line a cell: how accurate one is after how long."""
+    """Draw test accuracy by seconds of training, a line for each cell."""
     found = curves(table, "epoch", "local_batch")
     panels = in_panels(found)
     figure, grid = drawing.grid(len(panels), 1, 2.6)
@@ -81,7 +82,9 @@ def accuracies(study: Study) -> pd.DataFrame:
 
 
 def _courses(study: Study, metric: str) -> pd.DataFrame:
-    """Of one epoch there is no course, nor of what was not measured."""
+    """Return the curves by epoch, or no rows if there is one epoch or the metric was not
+    measured.
+    """
     table = analysis.epoch_curves(study)
     if table.empty or table.index.get_level_values("epoch").nunique() == 1:
         return table[:0]
@@ -91,17 +94,22 @@ def _courses(study: Study, metric: str) -> pd.DataFrame:
 
 
 def loss_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
-    """Training and test loss by epoch, one line a batch size: figure 2 of the first paper."""
+    """Draw training and test loss by epoch, a line for each batch size: figure 2 of the first
+    paper.
+    """
     return _by_epoch(study, table, "loss")
 
 
 def accuracy_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
-    """Training and test accuracy by epoch, one line a batch size: figure 3 of the first paper."""
+    """Draw training and test accuracy by epoch, a line for each batch size.
+
+    It is figure 3 of the first paper.
+    """
     return _by_epoch(study, table, "accuracy")
 
 
 def _by_epoch(study: Study, table: pd.DataFrame, metric: str) -> Figure:
-    """A row of panels for each series, a column each for training and test."""
+    """Draw a row of panels for each series, with a column each for training and test."""
     parts = [part for part in PARTS if table[f"{part}_{metric}"].notna().any()]
     columns = [f"{part}_{metric}" for part in parts]
     found = curves(table, "epoch", "local_batch", alike_in=columns)
@@ -148,8 +156,9 @@ def _by_epoch(study: Study, table: pd.DataFrame, metric: str) -> Figure:
 
 
 def _draw_course(axes: Axes, curve: Curve, places: Any, metric: str) -> None:
-    """A line over the epochs of a cell, with the band of its interval; dotted to a cross where no
-    run completed.
+    """Draw a line over the epochs of a cell, with the band of its interval.
+
+    The line is dotted and ends at a cross if no run completed.
     """
     known = curve.cells[metric].notna().to_numpy()
     cells, places = curve.cells[known], places[known]

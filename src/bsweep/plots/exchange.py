@@ -1,4 +1,4 @@
-"""Figures of what a step is spent on, and of how parameter servers share the model."""
+"""Figures of the parts of a step's time, and of how parameter servers share the model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from bsweep.plots.along import PUBLISHED
 from bsweep.plots.curves import common, curves, handle, readable
 from bsweep.plots.rows import few_enough, panels_of_rows
 
-# By the column of `analysis.step_times`, in the order of a bar: what the legend says, and how it
-# looks.
+# The name in the legend and the look of each column of `analysis.step_times`, in a bar's order.
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "compute_seconds": ("computing", {"facecolor": "#0072B2"}),
     "codec_seconds": ("coding", {"facecolor": "#CC79A7"}),
@@ -35,8 +34,9 @@ def exchange_times(study: Study) -> pd.DataFrame:
 
 
 def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
-    """What a training step's time goes into, one bar a cell: computing, coding, exchanging, waiting
-    for others.
+    """Draw the parts of a training step's time, a bar for each cell.
+
+    The parts are computing, coding, exchanging and waiting for others.
     """
     times, left_out = few_enough(table)
     figure, panels = panels_of_rows(times, 1)
@@ -78,8 +78,9 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def server_load(study: Study, table: pd.DataFrame) -> Figure:
-    """How parameter servers share the model, the fullest in dark, and how busy the busiest of them
-    is.
+    """Draw how parameter servers share the model, and how busy the busiest of them is.
+
+    The fullest server is dark.
     """
     loads, left_out = few_enough(table)
     shares = readable(study, analysis.server_shares(study))
@@ -113,8 +114,9 @@ def server_load(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def sharding_gain(study: Study, measured: pd.DataFrame) -> Figure:
-    """By how much sharding by memory is faster than by layer: published, modelled and measured, by
-    workers.
+    """Draw by how much sharding by memory is faster than sharding by layer, by workers.
+
+    The gains are published, modelled and measured.
     """
     published = analysis.published_gains()["gain"]
     ratio = analysis.fit_ratio(published)

@@ -1,4 +1,4 @@
-"""What batch sizes come to with the best learning rate of each, beside one rate for all of them."""
+"""The figure of batch sizes at the best learning rate of each, beside one rate for all of them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _NAMES = {"test_accuracy": "Test accuracy", "seconds_to_target": "Time to target
 
 
 def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
-    """Accuracy or time to the target by batch size, with the best rate of each and one rate for
-    all; and that rate.
+    """Draw accuracy or time to the target by batch size, and the learning rates behind it.
+
+    One line has the best rate of each batch size, the other has one rate or rule for all.
     """
     apart = [name for name in levels(table) if name not in (*RATES, "local_batch")]
     groups = sorted(table.groupby(level=apart, sort=False), key=lambda group: -len(group[1]))[

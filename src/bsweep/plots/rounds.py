@@ -1,5 +1,5 @@
-"""Figures over rounds of local steps: who waits for whom between synchronisations, and what loss it
-leads to.
+"""Figures over rounds of local steps: the waits between synchronisations, and the loss over
+time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bsweep.plots.curves import (
 from bsweep.plots.exchange import PARTS
 from bsweep.plots.rows import few_enough, panels_of_rows
 
-_MAX_METHODS = 16  # of bars for each node
+_MAX_METHODS = 16  # cells with bars for each node
 _MAX_TIMELINES = 8
 _MAX_NODES_NAMED = 8
 _PARTS_OF_A_ROUND = {
@@ -51,8 +51,9 @@ _BARS: dict[str, Any] = {"ecolor": "#444444", "error_kw": {"elinewidth": 0.8, "c
 
 
 def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
-    """Idle seconds of each node, one group of bars a cell, with total and change: table 3 of the
-    paper as a figure.
+    """Draw the idle seconds of each node, a group of bars for each cell, with total and change.
+
+    It shows table 3 of the paper as a figure.
     """
     table, left_out = few_enough(table, _MAX_METHODS)
     idle = table[analysis.node_columns(table)].to_numpy()
@@ -98,9 +99,7 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def scaled_rounds(table: pd.DataFrame) -> str:
-    """A sentence for a table of idle times of which some are scaled to the rounds of the
-    baseline.
-    """
+    """Return a sentence if some idle times of a table are scaled to the rounds of the baseline."""
     if (table["rounds"] == table["shown_rounds"]).all():
         return ""
     rounds = drawing.span(table["rounds"].round().astype(int))
@@ -108,9 +107,9 @@ def scaled_rounds(table: pd.DataFrame) -> str:
 
 
 def round_timeline(study: Study, table: pd.DataFrame) -> Figure:
-    """A few rounds of each cell, a row a worker: computing, idle, exchanging."""
+    """Draw a few rounds of each cell, a row for each worker: computing, idle, exchanging."""
     num_cells = len(set(table.index))
-    if num_cells > _MAX_TIMELINES:  # those of the most workers, who wait the most
+    if num_cells > _MAX_TIMELINES:  # Keep the cells with the most workers, which wait the most.
         workers = table.index.get_level_values("num_workers")
         table = table[workers == workers.max()]
     shown = list(dict.fromkeys(table.index))[:_MAX_TIMELINES]
@@ -153,11 +152,14 @@ def round_timeline(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def loss_by_time(study: Study, table: pd.DataFrame) -> Figure:
-    """Training loss by elapsed training time, one line a cell: what is left after equal time."""
+    """Draw training loss by elapsed training time, a line for each cell.
+
+    It shows the loss of all cells after equal time.
+    """
     found = curves(table, "elapsed_seconds", "variant")
     panels = in_panels(found)
     ends = set(analysis.equal_time_losses(study)["elapsed_seconds"])
-    # One for all, or none.
+    # The line is drawn only if one time holds for all curves.
     ends = ends if len(ends) == 1 and len(found) > 1 and len(panels) == 1 else set()
     figure, grid = drawing.grid(len(panels), 1 + len(ends), 2.6)
     end: dict[str, Any] = {"color": drawing.GRAY, "linestyle": (0, (4, 2)), "linewidth": 1.0}
@@ -219,7 +221,7 @@ def compared_idle(study: Study) -> pd.DataFrame:
 
 
 def published_idle(study: Study, idle: pd.DataFrame) -> Figure:
-    """Published idle seconds by node beside the model's."""
+    """Draw the published idle seconds by node beside the model's."""
     model, published = analysis.idle_model(), analysis.published_idle()
     figure = Figure(figsize=(7.0, 2.6), layout="constrained")
     panels: Sequence[Axes] = figure.subplots(1, len(_PUBLISHED_METHODS), sharey=True)
@@ -293,7 +295,7 @@ def _and_change(table: pd.DataFrame) -> str:
 
 
 def _draw_rounds(axes: Axes, rounds: pd.DataFrame) -> None:
-    """Bars of what each worker does, one after the other."""
+    """Draw bars of what each worker does, one after the other."""
     starts = rounds["began_seconds"].to_numpy(float).copy()
     for began in rounds.groupby("round")["began_seconds"].min():
         axes.axvline(began, color="#444444", linewidth=0.7)

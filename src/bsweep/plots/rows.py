@@ -1,4 +1,4 @@
-"""Figures with a row for each cell: bars, or dots where a study has one batch size and one worker
+"""Figures with a row for each cell: bars, or dots if a study has one batch size and worker
 count.
 """
 
@@ -17,13 +17,14 @@ from bsweep.plots import drawing
 from bsweep.plots.curves import COLORS, said
 
 _MAX_ROWS = 48
-_MAX_LETTERS = 36  # of a line of a row's label
+_MAX_LETTERS = 36  # in a line of a row's label
 Rows = tuple[list[Axes], pd.DataFrame]
 
 
 def few_enough(table: pd.DataFrame, most: int = _MAX_ROWS) -> tuple[pd.DataFrame, str]:
-    """As many cells as a page has room for: those of one batch size, the most measured, and a
-    sentence that says so.
+    """Return as many cells as fit on a page, and a sentence that says which ones are shown.
+
+    If there are too many, the cells of the batch size with the most cells are taken.
     """
     if len(table) <= most:
         return table, ""
@@ -36,11 +37,10 @@ def few_enough(table: pd.DataFrame, most: int = _MAX_ROWS) -> tuple[pd.DataFrame
 def panels_of_rows(
     table: pd.DataFrame, columns: int, row_inches: float = 0.19
 ) -> tuple[Figure, list[Rows]]:
-    """Room for a row, of bars or dots, for each cell: rows of `columns` panels, and the cells in
-    each.
+    """Return a figure with a row for each cell, and its rows of `columns` panels with their cells.
 
-    What shares a panel differs in variant, or else in batch size; without either all cells share
-    one. Cells are numbered by their row.
+    Cells that share a panel differ in variant, or else in batch size. If neither varies, all cells
+    share one panel. Cells are numbered by their row.
     """
     varying = analysis.varying(table)
     compared = next((name for name in ("variant", "local_batch") if name in varying), "num_workers")
@@ -86,8 +86,8 @@ def numbered(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_dots(axes: Axes, rows: pd.DataFrame, metric: str, color: str = COLORS[0]) -> None:
-    """A dot at the mean of each cell, or at each of two seeds; a faint line leads from its name to
-    it.
+    """Draw a dot at the mean of each cell, or at each of two seeds, with a faint line across the
+    panel.
     """
     cells = numbered(rows)
     axes.hlines(

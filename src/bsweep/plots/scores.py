@@ -1,4 +1,4 @@
-"""Final accuracy and loss by batch size, beside the published ones."""
+"""The figure of final accuracy and loss by batch size, beside the published ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bsweep.plots.epochs import PARTS
 
 
 def final_scores(study: Study) -> pd.DataFrame:
-    """The cells, unless none has learned, or none has ended an epoch."""
+    """Return the measured cells, or no rows if none has learned or none has completed an epoch."""
     cells = measured_cells(study)
     is_known = (
         cells[[f"{part}_{quantity}" for part in PARTS for quantity in ("accuracy", "loss")]]
@@ -39,8 +39,9 @@ def final_scores(study: Study) -> pd.DataFrame:
 
 
 def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
-    """Final accuracy and loss by batch size, in training and on the test set; with the published
-    ones if comparable.
+    """Draw final accuracy and loss by batch size, in training and on the test set.
+
+    Published values are added if they are comparable.
     """
     name, trained = along(cells), length_of(study)
     metrics = [f"{part}_{quantity}" for quantity in ("accuracy", "loss") for part in PARTS]
@@ -96,8 +97,10 @@ def _as_lines(
     metrics: Sequence[str],
     published: pd.DataFrame,
 ) -> tuple[Figure, list[Line2D], bool]:
-    """A panel for each metric, two abreast, or all for each group of lines; what failed, and
-    whether a loss is cut.
+    """Draw a panel for each metric, two side by side, or all metrics for each group of lines.
+
+    Returns:
+        The figure, the legend's entry for runs that failed, and True if a loss is cut.
     """
     panels = in_panels(found)
     figure, grid = (
@@ -131,8 +134,10 @@ def _as_lines(
 def _scale(
     axes: Axes, study: Study, cells: pd.DataFrame, metric: str, along: str, published: pd.DataFrame
 ) -> list[Line2D]:
-    """The published line of a metric, if there is one, and both axes; the legend's entry for
-    guessing.
+    """Draw the published line of a metric, if there is one, and set both axes.
+
+    Returns:
+        The legend's entry for guessing.
     """
     if metric.startswith("train") and len(published):
         axes.plot(published[metric], **PUBLISHED)
@@ -162,8 +167,9 @@ def _score_axis(
     also: Iterable[float] = (),
     flat: bool = False,
 ) -> list[Line2D]:
-    """The scale of a loss, or that of accuracies in training and on the test set with what guessing
-    reaches.
+    """Set the scale of a loss or of an accuracy.
+
+    Accuracies in training and on the test set share a scale, with the accuracy of guessing.
     """
     if metric.endswith("loss"):
         points = cells[f"{metric}_points"].explode().dropna().astype(float)

@@ -1,4 +1,4 @@
-"""Examples per second by batch size, and the speed-up over workers."""
+"""The figure of examples per second by batch size, and of the speed-up over workers."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _IDEAL: dict[str, Any] = {"color": drawing.GRAY, "linestyle": (0, (1, 2)), "line
 
 
 def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
-    """Examples per second by batch size, and the speed-up over workers at equal local batch beside
-    the ideal one.
+    """Draw examples per second by batch size, and the speed-up over workers beside the ideal one.
 
-    With parameter servers, by workers: figure 2 of the parameter-sharding paper.
+    The speed-up is at equal local batch. With parameter servers the figure runs over workers:
+    figure 2 of the parameter-sharding paper.
     """
     name, scaling = along(cells), readable(study, analysis.scaling(timed_cells(study)))
     label = "Examples per second, all workers"
@@ -76,7 +76,7 @@ def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
 
 
 def _draw_speeds(axes: Axes, panel: Panel, cells: pd.DataFrame, along: str) -> list[Line2D]:
-    """The speeds of a panel; the legend's entry for what failed."""
+    """Draw the speeds of a panel and return the legend's entry for runs that failed."""
     draw_panel(axes, panel, "images_per_second")
     drawing.log_axis(axes, cells, along)
     from_zero(axes, cells, "images_per_second")
@@ -86,7 +86,7 @@ def _draw_speeds(axes: Axes, panel: Panel, cells: pd.DataFrame, along: str) -> l
 def _draw_speedup(
     axes: Axes, scaling: pd.DataFrame, cells: pd.DataFrame, along: str
 ) -> list[Curve]:
-    """Speed-up over workers, and the ideal one."""
+    """Draw the speed-up over workers, and the ideal one."""
     lines = curves(
         scaling, "num_workers", "local_batch" if along == "local_batch" else "variant", whole=cells
     )
@@ -104,7 +104,7 @@ def _draw_speedup(
 
 
 def _of_panel(scaling: pd.DataFrame, panel: Panel) -> pd.DataFrame:
-    """The speed-ups of the cells of a panel."""
+    """Return the speed-ups of the cells of a panel."""
     names = [name for name in panel.curves[0].key if name != "num_workers"]
     keys = {tuple(curve.key[name] for name in names) for curve in panel.curves}
     places = zip(*(scaling.index.get_level_values(name) for name in names), strict=True)
@@ -119,7 +119,7 @@ def _speedup_label(scaling: pd.DataFrame) -> str:
 def _legends(
     panels: Sequence[Panel], speedups: Sequence[Curve], failed: Sequence[Line2D], title: str
 ) -> list[tuple[list[Line2D], str]]:
-    """The legend of the speeds and, where their lines mean something else, one of the speed-ups."""
+    """Return the legend of the speeds and, if other lines need it, one of the speed-ups."""
     entries = [*panel_handles(panels), *failed]
     if not speedups:
         return [(entries, title)]

@@ -21,12 +21,13 @@ from bsweep.plots.curves import handle
 
 GLOBAL_BATCH = "Global batch (examples)"
 _UNITS = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86400.0))
-_MOST_COLUMNS = 14  # of a map, in which intervals can be read
+_MOST_COLUMNS = 14  # columns of a map that leave text readable
 _MOST_ROOMY = 9  # columns that leave room for a line of two words
-_DARK = 0.45  # of a colour's luminance, below which text on it is white
-_DARKEST, _LIGHTEST = 0.2, 0.97  # of the colours of times
+_DARK = 0.45  # Text is white on a colour whose luminance is lower.
+_DARKEST, _LIGHTEST = 0.2, 0.97  # ends of the colour map of times
 _FRAME: dict[str, Any] = {"fill": False, "edgecolor": "black", "linewidth": 1.0}
-# of a time: colour (after Okabe and Ito, light enough to be written on), in words, and in a cell
+# For each part of a time: its colour (after Okabe and Ito, light enough for text), its description,
+# and its name in a cell.
 PARTS = {
     "fixed": ("#E69F00", "of a step, whatever its batch", "fixed cost"),
     "computing": ("#E3E3E3", "on examples that the smallest batch needs too", "computing"),
@@ -41,8 +42,9 @@ PARTS = {
 
 
 def time_surface(study: Study, cells: pd.DataFrame) -> Figure:
-    """Predicted time to the target by global batch and workers, with 90 % intervals; measured cells
-    are framed.
+    """Draw the predicted time to the target by global batch and workers, with 90 % intervals.
+
+    Measured cells are framed.
     """
     unit, seconds = _unit(cells["seconds"])
     norm, colors = LogNorm(*_ends(cells["seconds"] / seconds)), colormaps["Blues_r"]
@@ -79,7 +81,7 @@ def time_surface(study: Study, cells: pd.DataFrame) -> Figure:
 
 
 def bottlenecks(study: Study, cells: pd.DataFrame) -> Figure:
-    """What takes most of the time to the target in each cell of the grid, and how much of it."""
+    """Draw which part takes most of the time to the target in each cell, and its share."""
     figure, panels = _maps(
         cells, f"What takes most of the time to {targets_in_words(cells)}, and its share"
     )
@@ -106,8 +108,9 @@ def bottlenecks(study: Study, cells: pd.DataFrame) -> Figure:
 
 
 def _maps(cells: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
-    """A map for each part of the study, its cells on a grid of equal rectangles: batches across,
-    workers upwards.
+    """Return a map for each part of the study: batches across, workers upwards.
+
+    Cells are equal rectangles on a grid.
     """
     parts = [(str(where), rows) for where, rows in cells.groupby("where", sort=False)]
     heights = [0.42 * rows["num_workers"].nunique() + 0.1 for _, rows in parts]
@@ -134,7 +137,7 @@ def _sizes(rows: pd.DataFrame, name: str) -> list[int]:
 
 
 def _placed(rows: pd.DataFrame) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Each cell with its column and its row."""
+    """Yield each cell with its column and its row."""
     columns = {batch: place for place, batch in enumerate(_sizes(rows, "global_batch"))}
     lines = {count: place for place, count in enumerate(_sizes(rows, "num_workers"))}
     for cell in rows.to_dict("records"):
@@ -146,8 +149,9 @@ def _placed(rows: pd.DataFrame) -> Iterator[tuple[int, int, dict[str, Any]]]:
 
 
 def _draw_cell(axes: Axes, x: int, y: int, color: Any, text: str, cell: dict[str, Any]) -> None:
-    """A rectangle with its text, framed if it was measured, with a star if it is recommended or as
-    good.
+    """Draw a rectangle with its text.
+
+    It has a frame if the cell was measured, and a star if the cell is recommended or equally good.
     """
     corner, is_lost = (x - 0.48, y - 0.46), cell["problem"] != ""
     look: dict[str, Any] = {"facecolor": color, "edgecolor": "none"}
@@ -192,7 +196,10 @@ def _luminance(color: Any) -> float:
 
 
 def _time_text(cell: dict[str, Any], unit: float) -> str:
-    """`12` above `9-16`: as many digits as the interval leaves known, and two at least."""
+    """Return a cell's time above its interval, as in `12` above `9-16`.
+
+    The digits are as many as the interval leaves known, and at least two.
+    """
     value, low, high = (cell[name] / unit for name in ("seconds", "seconds_low", "seconds_high"))
     decimals = max(
         0, -math.floor(math.log10(max(high - low, 1e-9) / 2)), 1 - math.floor(math.log10(value))
@@ -201,7 +208,7 @@ def _time_text(cell: dict[str, Any], unit: float) -> str:
 
 
 def _unit(seconds: pd.Series[float]) -> tuple[str, float]:
-    """The largest unit of which most cells take three at least."""
+    """Return the largest unit of which the median cell takes at least three."""
     return [one for one in _UNITS if seconds.median() >= 3 * one[1] or one[1] == 1][-1]
 
 
@@ -211,7 +218,7 @@ def _ends(values: pd.Series[float]) -> tuple[float, float]:
 
 
 def _marks(cells: pd.DataFrame) -> list[Patch | Line2D]:
-    """The legend's entries for frames and stars."""
+    """Return the legend's entries for frames and stars."""
     star: dict[str, Any] = {"linestyle": "", "marker": "*", "markersize": 8, "color": "black"}
     entries: list[Patch | Line2D] = (
         [Patch(**_FRAME, label="measured")] if cells["num_runs"].any() else []

@@ -1,4 +1,4 @@
-"""The training time to a target accuracy, by batch size."""
+"""The figure of the training time to a target accuracy, by batch size."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from bsweep.plots.rows import draw_dots, few_enough, numbered, panels_of_rows
 
 
 def times_to_target(study: Study) -> pd.DataFrame:
-    """By cell: `seconds` over the seeds that reach the target, `n` of them, and `missed`, those
-    that do not.
+    """Return the time to the target by cell.
+
+    `seconds` is over the `n` seeds that reach the target. `missed` counts those that do not.
     """
     table = analysis.time_to_target(study)
     if not table["reached"].any():
@@ -39,8 +40,9 @@ def times_to_target(study: Study) -> pd.DataFrame:
 
 
 def time_to_target(study: Study, table: pd.DataFrame) -> Figure:
-    """Training time to a target accuracy by batch size, with those that do not reach it on the
-    edge.
+    """Draw the training time to a target accuracy by batch size.
+
+    Seeds that do not reach it are marked on the edge.
     """
     target = f"{100 * table['target'].iloc[0]:.4g} %"
     whose = f", {100 * analysis.TARGET_SHARE:.0f} % of the best cell's final one" * (
@@ -93,8 +95,10 @@ def _as_dots(table: pd.DataFrame, label: str, highest: float) -> tuple[Figure, l
 
 
 def _mark_missed(axes: Axes, curves: Sequence[Curve]) -> list[Line2D]:
-    """Open triangles on the upper edge, beside each other, and their entry for the legend, if
-    any.
+    """Draw open triangles on the upper edge, beside each other.
+
+    Returns:
+        The legend's entry for the triangles, or an empty list.
     """
     missed = [
         (curve, place) for curve in curves for place in curve.cells.index[curve.cells["missed"] > 0]
@@ -109,7 +113,7 @@ def _draw_missed(
     axes: Axes, x: list[float], y: list[float], color: str, flat: bool = False
 ) -> list[Line2D]:
     if not x:
-        return []  # a line without points would still take room
+        return []  # A line without points would still take room.
     marker: dict[str, Any] = {
         "marker": ">" if flat else "^",
         "markersize": 7,

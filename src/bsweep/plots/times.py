@@ -1,4 +1,4 @@
-"""The training time by batch size, its fit, and the published times."""
+"""The figure of the training time by batch size, its fit, and the published times."""
 
 from __future__ import annotations
 
@@ -38,11 +38,10 @@ from bsweep.plots.curves import (
 
 
 def time_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
-    """Training time by batch size with the fit a + c/b; beside the published times where these are
-    comparable.
+    """Draw the training time by batch size with the fit a + c/b, beside comparable published times.
 
-    That comparison is of times over the time at the largest batch size that both measured: epochs
-    and hardware, which differ, cancel.
+    The comparison is of times over the time at the largest batch size that both studies measured.
+    Epochs and hardware differ, and cancel in this ratio.
     """
     name, label = along(cells), ", ".join(filter(None, ("Training time (s)", length_of(study))))
     if not name:
@@ -94,8 +93,10 @@ def _sentences(
 def _draw_times(
     axes: Axes, panel: Panel, cells: pd.DataFrame, along: str, fits: pd.DataFrame
 ) -> list[Line2D]:
-    """The times of a panel, with their fits if there are any; the legend's entry for what
-    failed.
+    """Draw the times of a panel, with their fits if there are any.
+
+    Returns:
+        The legend's entry for runs that failed.
     """
     draw_panel(axes, panel, "train_seconds") if fits.empty else _draw_fitted(axes, panel, fits)
     drawing.log_axis(axes, cells, along)
@@ -104,7 +105,7 @@ def _draw_times(
 
 
 def _draw_fitted(axes: Axes, panel: Panel, fits: pd.DataFrame) -> None:
-    """Training times, with the line of their fit where there is one."""
+    """Draw training times, with the line of their fit where there is one."""
     for curve in panel.curves:
         key = tuple(curve.key.values())
         is_fitted = key in fits.index
@@ -119,7 +120,7 @@ def _draw_fitted(axes: Axes, panel: Panel, fits: pd.DataFrame) -> None:
 
 
 def _entries(found: Sequence[Curve], panels: Sequence[Panel], fits: pd.DataFrame) -> list[Line2D]:
-    """The legend's entries for the lines, with their fit in numbers where each line has an
+    """Return the legend's entries for the lines. Fits in numbers are added if each line has an
     entry.
     """
     entries = panel_handles(panels)
@@ -142,8 +143,9 @@ def _published_entries(reference: int | None) -> list[Line2D]:
 
 
 def _formula(fits: pd.DataFrame, key: Any) -> str:
-    """A fit to times by batch size in numbers, with the variance it explains, and how far the times
-    are off it.
+    """Return a fit in numbers, with the variance it explains and its largest errors.
+
+    The fit is that of times by batch size. The text is empty if there is no fit for `key`.
     """
     if key not in fits.index:
         return ""
@@ -154,13 +156,13 @@ def _formula(fits: pd.DataFrame, key: Any) -> str:
         f"times {round(100 * fit['lowest_residual']):+d} to "
         f"{round(100 * fit['highest_residual']):+d} % off"
     )
-    # A legend breaks long lines.
+    # No-break spaces keep this part together when the legend breaks long lines.
     share = f"R² = {fit['r_squared']:.4f}".replace(" ", "\N{NO-BREAK SPACE}")
     return f":  {terms}  ({share}, {off})".replace("-", "\N{MINUS SIGN}")
 
 
 def _draw_relative(axes: Axes, panel: Panel, cells: pd.DataFrame, reference: int) -> None:
-    """Times over the time of one batch size, beside the published ones."""
+    """Draw times over the time of one batch size, beside the published ones."""
     for curve in panel.curves:
         axes.plot(curve.cells["relative_seconds"].dropna(), **curve.look)
     published = published_cells()["train_seconds"]
@@ -170,8 +172,9 @@ def _draw_relative(axes: Axes, panel: Panel, cells: pd.DataFrame, reference: int
 
 
 def _reference_batch(study: Study, cells: pd.DataFrame) -> int | None:
-    """The largest batch size that both studies measured, if they are comparable and share two at
-    least.
+    """Return the largest batch size that both studies measured.
+
+    The result is None if they are not comparable or share fewer than two.
     """
     if not analysis.comparable(study):
         return None
