@@ -1,9 +1,8 @@
-"""A study's report: its tables as CSV, Markdown and LaTeX, its figures, and one HTML page that
-needs no network.
+"""The report of a study: tables, figures, and one HTML page that needs no network.
 
-A study's folder comes in. A folder of files goes out; those of an earlier report are replaced once
-all new ones are written. All numbers are the analysis's and all figures those of `plots`: here they
-get headings, formats and an order.
+A study's folder comes in, and a folder of files goes out. The tables are CSV, Markdown and LaTeX.
+The files of an earlier report are replaced once all new ones are written. All numbers come from
+`analysis` and all figures from `plots`; this package adds headings, formats and an order.
 
 It must not compute a number of its own, nor know how a run came about.
 """
@@ -31,8 +30,8 @@ from bsweep.report import formats, images, scaling, tables
 
 __all__ = ["headlines", "idle_text", "write"]
 
-_MAX_LINES = 4  # of a list that are not folded away
-_MAX_RUN_IDS = 500  # of a figure; all are in runs.csv
+_MAX_LINES = 4  # in a list; the others are folded away
+_MAX_RUN_IDS = 500  # below a figure; all are in runs.csv
 
 
 def write(
@@ -44,16 +43,23 @@ def write(
     beside: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Write the report of a study, by default to its folder `report`, and return the path of the
-    HTML page.
+    """Write the report of a study and return the path of the HTML page.
 
-    Files of an earlier report are replaced once all new ones are written, the page last. `command`
-    is what the page says it was made with. Runs that do not compare are refused, unless `mix`;
-    times of runs that had others beside them are left out, unless `beside`. `say` is called with a
-    line for each run that cannot be read, and for those times.
+    Files of an earlier report are replaced once all new ones are written, the page last.
+
+    Args:
+        study_dir: The study's folder.
+        out_dir: The folder of the report, by default the study's folder `report`.
+        command: The command that the page names as its origin.
+        mix: Accept runs that do not compare. Without it they are refused.
+        beside: Use the times of runs that had others beside them. Without it those times are left
+            out.
+        say: A function that is called with a line for each run that cannot be read, and for times
+            that are left out.
 
     Raises:
-        FileNotFoundError, ValueError: see `bsweep.load`.
+        FileNotFoundError: See `bsweep.load`.
+        ValueError: See `bsweep.load`.
     """
     study = analysis.load(study_dir, mix=mix, beside=beside)
     for run_id, why in study.skipped.items():
@@ -101,8 +107,9 @@ def _write_figures(study: Study, folder: Path) -> dict[str, str]:
 
 
 def idle_text(study: Study) -> str:
-    """Idle seconds by node, total and change as a table for a terminal; empty for a study without
-    rounds.
+    """Return idle seconds by node, with total and change, as a table for a terminal.
+
+    The text is empty for a study without rounds.
     """
     idle = analysis.idle_table(study)
     if idle.empty:
@@ -158,8 +165,9 @@ def _page(
 
 
 def _opening(study: Study) -> list[str]:
-    """What the page says first: the recommendation, or what is missing for one after all else that
-    can be said.
+    """Return the first lines of the page: the recommendation, and the other headlines.
+
+    What is missing for a recommendation comes last.
     """
     rates = analysis.fairness_words(study)
     return [
@@ -191,7 +199,7 @@ def _failures(runs: pd.DataFrame) -> formats.Table:
 
 
 def _list(title: str, lines: Sequence[str], kind: str) -> str:
-    """Lines under a title, of many the last ones folded away."""
+    """Return lines under a title as HTML. If there are many, the last ones are folded away."""
     items = [f"<li>{html.escape(line)}</li>" for line in lines]
     shown, rest = "".join(items[:_MAX_LINES]), "".join(items[_MAX_LINES:])
     more = (
@@ -213,7 +221,9 @@ def _definitions(entries: dict[str, str]) -> str:
 
 
 def _provenance(provenance: pd.DataFrame) -> dict[str, str]:
-    """What `meta.json` says, each value with the number of runs it holds for, where they differ."""
+    """Return the values in the runs' `meta.json`. Where runs differ, each value has its number of
+    runs.
+    """
     entries = {}
     for column in provenance.columns.drop(["run_id", "launched_at"], errors="ignore"):
         counts = Counter(

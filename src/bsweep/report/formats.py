@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-_HEADING_WIDTH = 9  # characters of a line of a heading in LaTeX
-_MAX_ROWS = 300  # of a table in a page
+_HEADING_WIDTH = 9  # characters in a line of a heading in LaTeX
+_MAX_ROWS = 300  # of a table on the page
 
 
 @dataclass(frozen=True)
 class Table:
     caption: str
-    cells: pd.DataFrame  # of text, under headings; empty where the caption says all there is
+    cells: pd.DataFrame  # text under headings; empty if the caption says everything
 
 
 def as_markdown(title: str, tables: Sequence[Table]) -> str:
@@ -37,8 +37,9 @@ def as_markdown(title: str, tables: Sequence[Table]) -> str:
 
 
 def as_latex(title: str, tables: Sequence[Table]) -> str:
-    """Tables of small type with headings of several lines, which shrink only where they are wider
-    than the text.
+    """Return tables as LaTeX, in small type with headings of several lines.
+
+    A table shrinks only if it is wider than the text.
     """
     blocks = ["% Needs \\usepackage{adjustbox,booktabs}.\n"]
     for table in tables:
@@ -96,13 +97,13 @@ def as_text(table: Table) -> str:
 
 
 def _rows(table: Table, escape: Callable[[str], str]) -> Iterator[list[str]]:
-    """The heading and the rows of a table, escaped for a format."""
+    """Yield the heading and the rows of a table, escaped for a format."""
     for row in (table.cells.columns, *table.cells.to_numpy()):
         yield [escape(str(cell)) for cell in row]
 
 
 def _are_numbers(table: Table) -> list[bool]:
-    """For each column, whether it holds numbers, which line up on the right."""
+    """Return for each column whether it holds numbers, which are aligned on the right."""
     return [
         all(
             re.fullmatch(r"-|[\d.,/e+-]+( ± .*|, [\d.,e+-]+| to [\d.,e+-]+)?", text)

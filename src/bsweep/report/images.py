@@ -1,4 +1,4 @@
-"""A page's figures as images within it, so small that all of the page fits into a mail."""
+"""The figures of a page as images within it, small enough that the page fits into a mail."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from pathlib import Path
 
 from PIL import Image
 
-_MAX_SVG_BYTES = 500_000  # of a figure that is shown so
-_MAX_BYTES = 2_700_000  # of all, which a page writes as text of a third more
+_MAX_SVG_BYTES = 500_000  # of one figure; a larger one becomes a PNG
+_MAX_BYTES = 2_700_000  # of all images; base64 in the page adds a third
 _SHRINK = 0.7
 
 
 def within_page(folder: Path, names: Iterable[str]) -> dict[str, tuple[str, bytes]]:
-    """By figure, the kind of its image and the image: SVG, or a PNG of the largest ones while all
-    are too large.
+    """Return the kind and the bytes of each figure's image.
+
+    An image is SVG. While all images together are too large, the largest becomes a PNG or a smaller
+    PNG. A figure whose SVG is too large is a PNG from the start.
     """
     smaller = {name: _ever_smaller(folder, name) for name in names}
     images = {name: next(candidates) for name, candidates in smaller.items()}
@@ -36,7 +38,7 @@ def _ever_smaller(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _few_colors(path: Path, scale: float) -> bytes:
-    """A PNG in 64 colours, which are enough for a figure and a third of its bytes."""
+    """Return a PNG in 64 colours, which are enough for a figure and take a third of the bytes."""
     buffer = io.BytesIO()
     with Image.open(path) as image:
         width, height = (max(1, round(side * scale)) for side in image.size)

@@ -1,4 +1,4 @@
-"""The tables of a report's predictions: every cell of the grid, and what one more worker buys."""
+"""The tables of a report's predictions: every cell of the grid, one more worker, and best rates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ _STEPS = (
 
 
 def recommended(study: Study) -> Iterator[Table]:
-    """The tables of all predictions of a study; none without one."""
+    """Yield the tables of all predictions of a study, and of its best learning rates.
+
+    There are none if the study has neither.
+    """
     if len(cells := analysis.surface(study)):
         yield Table(_CELLS.format(plots.targets_in_words(cells)), _table(cells, _cell))
     if len(steps := analysis.more_workers(study)):
@@ -41,7 +44,7 @@ def recommended(study: Study) -> Iterator[Table]:
 
 
 def _rates(table: pd.DataFrame) -> Table:
-    """The best rate of each cell that was run at several."""
+    """Return the table of the best rate of each cell that was run at several."""
     apart = [name for name in analysis.levels(table) if name not in tuning.RATES]
     shown = [
         name

@@ -1,5 +1,6 @@
-"""The report's section on how a study's costs grow with the work: an exponent each, its interval,
-what is expected.
+"""The report's section on how a study's costs grow with the work.
+
+Each cost has an exponent, its interval, and the expected exponent.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ _EXPECTED = {"local_batch": "-1 to 0", "num_workers": "-1", "num_train": "1", "n
 
 
 def scaling(study: Study) -> Table:
-    """How a study's costs grow, one row each, in words where that cannot be fitted."""
+    """Return a table of how a study's costs grow, with a row for each cost.
+
+    If an exponent cannot be fitted, the row says why in words.
+    """
     rows = [
         _row(
             "seconds of an epoch",
@@ -68,7 +72,7 @@ def scaling(study: Study) -> Table:
 
 
 def exponent_text(exponent: float, half_width: float) -> str:
-    return fixed(round(exponent, 2) + 0.0, 2, half_width)  # not -0.00
+    return fixed(round(exponent, 2) + 0.0, 2, half_width)  # Adding 0.0 avoids -0.00.
 
 
 def _row(
@@ -87,7 +91,7 @@ def _row(
 
 
 def _ring_ratio(study: Study) -> str:
-    """A worker's bytes over those of a ring, from the least to the most of all cells."""
+    """Return the range over all cells of a worker's bytes over those of a ring, as text."""
     ratios = analysis.step_times(study)["sent_of_ring"]
     sent = ratios[ratios > 0]
     return (

@@ -1,4 +1,6 @@
-"""What a report's tables hold: the numbers of the analysis as text, under headings in words."""
+"""The content of a report's tables: the numbers of the analysis as text, under headings in
+words.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from bsweep.report.formats import Table
 from bsweep.report.recommended import recommended
 from bsweep.report.scaling import exponent_text
 
-_MAX_NODES = 8  # that have a column each
+_MAX_NODES = 8  # nodes that have a column each
 
 
 def tables(study: Study) -> Iterator[Table]:
-    """All tables for which a study has the numbers."""
+    """Yield all tables for which a study has the numbers."""
     cells = analysis.cells(study.runs)
     yield _means(study, cells)
     yield from recommended(study)
@@ -48,7 +50,7 @@ def tables(study: Study) -> Iterator[Table]:
 
 
 def _means(study: Study, cells: pd.DataFrame) -> Table:
-    """What each cell came to."""
+    """Return the table of the results of each cell."""
     values = cells[["global_batch", "n"]].astype(object)
     rates = (
         analysis.by_cell(study.runs)["learning_rate"].groupby(level=analysis.levels(cells)).first()
@@ -73,7 +75,7 @@ def _means(study: Study, cells: pd.DataFrame) -> Table:
 
 
 def _of_seeds(n: pd.Series[int]) -> str:
-    """What stands in a table of means, intervals and the values of two seeds."""
+    """Return sentences that explain the means, intervals and pairs of values in a table."""
     counts = set(n[n > 0])
     told = (
         ["± is the half-width of the 95 % t-interval over seeds."]
@@ -130,7 +132,10 @@ def _fits(study: Study) -> pd.DataFrame:
 
 
 def _of_series(growth: pd.DataFrame) -> pd.DataFrame:
-    """Where there are several; one is what the section on costs tells."""
+    """Return a table of the exponents of several series.
+
+    It is empty for a single series, which the section on costs covers.
+    """
     fits = zip(growth["exponent"], growth["exponent_ci95"], strict=True)
     table = growth.drop(columns="exponent_ci95").assign(
         exponent=[exponent_text(*fit) for fit in fits]
@@ -180,8 +185,9 @@ def _equal_time(study: Study) -> pd.DataFrame:
 
 
 def idle_seconds(study: Study, table: pd.DataFrame) -> Table:
-    """Table 3 of the paper of uneven GPUs: nodes, or of many the span, then total, change and
-    speed.
+    """Return table 3 of the paper of uneven GPUs: idle seconds by node, total, change and speed.
+
+    If there are many nodes, their least, median and most idle seconds replace the columns of nodes.
     """
     decimals = max(1, 2 - math.floor(math.log10(max(table["idle_seconds"].max(), 1e-3))))
     nodes = table[analysis.node_columns(table)].rename(
@@ -228,8 +234,9 @@ def _idle_caption(table: pd.DataFrame) -> str:
 
 
 def _table(study: Study, caption: str, rows: pd.DataFrame) -> Table:
-    """Rows indexed by cells, or by series of them, for reading: what they all share is said once,
-    in the caption.
+    """Return a table for readers from rows indexed by cells or by series of cells.
+
+    What all rows share is named once, in the caption.
     """
     rows = _with_realised_batches(
         study, plots.in_order(study, rows.dropna(axis="columns", how="all"))
@@ -270,8 +277,8 @@ def _sentence(parts: Sequence[str]) -> str:
 
 
 def _with_realised_batches(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with each worker's batch in the place of the local batch that not all of them
-    took.
+    """Return the rows with each worker's batch in place of the local batch, where workers' batches
+    differ.
     """
     cells = analysis.cells(study.runs)
     if analysis.levels(rows) != analysis.levels(cells):
