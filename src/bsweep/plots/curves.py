@@ -61,7 +61,7 @@ class Panel:
     title: str
     curves: Sequence[Curve]
     others: Sequence[Curve] = ()
-    left_out: str = ""  # how many panels the figure leaves out, in words
+    left_out: str = ""  # how many of its panels the figure shows, if not all
 
 
 def readable(study: Study, table: pd.DataFrame) -> pd.DataFrame:

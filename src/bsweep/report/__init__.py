@@ -165,7 +165,8 @@ def _page(
 
 
 def _opening(study: Study) -> list[str]:
-    """Return the first lines of the page: the recommendation, and the other headlines.
+    """Return the first lines of the page: the recommendation, words on learning rates, and
+    headlines.
 
     What is missing for a recommendation comes last.
     """

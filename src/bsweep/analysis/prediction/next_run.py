@@ -21,7 +21,7 @@ from bsweep.analysis.prediction.result import Prediction
 from bsweep.analysis.prediction.selection import CELL
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 
-SHARE = 0.05  # of the grid's predicted cost; the budget for finding the best cell
+SHARE = 0.05  # share of the grid's predicted cost that finding the best cell may take
 _LEAST_GAIN = 0.005  # A run with a smaller gain is not worthwhile.
 
 Key = tuple[int, int, int]

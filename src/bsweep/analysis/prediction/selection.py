@@ -109,8 +109,9 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
     """Return the runs of a study to predict from.
 
     Raises:
-        ValueError: If no runs are left, or they differ in more than batch size, workers and seed.
-            The message says in what they differ and how to choose.
+        ValueError: If no runs are left, their workers do not take every step together, or they
+            differ in more than batch size, workers and seed. The message says in what they differ
+            and how to choose.
     """
     runs = _chosen(study.runs, where or {})
     _refuse_unsynchronised(study, runs)
@@ -222,7 +223,7 @@ def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> bool:
     Batch size, workers and learning rate may differ.
 
     Returns:
-        True if the runs' learning rates differ beside their batch sizes.
+        True if batch sizes were run with several learning rates.
     """
     found, has_rates = _differing(runs)
     if not found:
