@@ -184,10 +184,9 @@ def of_one_batch(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def told_apart(runs: pd.DataFrame) -> list[str]:
-    """Return the settings, other than batch size and workers, in which runs differ too much to
-    compare.
+    """Return the settings that separate runs into parts which do not compare.
 
-    See `keyed`.
+    Batch size and workers are not among them. See `keyed`.
     """
     return [
         name for name in cell_keys(_compared(runs)) if name not in ("num_workers", "local_batch")
