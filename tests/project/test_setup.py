@@ -165,9 +165,9 @@ def checkout(tmp_path: Path) -> Checkout:
     shutil.copytree(ROOT / "scripts", root / "scripts")
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, root)
-    (root / "src" / "bsweep").mkdir(parents=True)
-    for name in ("__init__.py", "gpus.py"):
-        shutil.copy(ROOT / "src" / "bsweep" / name, root / "src" / "bsweep")
+    package = Path("src/bsweep")
+    shutil.copytree(ROOT / package / "core", root / package / "core")
+    shutil.copy(ROOT / package / "__init__.py", root / package)
     venv.create(root / ".venv", with_pip=False, symlinks=True)
     programs = tmp_path / "bin"
     programs.mkdir()

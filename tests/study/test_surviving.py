@@ -99,6 +99,7 @@ def test_a_checkpoint_that_cannot_be_taken_up_has_its_run_repeated(
         "members": [0],
         "num_workers": 1,
         "metrics_bytes": 0,
+        "train_seconds": 1.0,
         "time": 9,
     }
     config = compose("local_batch=8", f"results_dir={tmp_path}")
@@ -170,19 +171,19 @@ def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk:
 LEASE = """
 import errno, fcntl, os, sys, time
 from pathlib import Path
-from bsweep.runlog import claims
+from bsweep.runlog import locks
 
 def flock(*_):
     raise OSError(errno.ENOSYS, "Function not implemented")
 
 fcntl.flock = flock
-claims.HEARTBEAT_SECONDS = 0.25
+locks.HEARTBEAT_SECONDS = 0.25
 if "clock" in sys.argv:
     time.time = lambda: 0.0
 if "folder" in sys.argv:
-    claims._now = lambda folder: 0.0
+    locks._now = lambda folder: 0.0
 for _ in range(2):
-    with claims.claimed(Path(sys.argv[1])) as is_ours:
+    with locks.claimed(Path(sys.argv[1])) as is_ours:
         print(is_ours, flush=True)
         if "die" in sys.argv:
             sys.stdin.readline()

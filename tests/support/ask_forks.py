@@ -1,8 +1,8 @@
 """Stands in a process's place for one that `tests.support.forks` forks: its signals, streams and
 exit code are the other's.
 
-`python tests/support/ask_forks.py SOCKET -u -m module ...`, or `-c code`. The other has the files
-that are open here, too.
+`python tests/support/ask_forks.py SOCKET -u -m module ...`, or `-c code`, or `file.py`. The other
+has the files that are open here, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def ask(
 
     Args:
         path: Where `tests.support.forks` listens.
-        command: What Python would be given: -m and a module, or -c and code, and arguments.
+        command: What Python would be given: -m and a module, -c and code, or `a file` and its path,
+            and arguments.
         cwd: Its folder.
         env: All of its variables.
         executable: What it takes for Python.
@@ -51,11 +52,16 @@ def ask(
 
 
 def main(path: str, *command: str) -> None:
-    begin = next(index for index, word in enumerate(command) if word in ("-m", "-c"))
+    begin, first = next(
+        (index, word)
+        for index, word in enumerate(command)
+        if word in ("-m", "-c") or not word.startswith("-")
+    )
+    asked = [*command[begin:]] if first in ("-m", "-c") else ["a file", *command[begin:]]
     files = _open_files()
     connection = ask(
         path,
-        list(command[begin:]),
+        asked,
         cwd=os.getcwd(),  # noqa: PTH109 (pathlib would take longer than all else here)
         env=dict(os.environ),
         executable=sys.executable,

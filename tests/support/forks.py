@@ -132,7 +132,7 @@ def _become(
     os.environ.pop(fresh_process.LAUNCHER, None)  # the parent is another here
     tempfile.tempdir = None  # what was found here is not where the variables say
     option, what, *arguments = command
-    if option == "-m":
+    if option != "-c":
         os.setsid()  # torchrun ends its whole process group
     sys.argv, sys.orig_argv, sys.executable = [what, *arguments], [executable, *command], executable
     code: Any = 0
@@ -142,6 +142,8 @@ def _become(
                 runpy.run_path(f"{folder}/sitecustomize.py")
         if option == "-m":
             runpy.run_module(what, run_name="__main__", alter_sys=True)
+        elif option == "a file":
+            runpy.run_path(what, run_name="__main__")
         else:
             exec(what, {"__name__": "__main__"})
     except SystemExit as end:
