@@ -40,7 +40,7 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
 
 
 def profile(config: RunConfig, say: Callable[[str], None]) -> Outcome:
-    """Profile a point's workers, and leave their answer where `anatomy.read` looks for it.
+    """Profile a point's workers, and leave their answer where `read_anatomies` looks for it.
 
     Args:
         config: The point.
