@@ -49,12 +49,13 @@ sys.path.insert(0, str(ROOT))
 from benches import against, alone, noise, together  # noqa: E402
 from benches.common import Seconds, alternating, medians  # noqa: E402
 
-from bsweep.config import RunConfig  # noqa: E402
+from bsweep.config.run import RunConfig  # noqa: E402
 from bsweep.config.strategies import PLAIN_HOROVOD  # noqa: E402
 from bsweep.core.ranks import Place  # noqa: E402
 from bsweep.core.whole_files import write_whole  # noqa: E402
 from bsweep.data import augment  # noqa: E402
-from bsweep.runlog import RunPaths, read_records  # noqa: E402
+from bsweep.runlog.files import RunPaths  # noqa: E402
+from bsweep.runlog.reading import read_records  # noqa: E402
 from bsweep.study import provenance  # noqa: E402
 from bsweep.train import graph_capture, step, warm_up, worker  # noqa: E402
 from bsweep.train.job import Job  # noqa: E402

@@ -22,7 +22,7 @@ from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.selection import Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_step_time
 from bsweep.analysis.targets import to_target
-from bsweep.config import Target, target_of
+from bsweep.config.target import Target, target_of
 
 DRAWS = 1500  # of the fits
 

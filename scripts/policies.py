@@ -24,7 +24,7 @@ from scipy import stats
 from bsweep.analysis import load
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.targets import to_target
-from bsweep.config import Target
+from bsweep.config.target import Target
 
 _OF_RUN = [
     "batching",

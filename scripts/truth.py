@@ -30,7 +30,7 @@ from bsweep.analysis.prediction.next_run import Key, median_step
 from bsweep.analysis.prediction.objectives import CLOSE, parse_objective
 from bsweep.analysis.prediction.selection import CELL, observed
 from bsweep.analysis.prediction.step_time import StepTimeFit, fit_step_time
-from bsweep.config import Target
+from bsweep.config.target import Target
 
 _ZEUS_PLAYS, _ZEUS_RUNS = 300, 60
 _ZEUS_PATIENCE = 2.0  # times the least cost so far, after which Zeus breaks a run off

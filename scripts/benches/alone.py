@@ -25,7 +25,7 @@ from benches.common import (
     ready,
 )
 from bsweep import batching
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.measure import profile_worker
 from bsweep.runlog import calibration_file, profile_file

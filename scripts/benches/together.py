@@ -29,7 +29,7 @@ from benches.common import (
     plain_step,
     ready,
 )
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place, num_cores
 from bsweep.data import plan
 from bsweep.strategies import process_group

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bsweep.compression import Codec, Setting
 from bsweep.compression.base import Group
-from bsweep.config import CodecConfig
+from bsweep.config.groups import CodecConfig
 
 
 class Rounded(Codec):

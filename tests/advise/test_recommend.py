@@ -26,10 +26,14 @@ from bsweep.analysis.prediction.next_run import SHARE, Grid, Key, Next, Offer, f
 from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.selection import Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
-from bsweep.config import ConfigError, RunConfig, target_of
+from bsweep.config.run import RunConfig
+from bsweep.config.target import target_of
+from bsweep.config.values import ConfigError
 from bsweep.core import energy
 from bsweep.launch import Outcome
-from bsweep.runlog import RunPaths, Status, is_stop_requested
+from bsweep.runlog.checkpoint_files import is_stop_requested
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import Status
 from bsweep.study import attempts
 from tests.support.running import Fork, compose, imported_first
 from tests.support.running import bsweep as command

@@ -11,9 +11,11 @@ import pytest
 import bsweep
 from bsweep.advise import replay
 from bsweep.analysis.keys import keyed
-from bsweep.config import save_config
+from bsweep.config.saved import save_config
 from bsweep.plots import FIGURES
-from bsweep.runlog import BatchChanged, NoiseScale, RunLog, RunPaths, Start, Step
+from bsweep.runlog.files import RunLog, RunPaths
+from bsweep.runlog.measured import NoiseScale
+from bsweep.runlog.records import BatchChanged, Start, Step
 from bsweep.train import noise_meter
 from tests.support.running import compose
 

@@ -14,7 +14,10 @@ import yaml
 
 from bsweep import allocation
 from bsweep.allocation import ProbedBatch, ProbedWorker, devices, fill_in
-from bsweep.config import ConfigError, RunConfig, conf_dir, read_config, save_config
+from bsweep.config.parsing import conf_dir
+from bsweep.config.run import RunConfig
+from bsweep.config.saved import read_config, save_config
+from bsweep.config.values import ConfigError
 from bsweep.study import checks
 from tests.support.running import TINY, bsweep, compose
 

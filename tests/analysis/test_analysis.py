@@ -22,7 +22,7 @@ from bsweep.analysis.columns import EPOCHS, RUNS, names
 from bsweep.analysis.derived import placement
 from bsweep.analysis.sharding import largest_share
 from bsweep.analysis.statistics import differ_by_chance
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from tests.support.synthetic_study import (
     META,
     diloco,

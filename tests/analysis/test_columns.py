@@ -14,7 +14,8 @@ import pytest
 import bsweep
 from bsweep.analysis import columns, records
 from bsweep.analysis.columns import Column
-from bsweep.runlog import Epoch, RunPaths
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import Epoch
 from tests.support.synthetic_study import write_run
 
 

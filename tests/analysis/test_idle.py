@@ -17,7 +17,7 @@ from scipy import stats
 import bsweep
 from bsweep import analysis, report
 from bsweep.analysis.columns import ROUNDS, names
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from tests.support.synthetic_study import (
     ALLOCATIONS,
     ROUND_EXCHANGE_SECONDS,

@@ -20,8 +20,8 @@ from bsweep.analysis.prediction.objectives import parse_objective, parse_seconds
 from bsweep.analysis.prediction.selection import observed
 from bsweep.analysis.prediction.step_time import Cell
 from bsweep.analysis.prediction.steps import fit_steps
-from bsweep.config import target_of
-from bsweep.runlog import Status
+from bsweep.config.target import target_of
+from bsweep.runlog.records import Status
 from tests.support.running import bsweep as command
 from tests.support.synthetic_targets import TARGET, Truth, write_branch, write_target_run
 

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 import bsweep
 from bsweep import analysis
 from bsweep.analysis.targets import AMOUNTS, _of_run, smoothed
-from bsweep.config import Target
-from bsweep.runlog import SCHEMA, RunPaths
+from bsweep.config.target import Target
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import SCHEMA
 from tests.support.synthetic_study import train_seconds, write_run
 
 RUN = "b16_w1_horovod_s0"

@@ -13,7 +13,9 @@ import torch
 
 from bsweep import batching
 from bsweep.batching import GradientNoise, Policy, Seen
-from bsweep.config import ConfigError, conf_dir, save_config
+from bsweep.config.parsing import conf_dir
+from bsweep.config.saved import save_config
+from bsweep.config.values import ConfigError
 from bsweep.data.plan import Share, global_batch
 from bsweep.study import branching, checks
 from tests.strategies.test_equivalence import NUM_TRAIN, _end_processes, trained  # noqa: F401 (the fixture ends the processes)

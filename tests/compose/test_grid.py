@@ -11,7 +11,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from bsweep.compose import grid
-from bsweep.config import ConfigError, conf_dir
+from bsweep.config.parsing import conf_dir
+from bsweep.config.values import ConfigError
 
 TINY_CNN = "model=tiny_cnn"
 GRIDS = {

@@ -10,7 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from bsweep.compose import hydra_grid, overrides
-from bsweep.config import ConfigError
+from bsweep.config.values import ConfigError
 
 POINT = ("local_batch=8", "strategy=single", "launch=inline")
 

@@ -23,17 +23,10 @@ from hypothesis import strategies as st
 import bsweep as library
 from bsweep.cli import run as command
 from bsweep.compose.overrides import as_hydra_takes
-from bsweep.config import (
-    GROUPS,
-    ConfigError,
-    RunConfig,
-    known_keys,
-    names,
-    parse,
-    read_config,
-    save_config,
-    variants,
-)
+from bsweep.config.parsing import known_keys, parse
+from bsweep.config.run import GROUPS, RunConfig, names, variants
+from bsweep.config.saved import read_config, save_config
+from bsweep.config.values import ConfigError
 from bsweep.study import attempts
 from tests.support.running import TINY, bsweep, compose, tool
 

@@ -28,7 +28,8 @@ from bsweep.compression.base import Codec
 from bsweep.compression.dgc import DGC
 from bsweep.compression.payload import pack, unpack
 from bsweep.compression.topk import largest
-from bsweep.config import AnyCompression, conf_dir
+from bsweep.config.compression import AnyCompression
+from bsweep.config.parsing import conf_dir
 from bsweep.numerics.vector import Vector
 
 T = TypeVar("T")

@@ -6,7 +6,9 @@ from dataclasses import fields
 
 import pytest
 
-from bsweep.config import Capabilities, StrategyConfig, variants
+from bsweep.config.capabilities import Capabilities
+from bsweep.config.groups import StrategyConfig
+from bsweep.config.run import variants
 from tests.support.running import compose
 
 NAMES = {one.name for one in fields(Capabilities)}

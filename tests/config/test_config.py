@@ -9,18 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bsweep.config import (
-    GROUPS,
-    ConfigError,
-    HorovodConfig,
-    RunConfig,
-    conf_dir,
-    names,
-    read_config,
-    resolve,
-    save_config,
-    variants,
-)
+from bsweep.config.card import resolve
+from bsweep.config.parsing import conf_dir
+from bsweep.config.run import GROUPS, RunConfig, names, variants
+from bsweep.config.saved import read_config, save_config
+from bsweep.config.strategies import HorovodConfig
+from bsweep.config.values import ConfigError
 from tests.support.running import compose
 
 SERVERS = ("strategy=parameter_server",)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bsweep import config
+import bsweep.config
 
 ROOM = "bsweep.config"
 
@@ -31,7 +31,7 @@ def imported(source: str, modules: set[str]) -> set[str]:
 
 
 def test_no_circle_within_the_schema() -> None:
-    paths = sorted(Path(config.__file__).parent.glob("*.py"))
+    paths = sorted(Path(bsweep.config.__file__).parent.glob("*.py"))
     modules = {path.stem for path in paths}
     TopologicalSorter({p.stem: imported(p.read_text(), modules) for p in paths}).prepare()
 

@@ -10,8 +10,10 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from bsweep.config import Card, ConfigError, own
+from bsweep.config import own
+from bsweep.config.card import Card
 from bsweep.config.own import Own
+from bsweep.config.values import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,8 @@ import bsweep
 from bsweep.analysis.derived import with_energy
 from bsweep.core import energy
 from bsweep.core.ranks import Place
-from bsweep.runlog import RunPaths, read_records
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
 from bsweep.train import worker
 from tests.support.running import TINY, compose
 

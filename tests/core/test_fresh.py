@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.core import fresh_process, memory
 from bsweep.launch import failure, inline
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.launch.outcome import Outcome
-from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import spoils_process
+from bsweep.runlog.files import RunPaths
 from tests.support.running import TINY, compose
 
 _calls: list[int] = []

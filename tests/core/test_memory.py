@@ -14,7 +14,8 @@ from torch import Tensor
 
 from bsweep.core import memory
 from bsweep.core.ranks import Place
-from bsweep.runlog import RunPaths, read_records
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
 from bsweep.train import evaluation, step, worker
 from bsweep.train.job import Job
 from tests.support.gpus import on_gpus

@@ -26,14 +26,14 @@ import torch
 from PIL import Image
 
 from bsweep import data
-from bsweep.config import (
+from bsweep.config.data import (
     AnyData,
     Cifar10Config,
-    DataConfig,
     DigitsConfig,
     ImageFolderConfig,
     SyntheticConfig,
 )
+from bsweep.config.groups import DataConfig
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.data import cache, digits
 from bsweep.data.dataset import Dataset, balanced_subset, channel_statistics

@@ -16,14 +16,16 @@ import torch
 from PIL import Image
 
 from bsweep import data
-from bsweep.config import ConfigError, RunConfig, TorchvisionConfig, own
-from bsweep.config.data import TorchvisionDataset
+from bsweep.config import own
+from bsweep.config.data import TorchvisionConfig, TorchvisionDataset
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.data import examples
 from bsweep.data.dataset import Dataset, balanced_subset
 from bsweep.data.pictures import Unfit
 from bsweep.data.torchvision import splits
-from bsweep.runlog import read_records
+from bsweep.runlog.reading import read_records
 from tests.support.running import bsweep, compose, summaries
 
 CPU = torch.device("cpu")

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from bsweep import data
-from bsweep.config import SyntheticConfig
+from bsweep.config.data import SyntheticConfig
 from bsweep.core.ranks import Place
 from bsweep.data import dataset as datasets
 from bsweep.data import plan
 from bsweep.data.dataset import Dataset, placed
 from bsweep.data.streaming import Part
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from bsweep.train import worker
 from tests.support.running import TINY, compose
 

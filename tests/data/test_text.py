@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from bsweep import data
-from bsweep.config import TextConfig
+from bsweep.config.data import TextConfig
 from bsweep.data import cache
-from bsweep.runlog import RunPaths, read_records, read_summary
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records, read_summary
 from tests.support.running import bsweep, imported_first, write_text
 
 CPU = torch.device("cpu")

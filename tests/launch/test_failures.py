@@ -16,14 +16,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bsweep import runlog
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.core import fresh_process
 from bsweep.launch import failure, lifeline, stop
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.launch.outcome import Outcome
-from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import WorkerLost, said_by, worker_lost
+from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.reading import read_json
 from bsweep.strategies import ddp
 from bsweep.study import attempts
 from bsweep.study.progress import Progress
@@ -61,7 +61,7 @@ def test_only_a_kill_outranks_what_a_worker_said(paths: RunPaths, number: int, n
     """NCCL's watchdog aborts those who wait for a worker that failed, and may be quicker than its
     launcher.
     """
-    runlog.write_json(paths.rank_logs(0) / "error.json", {**ERROR, "time": 1.0})
+    write_json(paths.rank_logs(0) / "error.json", {**ERROR, "time": 1.0})
     outcome = failure.outcome(point(), paths, [(1, -number)], paths.logs / "none")
     assert outcome.message.startswith(named)
 
@@ -73,9 +73,7 @@ def test_without_a_word_the_crashed_is_named_before_those_who_merely_ended(paths
 
 def test_who_ended_without_a_word_is_named_before_those_who_waited_for_it(paths: RunPaths) -> None:
     """A launcher such as horovodrun may see the survivor's end before that of the killed."""
-    runlog.write_json(
-        paths.rank_logs(0) / "error.json", {**ERROR, "is_consequence": True, "time": 1.0}
-    )
+    write_json(paths.rank_logs(0) / "error.json", {**ERROR, "is_consequence": True, "time": 1.0})
     outcome = failure.outcome(point(), paths, [(0, 1)], paths.logs / "none")
     assert outcome.message.startswith(
         "rank 1 ended without a word, perhaps killed from outside; then rank 0 ended"
@@ -218,7 +216,7 @@ def test_what_lost_its_launcher_while_it_imported_ends_at_once(
 
 def test_a_launcher_that_waits_in_vain_tells_the_first_error(paths: RunPaths) -> None:
     """And not that it took too long, where a process said what was wrong and did not end."""
-    runlog.write_json(paths.rank_logs(1) / "error.json", {**ERROR, "time": 1.0})
+    write_json(paths.rank_logs(1) / "error.json", {**ERROR, "time": 1.0})
     config = point("launch.start_timeout_seconds=1")
     outcome = Scripted(["sleep", "60"]).launch(LaunchRequest(config, paths, lambda: None))
     assert (outcome.status, outcome.message) == (
@@ -253,7 +251,7 @@ def test_a_worker_that_fails_waits_for_nobody(tmp_path: Path) -> None:
     assert result.returncode == 1, result.stderr
     assert time.monotonic() - began < 100, "not the stall timeout, by far"
     (summary,) = tmp_path.glob("results/s/*/summary.json")
-    found = runlog.read_json(summary)
+    found = read_json(summary)
     assert found and found["status"] == "failed"
     assert found["message"].startswith(
         "rank 1 failed: RuntimeError: CUDA error: an illegal memory access"

@@ -20,10 +20,11 @@ import psutil
 import pytest
 
 from bsweep import launch
-from bsweep.config import RunConfig, own
+from bsweep.config import own
+from bsweep.config.run import RunConfig
 from bsweep.launch import failure, horovodrun, lifeline, machine_facts, preflight, ssh
 from bsweep.launch.launcher import LaunchRequest
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from tests.support.launching import Scripted
 from tests.support.running import HOSTS, TINY, bsweep, compose, on, popen, tool
 

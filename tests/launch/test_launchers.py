@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from bsweep import launch
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.launch.launcher import Launcher, LaunchRequest, host_launcher_of, launcher_of
 from bsweep.launch.outcome import Outcome
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from tests.support.running import compose
 
 

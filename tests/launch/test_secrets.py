@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from bsweep.launch import environment
-from bsweep.runlog import RunPaths, claimed
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.locks import claimed
 from bsweep.study import attendance
 from tests.support.running import TINY, bsweep, on
 

@@ -16,9 +16,11 @@ import psutil
 import pytest
 
 from bsweep import launch, load
-from bsweep.config import ConfigError, slurm
+from bsweep.config import slurm
+from bsweep.config.values import ConfigError
 from bsweep.launch import environment, failure, preflight, srun
-from bsweep.runlog import RunPaths, read_records
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
 from bsweep.study import states
 from tests.support.running import HOSTS, ROOT, TINY, bsweep, compose, popen, summaries, tool
 from tests.support.synthetic_study import META, write_run

@@ -14,7 +14,8 @@ import pytest
 
 from bsweep.config import own
 from bsweep.launch import team as leading
-from bsweep.runlog import RunPaths, read_json, read_records
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_json, read_records
 from bsweep.train import team_worker
 from bsweep.train.team_worker import TeamPaths
 from tests.study.test_run import runs

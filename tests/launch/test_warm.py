@@ -15,7 +15,7 @@ import torch
 from bsweep import launch
 from bsweep.launch import warm
 from bsweep.launch.outcome import Outcome
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from tests.support.gpus import on_gpus
 from tests.support.running import TINY, bsweep, compose, forks, imported_first, summaries
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bsweep import allocation
 from bsweep.allocation import Probe
 from bsweep.cli import main
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.measure import probe_worker
 from bsweep.train.job import Job
 from tests.support.running import bsweep, compose, imported_first, summaries

@@ -16,7 +16,8 @@ from bsweep.core.ranks import Place
 from bsweep.measure import profile_worker
 from bsweep.numerics import optim
 from bsweep.numerics.clock import PhaseClock
-from bsweep.runlog import RunPaths, profile_file
+from bsweep.runlog import profile_file
+from bsweep.runlog.files import RunPaths
 from bsweep.runlog.profile_file import Anatomy
 from bsweep.train import graph_capture, step, worker
 from bsweep.train.job import Job

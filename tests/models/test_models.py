@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from bsweep import models
 from bsweep.analysis.sharding import VGG16_LAYERS
-from bsweep.config import LlamaConfig, VGG16Config
+from bsweep.config.models import LlamaConfig, VGG16Config
 from bsweep.models import resnet18, taps
 from bsweep.models.llama import Llama, rotary_table, rotate
 from bsweep.numerics.vector import Vector

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from bsweep import models
-from bsweep.config import ConfigError, RunConfig, own
-from bsweep.runlog import RunPaths, read_records
+from bsweep.config import own
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
 from tests.support.running import TINY, bsweep, compose
 
 ALONE = ("strategy=single", "launch=inline")

@@ -17,13 +17,13 @@ from torch.optim import SGD
 
 import bsweep
 from bsweep import analysis
-from bsweep.config import ConfigError
+from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.data import augment, plan
 from bsweep.numerics import noise_scale
 from bsweep.numerics.noise_scale import Average, of_parts, squared_norm
 from bsweep.numerics.vector import Vector
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from bsweep.train import loop, noise_meter, step, worker
 from bsweep.train.job import Job
 from tests.strategies.test_equivalence import CONTRACT, _end_processes, trained  # noqa: F401 (the fixture ends the processes)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
-from bsweep.config import ConfigError
+from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.numerics import precision
 from bsweep.numerics.precision import LossScale
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from bsweep.train import checkpointing, step
 from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job

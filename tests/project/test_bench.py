@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bsweep import report
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from tests.support import running
 from tests.support.running import ROOT
 

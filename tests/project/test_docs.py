@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bsweep.config import conf_dir
+from bsweep.config.parsing import conf_dir
 from tests.data.test_data import write_image
 from tests.support.running import TINY, bsweep, write_text
 from tests.support.synthetic_study import write_study

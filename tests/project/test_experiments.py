@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bsweep.config import conf_dir
+from bsweep.config.parsing import conf_dir
 from tests.support.running import TINY, bsweep, summaries, write_text
 
 SHRUNK = ("num_workers=2", "epochs=1", "optimizer.warmup_epochs=0", "log_every_steps=5")

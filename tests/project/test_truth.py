@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from bsweep.analysis.prediction.selection import observed
-from bsweep.config import target_of
+from bsweep.config.target import target_of
 from tests.support.running import ROOT
 from tests.support.synthetic_study import NUM_TRAIN, train_seconds, write_run
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run

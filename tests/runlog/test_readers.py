@@ -18,20 +18,15 @@ from hypothesis import strategies as st
 
 import bsweep
 from bsweep import allocation, report
-from bsweep import config as schema
 from bsweep.analysis.loading import _by_column, tables_of
-from bsweep.config import ConfigError
-from bsweep.runlog import (
-    BatchChanged,
-    Continued,
-    Damaged,
-    Newer,
-    RunPaths,
-    Step,
-    calibration_file,
-    ended,
-)
+from bsweep.config.saved import read_config, save_config
+from bsweep.config.values import ConfigError
+from bsweep.runlog import calibration_file
 from bsweep.runlog.calibration_file import Numerics, Timed
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import Damaged, Newer
+from bsweep.runlog.records import BatchChanged, Continued, Step
+from bsweep.runlog.summary import ended
 from tests.allocation.test_allocation import POINT, worker, write_probe
 from tests.support.running import compose
 from tests.support.synthetic_study import diloco, server, write_run
@@ -257,21 +252,21 @@ def reason(read: Callable[[], object], *errors: type[Exception]) -> str | None:
 
 def test_anything_as_config_yaml_is_read_or_said(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    schema.save_config(compose("local_batch=8"), path)
+    save_config(compose("local_batch=8"), path)
     as_yaml, as_json = (
         path.read_bytes(),
-        json.dumps(json.loads(json.dumps(schema.read_config(path), default=vars))).encode(),
+        json.dumps(json.loads(json.dumps(read_config(path), default=vars))).encode(),
     )
     longer = st.binary(max_size=60).map(lambda more: as_yaml + more)
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
-        reason(lambda: schema.read_config(path), ConfigError)
+        reason(lambda: read_config(path), ConfigError)
 
     fuzz(read, st.sampled_from(ODD_YAML), damaged(as_json), damaged(as_json), longer)
     for content in ODD_YAML:
         path.write_bytes(content)
-        assert reason(lambda: schema.read_config(path), ConfigError), content
+        assert reason(lambda: read_config(path), ConfigError), content
 
 
 def test_anything_as_calibration_json_is_read_or_taken_for_none(tmp_path: Path) -> None:

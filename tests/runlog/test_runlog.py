@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from bsweep.runlog import Event, RunLog, RunPaths, read_records, read_run, write_json, write_summary
+from bsweep.runlog.files import RunLog, RunPaths, write_json
+from bsweep.runlog.reading import read_records, read_run
+from bsweep.runlog.records import Event
+from bsweep.runlog.summary import write_summary
 from tests.support.running import compose
 
 

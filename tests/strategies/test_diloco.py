@@ -16,10 +16,13 @@ from torch.nn import functional as F
 from torch.optim import SGD, AdamW
 
 from bsweep import batching, data, models
-from bsweep.config import DiLoCoConfig, RunConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.strategies import DiLoCoConfig
 from bsweep.core.ranks import Place
 from bsweep.data import augment
-from bsweep.runlog import Round, RunPaths, read_records
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
+from bsweep.runlog.records import Round
 from bsweep.strategies.diloco import Arrivals, DiLoCo
 from bsweep.strategies.eager import EagerDiLoCo
 from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends the processes that `trained` starts)

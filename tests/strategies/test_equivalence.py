@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep.config import conf_dir
+from bsweep.config.parsing import conf_dir
 from tests.support.gpus import on_gpus
 from tests.support.running import (
     ROOT,

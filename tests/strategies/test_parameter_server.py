@@ -23,10 +23,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep.config import ParameterServerConfig, RunConfig
+from bsweep.config.parameter_server import ParameterServerConfig
+from bsweep.config.run import RunConfig
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Slice
-from bsweep.runlog import RunPaths, read_json
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_json
 from bsweep.strategies import sharding
 from bsweep.strategies.server import Server, encode_layout
 from bsweep.strategies.server_links import (

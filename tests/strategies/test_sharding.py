@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from bsweep.config import ParameterServerConfig, RunConfig
+from bsweep.config.parameter_server import ParameterServerConfig
+from bsweep.config.run import RunConfig
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Shard, Slice, Vector, layout

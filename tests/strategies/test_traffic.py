@@ -13,7 +13,8 @@ from torch import Tensor
 
 from bsweep.compression.base import Group
 from bsweep.core.ranks import Place
-from bsweep.runlog import RunPaths, Traffic
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import Traffic
 from bsweep.strategies.summing import Summing
 from tests.support.running import compose
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from bsweep.runlog import RunPaths, checkpoints, read_records
+from bsweep.runlog.checkpoint_files import checkpoints
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
 from tests.study.test_run import runs, summary
 from tests.support.gpus import on_gpus
 from tests.support.running import ROOT, TINY, bsweep, compose, imported_first, struck, workers_left

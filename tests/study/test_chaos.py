@@ -19,7 +19,7 @@ from typing import TypeAlias
 import psutil
 import pytest
 
-from bsweep.runlog import read_records
+from bsweep.runlog.reading import read_records
 from tests.study.test_run import runs, summary
 from tests.support.running import TINY, Fork, bsweep, popen, tool
 from tests.train.test_resume import records_of

@@ -20,19 +20,15 @@ from typing import Any
 
 import pytest
 
-from bsweep import runlog
 from bsweep.core import terminal
 from bsweep.launch import inline, stop
 from bsweep.launch.launcher import LaunchRequest
-from bsweep.runlog import (
-    RunPaths,
-    Step,
-    checkpoint_at,
-    following,
-    read_records,
-    reading,
-    request_stop,
-)
+from bsweep.runlog import following, reading
+from bsweep.runlog.checkpoint_files import checkpoint_at, request_stop
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.locks import claimed, is_claimed
+from bsweep.runlog.reading import read_records
+from bsweep.runlog.records import Step
 from bsweep.study import attempts, attendance, commands, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed
@@ -560,11 +556,9 @@ def test_who_has_read_enough_is_not_told_of_a_broken_pipe(tmp_path: Path) -> Non
 
 
 def test_a_claim_ends_with_its_process_and_is_seen_by_others(tmp_path: Path) -> None:
-    with runlog.claimed(tmp_path / "a") as is_ours:
-        assert (
-            is_ours and runlog.is_claimed(tmp_path / "a") and not runlog.is_claimed(tmp_path / "b")
-        )
-    assert not runlog.is_claimed(tmp_path / "a")
+    with claimed(tmp_path / "a") as is_ours:
+        assert is_ours and is_claimed(tmp_path / "a") and not is_claimed(tmp_path / "b")
+    assert not is_claimed(tmp_path / "a")
 
 
 def test_states_of_what_cannot_be_read_are_states(tmp_path: Path) -> None:
@@ -629,9 +623,7 @@ def test_a_sweep_is_known_though_somebody_looked_while_it_came(
 ) -> None:
     """Who looks whether a claim is held, holds it for a moment."""
     looks = [contextlib.nullcontext(False), contextlib.nullcontext(False)]
-    monkeypatch.setattr(
-        attendance, "claimed", lambda path: looks.pop() if looks else runlog.claimed(path)
-    )
+    monkeypatch.setattr(attendance, "claimed", lambda path: looks.pop() if looks else claimed(path))
     sweep = attendance.Attendance()
     sweep.join(tmp_path)
     assert len(attendance.sweeps(tmp_path)) == 1 and not looks
@@ -644,7 +636,7 @@ def test_what_a_killed_sweep_left_is_removed_unless_another_is_at_work(tmp_path:
         folder.mkdir()
         (folder / "points").touch()
     first, second = attendance.Attendance(), attendance.Attendance()
-    with runlog.claimed(tmp_path / ".sweeps/elsewhere.7"):
+    with claimed(tmp_path / ".sweeps/elsewhere.7"):
         first.join(tmp_path)
         assert team.exists(), "it may be the other one's"
         first.leave()

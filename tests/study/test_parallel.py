@@ -20,16 +20,20 @@ import psutil
 import pytest
 
 import bsweep as package
-from bsweep import analysis, plots, report, runlog
+from bsweep import analysis, plots, report
 from bsweep.analysis import Study, prediction
 from bsweep.analysis.prediction.selection import observed
 from bsweep.cli import report as report_command
-from bsweep.config import ConfigError, target_of
+from bsweep.config.target import target_of
+from bsweep.config.values import ConfigError
 from bsweep.launch import environment, seats, team
 from bsweep.launch.seats import Seats, Size
 from bsweep.launch.stop import Signals
 from bsweep.report import _write_data as write_data
-from bsweep.runlog import RunPaths, calibration_file, read_meta, read_records
+from bsweep.runlog import calibration_file
+from bsweep.runlog.checkpoint_files import checkpoint_at
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import Newer, read_meta, read_records
 from bsweep.study import attempts, branching, commands, parallel, states, sweep
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import timed
@@ -339,7 +343,7 @@ def test_a_point_that_cannot_be_skipped_or_run_fails_alone(
 ) -> None:
     def result_of(config: Any) -> str | None:
         if config.num_workers == 1:
-            raise runlog.Newer("written by a newer bsweep")
+            raise Newer("written by a newer bsweep")
         return "completed" if config.num_workers == 2 else None
 
     def run_one(*_: Any) -> str:
@@ -637,7 +641,7 @@ def test_points_at_once_are_of_the_kind_of_points_alone() -> None:
 def test_a_run_that_goes_on_from_one_beside_others_says_so(tmp_path: Path) -> None:
     for seed, meta in enumerate((META, BESIDE)):
         source = RunPaths(write_run(tmp_path / "s", local_batch=8, seed=seed, meta=meta))
-        checkpoint = runlog.checkpoint_at(source, 1, 8)
+        checkpoint = checkpoint_at(source, 1, 8)
         checkpoint.folder.mkdir(parents=True)
         facts = {"metrics_bytes": source.metrics.stat().st_size, "time": 0.0, "train_seconds": 1.5}
         checkpoint.complete(

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bsweep.config import RunConfig
-from bsweep.runlog import RunPaths, calibration_file
+from bsweep.config.run import RunConfig
+from bsweep.runlog import calibration_file
+from bsweep.runlog.files import RunPaths
 from bsweep.study.progress import Output, Progress
 from tests.support.running import TINY, compose
 from tests.support.synthetic_study import write_run

@@ -18,12 +18,13 @@ import pytest
 import torch
 
 from bsweep import launch
-from bsweep.config import HorovodrunConfig
+from bsweep.config.launch import HorovodrunConfig
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place, num_cores
 from bsweep.launch import checks, environment
-from bsweep.runlog import RunPaths, read_records
 from bsweep.runlog.errors import errors_reported
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
 from bsweep.train import worker
 from tests.support.running import (
     TINY,

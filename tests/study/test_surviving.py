@@ -22,7 +22,10 @@ import torch
 import bsweep as package
 from bsweep.data.cache import cache_folder, cached_tensors
 from bsweep.launch import failure
-from bsweep.runlog import RunPaths, checkpoint_at, claimed, ended, write_json
+from bsweep.runlog.checkpoint_files import checkpoint_at
+from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.locks import claimed
+from bsweep.runlog.summary import ended
 from bsweep.study import attempts, states
 from tests.support.running import TINY, bsweep, compose
 from tests.support.synthetic_study import META, write_run, write_study

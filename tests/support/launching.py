@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep.config import ProcessesConfig
+from bsweep.config.launch import ProcessesConfig
 from bsweep.launch import processes
 from bsweep.launch.launcher import LaunchRequest
 

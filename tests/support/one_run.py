@@ -21,12 +21,15 @@ from typing import Any
 import torch
 
 from bsweep import batching, data, strategies
-from bsweep.config import RunConfig, own
+from bsweep.config import own
+from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place, inside_horovodrun
 from bsweep.data import augment
 from bsweep.numerics.vector import Vector
-from bsweep.runlog import RunPaths, checkpoints, cut_records, read_records
+from bsweep.runlog.checkpoint_files import checkpoints, cut_records
 from bsweep.runlog.errors import Stopped
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
 from bsweep.train import step, worker
 from bsweep.train import warm_up as warm_up_module
 from bsweep.train.checkpointing import _GO_ON, _SAVE, Keeper

@@ -17,12 +17,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bsweep.config import ParameterServerConfig, RunConfig, read_config, save_config
+from bsweep.config.parameter_server import ParameterServerConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.saved import read_config, save_config
 from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Vector
-from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import WorkerLost, errors_reported
+from bsweep.runlog.files import RunPaths
 from bsweep.strategies.parameter_server import ParameterServer, serve
 from bsweep.strategies.server import Server
 from bsweep.strategies.server_links import Arrival

@@ -10,9 +10,9 @@ from typing import Any
 
 from bsweep import batching
 from bsweep.batching import GradientNoise, Policy, Seen
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.data.plan import Share, global_batch
-from bsweep.runlog import Event
+from bsweep.runlog.records import Event
 
 
 class Doubling(Policy):

@@ -24,7 +24,8 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from bsweep.config import RunConfig, conf_dir, parse
+from bsweep.config.parsing import conf_dir, parse
+from bsweep.config.run import RunConfig
 from bsweep.core import fresh_process
 from tests.support.ask_forks import ask
 

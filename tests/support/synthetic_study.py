@@ -12,18 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from bsweep.config import RunConfig
-from bsweep.runlog import (
-    SCHEMA,
-    Epoch,
-    Event,
-    Record,
-    Round,
-    RunPaths,
-    Start,
-    Status,
-    write_summary,
-)
+from bsweep.config.run import RunConfig
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import SCHEMA, Epoch, Event, Record, Round, Start, Status
+from bsweep.runlog.summary import write_summary
 
 NUM_TRAIN = 50_000
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from bsweep.runlog import SCHEMA, RunPaths, Status
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import SCHEMA, Status
 from tests.support.synthetic_study import META, write_run
 
 TARGET = 0.9

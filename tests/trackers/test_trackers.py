@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from bsweep import trackers
-from bsweep.runlog import RunPaths, read_records
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
 from bsweep.trackers import live, records
 from tests.support.running import TINY, bsweep, compose
 

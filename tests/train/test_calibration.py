@@ -14,20 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics import precision
-from bsweep.runlog import (
-    Continued,
-    RunLog,
-    RunPaths,
-    calibration_file,
-    hardware_words,
-    read_json,
-    read_records,
-    write_json,
-)
+from bsweep.runlog import calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
+from bsweep.runlog.files import RunLog, RunPaths, write_json
+from bsweep.runlog.hardware import hardware_words
+from bsweep.runlog.reading import read_json, read_records
+from bsweep.runlog.records import Continued
 from bsweep.study import provenance
 from bsweep.train import choose_numerics, step, worker
 from tests.support.running import TINY, bsweep, compose

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep.config import conf_dir
+from bsweep.config.parsing import conf_dir
 from bsweep.numerics.clock import StepClock
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from bsweep.train import checkpointing
 from bsweep.train.checkpointing import Keeper
 from bsweep.train.cursor import Cursor

@@ -13,8 +13,8 @@ import torch
 
 import bsweep as package
 from bsweep.analysis import target_of, to_target
-from bsweep.config import ConfigError
-from bsweep.runlog import read_records
+from bsweep.config.values import ConfigError
+from bsweep.runlog.reading import read_records
 from bsweep.study import checks
 from tests.strategies.test_equivalence import _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.study.test_run import runs, summary

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bsweep.core.ranks import Place
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from bsweep.train import loop, worker
 from bsweep.train.cursor import Cursor
 from bsweep.train.noise_meter import NoiseHook

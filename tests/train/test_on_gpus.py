@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from bsweep.core.ranks import Place
-from bsweep.runlog import RunPaths, read_json, read_records
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_json, read_records
 from bsweep.train import worker
 from tests.support.gpus import on_gpus
 from tests.support.running import TINY, bsweep, compose, imported_first

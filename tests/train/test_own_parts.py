@@ -11,8 +11,11 @@ from torch.optim import RMSprop
 
 from bsweep import batching
 from bsweep.batching import Policy
-from bsweep.config import ConfigError, RunConfig, own, read_config
+from bsweep.config import own
 from bsweep.config.own import Own
+from bsweep.config.run import RunConfig
+from bsweep.config.saved import read_config
+from bsweep.config.values import ConfigError
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Vector
 from bsweep.study import checks

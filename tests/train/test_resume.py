@@ -18,7 +18,9 @@ import psutil
 import pytest
 
 from bsweep.analysis import load
-from bsweep.runlog import RunPaths, checkpoints, read_records, request_stop
+from bsweep.runlog.checkpoint_files import checkpoints, request_stop
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
 from tests.study.test_run import runs, summary
 from tests.support.running import TINY, Fork, bsweep, forks, popen, struck, summaries
 from tests.train.test_checkpoint import untimed

@@ -17,12 +17,14 @@ from torch import Tensor
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bsweep.config import ConfigError, own
+from bsweep.config import own
+from bsweep.config.values import ConfigError
 from bsweep.core import memory
 from bsweep.core.ranks import Place
 from bsweep.numerics import graphs, optim
 from bsweep.numerics.clock import StepClock
-from bsweep.runlog import RunPaths, read_records
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
 from bsweep.strategies.base import Meter
 from bsweep.strategies.horovod import Horovod, HostCopies
 from bsweep.train import graph_capture, peers_check, step, warm_up, worker

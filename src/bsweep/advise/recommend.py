@@ -16,7 +16,9 @@ from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_object
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import missing
 from bsweep.compose import hydra_grid, overrides
-from bsweep.config import ConfigError, RunConfig, flatten, target_of
+from bsweep.config.run import RunConfig
+from bsweep.config.target import target_of
+from bsweep.config.values import ConfigError, flatten
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG

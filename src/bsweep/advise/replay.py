@@ -24,14 +24,20 @@ from typing import Any
 import torch
 import yaml
 
-from bsweep import batching, runlog
+from bsweep import batching
 from bsweep.batching import GradientNoise, Policy, Seen
 from bsweep.batching.goodput import StepTime
-from bsweep.config import ConfigError, RunConfig, conf_dir, did_you_mean, own, parse, read_config
+from bsweep.config import own
+from bsweep.config.parsing import conf_dir, parse
+from bsweep.config.run import RunConfig
+from bsweep.config.saved import read_config
+from bsweep.config.values import ConfigError, did_you_mean
 from bsweep.data.plan import Share, global_batch, round_size
 from bsweep.numerics import optim
 from bsweep.numerics.noise_scale import Average
-from bsweep.runlog import BatchChanged, RunPaths, numbered
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import numbered, read_run
+from bsweep.runlog.records import BatchChanged
 from bsweep.train import noise_meter
 
 Timing = tuple[Sequence[Share], float]
@@ -229,7 +235,7 @@ def _recorded(folder: Path) -> Recorded:
     Raises:
         Damaged, Newer, ConfigError: If the run cannot be read.
     """
-    run, config = runlog.read_run(folder), read_config(RunPaths(folder).config)
+    run, config = read_run(folder), read_config(RunPaths(folder).config)
     start = next((record for record in run.records if record["type"] == "start"), {"num_train": 0})
     noises, average = [], Average()
     for record in numbered(run.records, "noise_scale", by="num_steps"):

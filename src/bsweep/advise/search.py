@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bsweep import launch, runlog
+from bsweep import launch
 from bsweep.analysis import load
 from bsweep.analysis.prediction import Prediction, fit, predict_from
 from bsweep.analysis.prediction.forecast import unreached
@@ -29,10 +29,13 @@ from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.result import cell_name
 from bsweep.analysis.prediction.selection import CELL, Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_step_time
-from bsweep.config import RunConfig, Target
+from bsweep.config.run import RunConfig
+from bsweep.config.target import Target
 from bsweep.core.words import counted, duration
 from bsweep.launch import Outcome
-from bsweep.runlog import RunPaths, is_stop_requested, request_stop
+from bsweep.runlog.checkpoint_files import checkpoints, is_stop_requested, request_stop
+from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.reading import read_json
 from bsweep.study import attempts, checks, commands, side_runs, states
 from bsweep.study.progress import Progress
 
@@ -82,7 +85,7 @@ class Search:
     def __post_init__(self) -> None:
         first = next(iter(self.cells.values()))[0]
         self.study_dir, self.kind = first.study_dir, commands.planned(first).kind
-        kept: dict[str, Any] = runlog.read_json(self._path) or {}
+        kept: dict[str, Any] = read_json(self._path) or {}
         known = [_Probe(**probe) for probe in kept.get("probes", [])]
         self.probes = {tuple(one.cell): one for one in known if one.kind == self.kind}
         self.others = [one for one in known if one.kind != self.kind]
@@ -194,7 +197,7 @@ class Search:
 
     def _keep(self) -> None:
         probes = [asdict(one) for one in [*self.others, *self.probes.values()]]
-        runlog.write_json(self._path, {"schema": _SCHEMA, "probes": probes, "runs": self.run_ids})
+        write_json(self._path, {"schema": _SCHEMA, "probes": probes, "runs": self.run_ids})
 
     @property
     def timings(self) -> list[Timing]:
@@ -314,7 +317,7 @@ class Search:
         for config in self.cells[cell]:
             paths = attempts.paths_of(config)
             if states.state_of_run(paths.folder).status in _LEFT:
-                facts = next((one.facts() for one in runlog.checkpoints(paths)), None)
+                facts = next((one.facts() for one in checkpoints(paths)), None)
                 found.append((config, float(facts["num_steps"]) if facts else 0.0))
         return sorted(found, key=lambda one: -one[1])
 

@@ -32,7 +32,10 @@ from bsweep.allocation.probe_file import (
     read_probe,
     table,
 )
-from bsweep.config import ConfigError, RunConfig, refuse_contradictions, resolve
+from bsweep.config.card import resolve
+from bsweep.config.contradictions import refuse_contradictions
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
 
 __all__ = [
     "PROBE_SCHEMA",

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from bsweep.config import ConfigError, conf_dir, did_you_mean
+from bsweep.config.parsing import conf_dir
+from bsweep.config.values import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True)

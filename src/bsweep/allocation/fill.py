@@ -11,19 +11,18 @@ from dataclasses import replace
 
 from bsweep.allocation import devices, policies
 from bsweep.allocation.probe_file import probe_path, read_probe
-from bsweep.config import (
-    AllocationConfig,
+from bsweep.config.allocation import (
     BatchByFlopsConfig,
     BatchByMemoryConfig,
     BySpeedConfig,
-    ConfigError,
     HybridConfig,
     NetworkAwareConfig,
-    RunConfig,
     StepsByFlopsConfig,
     UniformConfig,
-    show,
 )
+from bsweep.config.groups import AllocationConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError, show
 
 
 def uniform(config: RunConfig, a: UniformConfig) -> RunConfig:

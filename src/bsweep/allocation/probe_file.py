@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from bsweep.config import ConfigError, RunConfig, plain_file, show
-from bsweep.config.values import Count, NonNegative
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError, Count, NonNegative, plain_file, show
 
 PROBE_SCHEMA = 1
 

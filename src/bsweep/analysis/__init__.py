@@ -87,7 +87,7 @@ from bsweep.analysis.tables import (
     unequal_threads,
 )
 from bsweep.analysis.targets import to_target
-from bsweep.config import Target, target_of
+from bsweep.config.target import Target, target_of
 
 __all__ = [
     "ACCURACY_MARGIN",

@@ -23,7 +23,7 @@ from bsweep.analysis.prediction import Prediction, predict
 from bsweep.analysis.prediction.selection import choices, of_one_batch, told_apart, unsynchronised
 from bsweep.analysis.supported import part_of, supported_target
 from bsweep.analysis.tuning import TUNED, rate_settings, tuned
-from bsweep.config import Target
+from bsweep.config.target import Target
 from bsweep.core.words import counted
 
 MOST_ANSWERS = 4  # The largest parts of a study; each takes about a second.

@@ -10,8 +10,8 @@ from collections import Counter
 import pandas as pd
 
 from bsweep.analysis import columns
-from bsweep.config import scaled_rate
 from bsweep.config.launch import hosts_of_ranks
+from bsweep.config.optimizers import scaled_rate
 from bsweep.core.words import counted
 
 _CIFAR10_TEST, _DIGITS_TEST = 10_000, 360

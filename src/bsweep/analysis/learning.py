@@ -13,7 +13,7 @@ from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds
 from bsweep.analysis.tables import cells
 from bsweep.analysis.targets import to_target
-from bsweep.config import Target
+from bsweep.config.target import Target
 
 ACCURACY_MARGIN = 0.01  # absolute; within it of the best accuracy, the faster cell wins
 TARGET_SHARE = 0.9  # the default target's share of the best mean final test accuracy

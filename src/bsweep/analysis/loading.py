@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bsweep import config as schema
 from bsweep.analysis import columns, mixture
 from bsweep.analysis.beside_others import without_times
 from bsweep.analysis.loaded import Study, study_of
 from bsweep.analysis.records import NO_COLUMNS, Rows, rows_of
-from bsweep.runlog import RunPaths, read_told
+from bsweep.config.values import did_you_mean
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_told
 
 
 def load(study_dir: str | Path, *, mix: bool = False, beside: bool = False) -> Study:
@@ -55,9 +56,7 @@ def _read(study_dir: str | Path) -> Study:
             if folder.parent.is_dir()
             else []
         )
-        raise FileNotFoundError(
-            f"{folder}: no such study folder.{schema.did_you_mean(folder.name, near)}"
-        )
+        raise FileNotFoundError(f"{folder}: no such study folder.{did_you_mean(folder.name, near)}")
     if _is_run(folder):
         raise ValueError(f"{folder}: this is one run of a study. Give the study: {folder.parent}")
     folders = sorted(

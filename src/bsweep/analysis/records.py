@@ -12,13 +12,16 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from bsweep import config as schema
-from bsweep import runlog
 from bsweep.analysis import columns
 from bsweep.analysis.derived import placement
 from bsweep.analysis.numbers import setting_text
 from bsweep.config.hosts import SLURM
-from bsweep.runlog import REMEDY, Damaged, Run, RunPaths, changes_batch, numbered
+from bsweep.config.run import is_left_out
+from bsweep.config.saved import read_config
+from bsweep.config.values import flatten
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.hardware import hardware_words
+from bsweep.runlog.reading import REMEDY, Damaged, Run, changes_batch, numbered, warnings_in
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -113,7 +116,7 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
     found_out = _found_out(start)
     unfinished = {**config, **start, **settings, "status": "unfinished", "epochs": num_epochs}
     summary = run.summary or unfinished
-    warnings = [*run.warnings, *runlog.warnings(events)]
+    warnings = [*run.warnings, *warnings_in(events)]
     return {
         **settings,
         **_place(config, run.meta),
@@ -122,7 +125,7 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
         **{key: summary.get(key) for key in _PROMISED},
         "run_id": run.run_id,
         "message": summary.get("message") or "",
-        "hardware": runlog.hardware_words(run.meta),
+        "hardware": hardware_words(run.meta),
         "asked_precision": config.get("precision"),
         "is_cifar10": settings.get("data") == "cifar10" or found_out["is_cifar10"],
         "warnings": "\n".join(dict.fromkeys(warnings)),
@@ -133,9 +136,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run by the columns of `runs`."""
     told = ((_column(key), key, value) for key, value in _flat(config).items())
     settings = {
-        column: value
-        for column, key, value in told
-        if column and not schema.is_left_out(key, value)
+        column: value for column, key, value in told if column and not is_left_out(key, value)
     }
     for key in _PATHS:
         if settings.get(key):
@@ -205,7 +206,7 @@ def _saved_config(folder: Path) -> Mapping[str, Any]:
     """
     path = RunPaths(folder).config
     try:
-        config = schema.read_config(path)
+        config = read_config(path)
     except (OSError, ValueError) as error:
         raise Damaged(f"{path}: cannot be read: {error} {REMEDY}") from None
     return {
@@ -294,6 +295,6 @@ def _column(key: str) -> str:
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the leaves of a tree by their dotted keys, with lists as text."""
-    leaves = schema.flatten(tree)
+    leaves = flatten(tree)
     lists = {key: value for key, value in leaves.items() if isinstance(value, list | tuple)}
     return {**leaves, **{key: ", ".join(map(setting_text, value)) for key, value in lists.items()}}

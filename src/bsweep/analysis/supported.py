@@ -20,7 +20,7 @@ from bsweep.analysis.loaded import Study
 from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES
 from bsweep.analysis.statistics import beats_chance
 from bsweep.analysis.targets import to_target
-from bsweep.config import Target
+from bsweep.config.target import Target
 from bsweep.core.words import counted
 
 _STEP = 0.01

@@ -29,7 +29,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bsweep.analysis.once import once
-from bsweep.config import Target
+from bsweep.config.target import Target
 
 AMOUNTS = {  # the amounts to a target, and the column of an evaluation for each
     "seconds": "train_seconds",

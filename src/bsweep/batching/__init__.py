@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from bsweep.batching.adascale import AdaScale
 from bsweep.batching.base import Policy, Seen
-from bsweep.config import OwnBatchingConfig, RunConfig, own, resolve
+from bsweep.config import own
+from bsweep.config.batching import OwnBatchingConfig
+from bsweep.config.card import resolve
+from bsweep.config.run import RunConfig
 from bsweep.numerics.noise_scale import GradientNoise
 
 __all__ = ["GradientNoise", "Policy", "Seen", "build"]

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from bsweep.batching.base import Policy, Seen
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.data.plan import Share, global_batch
 from bsweep.numerics.noise_scale import GradientNoise
-from bsweep.runlog import Event
+from bsweep.runlog.records import Event
 
 
 def gain(noise: GradientNoise, batch: float, reference_batch: float) -> float:

@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from bsweep import allocation
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.data.plan import Share
 from bsweep.numerics.noise_scale import GradientNoise
-from bsweep.runlog import Event, Round
+from bsweep.runlog.records import Event, Round
 
 
 @dataclass(frozen=True)

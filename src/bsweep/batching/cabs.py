@@ -10,7 +10,8 @@ from typing import Any
 
 from bsweep.batching.base import Seen
 from bsweep.batching.changing import Decision, Measuring
-from bsweep.config import CABSConfig, RunConfig
+from bsweep.config.batching import CABSConfig
+from bsweep.config.run import RunConfig
 from bsweep.numerics.noise_scale import DECAY, GradientNoise
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from bsweep.batching.base import Policy, Seen
-from bsweep.config import ChangingConfig, MeasuringConfig, RunConfig
+from bsweep.config.batching import ChangingConfig, MeasuringConfig
+from bsweep.config.run import RunConfig
 from bsweep.data.plan import Share
 from bsweep.numerics.noise_scale import GradientNoise
-from bsweep.runlog import BatchChanged, Event
+from bsweep.runlog.records import BatchChanged, Event
 
 Card = TypeVar("Card", bound=ChangingConfig)
 MeasuringCard = TypeVar("MeasuringCard", bound=MeasuringConfig)

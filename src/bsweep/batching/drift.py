@@ -13,8 +13,9 @@ from torch import Tensor
 from bsweep import allocation
 from bsweep.batching.base import Seen
 from bsweep.batching.fixed import Fixed
-from bsweep.config import AdaptiveConfig, NetworkAwareConfig, RunConfig
-from bsweep.runlog import Event, Round
+from bsweep.config.allocation import AdaptiveConfig, NetworkAwareConfig
+from bsweep.config.run import RunConfig
+from bsweep.runlog.records import Event, Round
 
 
 def build(config: RunConfig) -> Fixed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bsweep.batching.base import Policy
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.data.plan import Share
 
 

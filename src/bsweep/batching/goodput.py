@@ -20,7 +20,8 @@ from scipy.special import ndtr
 
 from bsweep.batching.base import Seen
 from bsweep.batching.changing import Decision, Measuring
-from bsweep.config import GoodputConfig, RunConfig
+from bsweep.config.batching import GoodputConfig
+from bsweep.config.run import RunConfig
 from bsweep.core import pollux
 from bsweep.data.plan import Share
 from bsweep.numerics.noise_scale import GradientNoise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bsweep.batching.base import Seen
 from bsweep.batching.changing import Decision, Measuring
-from bsweep.config import NoiseScaleConfig
+from bsweep.config.batching import NoiseScaleConfig
 from bsweep.numerics.noise_scale import GradientNoise
 
 

@@ -13,7 +13,7 @@ import math
 
 from bsweep.batching.base import Seen
 from bsweep.batching.changing import Decision, Measuring
-from bsweep.config import NormTestConfig
+from bsweep.config.batching import NormTestConfig
 from bsweep.numerics.noise_scale import GradientNoise
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from bsweep.batching.base import Seen
 from bsweep.batching.changing import Changing, Decision
-from bsweep.config import RaiseInsteadOfDecayConfig, RunConfig
+from bsweep.config.batching import RaiseInsteadOfDecayConfig
+from bsweep.config.run import RunConfig
 
 
 class RaiseInsteadOfDecay(Changing[RaiseInsteadOfDecayConfig]):

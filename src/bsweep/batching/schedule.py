@@ -14,7 +14,8 @@ from typing import Any
 
 from bsweep.batching.base import Seen
 from bsweep.batching.changing import Changing, Decision
-from bsweep.config import RunConfig, ScheduleConfig
+from bsweep.config.batching import ScheduleConfig
+from bsweep.config.run import RunConfig
 
 _ROUNDING = 1e-9  # so that three times 0.1 epochs count as 0.3
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from bsweep.cli.main import USAGE
 from bsweep.compose import hydra_grid, overrides
-from bsweep.config import ConfigError
+from bsweep.config.values import ConfigError
 from bsweep.core.terminal import BAD_CONFIG
 
 TAKE_OVERRIDES = ("run", "plan", "probe", "profile", "recommend", "doctor")

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bsweep.cli import measure
-from bsweep.config import ProcessesConfig, RunConfig
-from bsweep.config.launch import slots_by_host
+from bsweep.config.launch import ProcessesConfig, slots_by_host
+from bsweep.config.run import RunConfig
 from bsweep.launch import preflight, ssh
 from bsweep.launch.preflight import Answer
 

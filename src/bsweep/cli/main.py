@@ -122,7 +122,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
 
 def setup_horovod() -> NoReturn:
     """Install Horovod for this Python by replacing this process with scripts/build_horovod.sh."""
-    from bsweep.config import conf_dir
+    from bsweep.config.parsing import conf_dir
 
     script = conf_dir().with_name("scripts") / "build_horovod.sh"
     os.execvp("bash", ["bash", str(script), sys.executable])

@@ -12,7 +12,11 @@ from omegaconf.errors import OmegaConfBaseException
 from bsweep import allocation, launch
 from bsweep.compose import hydra_grid, overrides
 from bsweep.compose.grid import values_of
-from bsweep.config import ConfigError, ProcessesConfig, RunConfig, own, parse, slurm
+from bsweep.config import own, slurm
+from bsweep.config.launch import ProcessesConfig
+from bsweep.config.parsing import parse
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.runlog import profile_file

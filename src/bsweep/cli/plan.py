@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bsweep.compose import hydra_grid, overrides
-from bsweep.config import ConfigError, RunConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG, end_with_reader
 from bsweep.study import checks, commands, overview, side_runs

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from bsweep.cli import report
 from bsweep.compose import hydra_grid, overrides
-from bsweep.config import ConfigError, RunConfig, slurm
+from bsweep.config import slurm
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.core.whole_files import is_full

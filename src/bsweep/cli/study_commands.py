@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bsweep.config import did_you_mean
+from bsweep.config.values import did_you_mean
 from bsweep.core.ranks import Place, inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG, end_with_reader
 from bsweep.study import attendance, commands, overview, states

@@ -20,7 +20,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from bsweep import allocation
-from bsweep.config import GROUPS, ConfigError, RunConfig, own, refuse_contradictions, validate
+from bsweep.config import own
+from bsweep.config.contradictions import refuse_contradictions
+from bsweep.config.parsing import validate
+from bsweep.config.run import GROUPS, RunConfig
+from bsweep.config.values import ConfigError
 
 Compose = Callable[[list[str]], DictConfig]
 

@@ -30,7 +30,9 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
 from bsweep.compose import grid, overrides
-from bsweep.config import ConfigError, RunConfig, conf_dir
+from bsweep.config.parsing import conf_dir
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
 
 _CONFIG, _VERSION = "config", "1.3"
 

@@ -15,7 +15,9 @@ from hydra.core.override_parser.types import Override, QuotedString, ValueType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from bsweep.config import GROUPS, ConfigError, conf_dir, did_you_mean, shortened, show, unknown_key
+from bsweep.config.parsing import conf_dir, unknown_key
+from bsweep.config.run import GROUPS
+from bsweep.config.values import ConfigError, did_you_mean, shortened, show
 from bsweep.core.whole_files import is_full
 
 _MOST_POINTS = 1_000_000  # in one sweep, which plans all points before it starts one

@@ -12,7 +12,10 @@ from __future__ import annotations
 from torch.optim import Optimizer
 
 from bsweep.compression.base import Codec, Setting
-from bsweep.config import CodecConfig, OwnCodecConfig, own, resolve
+from bsweep.config import own
+from bsweep.config.card import resolve
+from bsweep.config.compression import OwnCodecConfig
+from bsweep.config.groups import CodecConfig
 from bsweep.numerics.vector import Flat
 
 __all__ = ["Codec", "Setting", "build"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bsweep.config import CodecConfig
+from bsweep.config.groups import CodecConfig
 from bsweep.core.randomness import seed_of
 from bsweep.numerics.vector import Flat
 

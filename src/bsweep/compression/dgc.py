@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bsweep.compression.base import Group, Setting
 from bsweep.compression.topk import TopK
-from bsweep.config import DGCConfig
+from bsweep.config.compression import DGCConfig
 
 
 class DGC(TopK):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bsweep.compression.base import Codec, Group, Setting
-from bsweep.config import PowerSGDConfig
+from bsweep.config.compression import PowerSGDConfig
 from bsweep.core.randomness import seed_of
 from bsweep.numerics.vector import Slice
 

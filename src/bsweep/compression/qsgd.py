@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from bsweep.compression.base import GatherCodec, Setting
 from bsweep.compression.payload import join, pack, round_randomly, split, unpack
-from bsweep.config import QSGDConfig
+from bsweep.config.compression import QSGDConfig
 
 
 class QSGD(GatherCodec):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bsweep.compression.base import GatherCodec, Setting
 from bsweep.compression.payload import Layers, join, pack, split, unpack
-from bsweep.config import SignSGDConfig
+from bsweep.config.compression import SignSGDConfig
 
 
 class SignSGD(GatherCodec):

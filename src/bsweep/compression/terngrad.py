@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bsweep.compression.base import GatherCodec, Setting
 from bsweep.compression.payload import Layers, join, pack, round_randomly, split, unpack
-from bsweep.config import TernGradConfig
+from bsweep.config.compression import TernGradConfig
 
 
 class TernGrad(GatherCodec):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bsweep.compression.base import GatherCodec, Setting
 from bsweep.compression.payload import join, split
-from bsweep.config import SparseConfig
+from bsweep.config.compression import SparseConfig
 
 _INDEX = torch.int32
 # One of so many elements is in the sample. The number is prime, so that the sample does not always

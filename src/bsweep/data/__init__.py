@@ -15,7 +15,8 @@ import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bsweep.config import DataConfig, resolve
+from bsweep.config.card import resolve
+from bsweep.config.groups import DataConfig
 from bsweep.data.info import DataInfo
 
 if TYPE_CHECKING:

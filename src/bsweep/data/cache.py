@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from bsweep.core.whole_files import replacing
 from bsweep.data.info import DataInfo
-from bsweep.runlog import claimed
+from bsweep.runlog.locks import claimed
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsweep.config import Cifar10Config
+from bsweep.config.data import Cifar10Config
 from bsweep.data.cache import cached, cached_info
 from bsweep.data.info import DataInfo
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bsweep.config import DigitsConfig
+from bsweep.config.data import DigitsConfig
 from bsweep.data.info import DataInfo
 
 if TYPE_CHECKING:

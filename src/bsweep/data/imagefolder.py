@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from bsweep.config import ImageFolderConfig
+from bsweep.config.data import ImageFolderConfig
 from bsweep.core.ranks import num_cores
 from bsweep.data.cache import cached, cached_info
 from bsweep.data.info import DataInfo

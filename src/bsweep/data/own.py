@@ -6,7 +6,9 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from bsweep.config import ConfigError, OwnDataConfig, own
+from bsweep.config import own
+from bsweep.config.data import OwnDataConfig
+from bsweep.config.values import ConfigError
 from bsweep.data.cache import cached, cached_info
 from bsweep.data.info import DataInfo
 from bsweep.data.pictures import Unfit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bsweep.config import SyntheticConfig
+from bsweep.config.data import SyntheticConfig
 from bsweep.data.info import DataInfo
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from bsweep.config import TextConfig, plain_file
+from bsweep.config.data import TextConfig
+from bsweep.config.values import plain_file
 from bsweep.data.cache import cached_slices, cached_tensors
 from bsweep.data.info import DataInfo
 

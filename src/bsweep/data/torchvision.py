@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsweep.config import TorchvisionConfig
+from bsweep.config.data import TorchvisionConfig
 from bsweep.data.cache import cached, cached_info
 from bsweep.data.cifar10 import DOWNLOAD_ERRORS, PATIENCE_SECONDS, patience
 from bsweep.data.info import DataInfo

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.launch import preflight
 from bsweep.launch.checks import check, check_hosts
 from bsweep.launch.launcher import Entry, LaunchRequest, launcher_of
 from bsweep.launch.outcome import Outcome
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 
 __all__ = ["Outcome", "check", "check_hosts", "launch"]
 

@@ -8,8 +8,9 @@ import os
 
 import psutil
 
-from bsweep.config import ProcessesConfig, RunConfig, show
-from bsweep.config.launch import most_at_once, nodes_of, slots_by_host, slots_of
+from bsweep.config.launch import ProcessesConfig, most_at_once, nodes_of, slots_by_host, slots_of
+from bsweep.config.run import RunConfig
+from bsweep.config.values import show
 from bsweep.core import memory
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import Place, inside_horovodrun, num_cores

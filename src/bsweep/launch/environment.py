@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 
-from bsweep.config import ProcessesConfig, slurm
-from bsweep.runlog import RunPaths
+from bsweep.config import slurm
+from bsweep.config.launch import ProcessesConfig
+from bsweep.runlog.files import RunPaths
 
 _OPEN = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TZ|TMPDIR|SSH_AUTH_SOCK|VIRTUAL_ENV|LD_LIBRARY_PATH|LD_PRELOAD"

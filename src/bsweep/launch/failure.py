@@ -7,14 +7,14 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bsweep.config import RunConfig, SshConfig
 from bsweep.config.hosts import names_in
-from bsweep.config.launch import hosts_of_ranks, nodes_of
+from bsweep.config.launch import SshConfig, hosts_of_ranks, nodes_of
+from bsweep.config.run import RunConfig
 from bsweep.core.memory import CRASHES
 from bsweep.core.whole_files import why_full
 from bsweep.launch import ssh
 from bsweep.launch.outcome import Outcome, first_error
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 
 _QUOTED_LINES = 15
 _KILLED = "killed from outside, perhaps by the kernel for lack of memory"

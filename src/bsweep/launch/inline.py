@@ -12,13 +12,13 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.core import fresh_process
 from bsweep.core.ranks import Place
 from bsweep.core.whole_files import is_full
 from bsweep.launch.launcher import Launcher, LaunchRequest
 from bsweep.launch.outcome import Outcome, recorded
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 
 
 class Inline(Launcher):

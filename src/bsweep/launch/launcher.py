@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from bsweep.config import ProcessesConfig, RunConfig, resolve
+from bsweep.config.card import resolve
 from bsweep.config.groups import LaunchConfig
+from bsweep.config.launch import ProcessesConfig
+from bsweep.config.run import RunConfig
 from bsweep.launch.outcome import Outcome
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 
 Entry = Literal[
     "bsweep.train.worker", "bsweep.measure.probe_worker", "bsweep.measure.profile_worker"

@@ -22,12 +22,13 @@ from typing import Any
 
 import psutil
 
-from bsweep import config as schema
 from bsweep import data
-from bsweep.config import DataConfig, own
+from bsweep.config import own
+from bsweep.config.groups import DataConfig
+from bsweep.config.saved import read_config
 from bsweep.core import gpus
 from bsweep.core.ranks import num_cores
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 
 PACKAGES = ("bsweep", "torch", "horovod")
 _MOST_FILES = 5_000
@@ -141,7 +142,7 @@ def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{path.parent}: {error.strerror}")
         return {"point": None}
     try:
-        card = schema.read_config(path).data
+        card = read_config(path).data
         return {"point": seen, "data": {**asdict(data.prepare(card)), "files": fingerprint(card)}}
     except (OSError, ValueError) as error:
         problems.append(str(error))

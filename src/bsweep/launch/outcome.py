@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bsweep.runlog import RunPaths, Status, read_json, read_records
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_json, read_records
+from bsweep.runlog.records import Status
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bsweep.config import ProcessesConfig, RunConfig, SshConfig, own, save_config
-from bsweep.config.launch import nodes_of
+from bsweep.config import own
+from bsweep.config.launch import ProcessesConfig, SshConfig, nodes_of
+from bsweep.config.run import RunConfig
+from bsweep.config.saved import save_config
 from bsweep.launch import machine_facts, ssh
 from bsweep.launch.launcher import host_launcher_of
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 
 _MOST_AT_ONCE = 64
 

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from bsweep.config import ProcessesConfig, RunConfig
+from bsweep.config.launch import ProcessesConfig
+from bsweep.config.run import RunConfig
 from bsweep.core.fresh_process import LAUNCHER
 from bsweep.launch import environment, failure, lifeline, preflight, ssh, team
 from bsweep.launch.launcher import HostLauncher, LaunchRequest
 from bsweep.launch.outcome import Outcome, first_error, recorded
 from bsweep.launch.team import Started, lifeline_seconds
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 10  # the time for processes on other hosts to notice a failed one

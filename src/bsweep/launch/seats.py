@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import num_cores, usable_cores
 from bsweep.launch.environment import own_gpus

@@ -9,8 +9,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep.config import ProcessesConfig
-from bsweep.config.launch import hosts_of_ranks, nodes_of
+from bsweep.config.launch import ProcessesConfig, hosts_of_ranks, nodes_of
 from bsweep.launch import environment, processes
 from bsweep.launch.launcher import LaunchRequest
 

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bsweep.config import ProcessesConfig, SshConfig
+from bsweep.config.launch import ProcessesConfig, SshConfig
 from bsweep.launch import environment
 
 CONNECT_SECONDS = 10

@@ -13,9 +13,10 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.core import terminal
-from bsweep.runlog import RunPaths, is_saving, is_stop_requested, request_stop
+from bsweep.runlog.checkpoint_files import is_saving, is_stop_requested, request_stop
+from bsweep.runlog.files import RunPaths
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = signal.SIGUSR2

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep.config import TorchrunConfig
-from bsweep.config.launch import nodes_of
+from bsweep.config.launch import TorchrunConfig, nodes_of
 from bsweep.launch import processes, ssh
 from bsweep.launch.launcher import LaunchRequest
 

@@ -23,13 +23,14 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
-from bsweep import runlog
-from bsweep.config import HorovodConfig, RunConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.strategies import HorovodConfig
 from bsweep.core.ranks import Place
 from bsweep.launch import stop
 from bsweep.launch.outcome import Outcome, recorded
-from bsweep.runlog import RunPaths
+from bsweep.runlog.checkpoint_files import is_stop_requested
 from bsweep.runlog.errors import Diverged, Stopped, WorkerLost, described, spoils_process, status_of
+from bsweep.runlog.files import RunPaths
 from bsweep.train import worker
 
 _INTERRUPTED = 130  # the exit code of an interrupted command
@@ -187,7 +188,7 @@ def _is_told_to_stop(paths: RunPaths) -> bool:
     horovodrun sends signals to all processes a moment after one of them has ended.
     """
     ends = time.monotonic() + _TOLD_SECONDS
-    while not (is_told := runlog.is_stop_requested(paths)) and time.monotonic() < ends:
+    while not (is_told := is_stop_requested(paths)) and time.monotonic() < ends:
         time.sleep(0.05)
     return is_told
 

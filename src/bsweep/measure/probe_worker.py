@@ -16,16 +16,18 @@ from typing import NoReturn, cast
 import torch
 from torch import Tensor
 
-from bsweep import allocation, runlog
+from bsweep import allocation
 from bsweep.allocation import ProbedBatch, ProbedWorker
-from bsweep.config import AnyStrategy, RunConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.strategies import AnyStrategy
 from bsweep.core import fresh_process, memory
 from bsweep.core.memory import is_out_of_memory
 from bsweep.core.ranks import Place
 from bsweep.measure import timed_steps
 from bsweep.numerics import optim, precision
 from bsweep.numerics.clock import StepClock
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.records import End
 from bsweep.train import worker
 from bsweep.train.job import Job
 from bsweep.train.worker import do_nothing
@@ -64,8 +66,8 @@ def measure(
             "exchange_seconds": _exchange_seconds(job),
         }
         if place.rank == 0:
-            runlog.write_json(paths.folder / "probe.json", probe)
-            job.log.write(runlog.End(status="completed", message=""))
+            write_json(paths.folder / "probe.json", probe)
+            job.log.write(End(status="completed", message=""))
 
 
 def _with_exchange(config: RunConfig) -> RunConfig:

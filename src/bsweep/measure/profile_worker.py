@@ -14,14 +14,15 @@ from typing import Any, NoReturn
 import torch
 from torch import profiler
 
-from bsweep import runlog
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.core import memory
 from bsweep.core.ranks import Place
 from bsweep.data import plan
 from bsweep.numerics.clock import Phase, PhaseClock, StepClock
-from bsweep.runlog import RunPaths, profile_file
+from bsweep.runlog import profile_file
+from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.profile_file import PARTS, Anatomy
+from bsweep.runlog.records import End
 from bsweep.train import graph_capture, loop, warm_up, worker
 from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
@@ -59,8 +60,8 @@ def measure(
         found = replace(found, busy_seconds=trace(job, folder / f"trace.rank{place.rank}.json"))
         every = job.strategy.gather_json(asdict(found))
         if place.rank == 0:
-            runlog.write_json(folder / "profile.json", {"workers": every})
-        job.record(runlog.End(status="completed", message=""))
+            write_json(folder / "profile.json", {"workers": every})
+        job.record(End(status="completed", message=""))
 
 
 def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:

@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import torch
 
-from bsweep.config import RunConfig, SingleConfig, UniformConfig
+from bsweep.config.allocation import UniformConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.strategies import SingleConfig
 from bsweep.core import memory
 from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.clock import StepClock
-from bsweep.runlog import RunPaths, SignOfLife
+from bsweep.runlog.files import RunPaths, SignOfLife
 from bsweep.strategies.single import Single
 from bsweep.train import step, worker
 from bsweep.train.job import Job

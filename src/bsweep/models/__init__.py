@@ -13,7 +13,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from bsweep.config import ConfigError, ModelConfig, RunConfig, resolve
+from bsweep.config.card import resolve
+from bsweep.config.groups import ModelConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
 
 if TYPE_CHECKING:
     import torch

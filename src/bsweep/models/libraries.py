@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from bsweep.config import ConfigError, LibraryConfig, did_you_mean
+from bsweep.config.models import LibraryConfig
+from bsweep.config.values import ConfigError, did_you_mean
 
 
 def refuse_unknown(config: LibraryConfig, known: Sequence[str]) -> None:

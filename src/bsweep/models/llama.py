@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bsweep.config import LlamaConfig
+from bsweep.config.models import LlamaConfig
 
 _ROTARY_BASE = 10_000.0
 _INIT_STD = 0.02

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from bsweep.config import ConfigError, OwnModelConfig, own
+from bsweep.config import own
+from bsweep.config.models import OwnModelConfig
+from bsweep.config.values import ConfigError
 
 
 def build(config: OwnModelConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from bsweep.config import ResNet18Config
+from bsweep.config.models import ResNet18Config
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.models import taps
 

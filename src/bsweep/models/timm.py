@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from bsweep.config import TimmConfig
+from bsweep.config.models import TimmConfig
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.models import libraries
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bsweep.config import TinyCNNConfig
+from bsweep.config.models import TinyCNNConfig
 
 
 def build(config: TinyCNNConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from bsweep.config import ConfigError, TorchvisionModelConfig
+from bsweep.config.models import TorchvisionModelConfig
+from bsweep.config.values import ConfigError
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.models import libraries
 

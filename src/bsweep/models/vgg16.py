@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from bsweep.config import VGG16Config
+from bsweep.config.models import VGG16Config
 from bsweep.core.torchvision_shim import import_torchvision
 
 

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from bsweep.config import (
+from bsweep.config import own
+from bsweep.config.card import resolve
+from bsweep.config.groups import OptimizerConfig
+from bsweep.config.optimizers import (
     AdamWConfig,
-    ConfigError,
     LAMBConfig,
     LARSConfig,
-    OptimizerConfig,
     OwnOptimizerConfig,
-    RunConfig,
     SGDConfig,
-    own,
-    resolve,
     scaled_rate,
 )
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.numerics.vector import Flat
 

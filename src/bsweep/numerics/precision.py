@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The type to which products and convolutions are rounded in a model that is kept in fp32."""

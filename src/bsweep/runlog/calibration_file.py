@@ -31,9 +31,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-from bsweep import runlog
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.config.values import Count, NonNegative, Positive
+from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.hardware import hardware_words
+from bsweep.runlog.reading import read_json, read_meta, read_records
 
 _T = TypeVar("_T")
 
@@ -240,7 +242,7 @@ _FILE = "calibration.json"
 def read_calibration(path: Path) -> Calibration | None:
     """Return the calibration in a file; None if there is no file or it cannot be read."""
     try:
-        found = runlog.read_json(path)
+        found = read_json(path)
         return None if found is None else parse(found)
     except ValueError:  # The calibration is requested or measured again.
         return None
@@ -251,7 +253,7 @@ def parse(found: Mapping[str, Any]) -> Calibration:
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    runlog.write_json(path, asdict(calibration))
+    write_json(path, asdict(calibration))
 
 
 _ADAPTER: TypeAdapter[Calibration] = TypeAdapter(Calibration)
@@ -304,7 +306,7 @@ def request(
 def hardware_of(run: Path) -> str:
     """Return a run's hardware in the words of reports; empty if the run's folder does not say."""
     with suppress(ValueError):  # Reports name a damaged run.
-        return runlog.hardware_words(runlog.read_meta(runlog.RunPaths(run)))
+        return hardware_words(read_meta(RunPaths(run)))
     return ""
 
 
@@ -375,7 +377,7 @@ def _starts(metrics: Path) -> list[dict[str, Any]]:
     """
     starts: list[dict[str, Any]] = []
     with suppress(ValueError, FileNotFoundError):  # Reports name a damaged run.
-        for record in runlog.read_records(metrics, with_steps=False)[0]:
+        for record in read_records(metrics, with_steps=False)[0]:
             if record["type"] == "start":
                 starts.append(record)
             elif record["type"] == "event" and record["event"] == "continued":

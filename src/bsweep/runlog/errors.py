@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import torch
 
-from bsweep import runlog
 from bsweep.config import own
 from bsweep.core.memory import is_out_of_memory
 from bsweep.core.ranks import Place
-from bsweep.runlog import RunPaths, Status
+from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.records import Status
 
 
 class WorkerLost(RuntimeError):
@@ -76,7 +76,7 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
         vars(error)[_REPORTED] = True
         folder = paths.rank_logs(place.rank)
         folder.mkdir(parents=True, exist_ok=True)
-        runlog.write_json(
+        write_json(
             folder / "error.json",
             {
                 "status": status_of(error),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 
 PARTS = ("data", "forward", "backward", "graph", "exchange", "optimizer", "loop")
 """The parts of a step, in their order.

@@ -280,7 +280,7 @@ def changes_batch(records: Iterable[Mapping[str, Any]]) -> bool:
 _NO_WARNINGS = ("reallocated", "target_reached", "batch_changed")
 
 
-def warnings(records: Iterable[Mapping[str, Any]]) -> list[str]:
+def warnings_in(records: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the messages of a run's events that are warnings.
 
     Three kinds of events are left out. The rounds already show that steps were reallocated, and a

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.json_schemas import Summary
 from bsweep.runlog.reading import (
@@ -21,7 +21,7 @@ from bsweep.runlog.reading import (
     read_records,
     read_summary,
     read_told,
-    warnings,
+    warnings_in,
 )
 from bsweep.runlog.records import SCHEMA, Status
 
@@ -64,7 +64,7 @@ def write_summary(
         test_loss=last.get("test_loss"),
         test_accuracy=last.get("test_accuracy"),
         sent_bytes=None if not epochs or None in sent_bytes else sum(sent_bytes),
-        warnings=tuple(warnings(records)),
+        warnings=tuple(warnings_in(records)),
         lost_workers=lost_workers(records),
         metrics_crc32=checksum,
     )

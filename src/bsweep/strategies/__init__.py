@@ -14,9 +14,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bsweep.config import RunConfig, resolve
+from bsweep.config.card import resolve
+from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 
 if TYPE_CHECKING:
     from bsweep.strategies.base import InBackward, Rounds, Strategy

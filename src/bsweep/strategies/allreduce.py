@@ -11,11 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bsweep.config import AllReduceConfig, RunConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.strategies import AllReduceConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics.vector import Flat
-from bsweep.runlog import Event, RunPaths
 from bsweep.runlog.errors import worker_lost
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import Event
 from bsweep.strategies import shared_memory
 from bsweep.strategies.collectives import Wire
 from bsweep.strategies.process_group import TorchStrategy

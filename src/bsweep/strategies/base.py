@@ -13,12 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bsweep.config import RunConfig, StrategyConfig, Transport
+from bsweep.config.groups import StrategyConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.strategies import Transport
 from bsweep.core.ranks import Place
 from bsweep.data.plan import Share, global_batch
 from bsweep.numerics.clock import Mark, mark, seconds_between
 from bsweep.numerics.vector import Flat
-from bsweep.runlog import Checkpoint, Event, Round, RunPaths, Traffic
+from bsweep.runlog.checkpoint_files import Checkpoint
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import Event, Round, Traffic
 
 
 @dataclass

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bsweep.config import Algorithm
+from bsweep.config.strategies import Algorithm
 
 
 class Wire:

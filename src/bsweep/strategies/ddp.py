@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from bsweep.config import DDPConfig, RunConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.strategies import DDPConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics import optim
-from bsweep.runlog import RunPaths, Traffic
 from bsweep.runlog.errors import worker_lost
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import Traffic
 from bsweep.strategies.base import InBackward, Meter
 from bsweep.strategies.process_group import TorchStrategy
 

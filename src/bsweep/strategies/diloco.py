@@ -24,13 +24,17 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from bsweep.config import DiLoCoConfig, RunConfig, SGDConfig, resolve
+from bsweep.config.card import resolve
+from bsweep.config.optimizers import SGDConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.strategies import DiLoCoConfig
 from bsweep.core.ranks import Place
 from bsweep.data.plan import Share
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Anchor, Flat
-from bsweep.runlog import Event, Round, RunPaths, Traffic
 from bsweep.runlog.errors import WorkerLost
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import Event, Round, Traffic
 from bsweep.strategies import clocks
 from bsweep.strategies.base import Meter, Rounds
 from bsweep.strategies.roll_call import RollCall

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bsweep.config import DiLoCoConfig, RunConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.strategies import DiLoCoConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics.vector import Flat
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from bsweep.strategies.diloco import Arrivals, DiLoCo
 
 

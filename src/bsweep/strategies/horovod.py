@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bsweep.config import HorovodConfig, RunConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.strategies import HorovodConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics.vector import Flat, Vector
-from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import worker_lost
+from bsweep.runlog.files import RunPaths
 from bsweep.strategies.base import InBackward
 from bsweep.strategies.summing import Summing
 

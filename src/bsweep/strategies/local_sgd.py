@@ -13,11 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
-from bsweep.config import LocalSGDConfig, RunConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.strategies import LocalSGDConfig
 from bsweep.core.ranks import Place
 from bsweep.data.plan import Share, global_batch
 from bsweep.numerics import optim
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from bsweep.strategies.base import Meter, Rounds
 from bsweep.strategies.process_group import TorchStrategy
 

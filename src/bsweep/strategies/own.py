@@ -4,9 +4,12 @@ returns. The target may be a class.
 
 from __future__ import annotations
 
-from bsweep.config import ConfigError, OwnStrategyConfig, RunConfig, own
+from bsweep.config import own
+from bsweep.config.run import RunConfig
+from bsweep.config.strategies import OwnStrategyConfig
+from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from bsweep.strategies.base import Rounds, Strategy
 from bsweep.strategies.summing import Summing
 

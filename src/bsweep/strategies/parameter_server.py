@@ -21,11 +21,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bsweep.config import ParameterServerConfig, RunConfig
+from bsweep.config.parameter_server import ParameterServerConfig
+from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics.vector import Flat, Slice
-from bsweep.runlog import Checkpoint, RunPaths, Traffic
+from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import WorkerLost, errors_reported
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import Traffic
 from bsweep.strategies import sharding
 from bsweep.strategies.base import Meter, Rounds
 from bsweep.strategies.process_group import TorchStrategy, join

@@ -13,11 +13,14 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 
-from bsweep.config import Algorithm, ProcessesConfig, RunConfig, StrategyConfig
+from bsweep.config.groups import StrategyConfig
+from bsweep.config.launch import ProcessesConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.strategies import Algorithm
 from bsweep.core.ranks import Place
 from bsweep.numerics.vector import Flat
-from bsweep.runlog import RunPaths
 from bsweep.runlog.errors import worker_lost
+from bsweep.runlog.files import RunPaths
 from bsweep.strategies.base import Strategy
 from bsweep.strategies.collectives import ALGORITHMS, Wire
 

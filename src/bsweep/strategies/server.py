@@ -18,12 +18,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bsweep.config import ParameterServerConfig, RunConfig
+from bsweep.config.parameter_server import ParameterServerConfig
+from bsweep.config.run import RunConfig
 from bsweep.core import tensor_files
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Shard, Slice
-from bsweep.runlog import Checkpoint, RunPaths, ServerLoad
+from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import WorkerLost
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import ServerLoad
 from bsweep.strategies.server_links import Arrival, Inbox, Kind, ToWorker
 
 _MAX_BUFFERS = 2

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bsweep.config import ParameterServerConfig, RunConfig
+from bsweep.config.parameter_server import ParameterServerConfig
+from bsweep.config.run import RunConfig
 
 if TYPE_CHECKING:
     from bsweep.numerics.vector import Slice

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Flat
-from bsweep.runlog import Traffic
+from bsweep.runlog.records import Traffic
 from bsweep.strategies.base import Strategy
 
 

@@ -13,11 +13,12 @@ from torch.optim import Optimizer
 
 from bsweep import compression
 from bsweep.compression.base import Codec
-from bsweep.config import RunConfig, StrategyConfig
+from bsweep.config.groups import StrategyConfig
+from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Flat
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from bsweep.strategies.base import Meter, Strategy
 
 

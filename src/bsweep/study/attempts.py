@@ -11,11 +11,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bsweep import data, runlog
-from bsweep.config import RunConfig, own, save_config
+from bsweep import data
+from bsweep.config import own
+from bsweep.config.run import RunConfig
+from bsweep.config.saved import save_config
 from bsweep.launch import Outcome, team
 from bsweep.launch.stop import Stopping, pause, seconds_before_retry
-from bsweep.runlog import Event, RunLog, RunPaths, calibration_file, is_stop_requested
+from bsweep.runlog import calibration_file
+from bsweep.runlog.checkpoint_files import checkpoints, cut_records, is_stop_requested
+from bsweep.runlog.files import RunLog, RunPaths, write_json
+from bsweep.runlog.hardware import hardware_words
+from bsweep.runlog.locks import claimed, is_claimed
+from bsweep.runlog.reading import Damaged, read_meta, read_records, read_summary, warnings_in
+from bsweep.runlog.records import Event
+from bsweep.runlog.summary import ended, write_summary
 from bsweep.study import attendance, branching, states
 from bsweep.study.progress import Progress
 from bsweep.study.provenance import provenance, surroundings
@@ -51,9 +60,7 @@ def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None)
         steps = [
             c.epochs * data.prepare(c.data).num_train / c.examples_per_step for c in own_points
         ]
-        calibration_file.request(
-            own_points, sum(steps), folder, runlog.hardware_words(surroundings())
-        )
+        calibration_file.request(own_points, sum(steps), folder, hardware_words(surroundings()))
 
 
 def result_of(config: RunConfig) -> str | None:
@@ -62,13 +69,13 @@ def result_of(config: RunConfig) -> str | None:
     A result is "completed", or another end that a repetition would most likely reach again. A sweep
     does not run such a point again.
     """
-    status = runlog.ended(paths_of(config))
+    status = ended(paths_of(config))
     return status if status in states.RESULTS else None
 
 
 def is_running(config: RunConfig) -> bool:
     """Return True if a process is running the point."""
-    return runlog.is_claimed(attendance.claim_of_run(paths_of(config).folder))
+    return is_claimed(attendance.claim_of_run(paths_of(config).folder))
 
 
 def ended_elsewhere(config: RunConfig, progress: Progress) -> str | None:
@@ -114,7 +121,7 @@ def run_point(config: RunConfig, warnings: list[str], progress: Progress, start:
     if result := result_of(config):
         progress.skip(config, _SKIPPED[result])
         return result
-    with runlog.claimed(attendance.claim_of_run(paths.folder)) as is_ours:
+    with claimed(attendance.claim_of_run(paths.folder)) as is_ours:
         if not is_ours:
             progress.put_off(config, "another process is running it")
             return "running"
@@ -172,7 +179,7 @@ def _attempt(
         outcome = Outcome("failed", f"{type(error).__name__}: {error}")
     finally:
         wall_seconds = seconds_before + time.monotonic() - began
-        runlog.write_summary(paths, config, outcome.status, outcome.message, wall_seconds)
+        write_summary(paths, config, outcome.status, outcome.message, wall_seconds)
         progress.end(outcome)
         if outcome.status in ("completed", "diverged"):
             # Such a run is never resumed.
@@ -195,9 +202,9 @@ def _write_beginning(config: RunConfig, paths: RunPaths, seconds_before: float) 
     save_config(config, paths.config)
     own.keep(config, paths.own)
     meta = {"launched_at": time.time(), "wall_seconds_before": seconds_before}
-    if runlog.read_meta(paths).get("beside_others"):  # in the part that this run continues
+    if read_meta(paths).get("beside_others"):  # in the part that this run continues
         meta["beside_others"] = True
-    runlog.write_json(paths.meta, {**meta, **provenance(config)})
+    write_json(paths.meta, {**meta, **provenance(config)})
     paths.metrics.touch()  # launchers watch it
     paths.stop.write_bytes(b"")
 
@@ -208,7 +215,7 @@ def set_aside(config: RunConfig) -> None:
     The point counts as new from then on.
     """
     folder = paths_of(config).folder
-    with runlog.claimed(attendance.claim_of_run(folder)) as is_ours:
+    with claimed(attendance.claim_of_run(folder)) as is_ours:
         if is_ours:
             _set_aside(folder, folder)
 
@@ -235,8 +242,8 @@ def _prepare(config: RunConfig, paths: RunPaths) -> tuple[float, Sequence[str]]:
     Returns:
         The wall seconds that the run took so far, and the warnings that its record has already.
     """
-    for latest in runlog.checkpoints(paths)[:1]:
-        with suppress(runlog.Damaged):  # a damaged checkpoint: the run is repeated
+    for latest in checkpoints(paths)[:1]:
+        with suppress(Damaged):  # a damaged checkpoint: the run is repeated
             return _take_up(paths, latest.facts() or {})
     _set_aside(paths.folder, paths.folder)
     paths.folder.mkdir(parents=True)
@@ -248,7 +255,7 @@ def _prepare(config: RunConfig, paths: RunPaths) -> tuple[float, Sequence[str]]:
 def _take_up(paths: RunPaths, facts: Mapping[str, Any]) -> tuple[float, Sequence[str]]:
     """Cut a run's records at the checkpoint where its workers resume; see `_prepare`."""
     _set_aside(paths.folder, paths.logs)
-    meta, summary = runlog.read_meta(paths), runlog.read_summary(paths)
+    meta, summary = read_meta(paths), read_summary(paths)
     if summary:
         wall_seconds = summary["wall_seconds"] or 0.0
     else:  # the run was killed together with its launcher
@@ -257,9 +264,9 @@ def _take_up(paths: RunPaths, facts: Mapping[str, Any]) -> tuple[float, Sequence
             0.0, facts["time"] - launched_at
         )
     paths.summary.unlink(missing_ok=True)
-    runlog.cut_records(paths, facts["metrics_bytes"])
+    cut_records(paths, facts["metrics_bytes"])
     where = f"step {facts['num_steps']}, in epoch {facts['epoch']}"
-    said = runlog.warnings(runlog.read_records(paths.metrics)[0])
+    said = warnings_in(read_records(paths.metrics)[0])
     with RunLog(paths.metrics) as log:
         log.write(Event(event="resumed", message=f"taken up again after {where}"))
     return float(wall_seconds), said

@@ -12,7 +12,8 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from bsweep.runlog import RunPaths, claimed, is_claimed
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.locks import claimed, is_claimed
 
 _POLL_SECONDS = 0.5
 _STOP = ".stop"

@@ -7,17 +7,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from bsweep.config import ConfigError, RunConfig, flatten, read_config, show
-from bsweep.runlog import (
-    Checkpoint,
-    Continued,
-    RunLog,
-    RunPaths,
-    checkpoints,
-    cut_records,
-    read_meta,
-    write_json,
-)
+from bsweep.config.run import RunConfig
+from bsweep.config.saved import read_config
+from bsweep.config.values import ConfigError, flatten, show
+from bsweep.runlog.checkpoint_files import Checkpoint, checkpoints, cut_records
+from bsweep.runlog.files import RunLog, RunPaths, write_json
+from bsweep.runlog.reading import read_meta
+from bsweep.runlog.records import Continued
 
 _MAY_DIFFER = (
     "study", "results_dir", "local_batch", "global_batch", "num_workers", "accumulation_steps",

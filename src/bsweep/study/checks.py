@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from bsweep import allocation, data, models, runlog
-from bsweep.config import ConfigError, RunConfig, own, refuse_vain_evaluations
+from bsweep import allocation, data, models
+from bsweep.config import own
+from bsweep.config.contradictions import refuse_vain_evaluations
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.launch import check as check_launch
 from bsweep.launch import preflight
-from bsweep.runlog import RunPaths
+from bsweep.runlog.checkpoint_files import checkpoints
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import Damaged, read_summary
 from bsweep.strategies.sharding import check_sharding
 from bsweep.study import branching
 from bsweep.study.attempts import paths_of, result_of
@@ -25,7 +30,7 @@ def check(config: RunConfig) -> list[str]:
     """
     try:
         warnings = check_launch(config)
-        if config.resume_from and not (runlog.checkpoints(paths_of(config)) or result_of(config)):
+        if config.resume_from and not (checkpoints(paths_of(config)) or result_of(config)):
             branching.check_branch(config)  # the run has no copy of its source yet
         check_trackers(config.trackers)
         info = data.prepare(config.data)
@@ -121,8 +126,8 @@ def refuse_newer(study_dir: Path) -> None:
     """
     for summary in study_dir.glob("*/summary.json"):
         try:
-            runlog.read_summary(RunPaths(summary.parent))
-        except runlog.Damaged:
+            read_summary(RunPaths(summary.parent))
+        except Damaged:
             pass  # a run with a damaged summary is repeated
         except ValueError as error:
             raise ConfigError(str(error)) from None

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bsweep import data
-from bsweep.config import RunConfig
 from bsweep.config.groups import LaunchConfig
+from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place, inside_horovodrun
 
 

@@ -122,7 +122,7 @@ def _no_study(study_dir: Path) -> str:
             f"{study_dir}: no run and no command is in it: give the folder of a study, such as "
             "results/NAME."
         )
-    from bsweep.config import did_you_mean
+    from bsweep.config.values import did_you_mean
 
     beside = [study_dir.parent, Path("results")]
     known = [

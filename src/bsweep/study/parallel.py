@@ -18,13 +18,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
-from bsweep import launch, runlog
-from bsweep.config import ConfigError, RunConfig
+from bsweep import launch
 from bsweep.config.launch import most_at_once
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
 from bsweep.launch import Outcome, seats
 from bsweep.launch.seats import Seats
 from bsweep.launch.stop import Signals
-from bsweep.runlog import RunPaths, calibration_file
+from bsweep.runlog import calibration_file
+from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.hardware import hardware_words
+from bsweep.runlog.reading import Damaged, Newer, read_meta
 from bsweep.study import attempts, provenance
 from bsweep.study.progress import Progress
 
@@ -219,17 +223,17 @@ def _is_to_measure(config: RunConfig) -> bool:
     """Return True if a point has to calibrate for its whole study, or may have to."""
     if not calibration_file.is_asked(config):
         return False
-    here = runlog.hardware_words(provenance.provenance(config))
+    here = hardware_words(provenance.provenance(config))
     found = calibration_file.asked(calibration_file.path_of(config, here), config, here)
     return found is not None and found.is_open
 
 
 def _say_why(error: Exception) -> None:
     """Print why a point could not be run, with a traceback if the user cannot mend the cause."""
-    if not isinstance(error, ConfigError | OSError | runlog.Newer | runlog.Damaged):
+    if not isinstance(error, ConfigError | OSError | Newer | Damaged):
         traceback.print_exception(error)
     print(f"bsweep: a point could not be run: {error!r}", file=sys.stderr)
 
 
 def _note_company(paths: RunPaths) -> None:
-    runlog.write_json(paths.meta, {**runlog.read_meta(paths), "beside_others": True})
+    write_json(paths.meta, {**read_meta(paths), "beside_others": True})

@@ -16,11 +16,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bsweep.config import FIXED, RunConfig
+from bsweep.config.batching import FIXED
+from bsweep.config.run import RunConfig
 from bsweep.core.following import GrowingFile
 from bsweep.core.words import counted, duration
 from bsweep.launch.outcome import Outcome
-from bsweep.runlog import RunPaths, calibration_file
+from bsweep.runlog import calibration_file
+from bsweep.runlog.files import RunPaths
 from bsweep.trackers import live
 
 _REFRESH_SECONDS = 0.2

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.core.ranks import inside_horovodrun, num_cores
 
 

@@ -8,11 +8,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from bsweep import allocation, data, launch, runlog
-from bsweep.config import RunConfig, own, save_config
+from bsweep import allocation, data, launch
+from bsweep.config import own
+from bsweep.config.run import RunConfig
+from bsweep.config.saved import save_config
 from bsweep.launch import Outcome
 from bsweep.launch.team import Entry
-from bsweep.runlog import RunPaths, profile_file
+from bsweep.runlog import profile_file
+from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.reading import numbered, read_json, read_records
 from bsweep.study.attempts import ask_for_calibration, paths_of
 from bsweep.study.progress import Output
 
@@ -31,11 +35,11 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
     paths = RunPaths(config.study_dir / ".probe")
     outcome = _launch_beside(config, paths, say, "bsweep.measure.probe_worker")
     if outcome.status == "completed":
-        found = runlog.read_json(paths.folder / "probe.json")
+        found = read_json(paths.folder / "probe.json")
         assert found, "the probe completed without an answer"
         path = allocation.probe_path(config)
         path.parent.mkdir(parents=True, exist_ok=True)
-        runlog.write_json(path, found)
+        write_json(path, found)
     return outcome
 
 
@@ -75,8 +79,8 @@ def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float
         paths, began = paths_of(short), time.time()
         outcome = _launch_beside(short, paths, say, "bsweep.train.worker")
         seconds = time.time() - began
-        records, _ = runlog.read_records(paths.metrics)
-    epochs = runlog.numbered(records, "epoch")
+        records, _ = read_records(paths.metrics)
+    epochs = numbered(records, "epoch")
     if outcome.status != "completed" or not epochs:
         return f"{outcome.status}: {outcome.message}"
     train_seconds = float(epochs[0]["train_seconds"])

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bsweep import runlog
-from bsweep.runlog import RunPaths
+from bsweep.runlog.checkpoint_files import checkpoints
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.following import Following
+from bsweep.runlog.locks import is_claimed
+from bsweep.runlog.reading import lost_workers, read_meta
+from bsweep.runlog.summary import read_ended
 from bsweep.study import attendance
 
 RESULTS = ("completed", "diverged", "out_of_memory")
@@ -76,7 +80,7 @@ def state_of_run(folder: Path) -> State:
     """
     paths = RunPaths(folder)
     try:
-        if ended := runlog.read_ended(paths):
+        if ended := read_ended(paths):
             return _ended(*ended, paths)
         return _under_way(paths) if paths.config.exists() else NEW
     except (ValueError, KeyError, TypeError) as error:
@@ -91,7 +95,7 @@ def _ended(summary: Mapping[str, Any], meta: Mapping[str, Any], paths: RunPaths)
         whole_epochs=summary["epochs"],
         train_seconds=summary["train_seconds"],
         wall_seconds=summary["wall_seconds"],
-        can_resume=summary["status"] not in RESULTS and bool(runlog.checkpoints(paths)),
+        can_resume=summary["status"] not in RESULTS and bool(checkpoints(paths)),
         lost_workers=tuple(summary.get("lost_workers", ())),
         beside_others=bool(meta.get("beside_others")),
     )
@@ -105,7 +109,7 @@ class _Recorded:
         self.epochs: list[tuple[int, float]] = []  # (epoch number, seconds of training)
         self.epochs_done = 0.0
         self.lost_workers: tuple[str, ...] = ()
-        self._file = runlog.Following(metrics)
+        self._file = Following(metrics)
 
     def look(self) -> bool:
         """Read the new records. Return False if records that were read before are gone."""
@@ -121,7 +125,7 @@ class _Recorded:
                     self.epochs.pop()
                 self.epochs.append((record["epoch"], record["train_seconds"]))
                 self.epochs_done = float(record["epoch"])
-        self.lost_workers += runlog.lost_workers(news or ())
+        self.lost_workers += lost_workers(news or ())
         return news is not None
 
 
@@ -138,7 +142,7 @@ def _recorded(metrics: Path) -> _Recorded:
 
 def _under_way(paths: RunPaths) -> State:
     recorded = _recorded(paths.metrics)
-    is_running = runlog.is_claimed(attendance.claim_of_run(paths.folder))
+    is_running = is_claimed(attendance.claim_of_run(paths.folder))
     return State(
         "running" if is_running else "interrupted",
         ""
@@ -148,7 +152,7 @@ def _under_way(paths: RunPaths) -> State:
         num_epochs=recorded.num_epochs,
         whole_epochs=len(recorded.epochs),
         train_seconds=sum(seconds for _, seconds in recorded.epochs) if recorded.epochs else None,
-        can_resume=is_running or bool(runlog.checkpoints(paths)),
+        can_resume=is_running or bool(checkpoints(paths)),
         lost_workers=recorded.lost_workers,
         beside_others=_was_beside_others(paths),
     )
@@ -156,7 +160,7 @@ def _under_way(paths: RunPaths) -> State:
 
 def _was_beside_others(paths: RunPaths) -> bool:
     try:
-        return bool(runlog.read_meta(paths).get("beside_others"))
+        return bool(read_meta(paths).get("beside_others"))
     except ValueError:  # a damaged meta.json is no reason to repeat a run
         return False
 

@@ -14,7 +14,9 @@ from types import TracebackType
 
 from bsweep import launch
 from bsweep.compose.hydra_grid import Grid, say_could_not_run
-from bsweep.config import ConfigError, RunConfig, slurm
+from bsweep.config import slurm
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.whole_files import is_full
 from bsweep.launch import team

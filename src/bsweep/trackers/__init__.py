@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from bsweep.config import TrackerName
+from bsweep.config.values import TrackerName
 
 NAMES: tuple[TrackerName, ...] = typing.get_args(TrackerName)
 _PACKAGES: Mapping[TrackerName, tuple[str, ...]] = {

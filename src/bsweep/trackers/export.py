@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep import runlog
-from bsweep.config import did_you_mean
-from bsweep.runlog import RunPaths
+from bsweep.config.values import did_you_mean
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
 from bsweep.trackers import NAMES, Sink, check_trackers, records, sink
 
 _BAD = 2
@@ -63,7 +63,7 @@ def _pass_on(to: Sink, where: str, study: str, paths: RunPaths) -> str:
     """Pass a run on, unless the tracker already has it, and return a text about what was done."""
     if to.has(where, study, paths.folder.name, records.fingerprint(paths)):
         return "there already"
-    found, _ = runlog.read_records(paths.metrics)
+    found, _ = read_records(paths.metrics)
     settled = records.settled(found)
     times = [record["time"] for record in settled] or [paths.metrics.stat().st_mtime]
     tracked = to.open(where, study, paths.folder.name, times[0])

@@ -21,9 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
-from bsweep.config import RunConfig, TrackerName
+from bsweep.config.run import RunConfig
+from bsweep.config.values import TrackerName
 from bsweep.core.following import GrowingFile
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 from bsweep.trackers import Tracked, records, sink
 
 _POLL_SECONDS = 1.0

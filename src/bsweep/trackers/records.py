@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bsweep import runlog
-from bsweep.config import flatten
-from bsweep.runlog import RunPaths
+from bsweep.config.values import flatten
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_summary
 from bsweep.trackers import Tracked
 
 _AXES = {
@@ -43,7 +43,7 @@ def forward(record: Mapping[str, Any], tracked: Tracked) -> None:
 
 def finish(paths: RunPaths, tracked: Tracked, time: float) -> None:
     """Pass on how a run ended; its status is `unfinished` if it has no summary."""
-    summary = runlog.read_summary(paths) or {"status": "unfinished"}
+    summary = read_summary(paths) or {"status": "unfinished"}
     tracked.end(str(summary["status"]), dict(_numbers(summary)), fingerprint(paths), time)
 
 

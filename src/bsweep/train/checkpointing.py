@@ -10,12 +10,19 @@ from typing import Any, NoReturn
 
 import torch
 
-from bsweep import runlog
 from bsweep.config.values import seconds_of
 from bsweep.core import tensor_files
 from bsweep.numerics.clock import StepClock
-from bsweep.runlog import Checkpoint
+from bsweep.runlog.checkpoint_files import (
+    Checkpoint,
+    checkpoint_at,
+    checkpoints,
+    cut_records,
+    is_stop_requested,
+    prune,
+)
 from bsweep.runlog.errors import Stopped
+from bsweep.runlog.records import End, Event
 from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 
@@ -95,7 +102,7 @@ class Keeper:
         return wish
 
     def _wish(self, now: float) -> int:
-        if runlog.is_stop_requested(self._job.paths):
+        if is_stop_requested(self._job.paths):
             return _STOP
         return _SAVE if now - self._saved_at >= self._interval else _GO_ON
 
@@ -117,7 +124,7 @@ class Keeper:
 
 
 def _stop(job: Job, reason: str) -> NoReturn:
-    job.record(runlog.End(status="interrupted", message=f"{reason}; start it again to go on"))
+    job.record(End(status="interrupted", message=f"{reason}; start it again to go on"))
     raise Stopped(reason)
 
 
@@ -127,7 +134,7 @@ def save(job: Job, cursor: Cursor) -> None:
     If a checkpoint cannot be written, the run records a warning and goes on without it.
     """
     strategy = job.strategy
-    checkpoint = runlog.checkpoint_at(job.paths, cursor.epoch, cursor.position)
+    checkpoint = checkpoint_at(job.paths, cursor.epoch, cursor.position)
     problem = ""
     try:
         checkpoint.folder.mkdir(parents=True, exist_ok=True)
@@ -148,13 +155,13 @@ def save(job: Job, cursor: Cursor) -> None:
         if problems:
             checkpoint.remove()
             job.record(
-                runlog.Event(
+                Event(
                     event="warning", message=f"{checkpoint.folder} was not written: {problems[0]}"
                 )
             )
         else:
             checkpoint.complete(_facts(job, cursor))
-            runlog.prune(job.paths)
+            prune(job.paths)
     # All workers wait here for the first one, so that no worker's next step does.
     strategy.gather(torch.zeros(1, dtype=torch.float64))
 
@@ -213,7 +220,7 @@ def load(job: Job) -> Cursor | None:
     Raises:
         ValueError: If none of the run's checkpoints can be read.
     """
-    found = [checkpoint.folder.name for checkpoint in runlog.checkpoints(job.paths)]
+    found = [checkpoint.folder.name for checkpoint in checkpoints(job.paths)]
     names = job.strategy.gather_json({"names": found})[0]["names"]
     leads = job.place.rank == job.strategy.members[0]
     for name in names:
@@ -275,16 +282,16 @@ def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
 def _begin_at(job: Job, checkpoint: Checkpoint, *, is_latest: bool) -> None:
     """Remove the checkpoints and records that came after this checkpoint."""
     if not is_latest:
-        for later in runlog.checkpoints(job.paths):
+        for later in checkpoints(job.paths):
             if later.folder.name > checkpoint.folder.name:
                 later.remove()
-        runlog.cut_records(job.paths, (checkpoint.facts() or {"metrics_bytes": 0})["metrics_bytes"])
+        cut_records(job.paths, (checkpoint.facts() or {"metrics_bytes": 0})["metrics_bytes"])
         message = (
             "the latest checkpoint could not be read; the run goes on from the one before, "
             f"{checkpoint.folder}"
         )
-        job.record(runlog.Event(event="warning", message=message))
-    runlog.prune(job.paths)
+        job.record(Event(event="warning", message=message))
+    prune(job.paths)
 
 
 def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any] | None) -> Cursor:

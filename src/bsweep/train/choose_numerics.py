@@ -18,13 +18,14 @@ from dataclasses import asdict, replace
 
 import torch
 
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.core.memory import is_out_of_memory
 from bsweep.data.dataset import Dataset
 from bsweep.numerics import optim, precision
 from bsweep.numerics.clock import Slowdown
-from bsweep.runlog import RunPaths, calibration_file
+from bsweep.runlog import calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
+from bsweep.runlog.files import RunPaths
 from bsweep.strategies import Strategy
 from bsweep.train import step
 from bsweep.train.job import Job

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bsweep import runlog
 from bsweep.core import memory
 from bsweep.data import plan
+from bsweep.runlog.measured import Evaluation
+from bsweep.runlog.records import Event
 from bsweep.train.cursor import Cursor, Scores
 from bsweep.train.job import Job
 
-Evaluation = tuple[Scores, str]
+Evaluated = tuple[Scores, str]
 """The scores, and a sentence that says when the target was reached ("" if it was not)."""
 
 
@@ -45,7 +46,7 @@ def is_due(job: Job, cursor: Cursor) -> bool:
     return cursor.num_examples // every > cursor.evaluated_examples // every
 
 
-def within_epoch(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluation:
+def within_epoch(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
     """Evaluate without changing the training that follows; return what `take` returns.
 
     Each worker gets back its own buffers, such as BatchNorm's statistics.
@@ -58,7 +59,7 @@ def within_epoch(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluation:
     return evaluation
 
 
-def take(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluation:
+def take(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
     """Evaluate, write the record, and check whether the target is reached.
 
     Args:
@@ -67,12 +68,12 @@ def take(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluation:
         epoch_seconds: The training time of the current epoch so far, in seconds.
 
     Returns:
-        The scores and the sentence about the target, as in `Evaluation`.
+        The scores and the sentence about the target, as in `Evaluated`.
     """
     loss, accuracy = scores = evaluate(job)
     if job.config.evaluate_every_examples:
         job.record(
-            runlog.Evaluation(
+            Evaluation(
                 epoch=cursor.epoch,
                 num_steps=cursor.num_steps,
                 num_examples=cursor.num_examples,
@@ -100,7 +101,7 @@ def _target_reached(job: Job, cursor: Cursor, every: Sequence[Scores]) -> str:
         f"reached {target}: evaluation {len(every)}, after {cursor.num_examples} examples "
         f"({cursor.num_steps} steps), confirms it"
     )
-    job.record(runlog.Event(event="target_reached", message=reached))
+    job.record(Event(event="target_reached", message=reached))
     return reached
 
 

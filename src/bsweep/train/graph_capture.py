@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bsweep.data import plan
 from bsweep.numerics.graphs import Graph
-from bsweep.runlog import Event
+from bsweep.runlog.records import Event
 from bsweep.strategies import InBackward
 from bsweep.train import step
 from bsweep.train.job import Job

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bsweep.config import AnyData, ImageConfig
+from bsweep.config.data import AnyData, ImageConfig
 from bsweep.data import augment
 from bsweep.data.dataset import Dataset
 

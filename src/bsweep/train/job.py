@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bsweep import runlog
 from bsweep.batching import Policy
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.data.dataset import Dataset
 from bsweep.numerics.clock import Phase, Slowdown, untimed
@@ -21,8 +20,9 @@ from bsweep.numerics.graphs import Graph
 from bsweep.numerics.objective import Objective
 from bsweep.numerics.precision import AUTOCAST
 from bsweep.numerics.vector import Vector
-from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.runlog.calibration_file import Numerics
+from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
+from bsweep.runlog.records import Record
 from bsweep.strategies import Strategy
 from bsweep.train.inputs import Inputs
 from bsweep.train.noise_meter import NoiseHook
@@ -62,7 +62,7 @@ class Job:
     def precision(self) -> str:
         return self.numerics.precision
 
-    def record(self, *records: runlog.Record) -> None:
+    def record(self, *records: Record) -> None:
         """Write records, if this worker is the first of those that still take part."""
         if self.place.rank == self.strategy.members[0]:
             for record in records:

@@ -9,13 +9,14 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from bsweep import runlog
 from bsweep.batching import Seen
 from bsweep.core import energy, memory
 from bsweep.data import plan
 from bsweep.numerics import optim
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog.errors import Diverged
+from bsweep.runlog.measured import NoiseScale
+from bsweep.runlog.records import End, Epoch, Event, Round, Step
 from bsweep.strategies import Rounds
 from bsweep.train import evaluation, step
 from bsweep.train.checkpointing import Keeper
@@ -42,12 +43,10 @@ def train(job: Job, cursor: Cursor | None) -> None:
             _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
         cursor.begin_epoch()
         cursor.checkpoint_seconds += keeper.after_epoch(cursor)
-    job.record(
-        runlog.End(status="completed", message=cursor.reached if job.config.stop_at_target else "")
-    )
+    job.record(End(status="completed", message=cursor.reached if job.config.stop_at_target else ""))
 
 
-def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> runlog.Epoch:
+def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> Epoch:
     """Train what is left of the current epoch, evaluate, and return the epoch's record."""
     order = plan.epoch_order(cursor.num_train, seed=job.config.seed, epoch=cursor.epoch)
     order = order.to(job.dataset.train_labels.device)
@@ -87,7 +86,7 @@ def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> No
     _look_at_round(job, cursor, sums, clock)
 
 
-def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float) -> runlog.Epoch:
+def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float) -> Epoch:
     own = (cursor.totals + cursor.recent).tolist()
     loss, correct, labels, joules = job.sums(torch.tensor([*own, own_joules], dtype=torch.float64))
     if _finite(loss) is None:
@@ -106,7 +105,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
     if not cursor.scores or cursor.num_examples > cursor.evaluated_examples:
         cursor.add_evaluation(*evaluation.take(job, cursor, sum(seconds)))
     test_loss, test_accuracy = cursor.scores[-1]
-    return runlog.Epoch(
+    return Epoch(
         epoch=cursor.epoch,
         num_steps=len(seconds),
         train_seconds=sum(seconds),
@@ -184,7 +183,7 @@ def _train_steps(
 def _look_at_round(job: Job, cursor: Cursor, sums: Tensor, clock: StepClock) -> None:
     """Record a round and show it to the policy."""
     records = _record_rounds(job)
-    rounds = tuple(record for record in records if isinstance(record, runlog.Round))
+    rounds = tuple(record for record in records if isinstance(record, Round))
     _record_noise(job, cursor)
     seen = Seen(
         epochs_done=cursor.epochs_done(),
@@ -206,7 +205,7 @@ def _record_noise(job: Job, cursor: Cursor) -> None:
         return
     epochs_done = cursor.epochs_done()
     job.record(
-        runlog.NoiseScale(
+        NoiseScale(
             epoch=cursor.epoch,
             num_steps=cursor.num_steps,
             num_examples=round(epochs_done * cursor.num_train),
@@ -220,13 +219,13 @@ def _record_noise(job: Job, cursor: Cursor) -> None:
     )
 
 
-def _record_rounds(job: Job) -> list[runlog.Event | runlog.Round]:
+def _record_rounds(job: Job) -> list[Event | Round]:
     if not isinstance(job.strategy, Rounds):
         return []
     records, job.strategy.records = job.strategy.records, []
     job.record(*records)
     for record in records:
-        if isinstance(record, runlog.Round) and record.train_loss is None:
+        if isinstance(record, Round) and record.train_loss is None:
             _diverge(job, f"the training loss became infinite or NaN in round {record.round}")
     return records
 
@@ -255,7 +254,7 @@ def _log_step(
     cursor.totals += cursor.recent
     cursor.recent.zero_()
     job.record(
-        runlog.Step(
+        Step(
             epoch=cursor.epoch,
             step=cursor.num_steps,
             train_loss=_finite(loss / labels) if labels else None,
@@ -274,7 +273,7 @@ def _log_step(
 
 
 def _diverge(job: Job, message: str) -> NoReturn:
-    job.record(runlog.End(status="diverged", message=message))
+    job.record(End(status="diverged", message=message))
     raise Diverged(message)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bsweep.config import RunConfig
+from bsweep.config.run import RunConfig
 from bsweep.data.plan import Share, round_size
 from bsweep.numerics.noise_scale import Average, GradientNoise, of_parts, squared_norm
 from bsweep.numerics.vector import Vector

@@ -20,7 +20,7 @@ from typing import NoReturn
 from bsweep.config import own
 from bsweep.core.following import GrowingFile
 from bsweep.core.ranks import Place
-from bsweep.runlog import RunPaths
+from bsweep.runlog.files import RunPaths
 
 PATIENCE_SECONDS = 60
 """The seconds without a touch of the lifeline after which the process exits."""

@@ -16,8 +16,10 @@ from typing import NoReturn
 
 import torch
 
-from bsweep import batching, data, models, runlog, strategies
-from bsweep.config import RunConfig, own, read_config
+from bsweep import batching, data, models, strategies
+from bsweep.config import own
+from bsweep.config.run import RunConfig
+from bsweep.config.saved import read_config
 from bsweep.core import fresh_process, memory
 from bsweep.core.gpus import num_gpus
 from bsweep.core.randomness import seed_of
@@ -27,9 +29,11 @@ from bsweep.numerics import objective, optim, precision
 from bsweep.numerics.clock import Slowdown
 from bsweep.numerics.precision import LossScale
 from bsweep.numerics.vector import Vector
-from bsweep.runlog import RunLog, RunPaths, SignOfLife
 from bsweep.runlog.calibration_file import Numerics
 from bsweep.runlog.errors import Diverged, Stopped, errors_reported
+from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
+from bsweep.runlog.reading import read_json
+from bsweep.runlog.records import Start
 from bsweep.strategies import InBackward, Strategy
 from bsweep.strategies.single import Single
 from bsweep.train import (
@@ -207,9 +211,9 @@ def choose_device(place: Place, gpus: int) -> torch.device:
     return torch.device("cuda", place.local_rank)
 
 
-def _start_record(job: Job, launched_at: float | None) -> runlog.Start:
+def _start_record(job: Job, launched_at: float | None) -> Start:
     config, dataset = job.config, job.dataset
-    return runlog.Start(
+    return Start(
         run_id=config.run_id,
         config=asdict(config),
         local_batch=config.examples_per_pass,
@@ -288,7 +292,7 @@ def train_launched(
     on_broken_capture: Callable[[str], object] = graph_capture.do_nothing,
 ) -> None:
     """Train a point whose launch is on record."""
-    launched_at = (runlog.read_json(paths.meta) or {}).get("launched_at")
+    launched_at = (read_json(paths.meta) or {}).get("launched_at")
     train(config, paths, place, launched_at=launched_at, on_broken_capture=on_broken_capture)
 
 

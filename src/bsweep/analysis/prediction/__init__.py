@@ -29,7 +29,7 @@ from bsweep.analysis.prediction.objectives import (
 from bsweep.analysis.prediction.result import Prediction
 from bsweep.analysis.prediction.selection import Observed, observed, rate_rule
 from bsweep.analysis.prediction.step_time import Timing, probe_timings
-from bsweep.config import Target, target_of
+from bsweep.config.target import Target, target_of
 from bsweep.core.words import counted
 
 __all__ = ["Fits", "Prediction", "fit", "leave_one_out", "predict", "predict_from"]

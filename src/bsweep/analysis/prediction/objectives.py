@@ -13,7 +13,7 @@ from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.forecast import Forecast
 from bsweep.analysis.prediction.sampler import Array
-from bsweep.config import did_you_mean
+from bsweep.config.values import did_you_mean
 from bsweep.core.words import counted
 
 Measure = Literal["seconds", "worker_seconds", "money", "joules"]

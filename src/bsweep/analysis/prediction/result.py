@@ -20,7 +20,7 @@ from bsweep.analysis.prediction.forecast import Forecast
 from bsweep.analysis.prediction.objectives import CLOSE, Choice, Objective, gains
 from bsweep.analysis.prediction.selection import Observed
 from bsweep.analysis.prediction.step_time import Timing
-from bsweep.config import Target
+from bsweep.config.target import Target
 from bsweep.core.words import counted, first_of
 
 _UNITS = {"seconds": "s", "worker_seconds": "worker-seconds", "money": "in money", "joules": "J"}

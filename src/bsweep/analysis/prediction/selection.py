@@ -17,7 +17,8 @@ from bsweep.analysis.numbers import number, setting_text
 from bsweep.analysis.prediction.cells import CellRuns, cell_runs
 from bsweep.analysis.prediction.step_time import Cell, Timing
 from bsweep.analysis.targets import to_target
-from bsweep.config import Target, did_you_mean
+from bsweep.config.target import Target
+from bsweep.config.values import did_you_mean
 from bsweep.core.words import counted
 
 CELL = ["global_batch", "num_workers", "passes"]
