@@ -14,14 +14,14 @@ from pathlib import Path
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.fresh_process import LAUNCHER
-from bsweep.launch import environment, failure, lifeline, preflight, ssh, team
+from bsweep.launch import environment, failure, lifeline, preflight, team
 from bsweep.launch.launcher import HostLauncher, LaunchRequest
 from bsweep.launch.outcome import Outcome, first_error, recorded
 from bsweep.launch.team import Started, lifeline_seconds
+from bsweep.launch.waiting import Seen, Waiting
 from bsweep.runlog.files import RunPaths
 
 _POLL_SECONDS = 0.05
-_GRACE_SECONDS = 10  # the time for processes on other hosts to notice a failed one
 
 
 class ProcessLauncher(HostLauncher):
@@ -117,10 +117,8 @@ def _hidden_failures(config: RunConfig, paths: RunPaths) -> list[tuple[int, int]
 
 def _wait(started: Started, request: LaunchRequest) -> str | None:
     """Wait for the end of a point; return a message on what took too long, or None."""
-    config, paths, launch = request.config, request.paths, request.card
-    launched = seen = paths.metrics.stat().st_mtime
-    seen_at = time.monotonic()
-    failed_at: float | None = None
+    config, paths = request.config, request.paths
+    waiting = Waiting(config, paths.metrics.stat().st_mtime, time.monotonic())
     while True:
         left = [command for command in started.commands if command.poll() is None]
         with suppress(subprocess.TimeoutExpired):
@@ -128,52 +126,15 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
         request.on_poll()
         environment.remove_when_read(paths, request.ranks)
         started.look_after()
-        codes = [command.poll() for command in started.commands]
-        if started.is_through or None not in codes:
-            return None
-        # The first command hosts the store through which workers meet, so they cannot outlive it.
-        outlive = config.strategy.can.outlives_workers and seen != launched
-        if codes[0] if outlive else any(codes):
-            failed_at = failed_at or time.monotonic()
-        elif any(codes) and recorded(paths):
-            failed_at = failed_at or time.monotonic()  # the other commands wait for the lost host
-        if failed_at:
-            if time.monotonic() - failed_at > _grace_of_others(launch, codes):
-                return None
-            continue
-        beats = _signs_of_life(config, paths)
-        beat = max(paths.metrics.stat().st_mtime, *beats.values())
-        if beat != seen:
-            seen, seen_at = beat, time.monotonic()
-        silent = time.monotonic() - seen_at
-        if config.strategy.can.outlives_workers and silent > _grace(config) and recorded(paths):
-            return None  # the workers still running were given up by the others and cannot end
-        if seen == launched and silent > launch.start_timeout_seconds:
-            return (
-                "the workers were not ready after "
-                f"launch.start_timeout_seconds={launch.start_timeout_seconds}"
-            )
-        if seen != launched and silent > launch.stall_timeout_seconds:
-            first = config.process_name(min(beats, key=lambda rank: beats[rank]))
-            limit = f"launch.stall_timeout_seconds={launch.stall_timeout_seconds}"
-            return f"no sign of life for {limit}; the first to fall silent was {first}"
-
-
-def _grace_of_others(launch: ProcessesConfig, codes: Sequence[int | None]) -> float:
-    """Return how many seconds the other commands have to end after the first one failed.
-
-    If ssh lost a host, the time is long enough for ssh to give up further hosts lost with it.
-    """
-    grace = min(_GRACE_SECONDS, launch.stall_timeout_seconds / 6)
-    return max(grace, ssh.interval_seconds(launch) + 1) if ssh.EXIT_CODE in codes else grace
-
-
-def _grace(config: RunConfig) -> float:
-    """Return how many seconds the remaining processes have to end after the run has ended.
-
-    This is at most the time that workers wait for a sign of life of each other.
-    """
-    return min(_GRACE_SECONDS, config.strategy.patience_seconds)
+        seen = Seen(
+            time.monotonic(),
+            [command.poll() for command in started.commands],
+            _signs_of_life(config, paths),
+            paths.metrics.stat().st_mtime,
+            lambda: recorded(paths) is not None,
+        )
+        if started.is_through or waiting.is_over(seen):
+            return waiting.timeout
 
 
 def _signs_of_life(config: RunConfig, paths: RunPaths) -> dict[int, float]:

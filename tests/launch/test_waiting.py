@@ -1,0 +1,111 @@
+"""How long the launcher waits for a point's processes: decided by a clock and facts, without any
+process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from bsweep.launch.waiting import Seen, Waiting
+from tests.support.running import TINY, compose
+
+LAUNCHED_AT = 1000.0  # the file time of the records when the point was launched
+OUTLIVING = ("strategy=diloco", "strategy.on_loss=continue", "optimizer=adamw_diloco")
+
+
+def waiting(*overrides: str) -> Waiting:
+    config = compose("local_batch=8", "num_workers=2", "model=tiny_cnn", *TINY, *overrides)
+    return Waiting(config, LAUNCHED_AT, 0.0)
+
+
+def seen(
+    seconds: float,
+    codes: Sequence[int | None] = (None,),
+    signs: Sequence[float] = (0.0, 0.0),
+    *,
+    has_ended: bool = False,
+) -> Seen:
+    """A look after `seconds`; `signs` are the file times of the ranks' last signs of life."""
+    return Seen(seconds, codes, dict(enumerate(signs)), LAUNCHED_AT, lambda: has_ended)
+
+
+def seconds_until_over(wait: Waiting, first: float, codes: Sequence[int | None]) -> float:
+    """The seconds after `first` at which the wait is over, by steps of a quarter of a second."""
+    seconds = first
+    while not wait.is_over(seen(seconds, codes)):
+        seconds += 0.25
+        assert seconds < 1000
+    return seconds - first
+
+
+def test_the_wait_is_over_when_all_commands_have_ended() -> None:
+    wait = waiting("strategy=ddp")
+    assert not wait.is_over(seen(1, [0, None]))
+    assert wait.is_over(seen(2, [0, 0]))
+    assert wait.timeout is None
+
+
+def test_workers_that_never_begin_are_a_timeout_of_the_start() -> None:
+    wait = waiting("strategy=ddp", "launch.start_timeout_seconds=60")
+    assert not wait.is_over(seen(60))
+    assert wait.is_over(seen(60.1))
+    assert wait.timeout and "launch.start_timeout_seconds=60" in wait.timeout
+
+
+def test_workers_that_fall_silent_are_a_timeout_that_names_the_first() -> None:
+    wait = waiting("strategy=ddp", "launch.stall_timeout_seconds=40")
+    assert not wait.is_over(seen(50, signs=(1049.0, 1048.0)))
+    assert not wait.is_over(seen(90, signs=(1049.0, 1048.0)))
+    assert wait.is_over(seen(90.1, signs=(1049.0, 1048.0)))
+    assert wait.timeout and "launch.stall_timeout_seconds=40" in wait.timeout
+    assert wait.timeout.endswith("rank 1")
+
+
+def test_a_sign_of_life_begins_the_silence_anew_though_clocks_were_set_back() -> None:
+    wait = waiting("strategy=ddp", "launch.stall_timeout_seconds=40")
+    assert not wait.is_over(seen(50, signs=(1050.0, 1050.0)))
+    assert not wait.is_over(seen(89, signs=(1050.0, -500.0)))  # nothing newer
+    wait = waiting("strategy=ddp", "launch.stall_timeout_seconds=40")
+    assert not wait.is_over(seen(50, signs=(2000.0, 0.0)))
+    assert not wait.is_over(seen(89, signs=(1500.0, 0.0)))
+    assert not wait.is_over(seen(128, signs=(1500.0, 0.0)))
+
+
+@pytest.mark.parametrize(("stall", "grace"), [(600, 10), (30, 5)])
+def test_the_others_have_a_grace_period_after_the_first_failure(stall: int, grace: float) -> None:
+    wait = waiting("strategy=ddp", f"launch.stall_timeout_seconds={stall}")
+    assert seconds_until_over(wait, 5, [1, None]) == grace + 0.25
+    assert wait.timeout is None
+
+
+def test_after_a_lost_connection_ssh_has_time_to_give_up_further_hosts() -> None:
+    hosts = ("launch.hosts='localhost:1,h2:1'", "launch.stall_timeout_seconds=120")
+    wait = waiting("strategy=ddp", *hosts)
+    assert seconds_until_over(wait, 5, [None, 255]) == 15 + 1 + 0.25
+
+
+def test_workers_that_outlive_others_go_on_after_a_failure_unless_it_is_the_first_command() -> None:
+    stays, ends = waiting(*OUTLIVING), waiting(*OUTLIVING)
+    begun = (1001.0, 1001.0)
+    assert not stays.is_over(seen(4, [None, None], begun))
+    assert not stays.is_over(seen(5, [None, 1], begun))
+    assert not stays.is_over(seen(100, [None, 1], begun))
+    assert not ends.is_over(seen(5, [None, None], begun))
+    assert not ends.is_over(seen(6, [1, None], begun))
+    assert ends.is_over(seen(17, [1, None], begun))
+
+
+def test_workers_that_would_outlive_others_do_not_outlive_a_failed_start() -> None:
+    wait = waiting(*OUTLIVING)
+    assert seconds_until_over(wait, 5, [None, 255]) < 70
+
+
+def test_a_worker_that_was_given_up_does_not_hold_up_the_end_of_the_run() -> None:
+    wait = waiting(*OUTLIVING, "launch.stall_timeout_seconds=600")
+    begun = (1001.0, 1001.0)
+    assert not wait.is_over(seen(5, signs=begun))
+    assert not wait.is_over(seen(10, signs=begun, has_ended=True))
+    assert wait.is_over(seen(15.1, signs=begun, has_ended=True))
+    assert wait.timeout is None
