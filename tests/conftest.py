@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from bsweep.config import slurm
+from bsweep.core import terminal
 from tests.support.running import HOSTS
 
 _LONGEST = (
@@ -75,6 +76,14 @@ def up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, str]
 
     yield hosts_up
     subprocess.run([HOSTS, "down"], check=True, capture_output=True)
+
+
+@pytest.fixture(autouse=True)
+def _log_records() -> None:
+    """Have log records on standard error, as a command has, where a test calls what one consists
+    of.
+    """
+    terminal.set_up_logging()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -216,7 +216,7 @@ CHANGES = {
 """Methods that change what they are called on, and may be called for their answer as well."""
 
 
-HANDLES = ("logging.getLogger(", "ctypes.CDLL(")
+HANDLES = ("logging.getLogger(", "terminal.logger(", "ctypes.CDLL(")
 """What names are bound to of which nothing is known but that its functions are called."""
 
 

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from bsweep.config.run import RunConfig
+from bsweep.launch import Outcome
 from bsweep.runlog import calibration_file
 from bsweep.runlog.files import RunPaths
 from bsweep.study.progress import Output, Progress
@@ -149,3 +150,20 @@ def test_what_workers_print_is_told_line_by_line(tmp_path: Path) -> None:
         assert output.new_lines() == ["worker 1: a"]
         file.write(b"c\n")
         assert output.new_lines() == ["worker 1: bc"]
+
+
+def test_a_terminal_shows_a_line_below_all_others_until_the_run_ends(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=60, force_terminal=True, force_interactive=True)
+    lines = Progress(1, console)
+    config = compose("local_batch=8", "precision=fp32", "channels_last=false", "epochs=2")
+    lines.begin(config, RunPaths(tmp_path), [])
+    RunPaths(tmp_path).metrics.write_text(json.dumps(EPOCH) + "\n")
+    lines._show()
+    lines.end(Outcome("completed", ""))
+    shown = screen.getvalue()
+    assert "epoch 1/2: 10.0 s, 9 images/s" in shown
+    assert shown.index("point 1/1") < shown.index("epoch 1/2: 10.0 s") < shown.rindex("point 1/1")
+    assert "left" in shown[shown.rindex("point 1/1") :], "the end of a long line is not cut"
+    assert shown.splitlines()[-1].endswith("  completed after 0 s")
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1

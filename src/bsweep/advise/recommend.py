@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from bsweep.advise.search import AXES, Search, named, say
+from bsweep.advise.search import AXES, Search, named
 from bsweep.analysis.prediction import Prediction
 from bsweep.analysis.prediction.next_run import Key, Next
 from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective, parse_seconds
@@ -19,12 +19,15 @@ from bsweep.compose import hydra_grid, overrides
 from bsweep.config.run import RunConfig
 from bsweep.config.target import target_of
 from bsweep.config.values import ConfigError, flatten
+from bsweep.core import terminal
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.core.words import duration
 from bsweep.launch import team
 from bsweep.study import attempts, attendance, checks
+
+logger = terminal.logger(__name__)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -55,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
         search = Search(_cells(configs, objective), given, target, objective, budget, price)
         return _led(search, options.json)
     except (ValueError, OSError) as error:
-        say(str(error))
+        logger.error(f"bsweep: {error}")
         return BAD_CONFIG
 
 

@@ -13,7 +13,6 @@ import argparse
 import bisect
 import json
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +31,7 @@ from bsweep.config.parsing import conf_dir, parse
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config
 from bsweep.config.values import ConfigError, did_you_mean
+from bsweep.core import terminal
 from bsweep.data.plan import Share, global_batch, round_size
 from bsweep.numerics import optim
 from bsweep.numerics.noise_scale import Average
@@ -39,6 +39,8 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import numbered, read_run
 from bsweep.runlog.records import BatchChanged
 from bsweep.train import noise_meter
+
+logger = terminal.logger(__name__)
 
 Timing = tuple[Sequence[Share], float]
 
@@ -160,7 +162,7 @@ def main(arguments: Sequence[str]) -> int:
 def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
     """Return what a policy would have done in each run of a study.
 
-    Runs that lack a signal that the policy needs are left out, with a message on the console.
+    Runs that lack a signal that the policy needs are left out, with a warning in the log.
 
     Args:
         study: The study's folder.
@@ -190,7 +192,7 @@ def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
     if not found:
         raise ValueError(silent[0])
     for problem in silent:
-        print(f"bsweep: left out: {problem}", file=sys.stderr)
+        logger.warning(f"bsweep: left out: {problem}")
     return found
 
 

@@ -11,7 +11,6 @@ the study's `recommend.json`.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,6 +30,7 @@ from bsweep.analysis.prediction.selection import CELL, Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_step_time
 from bsweep.config.run import RunConfig
 from bsweep.config.target import Target
+from bsweep.core import terminal
 from bsweep.core.words import counted, duration
 from bsweep.launch import Outcome
 from bsweep.runlog.checkpoint_files import checkpoints, is_stop_requested, request_stop
@@ -38,6 +38,8 @@ from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import read_json
 from bsweep.study import attempts, checks, commands, side_runs, states
 from bsweep.study.progress import Progress
+
+logger = terminal.logger(__name__)
 
 AXES = ("local_batch", "global_batch", "num_workers", "accumulation_steps", "seed")
 
@@ -169,7 +171,7 @@ class Search:
             )
         say(f"timing a few steps of {named(cell)}")
         began = time.monotonic()
-        found = side_runs.try_out(self.cells[cell][0], lambda line: print(line, file=sys.stderr))
+        found = side_runs.try_out(self.cells[cell][0], logger.info)
         took = time.monotonic() - began
         if not isinstance(found, str):
             self.probes[cell] = _Probe(self.kind, list(cell), found[0], took)
@@ -430,4 +432,4 @@ def _train(config: RunConfig, seconds: float) -> str:
 
 
 def say(line: str) -> None:
-    print(f"bsweep: {line}", file=sys.stderr, flush=True)
+    logger.info(f"bsweep: {line}")

@@ -6,13 +6,15 @@ import contextlib
 import io
 import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 
 from bsweep.cli.main import USAGE
 from bsweep.compose import hydra_grid, overrides
 from bsweep.config.values import ConfigError
+from bsweep.core import terminal
 from bsweep.core.terminal import BAD_CONFIG
+
+logger = terminal.logger(__name__)
 
 TAKE_OVERRIDES = ("run", "plan", "probe", "profile", "recommend", "doctor")
 
@@ -47,7 +49,7 @@ def _ask_hydra(arguments: Sequence[str]) -> int:
     try:
         return hydra_grid.show("bsweep", overrides.arranged(["-sc", *arguments]))
     except ConfigError as error:
-        print(f"bsweep: {overrides.explain(error)}", file=sys.stderr)
+        logger.error(f"bsweep: {overrides.explain(error)}")
         return BAD_CONFIG
 
 

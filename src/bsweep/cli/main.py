@@ -17,6 +17,8 @@ from bsweep import __version__
 from bsweep.core import terminal
 from bsweep.core.terminal import BAD_CONFIG, INTERRUPTED
 
+logger = terminal.logger(__name__)
+
 USAGE = """\
 usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m each of a grid
        bsweep plan [-m] [--json] [--probe] [...]    what `run` would train, and how long it takes
@@ -58,12 +60,12 @@ def main() -> NoReturn:
         if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, terminal.interrupt)
     sys.unraisablehook = terminal.interrupt_again
+    terminal.set_up_logging()
     try:
         sys.exit(_run(sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]))
     except KeyboardInterrupt:
-        print(
-            "bsweep: interrupted; completed points are kept, and skipped when started again",
-            file=sys.stderr,
+        logger.warning(
+            "bsweep: interrupted; completed points are kept, and skipped when started again"
         )
         sys.exit(INTERRUPTED)
 
@@ -107,7 +109,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
         except (ValueError, OSError) as error:
             if command not in _TELL:
                 raise
-            print(f"bsweep: {error}", file=sys.stderr)
+            logger.error(f"bsweep: {error}")
             return BAD_CONFIG
         return code
     if command == "setup-horovod" and not arguments:
@@ -115,9 +117,11 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     if command == "--version":
         print(f"bsweep {__version__}")
         return 0
-    wants_help = command in ("-h", "--help")
-    print(USAGE, end="", file=sys.stdout if wants_help else sys.stderr)
-    return 0 if wants_help else BAD_CONFIG
+    if command in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    logger.error(USAGE.rstrip("\n"))
+    return BAD_CONFIG
 
 
 def setup_horovod() -> NoReturn:

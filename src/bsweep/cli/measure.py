@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 
 from hydra.errors import HydraException
@@ -17,10 +16,13 @@ from bsweep.config.launch import ProcessesConfig
 from bsweep.config.parsing import parse
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
+from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.runlog import profile_file
 from bsweep.study import checks, side_runs
+
+logger = terminal.logger(__name__)
 
 _BAD = (
     ConfigError,
@@ -75,7 +77,7 @@ def one_point(arguments: Sequence[str]) -> RunConfig | int:
             raise ConfigError(f"launch={config.launch.name} starts no processes: leave it out.")
         launch.check_hosts(config)
     except (*_BAD, ValueError) as error:
-        print(f"bsweep: {overrides.explain(error)}", file=sys.stderr)
+        logger.error(f"bsweep: {overrides.explain(error)}")
         return BAD_CONFIG
     return config
 
@@ -99,7 +101,7 @@ def _measured(
         problem = f"bsweep {command} starts its own workers: leave horovodrun out"
     problem = problem or slurm.started_often(os.environ)
     if problem:
-        print(f"bsweep: {problem}", file=sys.stderr)
+        logger.error(f"bsweep: {problem}")
         return BAD_CONFIG
     try:
         composed = hydra_grid.first_point(overrides.arranged(arguments))
@@ -109,14 +111,12 @@ def _measured(
         if unready := checks.unready_hosts([config]):
             raise ConfigError(*unready)
     except (*_BAD, OSError) as error:
-        print(f"bsweep: {overrides.explain(error)}", file=sys.stderr)
+        logger.error(f"bsweep: {overrides.explain(error)}")
         return BAD_CONFIG
     for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    outcome = measure(config, lambda line: print(line, file=sys.stderr))
+        logger.warning(f"warning: {warning}")
+    outcome = measure(config, logger.info)
     if outcome.status != "completed":
-        print(
-            f"bsweep: the {command} ended as {outcome.status}: {outcome.message}", file=sys.stderr
-        )
+        logger.error(f"bsweep: the {command} ended as {outcome.status}: {outcome.message}")
         return 1
     return config

@@ -5,19 +5,21 @@ It also tells how far each point is and how long the rest will take. It writes n
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bsweep.compose import hydra_grid, overrides
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
+from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG, end_with_reader
 from bsweep.study import checks, commands, overview, side_runs
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Timed
 from bsweep.study.overview import Row
+
+logger = terminal.logger(__name__)
 
 _OWN_FLAGS = ("--json", "--probe", "--report")
 
@@ -28,9 +30,8 @@ def run(arguments: Sequence[str]) -> int:
     The plan tells how far each point is and how long the rest will take.
     """
     if inside_horovodrun():
-        print(
-            "bsweep: bsweep plan starts no workers: leave horovodrun out, and give num_workers=...",
-            file=sys.stderr,
+        logger.error(
+            "bsweep: bsweep plan starts no workers: leave horovodrun out, and give num_workers=..."
         )
         return BAD_CONFIG
     try:
@@ -41,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
             configs = grid.configs
         checks.check_all(configs)
     except ConfigError as error:
-        print(f"bsweep: {overrides.explain(error)}", file=sys.stderr)
+        logger.error(f"bsweep: {overrides.explain(error)}")
         return BAD_CONFIG
     by_study: dict[Path, dict[str, RunConfig]] = {}
     for config in configs:
@@ -90,10 +91,10 @@ def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
     for by_batch in alike.values():
         for batch in sorted({min(by_batch), max(by_batch)}):
             point, config = by_batch[batch]
-            print(f"trying {point.run_id} for a few steps", file=sys.stderr)
-            tried = side_runs.try_out(config, lambda line: print(line, file=sys.stderr))
+            logger.info(f"trying {point.run_id} for a few steps")
+            tried = side_runs.try_out(config, logger.info)
             if isinstance(tried, str):
-                print(f"bsweep: {point.run_id}: {tried}", file=sys.stderr)
+                logger.warning(f"bsweep: {point.run_id}: {tried}")
             else:
                 found.append(Timed(point, *tried))
     return found

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bsweep.core import terminal
 from bsweep.core.terminal import BAD_CONFIG
+
+logger = terminal.logger(__name__)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -35,14 +37,12 @@ def run(arguments: Sequence[str]) -> int:
         )
     except (ValueError, OSError) as error:
         is_no_space = isinstance(error, OSError) and is_full(error)
-        _say(
-            no_space(options.out or options.study / "report", "give --out DIR")
-            if is_no_space
-            else str(error)
-        )
+        folder = options.out or options.study / "report"
+        problem = no_space(folder, "give --out DIR") if is_no_space else error
+        logger.error(f"bsweep: {problem}")
         return BAD_CONFIG
     return 0
 
 
 def _say(line: str) -> None:
-    print(f"bsweep: {line}", file=sys.stderr)
+    logger.warning(f"bsweep: {line}")

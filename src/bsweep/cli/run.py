@@ -13,11 +13,14 @@ from bsweep.compose import hydra_grid, overrides
 from bsweep.config import slurm
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
+from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.core.whole_files import is_full
 from bsweep.study.commands import Command
 from bsweep.study.sweep import Sweep
+
+logger = terminal.logger(__name__)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -32,7 +35,7 @@ def led(lead: Callable[[], int]) -> int:
     """
     if not inside_horovodrun():
         if problem := slurm.started_often(os.environ):
-            print(f"bsweep: {problem}", file=sys.stderr)
+            logger.error(f"bsweep: {problem}")
             return BAD_CONFIG
         return lead()
     from bsweep.launch import warm  # imports Horovod and torch
@@ -61,16 +64,15 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
         if missing.isdisjoint(point.run_id for point in command.points):
             continue
         os.chdir(command.folder)
-        print(f"bsweep run {shlex.join(command.arguments)}", file=sys.stderr)
+        logger.info(f"bsweep run {shlex.join(command.arguments)}")
         ended, taken = _train(command.arguments, is_wanted, repeats)
         code, missing = max(code, ended), missing - taken
     if missing:
         some = ", ".join(sorted(missing)[:3])
-        print(
+        logger.warning(
             f"bsweep: the study's commands no longer lead to {len(missing)} of its points "
             f"({some}): the folder was moved, or defaults or code have changed since. Type them "
-            "again",
-            file=sys.stderr,
+            "again"
         )
     return max(code, 1) if missing else code
 
@@ -96,7 +98,7 @@ def _train(
     except (ConfigError, OSError) as error:
         if isinstance(error, OSError) and not is_full(error):
             raise
-        print(f"bsweep: {overrides.explain(error)}", file=sys.stderr)
+        logger.error(f"bsweep: {overrides.explain(error)}")
         return BAD_CONFIG, set()
     code = 0 if all(status == "completed" for status in statuses) else 1
     return max(code, _tell(sweep, "--report" in arguments)), sweep.run_ids

@@ -14,10 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bsweep.config.values import did_you_mean
+from bsweep.core import terminal
 from bsweep.core.ranks import Place, inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG, end_with_reader
 from bsweep.study import attendance, commands, overview, states
 from bsweep.study.commands import Command
+
+logger = terminal.logger(__name__)
 
 _WATCH_SECONDS = 2.0
 _STOP_POLL_SECONDS = 0.2
@@ -101,7 +104,7 @@ def _led(find: Callable[[Sequence[str]], int | Callable[[], int]], arguments: Se
         try:
             found = find(arguments)
         except (ValueError, OSError) as error:
-            print(f"bsweep: {error}", file=sys.stderr)
+            logger.error(f"bsweep: {error}")
             return BAD_CONFIG
         return found if isinstance(found, int) else found()
 
@@ -167,10 +170,9 @@ def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Callable[
     unknown = run_ids - {point.run_id for command in leading for point in command.points}
     if unknown:
         some = ", ".join(sorted(unknown)[:3])
-        print(
+        logger.warning(
             f"bsweep: the study has no command for {len(unknown)} of its runs ({some}): type "
-            "theirs again",
-            file=sys.stderr,
+            "theirs again"
         )
     if not leading:
         return BAD_CONFIG

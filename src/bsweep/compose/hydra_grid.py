@@ -33,6 +33,9 @@ from bsweep.compose import grid, overrides
 from bsweep.config.parsing import conf_dir
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
+from bsweep.core import terminal
+
+logger = terminal.logger(__name__)
 
 _CONFIG, _VERSION = "config", "1.3"
 
@@ -73,9 +76,7 @@ class Grid:
             )
             jobs = launcher.launch([self._points[place] for place in places], initial_job_idx=0)
         except Exception as error:  # such as an error of sbatch, or a cancelled job
-            print(
-                f"bsweep: hydra/launcher={name} could not run the points: {error}", file=sys.stderr
-            )
+            logger.error(f"bsweep: hydra/launcher={name} could not run the points: {error}")
             return ["failed"] * len(places)
         finally:
             callbacks.on_multirun_end(config=self._master, config_name=_CONFIG)
@@ -83,8 +84,8 @@ class Grid:
 
 
 def say_could_not_run(error: BaseException) -> None:
-    """Print that a point could not be run, and why."""
-    print(f"bsweep: a point could not be run: {error!r}", file=sys.stderr)
+    """Log that a point could not be run, and why."""
+    logger.error(f"bsweep: a point could not be run: {error!r}")
 
 
 @contextmanager

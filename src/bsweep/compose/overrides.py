@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -18,7 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 from bsweep.config.parsing import conf_dir, unknown_key
 from bsweep.config.run import GROUPS
 from bsweep.config.values import ConfigError, did_you_mean, shortened, show
+from bsweep.core import terminal
 from bsweep.core.whole_files import is_full
+
+logger = terminal.logger(__name__)
 
 _MOST_POINTS = 1_000_000  # in one sweep, which plans all points before it starts one
 _MOST_LETTERS = 255  # in a key, as Hydra looks for a file of that name
@@ -299,13 +301,13 @@ def explain(error: Exception) -> str:
 def first_values(given: Sequence[str]) -> dict[str, str]:
     """Return the overrides by key, each with one value.
 
-    If an override gives several values, the first one is taken and named on the console.
+    If an override gives several values, the first one is taken and named in a log record.
     """
     first = {}
     for override in OverridesParser.create().parse_overrides(list(given)):
         text = override.input_line or ""
         if override.is_sweep_override():
             text = f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
-            print(f"measuring {text}, the first of {override.input_line}", file=sys.stderr)
+            logger.info(f"measuring {text}, the first of {override.input_line}")
         first[override.get_key_element().lstrip("+~")] = text
     return first

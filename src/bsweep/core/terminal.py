@@ -1,7 +1,12 @@
-"""The terminal in which a command was typed, which may be closed while the command runs."""
+"""The terminal in which a command was typed, which may be closed while the command runs.
+
+Also the log records that a command shows on its standard error.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import signal
 import stat
@@ -9,7 +14,14 @@ import sys
 import threading
 from contextlib import suppress
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter  # Python 3.10 cannot subscript it.
 
 BAD_CONFIG, INTERRUPTED = 2, 130
 """Exit codes: for a wrong configuration, with which nothing was started, and after a signal."""
@@ -59,3 +71,72 @@ def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
         threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM)).start()
     else:
         sys.__unraisablehook__(unraisable)
+
+
+_PACKAGE = "bsweep"
+"""The name of the package's logger, and of the handler that a command attaches to it."""
+
+
+class Logger(_Adapter):
+    """A logger that stays enabled when another library configures logging.
+
+    `logging.config` disables all loggers that exist, unless it is told not to. Hydra, Alembic and a
+    user's own code use it. Whoever wants fewer records sets the level of the logger "bsweep".
+    """
+
+    def isEnabledFor(self, level: int) -> bool:
+        self.logger.disabled = False
+        return super().isEnabledFor(level)
+
+
+def logger(name: str) -> Logger:
+    """Return the logger of a module, given its `__name__`."""
+    return Logger(logging.getLogger(name), {})
+
+
+def set_up_logging() -> None:
+    """Show the package's log records on standard error, from the level INFO on.
+
+    Only the process of a command calls this; a library leaves logging to the program that uses it.
+    A repeated call changes nothing.
+    """
+    package = logging.getLogger(_PACKAGE)
+    package.handlers = [one for one in package.handlers if one.get_name() != _PACKAGE]
+    package.addHandler(_StandardError())
+    package.setLevel(logging.INFO)
+    package.propagate = False  # or a handler of the root logger would repeat each record
+
+
+@functools.cache
+def console() -> Console:
+    """Return the console on standard error that all displays of progress and log records share.
+
+    The console looks up `sys.stderr` at each write.
+    """
+    # Imported here because worker processes import this module, too.
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+class _StandardError(logging.Handler):
+    """A handler that writes each message as it is, without a time or a level.
+
+    On a terminal, the message goes above the display of progress, if there is one. In a file or a
+    pipe, rich would replace tabs, and end the process if nobody reads the pipe.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_name(_PACKAGE)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if sys.stderr.isatty():
+                from rich.text import Text
+
+                console().print(Text(self.format(record)))
+            else:
+                print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)

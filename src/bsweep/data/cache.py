@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
+from bsweep.core import terminal
 from bsweep.core.whole_files import replacing
 from bsweep.data.info import DataInfo
 from bsweep.runlog.locks import claimed
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from bsweep.data.dataset import Dataset
 
     Build = Callable[[], tuple[Mapping[str, Tensor], str]]
+
+logger = terminal.logger(__name__)
 
 Read = TypeVar("Read")
 
@@ -124,7 +126,7 @@ def _cached(
             except FileNotFoundError:
                 pass
             except (OSError, SafetensorError, ValueError) as error:
-                print(f"{path} is damaged ({error}) and is made anew", file=sys.stderr)
+                logger.warning(f"{path} is damaged ({error}) and is made anew")
             tensors, text = build()
             _write({key: tensors[key] for key in keys}, text, path)
             return read(path, keys)

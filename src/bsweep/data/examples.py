@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -106,26 +107,28 @@ def _apart(tensor: Tensor) -> Tensor:
 
 def _stacked(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
     inputs, labels = torch.empty(0), torch.empty(0)
-    for number in with_progress(range(len(split)), f"reading {what} examples", len(split)):
-        example = split[number]
-        if not isinstance(example, tuple | list) or len(example) != 2:
-            raise Unfit(
-                f"{what} example {number} is {_type(example)}, no pair of an image or tensor and "
-                "its label."
-            )
-        one, label = _tensor(example[0], side), torch.as_tensor(example[1])
-        if not number:
-            inputs, labels = (
-                one.new_empty(len(split), *one.shape),
-                label.new_empty(len(split), *label.shape),
-            )
-        for name, part, whole in (("input", one, inputs), ("label", label, labels)):
-            if (part.dtype, part.shape) != (whole.dtype, whole.shape[1:]):
+    work = f"reading {what} examples"
+    with closing(with_progress(range(len(split)), work, len(split))) as numbers:
+        for number in numbers:
+            example = split[number]
+            if not isinstance(example, tuple | list) or len(example) != 2:
                 raise Unfit(
-                    f"{what} {name} {number} is {_kind(part[None])}, the first {_kind(whole)}: "
-                    "make them alike."
+                    f"{what} example {number} is {_type(example)}, no pair of an image or tensor "
+                    "and its label."
                 )
-        inputs[number], labels[number] = one, label
+            one, label = _tensor(example[0], side), torch.as_tensor(example[1])
+            if not number:
+                inputs, labels = (
+                    one.new_empty(len(split), *one.shape),
+                    label.new_empty(len(split), *label.shape),
+                )
+            for name, part, whole in (("input", one, inputs), ("label", label, labels)):
+                if (part.dtype, part.shape) != (whole.dtype, whole.shape[1:]):
+                    raise Unfit(
+                        f"{what} {name} {number} is {_kind(part[None])}, the first {_kind(whole)}: "
+                        "make them alike."
+                    )
+            inputs[number], labels[number] = one, label
     return inputs, labels
 
 

@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -167,8 +168,9 @@ def _decode(paths: Sequence[str], side: int) -> NDArray[np.uint8]:
     problems = []
     with ThreadPoolExecutor(num_cores()) as pool:
         chunks = pool.map(decode_chunk, range(0, len(paths), _CHUNK))
-        for found in with_progress(chunks, "decoding images", len(paths), _CHUNK):
-            problems += found
+        with closing(with_progress(chunks, "decoding images", len(paths), _CHUNK)) as parts:
+            for found in parts:
+                problems += found
     if problems:
         more = [f"and {len(problems) - _NAMED} more"] if len(problems) > _NAMED else []
         raise ValueError(

@@ -1,17 +1,21 @@
-"""The conversion of Pillow's images to arrays, and a progress line for long readings."""
+"""The conversion of Pillow's images to arrays, and the progress of long readings."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bsweep.core import terminal
+
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+_LINE_SECONDS = 10.0  # between lines in a file or a pipe
 
 _T = TypeVar("_T")
 
@@ -52,8 +56,13 @@ def pixels(image: Image, side: int | None, *, keeps_grey: bool = False) -> NDArr
     return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
 
 
-def with_progress(parts: Iterable[_T], what: str, total: int, per_part: int = 1) -> Iterator[_T]:
-    """Yield the same parts, and print on stderr how many examples are done.
+def with_progress(
+    parts: Iterable[_T], what: str, total: int, per_part: int = 1
+) -> Generator[_T, None, None]:
+    """Yield the same parts, and show on stderr how many examples are done.
+
+    A terminal shows a bar until all are done. Elsewhere, a line comes every ten seconds. The last
+    line comes in both.
 
     Args:
         parts: The parts of a work that may take minutes.
@@ -61,12 +70,43 @@ def with_progress(parts: Iterable[_T], what: str, total: int, per_part: int = 1)
         total: The number of all examples.
         per_part: The number of examples of a part.
     """
-    live = sys.stderr.isatty()
-    interval_seconds, said_at = 0.2 if live else 10.0, time.monotonic()
+    has_bar = sys.stderr.isatty() and terminal.console().is_interactive
+    yield from (_with_bar if has_bar else _with_lines)(parts, what, total, per_part)
+
+
+def _with_bar(
+    parts: Iterable[_T], what: str, total: int, per_part: int
+) -> Generator[_T, None, None]:
+    # Imported here because a worker, whose stderr is a file, does not need rich.
+    from rich import progress
+
+    screen = terminal.console()
+    columns = (
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        for number, part in enumerate(parts, 1):
+            yield part
+            bar.update(task, completed=min(number * per_part, total))
+    screen.print(_line(what, total, total))
+
+
+def _with_lines(
+    parts: Iterable[_T], what: str, total: int, per_part: int
+) -> Generator[_T, None, None]:
+    said_at = time.monotonic()
     for number, part in enumerate(parts, 1):
         yield part
         done = min(number * per_part, total)
-        if time.monotonic() - said_at > interval_seconds or done == total:
+        if time.monotonic() - said_at > _LINE_SECONDS or done == total:
             said_at = time.monotonic()
-            end = "\r" if live and done < total else "\n"
-            print(f"{what}: {done:,} of {total:,}", end=end, file=sys.stderr, flush=True)
+            # A worker's output, which no handler of a command sees.
+            print(_line(what, done, total), file=sys.stderr, flush=True)
+
+
+def _line(what: str, done: int, total: int) -> str:
+    return f"{what}: {done:,} of {total:,}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import HorovodConfig
+from bsweep.core import terminal
 from bsweep.core.ranks import Place
 from bsweep.launch import stop
 from bsweep.launch.outcome import Outcome, recorded
@@ -32,6 +32,8 @@ from bsweep.runlog.checkpoint_files import is_stop_requested
 from bsweep.runlog.errors import Diverged, Stopped, WorkerLost, described, spoils_process, status_of
 from bsweep.runlog.files import RunPaths
 from bsweep.train import worker
+
+logger = terminal.logger(__name__)
 
 _INTERRUPTED = 130  # the exit code of an interrupted command
 _TOLD_SECONDS = 1.0
@@ -210,7 +212,7 @@ def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) ->
     except Exception as error:
         # The traceback of a lost worker shows only where Horovod noticed the loss, not the cause.
         if isinstance(error, WorkerLost):
-            print(f"rank {hvd.rank()}: {str(error).splitlines()[0]}", file=sys.stderr)
+            logger.error(f"rank {hvd.rank()}: {str(error).splitlines()[0]}")
         else:
             traceback.print_exc()
         message = f"rank {hvd.rank()} failed: {described(error)}"

@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 import platform
-import sys
 import tempfile
 import threading
 import time
@@ -21,8 +20,11 @@ from typing import Any, TextIO
 
 import psutil
 
+from bsweep.core import terminal
 from bsweep.runlog.files import write_json
 from bsweep.runlog.reading import Damaged, read_json
+
+logger = terminal.logger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 120.0
@@ -86,11 +88,10 @@ def _try_lock(lock: TextIO) -> bool:
 def _say_once(folder: Path) -> None:
     if folder not in _SAID:
         _SAID.add(folder)
-        print(
+        logger.warning(
             f"bsweep: {folder}: this file system has no locks (flock): lease files there say who "
             "is at work; what a process that died on another host was at is free after "
-            f"{STALE_SECONDS + 2 * HEARTBEAT_SECONDS:.0f} s.",
-            file=sys.stderr,
+            f"{STALE_SECONDS + 2 * HEARTBEAT_SECONDS:.0f} s."
         )
 
 

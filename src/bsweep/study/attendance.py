@@ -6,14 +6,16 @@ import os
 import platform
 import shutil
 import signal
-import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from bsweep.core import terminal
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed, is_claimed
+
+logger = terminal.logger(__name__)
 
 _POLL_SECONDS = 0.5
 _STOP = ".stop"
@@ -64,12 +66,7 @@ class Attendance:
         while not self._has_left.wait(_POLL_SECONDS):
             for path in list(self._claims):
                 if _request(path).exists():
-                    with suppress(OSError):  # the terminal or the reader may be gone
-                        print(
-                            f"bsweep: asked to stop by `bsweep stop {path.parents[1]}`",
-                            file=sys.stderr,
-                            flush=True,
-                        )
+                    logger.info(f"bsweep: asked to stop by `bsweep stop {path.parents[1]}`")
                     # SIGINT is ignored in the background of a shell's script.
                     os.kill(os.getpid(), signal.SIGTERM)
                     return

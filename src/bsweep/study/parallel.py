@@ -8,7 +8,6 @@ first one in the grid that fits into the free GPUs and cores.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import traceback
 from collections import Counter
@@ -22,6 +21,7 @@ from bsweep import launch
 from bsweep.config.launch import most_at_once
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
+from bsweep.core import terminal
 from bsweep.launch import Outcome, seats
 from bsweep.launch.seats import Seats
 from bsweep.launch.stop import Signals
@@ -31,6 +31,8 @@ from bsweep.runlog.hardware import hardware_words
 from bsweep.runlog.reading import Damaged, Newer, read_meta
 from bsweep.study import attempts, provenance
 from bsweep.study.progress import Progress
+
+logger = terminal.logger(__name__)
 
 _POLL_SECONDS = 0.2
 
@@ -232,7 +234,7 @@ def _say_why(error: Exception) -> None:
     """Print why a point could not be run, with a traceback if the user cannot mend the cause."""
     if not isinstance(error, ConfigError | OSError | Newer | Damaged):
         traceback.print_exception(error)
-    print(f"bsweep: a point could not be run: {error!r}", file=sys.stderr)
+    logger.error(f"bsweep: a point could not be run: {error!r}")
 
 
 def _note_company(paths: RunPaths) -> None:

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich import progress
 from rich.console import Console
-from rich.live import Live
+from rich.table import Column
 from rich.text import Text
 
 from bsweep.config.batching import FIXED
 from bsweep.config.run import RunConfig
+from bsweep.core import terminal
 from bsweep.core.following import GrowingFile
 from bsweep.core.words import counted, duration
 from bsweep.launch.outcome import Outcome
@@ -48,11 +50,21 @@ class Progress:
     """
 
     def __init__(self, num_points: int, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = console or terminal.console()
         self._sweep = _Sweep(num_points)
         self._number = 0  # the current point's number
         self._is_again = self._is_beside = self._is_taken_up = False
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live = progress.Progress(
+            progress.BarColumn(bar_width=20),
+            # A column of its own wraps the line on a narrow terminal, where the default cuts it.
+            progress.TextColumn(
+                "{task.description}", style="bold", markup=False, table_column=Column()
+            ),
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+        )
+        self._line = self._live.add_task("", total=1.0)
 
     def beside(self) -> Progress:
         """Return the progress of a point that runs beside others of this sweep.
@@ -77,8 +89,7 @@ class Progress:
 
     def give_up(self, config: RunConfig, why: str) -> None:
         """Print that a point ended because its files could not be written."""
-        if self._live.is_started:
-            self._live.stop()
+        self._end_live_line()
         self._say(f"  {config.study_dir / config.run_id}: interrupted: {why}")
 
     def begin(self, config: RunConfig, paths: RunPaths, warnings: list[str]) -> None:
@@ -101,6 +112,7 @@ class Progress:
         self._say_numerics()
         live.follow(config, paths)
         if self._has_live_line:
+            self._update_live_line()
             self._live.start()
 
     def poll(self) -> None:
@@ -137,7 +149,7 @@ class Progress:
                     f"{_number(record['test_accuracy'])}{self._eta()}"
                 )
         if self._has_live_line:
-            self._live.update(Text(self._status_line(), style="bold"), refresh=True)
+            self._update_live_line()
 
     @property
     def _has_live_line(self) -> bool:
@@ -145,7 +157,19 @@ class Progress:
 
         Points that run at once have none, as the line shows a single point.
         """
-        return self._console.is_terminal and not self._is_beside
+        return self._console.is_interactive and not self._is_beside
+
+    def _update_live_line(self) -> None:
+        self._live.update(
+            self._line,
+            completed=self._share_done(),
+            description=self._status_line(),
+            refresh=True,
+        )
+
+    def _end_live_line(self) -> None:
+        if self._live.live.is_started:
+            self._live.stop()
 
     def _count_point(self) -> None:
         with self._sweep.counting:
@@ -200,8 +224,7 @@ class Progress:
 
     def end(self, outcome: Outcome) -> None:
         self._show()
-        if self._live.is_started:
-            self._live.stop()
+        self._end_live_line()
         self._seconds = time.monotonic() - self._began_at
         self._sweep.seconds_of_done.append(self._seconds)
         first, *rest = outcome.message.splitlines() or [""]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bsweep.config.values import did_you_mean
+from bsweep.core import terminal
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.trackers import NAMES, Sink, check_trackers, records, sink
+
+logger = terminal.logger(__name__)
 
 _BAD = 2
 
@@ -28,25 +30,22 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     folders = sorted(p.parent for p in options.study.glob("[!.]*/metrics.jsonl"))
     if not folders:
-        print(
-            f"bsweep: {options.study}: no runs here. Give the folder of one study.", file=sys.stderr
-        )
+        logger.error(f"bsweep: {options.study}: no runs here. Give the folder of one study.")
         return _BAD
     try:
         check_trackers([options.to])
     except ValueError as error:
-        print(f"bsweep: {error}", file=sys.stderr)
+        logger.error(f"bsweep: {error}")
         return _BAD
     to, study = sink(options.to), options.study.resolve().name
     where = options.out or to.place(options.study)
     failed = 0
     for folder in folders:
         try:
-            said = _pass_on(to, where, study, RunPaths(folder))
+            logger.info(f"{folder}: {_pass_on(to, where, study, RunPaths(folder))}")
         except Exception as error:
             failed += 1
-            said = f"left out, {type(error).__name__}: {error}"
-        print(f"{folder}: {said}", file=sys.stderr)
+            logger.error(f"{folder}: left out, {type(error).__name__}: {error}")
     print(to.view(where))
     return 1 if failed else 0
 

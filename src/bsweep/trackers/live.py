@@ -23,9 +23,12 @@ from typing import IO, Any, NoReturn, cast
 
 from bsweep.config.run import RunConfig
 from bsweep.config.values import TrackerName
+from bsweep.core import terminal
 from bsweep.core.following import GrowingFile
 from bsweep.runlog.files import RunPaths
 from bsweep.trackers import Tracked, records, sink
+
+logger = terminal.logger(__name__)
 
 _POLL_SECONDS = 1.0
 _PATIENCE_SECONDS = 60  # the time for writing the rest when all runs have ended
@@ -110,11 +113,11 @@ def news() -> list[str]:
 
 
 def end() -> None:
-    """Wait until all trackers have written everything, and print their errors."""
+    """Wait until all trackers have written everything, and log their errors."""
     while _followers:
         _, follower = _followers.popitem()
         for line in follower.end():
-            print(line, file=sys.stderr)
+            logger.warning(line)
 
 
 atexit.register(end)
