@@ -30,6 +30,12 @@ def headlines(study: Study) -> list[str]:
 
     Cells that differ in data set, model or hardware are no alternatives to each other, so each such
     group has sentences of its own. Cells that have not learned are named and never recommended.
+
+    Args:
+        study: The study.
+
+    Returns:
+        One sentence for each element. If no run has completed, one sentence says so.
     """
     cells = tables.cells(study.runs)
     lines = []
@@ -292,6 +298,12 @@ def against_published(study: Study) -> list[str]:
     """Return sentences on each published study that this study can be compared with.
 
     Where it can be compared with none, the only sentence says so.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The sentences, at least one.
     """
     texts = (
         _on_batches(study),

@@ -84,6 +84,13 @@ def in_order(study: Study, table: pd.DataFrame) -> pd.DataFrame:
 
     Numbers ascend. Other settings come in the order in which they were first launched or, if that
     is not on record, in the order of the table.
+
+    Args:
+        study: The study, whose order of launches is used.
+        table: A table whose index levels are settings.
+
+    Returns:
+        All rows of `table`, reordered.
     """
     ranks = zip(*(_ranks(study, table, name) for name in analysis.levels(table)), strict=True)
     return table.iloc[[place for _, place in sorted(zip(ranks, range(len(table)), strict=True))]]
