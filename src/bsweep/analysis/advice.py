@@ -59,8 +59,8 @@ def headlines(study: Study) -> list[str]:
 
 
 def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
-    """Yield the sentence that Horovod waits for its cycle time while other strategies do not, if
-    the study compares them.
+    """Yield a sentence on Horovod's cycle time if the study compares Horovod, whose exchanges wait
+    for it, with other strategies.
     """
     exchanging = runs[(runs["status"] == "completed") & (runs["num_workers"] > 1)]
     times = pd.to_numeric(exchanging.get("strategy.cycle_time_ms", pd.Series(dtype=float))).dropna()
@@ -335,8 +335,8 @@ def _on_batches(study: Study) -> str:
 
 
 def _on_sharding(study: Study) -> str:
-    """Return what the published parameter-sharding study gives; empty if this study measured no
-    such sharding.
+    """Return a text on the gain that the published parameter-sharding study reports; empty if this
+    study did not measure the same sharding.
     """
     if sharding_gains(study).empty:
         return ""

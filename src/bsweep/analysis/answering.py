@@ -259,8 +259,8 @@ def _missing(study: Study, problems: list[str]) -> str:
 
 
 def _of_one_size(study: Study) -> str:
-    """Return what is missing where all runs have one batch size, and the two commands
-    that get it.
+    """Return which runs are missing from a study with one batch size, and the two commands that add
+    those runs.
     """
     runs = study.runs
     batch, counts = runs["global_batch"].iloc[0], sorted(set(runs["num_workers"]))

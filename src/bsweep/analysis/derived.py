@@ -61,7 +61,7 @@ def with_ends_of_epochs(evaluations: pd.DataFrame, epochs: pd.DataFrame) -> pd.D
 
 
 def with_energy(runs: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with the energy of all their epochs in joules.
+    """Return the runs with an added column: the energy of all epochs of each run, in joules.
 
     The energy is NaN for a run with an epoch that does not record it. The runs are unchanged if no
     epoch records it.

@@ -103,8 +103,8 @@ def published_idle() -> pd.DataFrame:
 
 
 def idle_model() -> IdleModel:
-    """Return the model with T fitted to method C and then f fitted to method B, both by least
-    squares.
+    """Fit the model of idle seconds to the published methods by least squares: `slowest_seconds` to
+    method C, then `fixed_share` to method B.
 
     Returns:
         The fitted model.

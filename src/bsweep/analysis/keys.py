@@ -72,7 +72,7 @@ def entangled(runs: pd.DataFrame) -> list[str]:
 
 @once
 def keyed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with settings to group by and with their `variant`.
+    """Return the runs with an added column `variant`, ready to be grouped by their settings.
 
     No setting that some run has is null. The variant is the strategy followed by those settings of
     the exchange that differ within the study, such as `parameter_server layer` or `horovod topk

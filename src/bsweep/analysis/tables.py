@@ -94,7 +94,7 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_cell(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs themselves, indexed like `cells`.
+    """Return the runs with the index of `cells`, so that the runs of a cell share an index value.
 
     Args:
         runs: The table `Study.runs`.
@@ -439,8 +439,8 @@ def failures(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def caveats(study: Study) -> list[str]:
-    """Return sentences with what a reader of a study's tables and figures should know about its
-    cells.
+    """Return warnings for a reader of a study's tables and figures: settings that change along with
+    the batch size or the workers, and repeated seeds.
 
     Args:
         study: The study.

@@ -133,7 +133,7 @@ def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _of_run(
     amounts: NDArray[np.float64], values: NDArray[np.float64], target: Target
 ) -> Iterator[tuple[str, float | bool]]:
-    """Yield the columns of a run's row of `to_target`.
+    """Yield the name and the value of each column of a run's row of `to_target`.
 
     Args:
         amounts: The columns of `AMOUNTS` at each evaluation, shape (evaluations, 4).

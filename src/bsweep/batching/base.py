@@ -115,8 +115,8 @@ class Policy(ABC):
         return 1.0
 
     def observe(self, seen: Seen) -> Sequence[Event]:
-        """Update the policy after a round and return the events to record. All workers call it
-        together.
+        """Update the policy after a round and return the events to record. All workers call this
+        method together.
 
         Args:
             seen: The data of the round that has just ended.

@@ -237,7 +237,7 @@ def refuse_settings(point: DictConfig) -> None:
 
 
 def around_point(point: DictConfig) -> dict[str, str]:
-    """Return the actions that Hydra takes before and after a point, in this process.
+    """Return the settings of Hydra by which Hydra acts on this process before and after a point.
 
     Each action comes with the reason why it cannot be taken if points run at once, and the remedy.
     """

@@ -1,4 +1,4 @@
-"""The cells of a study as lines in panels.
+"""Functions that turn the cells of a study into lines in panels.
 
 Lines are in the order of their launch and named in words. Lines that coincide are drawn as one, and
 few lines share a panel.

@@ -153,7 +153,7 @@ class Strategy(ABC):
         """
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 (most strategies need nothing here)
-        """Note that epoch `epoch` (counted from 1) is about to be trained.
+        """Prepare for an epoch that is about to be trained.
 
         Args:
             epoch: The epoch, counted from 1.
@@ -246,7 +246,8 @@ class Strategy(ABC):
         ]
 
     def traffic(self) -> Traffic:
-        """Return the cost of the exchanges since the last call. All workers call it together.
+        """Return the bytes and seconds of the exchanges since the last call. All workers call this
+        method together.
 
         All workers leave an exchange at the same time, and the last to arrive waits for nobody. So
         its time is the exchange alone; what the others took beyond that is waiting.

@@ -131,7 +131,7 @@ class ToWorker(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop everything that still runs, after the worker's `BYE`."""
+        """Stop this link's threads and transfers, after the worker has sent its `BYE`."""
 
 
 class ToRemoteServer(ToServer):

@@ -50,7 +50,7 @@ class Prediction:
 
     @cached_property
     def leave_one_out(self) -> pd.DataFrame:
-        """A table of each measured cell as the others predict it.
+        """A table that compares each measured cell with its prediction from the other cells.
 
         It is computed on first use, with two fits for each cell.
         """
