@@ -88,7 +88,7 @@ def values_of(composed: DictConfig) -> dict[str, Any]:
 
 
 class _Family:
-    """The points whose overrides differ in the values of plain keys only.
+    """A group of points whose overrides differ only in the values of plain keys.
 
     Args:
         composed: One point of the family, as Hydra composed it.

@@ -263,7 +263,9 @@ def around_point(point: DictConfig) -> dict[str, str]:
 
 
 def explain(error: Exception) -> str:
-    """Return an error's explanation for the user, with a suggestion of what was perhaps meant."""
+    """Return the explanation of an error for the user, with a suggestion of what the user perhaps
+    meant.
+    """
     text = str(error)
     if isinstance(error, OSError) and not isinstance(error, HydraException):
         return f"{error.strerror if is_full(error) else error}."

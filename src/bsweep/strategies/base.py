@@ -160,14 +160,14 @@ class Strategy(ABC):
         """
 
     def loss_divisor(self, num_own: int, num_all: int) -> float:
-        """Return the divisor of this worker's sum of losses.
+        """Return the number by which this worker's sum of losses is divided.
 
         Args:
             num_own: The examples of the step on this worker.
             num_all: The examples of the round on all workers.
 
         Returns:
-            The number by which the sum of this worker's losses is divided.
+            The divisor, by default `num_all` over `loss_scale`.
         """
         return num_all / self.loss_scale
 

@@ -238,7 +238,7 @@ class ToRemoteWorker(ToWorker):
 
 
 class Within(ToServer, ToWorker):
-    """Both ends of the link between a worker and the server in its process.
+    """Both ends of the link between a worker and a server that runs in the worker's process.
 
     They use each other's tensors.
     """

@@ -126,7 +126,7 @@ def failure(name: TrackerName, why: str, study_dir: Path) -> str:
 
 
 class _Run:
-    """A run whose records are passed on."""
+    """A run whose records are passed on to a tracker."""
 
     def __init__(self, name: TrackerName, paths: RunPaths) -> None:
         self._paths, self._file = paths, GrowingFile(paths.metrics)
