@@ -108,7 +108,7 @@ class Search:
         return {c.run_id: commands.planned(c) for points in self.cells.values() for c in points}
 
     def lead(self) -> Next:
-        """Time steps and run points until there is no next run.
+        """Time a few steps, then run one point after another until the search ends.
 
         Returns:
             The reason why the search ended, with the run that a larger budget would pay for.

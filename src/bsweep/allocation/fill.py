@@ -93,7 +93,9 @@ def _every_at(config: RunConfig, batches: Sequence[int]) -> int:
 
 
 def _shared(config: RunConfig, weights: Sequence[float]) -> tuple[int, ...] | None:
-    """Return the parts of the global batch by worker; None if a local batch was given instead."""
+    """Return each worker's part of a pass of the global batch, in examples; None if the
+    configuration gives a local batch instead.
+    """
     if config.global_batch is None:
         return None
     return policies.shares(config.global_batch // config.accumulation_steps, weights)

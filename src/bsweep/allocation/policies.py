@@ -59,7 +59,7 @@ def drifted(before: Sequence[float], after: Sequence[float], max_drift: float) -
 
 
 def _speeds(step_seconds: Sequence[float]) -> list[float]:
-    """Return each worker's share of all steps per second."""
+    """Return each worker's speed in steps per second, divided by the sum of all workers' speeds."""
     speeds = [1 / seconds for seconds in step_seconds]
     return [speed / sum(speeds) for speed in speeds]
 

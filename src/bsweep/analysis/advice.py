@@ -30,6 +30,12 @@ def headlines(study: Study) -> list[str]:
 
     Cells that differ in data set, model or hardware are no alternatives to each other, so each such
     group has sentences of its own. Cells that have not learned are named and never recommended.
+
+    Args:
+        study: The study.
+
+    Returns:
+        One sentence for each element. If no run has completed, one sentence says so.
     """
     cells = tables.cells(study.runs)
     lines = []
@@ -53,8 +59,8 @@ def headlines(study: Study) -> list[str]:
 
 
 def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
-    """Yield the sentence that Horovod waits for its cycle time while other strategies do not, if
-    the study compares them.
+    """Yield a sentence on Horovod's cycle time if the study compares Horovod, whose exchanges wait
+    for it, with other strategies.
     """
     exchanging = runs[(runs["status"] == "completed") & (runs["num_workers"] > 1)]
     times = pd.to_numeric(exchanging.get("strategy.cycle_time_ms", pd.Series(dtype=float))).dropna()
@@ -292,6 +298,12 @@ def against_published(study: Study) -> list[str]:
     """Return sentences on each published study that this study can be compared with.
 
     Where it can be compared with none, the only sentence says so.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The sentences, at least one.
     """
     texts = (
         _on_batches(study),
@@ -323,8 +335,8 @@ def _on_batches(study: Study) -> str:
 
 
 def _on_sharding(study: Study) -> str:
-    """Return what the published parameter-sharding study gives; empty if this study measured no
-    such sharding.
+    """Return a text on the gain that the published parameter-sharding study reports; empty if this
+    study did not measure the same sharding.
     """
     if sharding_gains(study).empty:
         return ""

@@ -49,6 +49,13 @@ def answers(study: Study) -> list[Answer]:
     """Return the answers for the largest parts of a study, the largest first.
 
     There are at most `MOST_ANSWERS` of them, and none if no run has completed.
+
+    Args:
+        study: The study.
+
+    Returns:
+        One answer for each part of the study: a prediction with its sentences, or what is missing
+        for one.
     """
     if not (study.runs["status"] == "completed").any():
         return []
@@ -59,6 +66,12 @@ def recommendations(study: Study) -> list[str]:
     """Return the recommended cells in sentences with their intervals.
 
     The list is empty if something is missing for every part of the study.
+
+    Args:
+        study: The study.
+
+    Returns:
+        One sentence for each element.
     """
     found = [answer for answer in answers(study) if answer.prediction is not None]
     lines = [
@@ -90,6 +103,12 @@ def _not_looked_at(study: Study) -> list[str]:
 def doubts(study: Study) -> list[str]:
     """Return the warnings of the predictions, each once, after the parts of the study that it
     concerns.
+
+    Args:
+        study: The study.
+
+    Returns:
+        One warning for each element, which names the parts of the study that the warning concerns.
     """
     found: dict[str, list[str]] = {}
     for answer in answers(study):
@@ -105,6 +124,12 @@ def _for_what(where: list[str]) -> str:
 def what_is_missing(study: Study) -> list[str]:
     """Return the reasons why parts of the study have no recommendation, and which runs to add. Each
     reason is given once.
+
+    Args:
+        study: The study.
+
+    Returns:
+        One reason with its commands for each element; empty if every part has a recommendation.
     """
     places: dict[str, list[str]] = {}
     for answer in answers(study):
@@ -234,8 +259,8 @@ def _missing(study: Study, problems: list[str]) -> str:
 
 
 def _of_one_size(study: Study) -> str:
-    """Return what is missing where all runs have one batch size, and the two commands
-    that get it.
+    """Return which runs are missing from a study with one batch size, and the two commands that add
+    those runs.
     """
     runs = study.runs
     batch, counts = runs["global_batch"].iloc[0], sorted(set(runs["num_workers"]))

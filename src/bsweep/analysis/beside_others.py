@@ -39,7 +39,14 @@ def without_times(study: Study) -> Study:
 
 
 def left_out(provenance: pd.DataFrame) -> str:
-    """Return a sentence on how many runs have their times left out, and why; empty if none has."""
+    """Return a sentence on how many runs have their times left out, and why; empty if none has.
+
+    Args:
+        provenance: The table `Study.provenance`, one row for each run.
+
+    Returns:
+        One sentence, or an empty text if no times are left out.
+    """
     count = len(timed_beside(provenance))
     if not count:
         return ""

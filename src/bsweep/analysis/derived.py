@@ -61,7 +61,7 @@ def with_ends_of_epochs(evaluations: pd.DataFrame, epochs: pd.DataFrame) -> pd.D
 
 
 def with_energy(runs: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with the energy of all their epochs in joules.
+    """Return the runs with an added column: the energy of all epochs of each run, in joules.
 
     The energy is NaN for a run with an epoch that does not record it. The runs are unchanged if no
     epoch records it.
@@ -98,7 +98,12 @@ def placement(hosts: str | None, num_workers: int, num_servers: int) -> str:
     change no measured number.
 
     Args:
-        hosts: The hosts and their slots, such as `h1:4,h2:4`.
+        hosts: The hosts and their slots, such as `h1:4,h2:4`. None or an empty text: this machine.
+        num_workers: The number of workers, which have the first ranks.
+        num_servers: The number of processes of parameter servers, which have the ranks after them.
+
+    Returns:
+        The placement in words.
     """
     ranks = hosts_of_ranks(hosts, num_workers, num_servers) if hosts else []
     workers, servers = Counter(ranks[:num_workers]), Counter(ranks[num_workers:])

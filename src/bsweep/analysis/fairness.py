@@ -269,6 +269,12 @@ def fairness_words(study: Study) -> list[str]:
     """Return what the comparisons say, one line for each group of cells.
 
     The list is empty if each cell was run at one rate.
+
+    Args:
+        study: The study.
+
+    Returns:
+        One line for each group of cells.
     """
     return [" ".join(_sentences(one)) for one in fairness(study)]
 

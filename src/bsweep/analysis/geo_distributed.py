@@ -46,7 +46,15 @@ class IdleModel:
     def compute_seconds(
         self, local_batches: ArrayLike, local_steps: ArrayLike
     ) -> NDArray[np.float64]:
-        """Return the seconds that each node computes, shape (nodes,)."""
+        """Return the seconds that each node computes, shape (nodes,).
+
+        Args:
+            local_batches: The examples of each node's step, shape (nodes,).
+            local_steps: The steps of each node in a round, shape (nodes,).
+
+        Returns:
+            Seconds in a round, shape (nodes,).
+        """
         at_baseline = self.slowest_seconds - self.baseline["idle_seconds"].to_numpy(float)
         batches = np.asarray(local_batches) / self.baseline["local_batch"].to_numpy(float)
         steps = np.asarray(local_steps) / self.baseline["local_steps"].to_numpy(float)
@@ -55,7 +63,15 @@ class IdleModel:
         )
 
     def idle_seconds(self, local_batches: ArrayLike, local_steps: ArrayLike) -> NDArray[np.float64]:
-        """Return the seconds that each node waits for the slowest node, shape (nodes,)."""
+        """Return the seconds that each node waits for the slowest node, shape (nodes,).
+
+        Args:
+            local_batches: The examples of each node's step, shape (nodes,).
+            local_steps: The steps of each node in a round, shape (nodes,).
+
+        Returns:
+            Seconds in a round, shape (nodes,); 0 for the slowest node.
+        """
         seconds = self.compute_seconds(local_batches, local_steps)
         return np.asarray(seconds.max() - seconds)
 
@@ -63,6 +79,9 @@ class IdleModel:
         """Return the local steps that would let all nodes arrive together.
 
         They are the baseline's steps times each node's speed relative to the slowest node.
+
+        Returns:
+            The steps of each node in a round, in the order of the nodes.
         """
         baseline = self.baseline
         speeds = self.slowest_seconds / self.compute_seconds(
@@ -76,13 +95,19 @@ def published_idle() -> pd.DataFrame:
     paper's order.
 
     `results/published/README.md` names their source.
+
+    Returns:
+        The table, which also has columns on the hardware of each node.
     """
     return pd.read_csv(published_csv("geo_distributed"), index_col=["method", "node"])
 
 
 def idle_model() -> IdleModel:
-    """Return the model with T fitted to method C and then f fitted to method B, both by least
-    squares.
+    """Fit the model of idle seconds to the published methods by least squares: `slowest_seconds` to
+    method C, then `fixed_share` to method B.
+
+    Returns:
+        The fitted model.
     """
     rows = _rows(published_idle())
     baseline = rows["baseline"]
@@ -105,6 +130,9 @@ def modelled_idle() -> pd.DataFrame:
     `published_idle`.
 
     Columns: `published_seconds`, `modelled_seconds`.
+
+    Returns:
+        One row for each method and node, in seconds.
     """
     published, model = published_idle(), idle_model()
     modelled = [

@@ -48,6 +48,9 @@ def fit_power(x: ArrayLike, y: ArrayLike, series: ArrayLike | None = None) -> tu
         x: Positive values, shape (n,).
         y: Positive values, shape (n,).
         series: The series of each point, shape (n,); None: one series.
+
+    Returns:
+        The exponent and half the width of its 95 % t-interval.
     """
     logarithms = pd.DataFrame(
         {"x": np.log(np.asarray(x, float)), "y": np.log(np.asarray(y, float))}
@@ -71,6 +74,13 @@ def epoch_growth(study: Study, along: str) -> pd.DataFrame:
 
     Columns: `exponent`, fitted to the means of cells with equal weight; `exponent_ci95`, half its
     95 % t-interval, which is the wider the more the means deviate from a power law; `num_points`.
+
+    Args:
+        study: The study.
+        along: The column to fit over, one of `GROWS_WITH`.
+
+    Returns:
+        The table, indexed by the settings of a series. It is empty if no series has enough cells.
     """
     points, others = _epochs(study, along)
     rows = [
@@ -83,7 +93,15 @@ def epoch_growth(study: Study, along: str) -> pd.DataFrame:
 
 
 def common_growth(study: Study, along: str) -> Growth:
-    """Return the exponent that all series of `epoch_growth` have in common."""
+    """Return the exponent that all series of `epoch_growth` have in common.
+
+    Args:
+        study: The study.
+        along: The column to fit over, one of `GROWS_WITH`.
+
+    Returns:
+        The exponent with its interval, or the reason why there is none.
+    """
     points, others = _epochs(study, along)
     if len(points):
         series = points.groupby(level=others).ngroup()
@@ -124,6 +142,12 @@ def sent_growth(study: Study) -> Growth:
 
     Each variant is a series. A point is the mean of the variant's cells with equal ring bytes:
     cells that differ in the batch size only send the same bytes again and are no further evidence.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The exponent with its interval, or the reason why there is none.
     """
     steps = step_times(study)
     ring = cell_means(study, ring_bytes(study.runs).rename("ring_bytes").to_frame())["ring_bytes"]
@@ -156,6 +180,12 @@ def overhead_growth(study: Study) -> Growth:
     overhead grows with the power k, its sum grows with the power k + 1. Runs with equally many
     workers are a series, because more workers take longer to start and a sweep trains points with
     equally many workers one after another.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The exponent k + 1 with its interval, or the reason why there is none.
     """
     launched = study.provenance.reindex(columns=["run_id", "launched_at"]).set_index("run_id")[
         "launched_at"

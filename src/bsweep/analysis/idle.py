@@ -37,6 +37,12 @@ def round_times(study: Study) -> pd.DataFrame:
             rounds.
         `midpoint_seconds`: The same up to the round's middle.
         `worker_seconds`, `idle_seconds` and `exchange_seconds`: Sums over the workers.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The table. All times are in seconds.
     """
     spent = ["began_seconds", "compute_seconds", "idle_seconds", "exchange_seconds"]
     rounds = _timed(study)
@@ -60,6 +66,12 @@ def compares_allocations(study: Study) -> bool:
     """Return True if runs with rounds completed under more than one way of sharing out the work.
 
     These are several policies, or the policy `uniform` both without and with given lists.
+
+    Args:
+        study: The study.
+
+    Returns:
+        False also if no run with rounds completed.
     """
     return len(_by_run(study)[["policy", "is_baseline"]].drop_duplicates()) > 1
 
@@ -85,6 +97,12 @@ def idle_table(study: Study) -> pd.DataFrame:
         `idle_seconds_per_round`: The total of one round.
         `idle_share` and `exchange_share`: Fractions of the workers' time.
         `examples_per_second`, and `tokens_per_second` for text.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The table, indexed by `cell_keys`; it is empty for a study without rounds.
     """
     runs = _by_run(study)
     keys = cell_keys(study.runs)
@@ -112,7 +130,14 @@ def idle_table(study: Study) -> pd.DataFrame:
 
 
 def node_columns(table: pd.DataFrame) -> list[str]:
-    """Return the names of the columns `NODE` of an `idle_table`."""
+    """Return the names of the columns `NODE` of an `idle_table`.
+
+    Args:
+        table: A table of `idle_table`.
+
+    Returns:
+        The names, without those of intervals.
+    """
     return [
         str(name)
         for name in table
@@ -128,6 +153,12 @@ def loss_by_time(study: Study) -> pd.DataFrame:
     round, so it is placed at the round's midpoint in time. A run's loss is interpolated between
     these midpoints, over the time that all seeds cover, at as many times as the shortest run has
     rounds.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The table with the columns `n`, `train_loss` and `train_loss_ci95`.
     """
     keys = cell_keys(study.runs)
     points = []
@@ -156,6 +187,12 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
     Columns: `n`; `elapsed_seconds`, that time; `num_examples` trained on until then; `train_loss`
     with its interval and points, interpolated between the midpoints of rounds, and NaN if the first
     midpoint is later.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The table; it is empty for a study without rounds.
     """
     keys = cell_keys(study.runs)
     curves = dict(_loss_curves(study))
@@ -195,6 +232,13 @@ def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
 
     The table has the columns of `Study.rounds` and the index of `idle_table`. The first shown round
     is the run's second, because the first may include warm-up.
+
+    Args:
+        study: The study.
+        num_rounds: The most rounds to return of a run.
+
+    Returns:
+        The table, one row for each round and worker.
     """
     runs = _by_run(study)
     keys = cell_keys(study.runs)

@@ -42,6 +42,12 @@ def cell_keys(runs: pd.DataFrame) -> list[str]:
 
     Hardware that changes with the batch size or the workers is kept, so that no curve mixes
     hardware.
+
+    Args:
+        runs: The table `Study.runs`.
+
+    Returns:
+        The names of the columns.
     """
     return [*(name for name in _told_apart(_filled(runs))[0] if not _of_exchange(name)), *_ALWAYS]
 
@@ -54,13 +60,19 @@ def entangled(runs: pd.DataFrame) -> list[str]:
     workers.
 
     Curves over batch sizes or workers show the effects of both.
+
+    Args:
+        runs: The table `Study.runs`.
+
+    Returns:
+        The names of the columns.
     """
     return _told_apart(_filled(runs))[1]
 
 
 @once
 def keyed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with settings to group by and with their `variant`.
+    """Return the runs with an added column `variant`, ready to be grouped by their settings.
 
     No setting that some run has is null. The variant is the strategy followed by those settings of
     the exchange that differ within the study, such as `parameter_server layer` or `horovod topk
@@ -118,6 +130,12 @@ def chosen(runs: pd.DataFrame) -> pd.DataFrame:
 def variant_order(study: Study) -> list[str]:
     """Return the variants of a study in the order in which they were first launched, which is the
     sweep's.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The variants, each once.
     """
     times = study.provenance.reindex(columns=["run_id", "launched_at"]).set_index("run_id")[
         "launched_at"
@@ -129,12 +147,26 @@ def variant_order(study: Study) -> list[str]:
 
 
 def levels(table: pd.DataFrame) -> list[str]:
-    """Return the names of a table's index levels, which tell its cells apart."""
+    """Return the names of a table's index levels, which tell its cells apart.
+
+    Args:
+        table: A table with named index levels.
+
+    Returns:
+        The names, outermost first.
+    """
     return [str(name) for name in table.index.names]
 
 
 def varying(table: pd.DataFrame) -> list[str]:
-    """Return the index levels with more than one value."""
+    """Return the index levels with more than one value.
+
+    Args:
+        table: A table with named index levels.
+
+    Returns:
+        The names, outermost first.
+    """
     return [name for name in levels(table) if table.index.get_level_values(name).nunique() > 1]
 
 
@@ -191,6 +223,12 @@ def _is_missing(value: object) -> bool:
 def settings(runs: pd.DataFrame) -> list[str]:
     """Return the columns of settings, given by the user or found out at the start, that may tell
     cells apart.
+
+    Args:
+        runs: The table `Study.runs`.
+
+    Returns:
+        The names of the columns.
     """
     return [str(name) for name in runs if columns.role(str(name)) not in ("promised", "other")]
 

@@ -25,6 +25,13 @@ def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd
 
     The accuracy is test accuracy, or training accuracy if no cell has a test accuracy. If no
     accuracy was recorded, every measured cell counts. Cells at chance are left out; see `cells`.
+
+    Args:
+        cells: A table of `cells`.
+        margin: The accuracy that a cell may lack, as a fraction: 0.01 is one percentage point.
+
+    Returns:
+        The rows of `cells` that qualify, sorted by `train_seconds`.
     """
     known = cells[(cells["n"] > 0) & cells["has_learned"].fillna(True)]
     accuracy = next(
@@ -43,6 +50,12 @@ def accuracy_by_time(study: Study) -> pd.DataFrame:
     The table is indexed by `cell_keys` and `epoch` and covers completed runs only. Columns: `n`
     seeds; `elapsed_seconds`, without evaluations, and `test_accuracy`, both as means over seeds
     with intervals like those of `cells`.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The table. Times are in seconds, accuracies are fractions.
     """
     keys, curves = cell_keys(study.runs), _curves(study)
     curves = curves[curves["status"] == "completed"].dropna(subset="elapsed_seconds")
@@ -64,6 +77,9 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
         target: An accuracy as a fraction; None: the one that all runs name and some reach, else
             `TARGET_SHARE` of the best cell's mean final test accuracy, in whole percents. The table
             is empty if no cell has learned.
+
+    Returns:
+        The table, one row for each cell and seed. Times are in seconds.
     """
     keys, runs = cell_keys(study.runs), keyed(study.runs)
     wanted = _default_target(study) if target is None else target

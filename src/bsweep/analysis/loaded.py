@@ -130,7 +130,16 @@ def study_of(
 ) -> Study:
     """Return a study made from tables by name, with the computed columns and the warnings added.
 
-    A missing table becomes an empty one. `skipped` maps each run that was left out to the reason.
+    A missing table becomes an empty one.
+
+    Args:
+        folder: The study's folder; its name becomes the study's name.
+        provenance: The table `Study.provenance`, one row for each run.
+        tables: The tables by their names in `bsweep.analysis.columns.TABLES`, such as `runs`.
+        skipped: The runs that were left out, each with the reason; None: none were.
+
+    Returns:
+        The study, its runs sorted by strategy, worker count, local batch, seed and id.
     """
     typed = {
         name: columns.as_table(tables.get(name, pd.DataFrame()), of)
@@ -153,6 +162,12 @@ def ends_in_rounds(study: Study) -> bool:
     """Return True if any run was to end with a round rather than an epoch.
 
     Such runs differ in how much they train.
+
+    Args:
+        study: The study.
+
+    Returns:
+        False if all runs were to end with an epoch.
     """
     return bool(of_rounds(study.runs).any())
 

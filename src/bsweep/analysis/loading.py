@@ -37,6 +37,9 @@ def load(study_dir: str | Path, *, mix: bool = False, beside: bool = False) -> S
         beside: If False, leave out the times of runs that other runs ran beside on their machine;
             see `bsweep.analysis.beside_others`.
 
+    Returns:
+        The study, with all tables in memory.
+
     Raises:
         FileNotFoundError: If there is no such folder.
         ValueError: If the folder holds no study, if none of its runs can be read, or if its runs do

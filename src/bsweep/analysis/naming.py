@@ -93,7 +93,15 @@ _KNOWN = re.compile(rf"(?<!\S)(?:{'|'.join(sorted(_OF_VARIANTS, key=len, reverse
 
 
 def words(name: str, value: object) -> str:
-    """Return a setting in the words of a legend."""
+    """Return a setting in the words of a legend.
+
+    Args:
+        name: The column of the setting, such as `strategy`.
+        value: The setting's value.
+
+    Returns:
+        The words, such as `4 workers`.
+    """
     text = setting_text(value)
     if name == "variant":
         return _variant(text)
@@ -103,6 +111,12 @@ def words(name: str, value: object) -> str:
 def length_of(study: Study) -> str:
     """Return how long all runs were to train, such as `3 epochs` or `10 rounds`; empty if that
     differs or is not known.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The length in words, or an empty text.
     """
     if ends_in_rounds(study):
         lengths = study.rounds.groupby("run_id")["round"].max().unique()

@@ -60,4 +60,12 @@ def _decimals(value: float) -> int:
 
 
 def setting_text(value: object) -> str:
+    """Return a setting's value as text, a float with at most six significant digits.
+
+    Args:
+        value: The value of any setting.
+
+    Returns:
+        The text, such as `0.1` or `ddp`.
+    """
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -38,6 +38,12 @@ def surface(study: Study) -> pd.DataFrame:
             share.
         `problem`: Also `NOT_REACHED`, where runs of the batch size trained to their end and none
             reached the target.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The table with a plain index.
     """
     parts = [
         _cells(answer.where, answer.prediction)
@@ -115,6 +121,12 @@ def more_workers(study: Study) -> pd.DataFrame:
         `verdict`: `sooner`, `later`, or `NO_DIFFERENCE` where the interval of the saved time
             contains zero.
         `is_extrapolated`: True if either cell is extrapolated.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The table with a plain index. Times are in seconds and worker-seconds.
     """
     rows = [
         {"where": answer.where, "target": str(answer.prediction.target), **row}

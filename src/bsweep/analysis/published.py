@@ -28,6 +28,9 @@ def published() -> Study:
 
     Images per second are not published. They are derived as `epochs` x `num_train` (50,000) /
     `train_seconds`.
+
+    Returns:
+        The study, whose runs are all completed and have seed 0.
     """
     path = published_csv("batch_size_horovod")
     runs = pd.read_csv(path)
@@ -46,6 +49,12 @@ def comparable(study: Study) -> bool:
     CIFAR-10.
 
     The published study itself does not count as comparable.
+
+    Args:
+        study: The study.
+
+    Returns:
+        False also if no run has completed.
     """
     runs = study.runs[study.runs["status"] == "completed"]
     same = (
@@ -61,7 +70,14 @@ def comparable(study: Study) -> bool:
 
 
 def differences(study: Study) -> list[str]:
-    """Return what else differs from the published study, such as `epochs: 3 (published: 50)`."""
+    """Return what else differs from the published study, such as `epochs: 3 (published: 50)`.
+
+    Args:
+        study: The study.
+
+    Returns:
+        One text for each setting that differs; empty if none does.
+    """
     ours, theirs = study.runs[study.runs["status"] == "completed"], published().runs
     found = []
     for column in _COMPARED:
@@ -87,6 +103,13 @@ def relative_seconds(cells: pd.DataFrame, reference_batch: int) -> pd.Series[flo
 
     The result is indexed like `cells`, and NaN where the series was not measured at the reference
     batch.
+
+    Args:
+        cells: A table of `cells`.
+        reference_batch: The local batch of the reference, in examples.
+
+    Returns:
+        The ratios, 1 at the reference batch.
     """
     series = levels(cells)[:-1]
     at_reference = cells["train_seconds"].where(

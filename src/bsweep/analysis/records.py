@@ -133,7 +133,7 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run by the columns of `runs`."""
+    """Return the settings of a run, by the names of their columns in `Study.runs`."""
     told = ((_column(key), key, value) for key, value in _flat(config).items())
     settings = {
         column: value for column, key, value in told if column and not is_left_out(key, value)

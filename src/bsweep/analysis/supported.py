@@ -1,4 +1,4 @@
-"""Parts of a study, and the target that a part supports where its runs name none that they reach.
+"""Parts of a study, and a target for each part whose runs name no target that they reach.
 
 That target is the highest test accuracy, in whole percents, that three quarters of the cells reach
 in all their runs. These cells have at least three batch sizes, if the study has as many. The target

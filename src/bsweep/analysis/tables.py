@@ -60,6 +60,12 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
             `seed_points`.
         `has_learned`: True if the mean test accuracy `beats_chance`; NA where the number of classes
             or of test examples is not known.
+
+    Args:
+        runs: The table `Study.runs`.
+
+    Returns:
+        The table. Cells of which no run completed are in it, with `n` 0.
     """
     keys, known = cell_keys(runs), keyed(runs)
     grouped = known.groupby(keys)
@@ -88,7 +94,14 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_cell(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs themselves, indexed like `cells`."""
+    """Return the runs with the index of `cells`, so that the runs of a cell share an index value.
+
+    Args:
+        runs: The table `Study.runs`.
+
+    Returns:
+        One row for each run.
+    """
     return keyed(runs).set_index(cell_keys(runs))
 
 
@@ -98,6 +111,12 @@ def batch_ratios(cells: pd.DataFrame) -> pd.DataFrame:
 
     These are the ratios of section 3.2 of the published batch-size study. Columns: `smaller_batch`,
     `<metric>_ratio`.
+
+    Args:
+        cells: A table of `cells`.
+
+    Returns:
+        One row for each cell that has a next smaller batch, indexed like `cells`.
     """
     measured = cells[cells["n"] > 0].reset_index("local_batch")
     metrics = ["local_batch", *METRICS]
@@ -118,6 +137,12 @@ def scaling(cells: pd.DataFrame) -> pd.DataFrame:
             worker's threads.
         `speedup`: Images per second over those at `base_workers`.
         `efficiency`: `speedup` over the ratio of the worker counts.
+
+    Args:
+        cells: A table of `cells`.
+
+    Returns:
+        One row for each cell that has a partner, indexed like `cells`.
     """
     is_timed = (cells["n"] > 0) & cells["images_per_second"].notna()
     measured = cells.loc[is_timed, ["threads", "images_per_second"]].reset_index("num_workers")
@@ -141,6 +166,12 @@ def scaling(cells: pd.DataFrame) -> pd.DataFrame:
 def unequal_threads(cells: pd.DataFrame) -> str:
     """Return in a sentence how unequal threads keep `scaling` from comparing worker counts; empty
     if they do not.
+
+    Args:
+        cells: A table of `cells`.
+
+    Returns:
+        One sentence, or an empty text.
     """
     measured = cells.loc[cells["n"] > 0, ["threads"]].reset_index("num_workers")
     series = measured.groupby(level=levels(measured))["threads"]
@@ -163,6 +194,9 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
     Args:
         x: Places, at least two of them different, shape (n,).
         y: Values, shape (n,).
+
+    Returns:
+        The line with its `r_squared`.
     """
     places, values = np.asarray(x, float), np.asarray(y, float)
     slope, intercept = np.polyfit(places, values, 1)
@@ -186,6 +220,12 @@ def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
         `num_batches`: The number of batch sizes.
         `step_seconds`: The fixed cost of one forward and backward pass that follows from c.
         `image_seconds`: The time that each image adds to a pass.
+
+    Args:
+        runs: The table `Study.runs`.
+
+    Returns:
+        The table, one row for each series. It is empty if no series has three batch sizes.
     """
     known = keyed(runs)
     completed = known[(known["status"] == "completed") & known["train_seconds"].notna()]
@@ -236,6 +276,12 @@ def step_times(study: Study) -> pd.DataFrame:
         `wait_seconds`: The mean over workers.
         `sent_bytes`: The bytes that a worker sends.
         `sent_of_ring`: These bytes over `ring_bytes`.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The table, indexed by `cell_keys`.
     """
     return cell_means(study, step_seconds(study).dropna(subset="total_seconds"))
 
@@ -294,6 +340,12 @@ def ring_bytes(runs: pd.DataFrame) -> pd.Series[float]:
 def step_unit(study: Study) -> str:
     """Return the unit of `step_times`: `step`, or `1,000 examples` where a run's workers take
     unequal local steps.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The unit in words.
     """
     steps = study.rounds.groupby(["run_id", "round"])["local_steps"].nunique()
     return f"{EXAMPLES_OF_A_UNIT:,} examples" if (steps > 1).any() else "step"
@@ -310,6 +362,12 @@ def server_loads(study: Study) -> pd.DataFrame:
 
     Columns: `n`; `num_servers`; `largest_share`, of the parameters; `busiest_load`, of the training
     time; `queue_seconds`, the seconds that a push waits for its server; `max_lead`, in clocks.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The table, indexed by `cell_keys`; it is empty for a study without parameter servers.
     """
     grouped = study.servers.groupby("run_id")
     loads = pd.DataFrame({
@@ -327,6 +385,12 @@ def server_shares(study: Study) -> pd.DataFrame:
     each server.
 
     The part is NaN where a cell has no such server.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The parts as fractions, indexed by `cell_keys`.
     """
     shares = study.servers.pivot(index="run_id", columns="server", values="share")
     return cell_means(study, shares.astype(float)).drop(columns="n")
@@ -340,6 +404,12 @@ def epoch_curves(study: Study) -> pd.DataFrame:
     Runs that did not complete are used only for cells in which no run completed; the column
     `completed` is then False. Runs that end with a round are left out, because their last epoch is
     a fragment.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The table, with `completed`, the metrics and their intervals.
     """
     keys, known = cell_keys(study.runs), keyed(study.runs)
     known = known[~of_rounds(study.runs)]
@@ -356,14 +426,27 @@ def epoch_curves(study: Study) -> pd.DataFrame:
 
 
 def failures(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that did not complete, with status and message."""
+    """Return the runs that did not complete, with status and message.
+
+    Args:
+        runs: The table `Study.runs`.
+
+    Returns:
+        One row for each such run, with a plain index.
+    """
     columns = ["run_id", "strategy", "num_workers", "local_batch", "seed", "status", "message"]
     return runs.loc[runs["status"] != "completed", columns].reset_index(drop=True)
 
 
 def caveats(study: Study) -> list[str]:
-    """Return sentences with what a reader of a study's tables and figures should know about its
-    cells.
+    """Return warnings for a reader of a study's tables and figures: settings that change along with
+    the batch size or the workers, and repeated seeds.
+
+    Args:
+        study: The study.
+
+    Returns:
+        One sentence for each element.
     """
     changing = [_CHANGING.get(name, f"{name} changes") for name in entangled(study.runs)]
     lines = [

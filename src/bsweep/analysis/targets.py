@@ -69,6 +69,13 @@ def to_target(study: _Evaluated, target: Target) -> pd.DataFrame:
         `trained_seconds` and so on: The amounts trained until the last evaluation, or, for a
             censored run, until the last one that certainly did not reach the target.
         `best`: The best value of the smoothed curve.
+
+    Args:
+        study: The study, of which only the table `evaluations` is read.
+        target: The test accuracy or test loss to reach.
+
+    Returns:
+        The table. Times are in seconds.
     """
     return crossings(study.evaluations, target)
 
@@ -126,7 +133,7 @@ def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _of_run(
     amounts: NDArray[np.float64], values: NDArray[np.float64], target: Target
 ) -> Iterator[tuple[str, float | bool]]:
-    """Yield the columns of a run's row of `to_target`.
+    """Yield the name and the value of each column of a run's row of `to_target`.
 
     Args:
         amounts: The columns of `AMOUNTS` at each evaluation, shape (evaluations, 4).

@@ -64,8 +64,9 @@ class Seen:
 
     @property
     def ends_epoch(self) -> bool:
-        """Return True if the round ends an epoch; its last step may then have been shorter than
-        others.
+        """True if the round ends an epoch.
+
+        The last step of such a round may have fewer examples than the others.
         """
         return self.epochs_done == round(self.epochs_done)
 
@@ -79,6 +80,11 @@ class Policy(ABC):
     """
 
     def __init__(self, config: RunConfig) -> None:
+        """Keep the configuration, from which `of_batches` takes numbers of steps.
+
+        Args:
+            config: The configuration of the run.
+        """
         self.config = config
         self.pass_batches: tuple[int, ...] = config.local_batches
         """The most examples of one pass, by worker; a larger batch takes several passes."""
@@ -88,28 +94,52 @@ class Policy(ABC):
         """Return each worker's share of the coming round, by rank.
 
         The shares of lost workers are not used.
+
+        Args:
+            epochs_done: The epochs trained so far, including the part of the current one.
+
+        Returns:
+            One share for each worker, by rank.
         """
 
     def rate_factor(self, epochs_done: float) -> float:
         """Return the factor for the learning rate of a step, beside that of `optimizer.lr_rule`.
 
-        `epochs_done` is the middle of the step, the point at which the rate's schedule is
-        evaluated.
+        Args:
+            epochs_done: The epochs trained until the middle of the step, where the rate's schedule
+                is evaluated.
+
+        Returns:
+            The factor; 1 leaves the learning rate as it is.
         """
         return 1.0
 
     def observe(self, seen: Seen) -> Sequence[Event]:
-        """Update the policy after a round and return the events to record. All workers call it
-        together.
+        """Update the policy after a round and return the events to record. All workers call this
+        method together.
+
+        Args:
+            seen: The data of the round that has just ended.
+
+        Returns:
+            The events to record, the same on all workers; empty for none.
         """
         return ()
 
     def state(self) -> dict[str, Any]:
-        """Return the policy's state for a checkpoint."""
+        """Return the policy's state for a checkpoint.
+
+        Returns:
+            Plain values by name; empty if the policy keeps none.
+        """
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027 (many policies know nothing of their own)
-        """Restore what `state` returned."""
+        """Restore what `state` returned.
+
+        Args:
+            state: The state from a checkpoint.
+        """
 
     def of_batches(
         self, worker_batches: Sequence[int], num_steps: Sequence[int] | None = None
@@ -117,6 +147,14 @@ class Policy(ABC):
         """Return shares with these worker batches, by default with the configured numbers of steps.
 
         A batch beyond `pass_batches` takes several passes.
+
+        Args:
+            worker_batches: The examples of each worker's step, by rank.
+            num_steps: The steps of each worker in the round, by rank; None: `local_steps` of the
+                configuration.
+
+        Returns:
+            One share for each worker, by rank.
         """
         steps = num_steps or self.config.local_steps
         return tuple(
@@ -128,5 +166,11 @@ class Policy(ABC):
         """Return shares of steps on `global_batch` examples of all workers.
 
         They are in proportion to the workers' configured batches.
+
+        Args:
+            global_batch: The examples of one step of all workers.
+
+        Returns:
+            One share for each worker, by rank.
         """
         return self.of_batches(allocation.shares(global_batch, self.config.local_batches))

@@ -1,4 +1,5 @@
-"""CABS: the batch is coupled to the learning rate, B = lr tr(Sigma) / F, with F the training loss.
+"""A policy that couples the batch to the learning rate: B = lr tr(Sigma) / F, with F the training
+loss (CABS).
 
 By Balles, Romero and Hennig (arXiv 1612.05086): this batch has the greatest decrease of the loss
 per example, for plain SGD on a loss whose least value is about zero.

@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def led(lead: Callable[[], int]) -> int:
-    """Run `lead` in one process and return its exit code.
+    """Run `lead` in a single process, also if horovodrun started several, and return the exit code.
 
     Inside horovodrun, rank 0 runs it and the other processes train together with rank 0.
     """

@@ -84,7 +84,7 @@ def stop(arguments: Sequence[str]) -> int:
 
 
 def resume(arguments: Sequence[str]) -> int:
-    """Run what is left of a study's commands, and return the exit code."""
+    """Rerun a study's recorded commands for the points that are not done; return the exit code."""
     return _led(_resume, arguments)
 
 

@@ -88,7 +88,7 @@ def values_of(composed: DictConfig) -> dict[str, Any]:
 
 
 class _Family:
-    """The points whose overrides differ in the values of plain keys only.
+    """A group of points whose overrides differ only in the values of plain keys.
 
     Args:
         composed: One point of the family, as Hydra composed it.
@@ -174,7 +174,8 @@ def _given(text: str) -> tuple[str, Any] | None:
 
 
 def _concerns(override: str, key: str) -> bool:
-    """Return True if an override of another kind sets or deletes a plain key, too.
+    """Return True if an override that is not plain sets or deletes the same key as a plain
+    override.
 
     The order of the overrides would matter then.
     """

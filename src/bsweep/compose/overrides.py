@@ -239,7 +239,7 @@ def refuse_settings(point: DictConfig) -> None:
 
 
 def around_point(point: DictConfig) -> dict[str, str]:
-    """Return the actions that Hydra takes before and after a point, in this process.
+    """Return the settings of Hydra by which Hydra acts on this process before and after a point.
 
     Each action comes with the reason why it cannot be taken if points run at once, and the remedy.
     """
@@ -265,7 +265,9 @@ def around_point(point: DictConfig) -> dict[str, str]:
 
 
 def explain(error: Exception) -> str:
-    """Return an error's explanation for the user, with a suggestion of what was perhaps meant."""
+    """Return the explanation of an error for the user, with a suggestion of what the user perhaps
+    meant.
+    """
     text = str(error)
     if isinstance(error, OSError) and not isinstance(error, HydraException):
         return f"{error.strerror if is_full(error) else error}."

@@ -71,7 +71,7 @@ class Layers:
         return len(self._sizes)
 
     def each(self, statistic: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-        """Return `statistic` of every layer's part of `values` (n,), as (layers,)."""
+        """Return a tensor (layers,): the `statistic` of each layer's part of `values` (n,)."""
         return torch.stack([statistic(part) for part in values.split(self._sizes)])
 
     def spread(self, numbers: Tensor) -> Tensor:

@@ -205,7 +205,9 @@ class MeasuringConfig(ChangingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseScaleConfig(MeasuringConfig):
-    """The policy of McCandlish et al. (arXiv 1812.06162)."""
+    """The card of the policy whose batch follows the gradient noise scale (McCandlish et al., arXiv
+    1812.06162).
+    """
 
     name: Literal["noise_scale"]
     hysteresis: AtLeastOne

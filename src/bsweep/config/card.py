@@ -40,17 +40,37 @@ class Card(Schema):
     """
 
     def problems(self, point: Point) -> Iterator[str]:
-        """Yield each conflict between this card and the rest of its point, with its remedy."""
+        """Yield each conflict between this card and the rest of its point, with its remedy.
+
+        Args:
+            point: The point, whose every key is valid by itself.
+
+        Yields:
+            One message for each conflict.
+        """
         yield from ()
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """Yield each doubt about this card in a point that can run."""
+        """Yield each doubt about this card in a point that can run.
+
+        Args:
+            point: The point, which has no conflicts.
+
+        Yields:
+            One message for each doubt.
+        """
         yield from ()
 
 
 def resolve(target: str) -> Any:
     """Import and return what a card `builds`: the attribute of `module:name`, or the module
     itself.
+
+    Args:
+        target: `module:name`, or a module alone.
+
+    Returns:
+        The attribute or the module.
     """
     module, _, name = target.partition(":")
     found = importlib.import_module(module)

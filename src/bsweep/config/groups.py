@@ -83,7 +83,14 @@ class ModelConfig(Card):
             )
 
     def lone_examples(self, point: Point) -> Iterator[str]:
-        """Yield a problem if a model with BatchNorm would get local batches of one example."""
+        """Yield a problem if a model with BatchNorm would get local batches of one example.
+
+        Args:
+            point: The point, which holds the local batches.
+
+        Yields:
+            The message with its remedy, at most one.
+        """
         batches = point.local_batches
         if 1 in batches:
             batch = (
@@ -98,6 +105,9 @@ class ModelConfig(Card):
 
     def check_num_classes(self, num_classes: int) -> None:
         """Check the number of classes, or of tokens in the vocabulary, of the data.
+
+        Args:
+            num_classes: The number of classes or tokens that the data have.
 
         Raises:
             ValueError: If the model was configured for another number.
@@ -127,17 +137,17 @@ class OptimizerConfig(Card):
 
     @property
     def needs_layer_norms(self) -> bool:
-        """Return True if a step needs the norms of whole layers."""
+        """True if a step needs the norms of whole layers."""
         return False
 
     @property
     def rate_follows_batch(self) -> bool:
-        """Return True if the learning-rate rule raises the rate with the batch."""
+        """True if the learning-rate rule raises the rate with the batch."""
         return self.lr_rule in ("linear", "sqrt", "adascale")
 
     @property
     def measures_noise(self) -> bool:
-        """Return True if the learning-rate rule uses the gradient noise scale."""
+        """True if the learning-rate rule uses the gradient noise scale."""
         return self.lr_rule == "adascale"
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -164,83 +174,127 @@ class StrategyConfig(Card):
 
     @property
     def can(self) -> Capabilities:
-        """Return the capabilities with the present values of the keys. Other code asks only for
-        these.
+        """The capabilities with the present values of the keys.
+
+        Other code asks only for these.
         """
         return self.kind_can
 
     @property
     def patience_seconds(self) -> float:
-        """Return how many seconds the other workers wait for a worker that shows no sign of
-        life.
-        """
+        """The seconds that workers wait for another worker that shows no sign of life."""
         return float("inf")
 
     @property
     def local_steps(self) -> int:
-        """Return the number of optimizer steps of a worker between two synchronisations."""
+        """The number of optimizer steps of a worker between two synchronisations."""
         return 1
 
     def with_local_steps(self, local_steps: int) -> Self:
-        """Return this card with another number of local steps."""
+        """Return this card with another number of local steps.
+
+        Args:
+            local_steps: The optimizer steps of a worker between two synchronisations.
+
+        Returns:
+            A card of the same class.
+        """
         assert local_steps == self.local_steps, f"{self.name} has no steps to share"
         return self
 
     @property
     def ends_after(self) -> tuple[int | None, float | None]:
-        """Return the rounds and the seconds after which the run ends, even if epochs are left; None
-        for no limit.
+        """The rounds and the seconds after which the run ends, even if epochs are left.
+
+        None stands for no limit.
         """
         return None, None
 
     def num_shards(self, num_workers: int) -> int:
         """Return the number of slices into which parameter servers divide the model; 0 without
         servers.
+
+        Args:
+            num_workers: The number of workers.
+
+        Returns:
+            The number of slices.
         """
         return 0
 
     def num_server_processes(self, num_workers: int) -> int:
-        """Return the number of server processes beside the workers."""
+        """Return the number of server processes beside the workers.
+
+        Args:
+            num_workers: The number of workers.
+
+        Returns:
+            The number of processes.
+        """
         return 0
 
     @property
     def in_probe(self) -> StrategyConfig:
-        """Return the strategy that a probe runs instead. It exchanges the whole vector at each
-        step, and does not overlap the exchange with computation.
+        """The strategy that a probe runs instead of this one.
+
+        The other strategy exchanges the whole vector at each step, and does not overlap the
+        exchange with computation.
         """
         return self
 
     @property
     def vectors_held(self) -> int:
-        """Return how many more vectors of the model's size this strategy holds than `in_probe`. The
-        model and its optimizer are not counted.
+        """The number of vectors of the model's size that `in_probe` does not hold and this card's
+        strategy does.
+
+        The model and its optimizer are not counted.
         """
         return 0
 
     @property
     def vectors_of_first_step(self) -> int:
-        """Return how many of the `vectors_held` are allocated only at the first step."""
+        """The number of the `vectors_held` that are allocated only at the first step."""
         return 0
 
     def rate_batch(self, point: Point, rank: int) -> float:
         """Return the number of examples per optimizer step from which a worker's learning rate is
         computed.
+
+        Args:
+            point: The point.
+            rank: The worker's rank, from 0.
+
+        Returns:
+            The number of examples.
         """
         return point.examples_per_step
 
     def hashed(self, point: Point) -> dict[str, Any]:
-        """Return the values beside the keys that are part of the run id."""
+        """Return the values beside the keys that are part of the run id.
+
+        Args:
+            point: The point.
+
+        Returns:
+            Plain values by name; empty if the keys say everything.
+        """
         return {}
 
     def variables(self) -> Mapping[str, str]:
         """Return the environment variables that the processes read once, when they start to
         exchange.
+
+        Returns:
+            The values by the names of the variables.
         """
         return {}
 
     def refuse_started(self, variables: Mapping[str, str]) -> None:
         """Check that processes that were started with these environment variables can run this
         card.
+
+        Args:
+            variables: The environment variables of the processes, by name.
 
         Raises:
             ValueError: If the variables differ from what the card needs.
@@ -268,12 +322,24 @@ class CodecConfig(Card):
     def payload_share(self, epochs: int) -> float | None:
         """Return the ratio of a payload's bytes to the bytes of the fp32 gradient. Return None if
         payloads are summed during the exchange.
+
+        Args:
+            epochs: The number of epochs of the run, over which the share may change.
+
+        Returns:
+            The ratio, such as 0.03125 for one bit instead of 32, or None.
         """
         return None
 
     def warnings(self, point: Point) -> Iterator[str]:
         """Yield a warning if the codec sends more than a ring would without it. With a codec every
         worker gets every payload, while a ring sends twice the vector.
+
+        Args:
+            point: The point, which has no conflicts.
+
+        Yields:
+            The message, at most one.
         """
         share, workers = self.payload_share(point.epochs), point.num_workers
         if share is not None and workers > 1 and share >= 2 / workers:
@@ -314,7 +380,7 @@ class AllocationConfig(Card):
 
     @property
     def adapts(self) -> bool:
-        """Return True if it follows the workers' speeds during a run."""
+        """True if the allocation follows the workers' speeds during a run."""
         return False
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -384,21 +450,28 @@ class LaunchConfig(Card):
 
     @property
     def num_retries(self) -> int:
-        """Return how often a point is started again after it ended for a reason outside the
-        point.
+        """The number of times that a point is started again after a failure from outside, such as
+        a lost host.
         """
         return 0
 
     @property
     def named_hosts(self) -> str | None:
-        """Return the hosts and slots, such as `h1:4,h2:4`, that were given or that a SLURM
-        allocation has. Return None if none were given, or outside an allocation.
+        """The hosts and slots, such as `h1:4,h2:4`, that were given or that a SLURM allocation has.
+
+        None if no hosts were given, and outside an allocation.
         """
         return None
 
     def why_not(self, strategy: StrategyFacts) -> str:
         """Return why this launcher cannot start the processes of a strategy, with the remedy; empty
         if it can.
+
+        Args:
+            strategy: The card of the strategy.
+
+        Returns:
+            The reason in a sentence, or an empty text.
         """
         launchers = strategy.can.launchers
         if not launchers or self.name in launchers:

@@ -1,4 +1,6 @@
-"""The card of what a run measures beside its training, and of points where that is impossible."""
+"""The card of the measurements beside training, with the points for which such a measurement is
+impossible.
+"""
 
 from __future__ import annotations
 

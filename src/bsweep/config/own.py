@@ -93,8 +93,8 @@ def _groups(schema: type) -> tuple[str, ...]:
 
 
 def resolve(config: _Config) -> _Config:
-    """Return the configuration with the fingerprints of the user's own code, and with targets that
-    no longer name the folders of files.
+    """Return the configuration with fingerprints of the user's own code added. If a target names a
+    file, the file's folder is removed from the target.
 
     Raises:
         ConfigError: If a target does not exist, cannot be imported or called, or does not take its

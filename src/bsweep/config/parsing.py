@@ -36,7 +36,8 @@ def parse(composed: Mapping[str, Any]) -> RunConfig:
 
 
 def validate(composed: Mapping[str, Any]) -> RunConfig:
-    """Return the run that a configuration describes, and check each key by itself only.
+    """Return the run that a configuration describes, after a check of each key by itself. Conflicts
+    between keys are not checked.
 
     Unlike `parse`, it accepts values that contradict each other.
 

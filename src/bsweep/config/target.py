@@ -25,23 +25,36 @@ class Target:
 
     @property
     def option(self) -> str:
-        """Return the target as a command-line option."""
+        """The target as a command-line option."""
         return f"--{self.metric.replace('test', 'target').replace('_', '-')} {self.value:g}"
 
     @property
     def sign(self) -> int:
-        """Return the factor, 1 or -1, after which a larger value is better."""
+        """The factor, 1 or -1, after which a larger value is better."""
         return 1 if self.metric == "test_accuracy" else -1
 
     def is_confirmed_by(self, scores: Sequence[float]) -> bool:
         """Return True if at least two of the last three evaluations reach the target. With three
         evaluations this means that their median reaches it.
+
+        Args:
+            scores: The accuracies or losses of all evaluations so far, the oldest first.
+
+        Returns:
+            False if there are fewer than two evaluations.
         """
         return sum(self.sign * score >= self.sign * self.value for score in scores[-3:]) >= 2
 
 
 def target_of(accuracy: float | None = None, loss: float | None = None) -> Target:
     """Return the one target that is given.
+
+    Args:
+        accuracy: A test accuracy, a fraction above 0 and up to 1; None: not given.
+        loss: A finite test loss; None: not given.
+
+    Returns:
+        The target.
 
     Raises:
         ValueError: If both or neither are given, or the value is no valid accuracy or loss.

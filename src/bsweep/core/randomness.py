@@ -34,8 +34,8 @@ def stream_of(*key: int | str) -> int:
 
 
 def seed_of(*key: int | str) -> int:
-    """Return a seed for a generator that belongs to one key alone, such as (seed, rank, purpose). A
-    sum of the parts would be the same for many keys.
+    """Return a seed that depends on a key alone, such as (seed, rank, purpose), for a random
+    generator. A sum of the parts would be the same for many keys.
     """
     return int.from_bytes(_digest(key), "little") >> 1
 

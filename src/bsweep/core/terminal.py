@@ -55,8 +55,8 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def end_with_reader() -> None:
-    """Make this process, which only prints, end as `cat` does when nobody reads its output any
-    more.
+    """Make this process end quietly, as `cat` does, when nobody reads its output any more. Only a
+    process that just prints may call this function.
     """
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Part:
-    """The training or the test examples of a data set, which are taken by their numbers.
+    """The training or the test examples of a data set; `take` returns those with given numbers.
 
     If they are not on the device, a thread gathers those of the coming steps into pinned memory. It
     copies them on a CUDA stream of its own while the device computes the previous step.

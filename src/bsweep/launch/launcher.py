@@ -48,7 +48,14 @@ class Launcher(Protocol):
     """An object that runs points. A card's `builds` names its class, which takes no arguments."""
 
     def launch(self, request: LaunchRequest) -> Outcome:
-        """Run a point and return how it ended."""
+        """Run a point and return how it ended.
+
+        Args:
+            request: The point, with its run folder.
+
+        Returns:
+            The status, and the cause of a failure.
+        """
 
 
 class HostLauncher(Launcher, Protocol):
@@ -64,6 +71,9 @@ class HostLauncher(Launcher, Protocol):
             words: The arguments of `python -m` in each process.
             lifeline: The file that processes on other hosts watch to see whether the launcher
                 lives, see `bsweep.launch.lifeline`.
+
+        Returns:
+            The arguments of each command, beginning with the program.
         """
 
     def failures(self, console: str) -> list[tuple[int, int]]:
@@ -71,20 +81,46 @@ class HostLauncher(Launcher, Protocol):
 
         Args:
             console: What the commands printed.
+
+        Returns:
+            Pairs of a rank and its exit code; empty if the output names none.
         """
 
     def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
-        """Return a command that runs words on another host, in this process's working folder."""
+        """Return a command that runs words on another host, in this process's working folder.
+
+        Args:
+            host: The host's name.
+            launch: The launcher's card, with the options of the connection.
+            words: The arguments of the command to run, beginning with the program.
+
+        Returns:
+            The arguments of the command that runs it, beginning with the program.
+        """
 
 
 def launcher_of(card: LaunchConfig) -> Launcher:
-    """Return the launcher of a card; all points of this process share it."""
+    """Return the launcher of a card; all points of this process share it.
+
+    Args:
+        card: The card, one of the group `launch`.
+
+    Returns:
+        The launcher, created at the first call for its class.
+    """
     launcher: Launcher = _launcher(card.builds)
     return launcher
 
 
 def host_launcher_of(card: ProcessesConfig) -> HostLauncher:
-    """Return the launcher of a card that starts processes."""
+    """Return the launcher of a card that starts processes.
+
+    Args:
+        card: The card, one of the group `launch` that starts processes.
+
+    Returns:
+        The launcher, created at the first call for its class.
+    """
     launcher: HostLauncher = _launcher(card.builds)
     return launcher
 

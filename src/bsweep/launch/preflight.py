@@ -160,7 +160,7 @@ def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> A
 
 
 def command(host: str, launch: ProcessesConfig, *words: str) -> list[str]:
-    """Return the command that runs `python -m` with these words on a host."""
+    """Return the command that runs `python -m`, followed by these words, on a host."""
     module = [sys.executable, "-m", *words]
     return module if ssh.is_here(host) else host_launcher_of(launch).on_host(host, launch, module)
 

@@ -1,4 +1,6 @@
-"""The processes of a point, whichever command starts them: their start, time-outs and end."""
+"""The start, the time-outs and the end of a point's processes, the same for all launchers that
+start processes by a command.
+"""
 
 from __future__ import annotations
 

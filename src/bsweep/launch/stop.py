@@ -166,7 +166,7 @@ def seconds_before_retry(number: int) -> int:
 
 
 def pause(seconds: float) -> None:
-    """Wait while no process of a point runs.
+    """Wait this many seconds, at a time when no process of a point runs.
 
     Raises:
         KeyboardInterrupt: If all points are to stop, in whichever thread this one runs.

@@ -184,7 +184,9 @@ def by_processes(configs: Mapping[int, RunConfig]) -> list[int]:
 
 
 class ProcessPool:
-    """The processes of a sweep; a team is kept while more points that it can train are to come."""
+    """The worker processes of a sweep. They are kept as long as a coming point of the sweep can use
+    them.
+    """
 
     def __init__(self) -> None:
         self._coming: Counter[Hashable] = Counter()  # points still to be launched, by their keys

@@ -40,7 +40,9 @@ _TOLD_SECONDS = 1.0
 
 
 class WarmRank:
-    """One of horovodrun's processes, which together train one point after another."""
+    """One process of a horovodrun command, whose processes stay alive and train one point after
+    another.
+    """
 
     def __init__(self) -> None:
         self._is_training = False

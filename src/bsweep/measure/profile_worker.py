@@ -100,7 +100,8 @@ def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:
 
 
 def trace(job: Job, path: Path) -> float | None:
-    """Write a Chrome trace of a few rounds with the names of their parts.
+    """Run a few rounds and write a Chrome trace of them, in which each part of a round has its
+    name.
 
     Returns:
         The seconds per step in which the GPU computed, or None on a CPU.

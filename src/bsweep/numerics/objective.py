@@ -43,7 +43,7 @@ class Objective:
         return bool(self.own_score) or not labels.is_floating_point()
 
     def score(self, loss: Tensor, outputs: Any, targets: Tensor) -> Tensor:
-        """Return the sum of losses and the numbers of correct answers and labels.
+        """Return the sum of losses, the number of correct answers and the number of labels.
 
         The result is a float64 tensor (3,) on the device. The number of correct answers is NaN if
         it is not known.

@@ -90,7 +90,14 @@ __all__ = [
 
 
 def figures(study: Study) -> dict[str, Callable[[Study], Figure]]:
-    """Return the figures of `FIGURES` whose table has a row in this study."""
+    """Return the figures of `FIGURES` whose table has a row in this study.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The figures by name, in the order of a report. Each is a function of a study.
+    """
     with computing_once():
         return {name: figure for name, figure in FIGURES.items() if len(figure.table(study))}
 

@@ -94,7 +94,7 @@ def from_zero(axes: Axes, cells: pd.DataFrame, metric: str) -> None:
 
 
 def draw_failed(panels: Sequence[Axes], curves: Sequence[Curve]) -> list[Line2D]:
-    """Draw crosses on the lower edge where runs did not complete.
+    """Draw a cross on the lower edge of each panel at each cell with a run that did not complete.
 
     Returns:
         The legend's entry for the crosses, or an empty list.

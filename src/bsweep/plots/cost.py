@@ -115,7 +115,8 @@ def _look(counts: list[int], count: int) -> dict[str, Any]:
 
 
 def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
-    """Draw the seconds saved and the worker-seconds added by going to the next worker count.
+    """Draw, for each worker count, the seconds that the next larger count saves and the
+    worker-seconds that it adds.
 
     Each worker count has its best batch.
     """

@@ -1,4 +1,4 @@
-"""The cells of a study as lines in panels.
+"""Functions that turn the cells of a study into lines in panels.
 
 Lines are in the order of their launch and named in words. Lines that coincide are drawn as one, and
 few lines share a panel.
@@ -84,6 +84,13 @@ def in_order(study: Study, table: pd.DataFrame) -> pd.DataFrame:
 
     Numbers ascend. Other settings come in the order in which they were first launched or, if that
     is not on record, in the order of the table.
+
+    Args:
+        study: The study, whose order of launches is used.
+        table: A table whose index levels are settings.
+
+    Returns:
+        All rows of `table`, reordered.
     """
     ranks = zip(*(_ranks(study, table, name) for name in analysis.levels(table)), strict=True)
     return table.iloc[[place for _, place in sorted(zip(ranks, range(len(table)), strict=True))]]

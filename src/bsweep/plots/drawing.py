@@ -115,6 +115,10 @@ def save(figure: Figure, path: Path) -> None:
     The layout is computed once for all files, because it takes longer than drawing. Afterwards the
     figure has no layout engine at all. Even the engine that does nothing ("none") makes matplotlib
     draw the figure twice for each file.
+
+    Args:
+        figure: The figure.
+        path: The file to write, which ends in `.png`, `.svg` or `.pdf`.
     """
     metadata = dict.fromkeys(_NO_METADATA[path.suffix])
     with (
@@ -144,7 +148,14 @@ def _fonts_without_layout() -> Iterator[None]:
 
 
 def caption(figure: Figure) -> str:
-    """Return the sentences that say what a figure of this package shows."""
+    """Return the sentences that say what a figure of this package shows.
+
+    Args:
+        figure: A figure that a function of this package has drawn.
+
+    Returns:
+        The caption, at least one sentence.
+    """
     return str(figure.get_label())
 
 

@@ -114,7 +114,8 @@ def server_load(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def sharding_gain(study: Study, measured: pd.DataFrame) -> Figure:
-    """Draw by how much sharding by memory is faster than sharding by layer, by workers.
+    """Draw how much faster sharding by memory is than sharding by layer, over the number of
+    workers.
 
     The gains are published, modelled and measured.
     """

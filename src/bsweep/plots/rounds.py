@@ -99,7 +99,14 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def scaled_rounds(table: pd.DataFrame) -> str:
-    """Return a sentence if some idle times of a table are scaled to the rounds of the baseline."""
+    """Return a sentence if some idle times of a table are scaled to the rounds of the baseline.
+
+    Args:
+        table: A table of `bsweep.analysis.idle_table`.
+
+    Returns:
+        One sentence, or an empty text.
+    """
     if (table["rounds"] == table["shown_rounds"]).all():
         return ""
     rounds = drawing.span(table["rounds"].round().astype(int))

@@ -235,5 +235,13 @@ def _marked(cells: pd.DataFrame) -> str:
 
 
 def targets_in_words(cells: pd.DataFrame) -> str:
+    """Return the target of all cells in words, or `each part's target` if there are several.
+
+    Args:
+        cells: A table of `bsweep.analysis.surface`.
+
+    Returns:
+        A phrase for captions and axis labels.
+    """
     found: Sequence[str] = list(dict.fromkeys(cells["target"]))
     return found[0] if len(found) == 1 else "each part's target"

@@ -120,8 +120,8 @@ def _draw_fitted(axes: Axes, panel: Panel, fits: pd.DataFrame) -> None:
 
 
 def _entries(found: Sequence[Curve], panels: Sequence[Panel], fits: pd.DataFrame) -> list[Line2D]:
-    """Return the legend's entries for the lines. Fits in numbers are added if each line has an
-    entry.
+    """Return the legend's entries for the lines. An entry also shows the formula of its line's fit
+    if each line has an entry.
     """
     entries = panel_handles(panels)
     if fits.empty or len(found) != len(entries):

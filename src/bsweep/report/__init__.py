@@ -57,6 +57,9 @@ def write(
         say: A function that is called with a line for each run that cannot be read, and for times
             that are left out.
 
+    Returns:
+        The path of the file `report.html` in the report's folder.
+
     Raises:
         FileNotFoundError: See `bsweep.load`.
         ValueError: See `bsweep.load`.
@@ -110,6 +113,12 @@ def idle_text(study: Study) -> str:
     """Return idle seconds by node, with total and change, as a table for a terminal.
 
     The text is empty for a study without rounds.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The lines of the table, or an empty text.
     """
     idle = analysis.idle_table(study)
     if idle.empty:

@@ -63,7 +63,9 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """The part of `meta.json` that is read again: what the parent knew of a run's surroundings."""
+    """The keys of `meta.json` that bsweep reads back: facts about the start of a run and its
+    machine.
+    """
 
     launched_at: Finite | None = None
     wall_seconds_before: Finite | None = None  # of earlier attempts that the run goes on from

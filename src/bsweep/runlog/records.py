@@ -311,7 +311,8 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Continued(Event):
-    """The event of a run that goes on from another run, `branch_of`, after its `num_steps` steps.
+    """The event of a run that began from a checkpoint of another run, `branch_of`, after that run's
+    `num_steps` steps.
 
     The records before this event are copies of that run's. `train_seconds` is that run's training
     time until then.

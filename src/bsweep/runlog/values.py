@@ -19,7 +19,8 @@ _DEEPEST = 10  # levels of a configuration
 
 
 def plain(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the mapping if all its leaves are values, or lists of values, that tables can store.
+    """Check that tables can store all leaves of a mapping, values or lists of values, and return
+    the mapping.
 
     Raises:
         ValueError: If a leaf is another value, or the mapping is nested too deep.

@@ -46,7 +46,11 @@ class Meter:
 
     @contextmanager
     def exchange(self, tensor: Tensor) -> Iterator[None]:
-        """Time the transfer of `tensor`, from when this worker is ready to send it."""
+        """Time the transfer of `tensor`, from when this worker is ready to send it.
+
+        Args:
+            tensor: The tensor that travels; its device is timed.
+        """
         begin = mark(tensor.device)
         yield
         self._exchanges.append((begin, mark(tensor.device)))
@@ -56,6 +60,9 @@ class Meter:
         """Time what a codec computes, without the exchanges inside.
 
         So a codec's computing does not appear as waiting for other workers.
+
+        Args:
+            gradients: The tensor that is encoded; its device is timed.
         """
         begin, num_before = mark(gradients.device), len(self._exchanges)
         yield
@@ -108,6 +115,14 @@ class Strategy(ABC):
     def __init__(
         self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
     ) -> None:
+        """Keep what all strategies need; connections are made by `prepare`.
+
+        Args:
+            config: The configuration of the run.
+            strategy: The strategy's card.
+            place: This worker's rank, and the number of workers.
+            paths: The files of the run's folder.
+        """
         self.meter = Meter()
         self.replicates = strategy.can.replicates
         self.rank, self.num_workers = place.rank, place.num_workers
@@ -118,22 +133,41 @@ class Strategy(ABC):
         """Return zeros like `parameters`, which become this worker's gradient vector.
 
         All workers call it together, before any other method.
+
+        Args:
+            parameters: All parameters of the model, a 1-D floating-point tensor on the worker's
+                device.
+
+        Returns:
+            A tensor of the same shape, type and device.
         """
         return torch.zeros_like(parameters)
 
     @abstractmethod
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
-        """Make all workers start from the same parameters."""
+        """Make all workers start from the same parameters.
+
+        Args:
+            vector: The model's parameters and gradients, two 1-D tensors of equal length and type.
+            optimizer: The optimizer, which updates the parameters from the gradients.
+        """
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 (most strategies need nothing here)
-        """Note that epoch `epoch` (counted from 1) is about to be trained."""
+        """Prepare for an epoch that is about to be trained.
+
+        Args:
+            epoch: The epoch, counted from 1.
+        """
 
     def loss_divisor(self, num_own: int, num_all: int) -> float:
-        """Return the divisor of this worker's sum of losses.
+        """Return the number by which this worker's sum of losses is divided.
 
         Args:
             num_own: The examples of the step on this worker.
             num_all: The examples of the round on all workers.
+
+        Returns:
+            The divisor, by default `num_all` over `loss_scale`.
         """
         return num_all / self.loss_scale
 
@@ -141,6 +175,12 @@ class Strategy(ABC):
         """Return the examples behind one optimizer step, by which a learning-rate rule may scale.
 
         These are the examples of all workers if they step together.
+
+        Args:
+            shares: Each worker's share of the step or round, by rank.
+
+        Returns:
+            The number of examples.
         """
         return global_batch(shares)
 
@@ -161,12 +201,24 @@ class Strategy(ABC):
         """Return every worker's small float64 CPU tensor (n,), stacked by rank to (members, n).
 
         All workers call it together.
+
+        Args:
+            values: This worker's values, a 1-D float64 tensor of n elements on the CPU.
+
+        Returns:
+            A float64 CPU tensor (members, n), whose rows follow the order of `members`.
         """
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the element-wise mean over workers of a small float64 CPU tensor.
 
         All workers call it together.
+
+        Args:
+            values: This worker's values, a 1-D float64 tensor of n elements on the CPU.
+
+        Returns:
+            A float64 CPU tensor (n,), the same on all workers.
         """
         return self.gather(values).mean(dim=0)
 
@@ -174,6 +226,12 @@ class Strategy(ABC):
         """Return a small JSON object of every worker, by rank; the objects travel as bytes.
 
         All workers call it together.
+
+        Args:
+            value: This worker's object.
+
+        Returns:
+            One object for each worker that still takes part, by rank.
         """
         mine = torch.tensor(list(json.dumps(value).encode()), dtype=torch.float64)
         lengths = (
@@ -188,10 +246,14 @@ class Strategy(ABC):
         ]
 
     def traffic(self) -> Traffic:
-        """Return the cost of the exchanges since the last call. All workers call it together.
+        """Return the bytes and seconds of the exchanges since the last call. All workers call this
+        method together.
 
         All workers leave an exchange at the same time, and the last to arrive waits for nobody. So
         its time is the exchange alone; what the others took beyond that is waiting.
+
+        Returns:
+            Bytes and seconds, the same on all workers.
         """
         meter, self.meter = self.meter, Meter()
         meter.read_clocks()
@@ -231,16 +293,26 @@ class Strategy(ABC):
 
         It consists of tensors, numbers, texts, and lists of them. Parameters, optimizer and random
         numbers are saved in any case. All workers have synchronised before the call.
+
+        Returns:
+            The values by name; empty if there are none.
         """
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027 (many know nothing of their own)
-        """Restore what `state` returned, after `prepare`. All workers call it together."""
+        """Restore what `state` returned, after `prepare`. All workers call it together.
+
+        Args:
+            state: The values from a checkpoint, by name.
+        """
 
     def own_state(self) -> dict[str, Any]:
         """Return the part of the state that only this worker knows, for a checkpoint.
 
         An example is what it has counted during the epoch. The types are those of `state`.
+
+        Returns:
+            The values by name.
         """
         self.meter.read_clocks()
         return {"meter": asdict(self.meter)}
@@ -249,6 +321,9 @@ class Strategy(ABC):
         """Restore what `own_state` returned, after `load_state`.
 
         It is not called for the state of a worker that was lost.
+
+        Args:
+            state: The values of this worker from a checkpoint, by name.
         """
         self.meter = Meter(**state["meter"])
 
@@ -256,12 +331,21 @@ class Strategy(ABC):
         """Make processes other than the workers save their state in a checkpoint.
 
         All workers call it together.
+
+        Args:
+            checkpoint: The checkpoint in which the processes write files of their own.
         """
 
     def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
         """Make processes other than the workers restore their state; return True if they could.
 
         All workers call it together.
+
+        Args:
+            checkpoint: The checkpoint that the run resumes from.
+
+        Returns:
+            False if a process could not; the run then tries an older checkpoint.
         """
         return True
 
@@ -279,7 +363,14 @@ class InBackward(Strategy):
     """
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the module to train through. It is called after `prepare`."""
+        """Return the module to train through. It is called after `prepare`.
+
+        Args:
+            model: The model, whose parameters are those of `vector`.
+
+        Returns:
+            The module, which computes the same outputs.
+        """
         return model
 
     @abstractmethod
@@ -294,7 +385,11 @@ class InBackward(Strategy):
         """
 
     def passes(self) -> AbstractContextManager[None]:
-        """Return the context for forward and backward passes, in which an exchange may fail."""
+        """Return the context for forward and backward passes, in which an exchange may fail.
+
+        Returns:
+            The context; by default it does nothing.
+        """
         return nullcontext()
 
 
@@ -318,7 +413,11 @@ class Rounds(Strategy):
         """Each worker's share of the round, by rank."""
 
     def begin_round(self, shares: tuple[Share, ...]) -> None:
-        """Begin a round, which consists of this worker's next `shares[rank].num_steps` steps."""
+        """Begin a round, which consists of this worker's next `shares[rank].num_steps` steps.
+
+        Args:
+            shares: Each worker's share of the round, by rank.
+        """
         self.shares = shares
 
     @abstractmethod

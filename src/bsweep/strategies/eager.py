@@ -148,7 +148,9 @@ class EagerDiLoCo(DiLoCo):
             return replace(arrivals, spent=self.gather(torch.tensor(spent, dtype=torch.float64)))
 
     def _land(self, is_last: bool = False) -> bool:
-        """Make the outer step of the round being exchanged; return False if there is none."""
+        """Wait for the exchange under way and make its outer step; return False if no exchange is
+        under way.
+        """
         landing, self._travelling = self._travelling, None
         if landing is None:
             return False
@@ -164,7 +166,7 @@ class EagerDiLoCo(DiLoCo):
         return True
 
     def _planned_weight(self) -> float:
-        """Return this worker's weight by the planned shares.
+        """Return this worker's weight in the average, computed from the planned shares.
 
         The numbers of examples that workers really took are not known yet.
         """
@@ -173,8 +175,8 @@ class EagerDiLoCo(DiLoCo):
         return self._weight(self.members, examples, steps)
 
     def _look_ahead(self, outer_gradient: Tensor) -> None:
-        """Begin the next round where an outer step by this gradient would lead, without making
-        that step.
+        """Set the model to the parameters that an outer step by this gradient would reach. The next
+        round begins there, and the outer step itself is not made.
         """
         (tensor,), group = self._anchor.tensors, self._outer_optimizer.param_groups[0]
         velocity = self._outer_optimizer.state[tensor].get("momentum_buffer")

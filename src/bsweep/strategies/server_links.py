@@ -131,7 +131,7 @@ class ToWorker(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop everything that still runs, after the worker's `BYE`."""
+        """Stop this link's threads and transfers, after the worker has sent its `BYE`."""
 
 
 class ToRemoteServer(ToServer):
@@ -238,7 +238,7 @@ class ToRemoteWorker(ToWorker):
 
 
 class Within(ToServer, ToWorker):
-    """Both ends of the link between a worker and the server in its process.
+    """Both ends of the link between a worker and a server that runs in the worker's process.
 
     They use each other's tensors.
     """

@@ -116,7 +116,7 @@ def _equal_parts(slices: Sequence[Slice], num_servers: int) -> Iterator[tuple[in
 
 
 def _hashed(slices: Sequence[Slice], num_servers: int, chunk: int) -> Iterator[tuple[int, Slice]]:
-    """Yield chunks of the slices with their servers, chosen by a hash.
+    """Yield pairs of a server and a chunk of a slice; a hash of the chunk's key chooses the server.
 
     The key is made from the tensor's index and the chunk's number, as BytePS does by default (djb2
     of a decimal key).

@@ -79,7 +79,9 @@ def is_running(config: RunConfig) -> bool:
 
 
 def ended_elsewhere(config: RunConfig, progress: Progress) -> str | None:
-    """Return the status of a point that another process ran; None if it was broken off."""
+    """Return the status of a point that another process ran; None if that process did not finish
+    the point.
+    """
     status = states.state_of_run(paths_of(config).folder).status
     if status not in (*states.RESULTS, *states.FAILURES):
         return None

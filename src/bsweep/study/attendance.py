@@ -1,4 +1,4 @@
-"""The sweeps at work in a study, on any host, and the points that they are running."""
+"""A record of the sweeps at work in a study, on any host, and of the points that they run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class Attendance:
 
 
 def _own_claim(path: Path) -> ExitStack:
-    """Return a claim of this process's own path, trying again while others hold it.
+    """Claim the file that belongs to this process, and return the claim. Try again while another
+    process holds the file.
 
     Nobody else wants the claim, but a process that checks whether it is held holds it for a moment.
     """

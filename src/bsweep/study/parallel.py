@@ -128,7 +128,7 @@ def run(configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> li
 
 
 class _Crew:
-    """The points of a sweep: those that wait, those that run and those that have ended."""
+    """The waiting, the running and the ended points of a sweep."""
 
     def __init__(self, configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> None:
         self.machine = seats.of_machine(configs)

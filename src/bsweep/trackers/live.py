@@ -99,7 +99,7 @@ _STARTING = threading.Lock()  # Points that run at the same time start in separa
 
 
 def follow(config: RunConfig, paths: RunPaths) -> None:
-    """Start passing the records of a run that begins on to its trackers."""
+    """Start to pass the records of a new run to the trackers that its configuration names."""
     with _STARTING:
         for name in config.trackers:
             if name not in _followers:
@@ -129,7 +129,7 @@ def failure(name: TrackerName, why: str, study_dir: Path) -> str:
 
 
 class _Run:
-    """A run whose records are passed on."""
+    """A run whose records are passed on to a tracker."""
 
     def __init__(self, name: TrackerName, paths: RunPaths) -> None:
         self._paths, self._file = paths, GrowingFile(paths.metrics)
@@ -142,7 +142,9 @@ class _Run:
             records.forward(record, self._tracked)
 
     def go_on(self, is_last: bool) -> bool:
-        """Pass on the new records, and return True unless the run has ended."""
+        """Pass the run's new records to the tracker. Return True while the run goes on, False once
+        it has ended.
+        """
         has_ended = self._paths.summary.exists()  # Look first, then read the last records.
         for record in self._new_records():
             records.forward(record, self._tracked)

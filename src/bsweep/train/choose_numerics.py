@@ -56,7 +56,15 @@ def agree(
     All workers call this together. They measure unless an earlier calibration can be used.
 
     Args:
+        config: The configuration of the run.
+        paths: The files of the run's folder.
+        dataset: The data set, whose training examples the timed steps take.
+        strategy: The strategy, by which the workers agree.
+        device: The device of this worker.
         lone_job: Builds the job of a worker without others, in the numerics to be timed.
+
+    Returns:
+        The chosen numerics.
 
     Raises:
         ValueError: If the device does not support the configured precision.

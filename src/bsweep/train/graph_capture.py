@@ -1,4 +1,4 @@
-"""The capture of full steps' passes as a CUDA graph, if all workers can have one."""
+"""The capture of the passes of full steps as a CUDA graph, if all workers can capture one."""
 
 from __future__ import annotations
 

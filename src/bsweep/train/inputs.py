@@ -66,5 +66,7 @@ class Inputs:
         return augment.normalize(examples, mean, std, dtype=self.dtype, memory_format=self.layout)
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Return the targets: classes and tokens as int64, other numbers in the model's type."""
+        """Return `labels` as training targets: classes and tokens as int64, other numbers in the
+        type of the model's parameters.
+        """
         return labels.to(self.dtype) if labels.is_floating_point() else labels.long()

@@ -41,7 +41,9 @@ These are the passes on halves of a batch, or passes one by one instead of a gra
 
 @dataclass(frozen=True)
 class Measured:
-    """The means over the measured steps since the last record, the same on all workers."""
+    """The gradient noise as means over the steps that were measured since the last record, the same
+    on all workers.
+    """
 
     squared_norm: float  # |G|^2
     trace: float  # tr(Sigma)
@@ -104,7 +106,9 @@ class NoiseHook:
         return None
 
     def estimate(self) -> GradientNoise | None:
-        """Return the running estimate, the same on all workers; None before the first record."""
+        """Return the running estimate of gradient noise, the same on all workers; None before the
+        first record.
+        """
         return None
 
     def state(self) -> dict[str, Any] | None:
@@ -216,7 +220,9 @@ class NoiseMeter(NoiseHook):
         step.add(norms * (step.num_examples / step.own_examples))
 
     def after_step(self) -> None:
-        """Add the step to the sums, unless its gradients overflowed."""
+        """Add the noise of the step to the sums since the last record, unless the step's gradients
+        overflowed.
+        """
         step, self._step = self._step, None
         if step is None or step.sum is None or step.own is None:
             return

@@ -64,6 +64,10 @@ def predict(
             in more than batch size and workers.
         probe: A `probe.json`. Its timings of steps and exchange count beside those of the runs.
 
+    Returns:
+        The cells of the grid with their predictions and intervals, the recommended cell, and
+        warnings.
+
     Raises:
         ValueError: If no run reached the target, points are missing, the grid has fewer than two
             cells, or runs differ in more than batch size and workers. The message says what to do.

@@ -163,7 +163,7 @@ def _of_exact(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
 
 
 def _effect(cell: CellRuns, model: Array, sigma: Array, tau: Array) -> tuple[Array, Array]:
-    """Return the mean and the standard deviation of the effect given the exact runs."""
+    """Return the mean and the standard deviation of a cell's effect, given its uncensored runs."""
     n = len(cell.exact)
     total = float(cell.exact.sum())
     own = sigma**2 + cell.resolution

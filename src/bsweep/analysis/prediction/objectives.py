@@ -37,7 +37,7 @@ _EXAMPLES = (
 
 @dataclass(frozen=True)
 class Objective:
-    """A measure to minimize and the limits on the cells.
+    """The measure to minimize, and the limits that a recommended cell must keep.
 
     The chosen cell has the least `minimize` among cells on at most `max_workers` that finish before
     the deadline with probability `SURE`.

@@ -50,7 +50,7 @@ class Prediction:
 
     @cached_property
     def leave_one_out(self) -> pd.DataFrame:
-        """A table of each measured cell as the others predict it.
+        """A table that compares each measured cell with its prediction from the other cells.
 
         It is computed on first use, with two fits for each cell.
         """
@@ -90,7 +90,11 @@ class Prediction:
         )
 
     def gains(self) -> pd.DataFrame:
-        """Return the expected gain of measuring each cell next; see `objectives.gains`."""
+        """Return the expected gain of measuring each cell next; see `objectives.gains`.
+
+        Returns:
+            Two rows for each cell: one for a run to the target, one for a few timed steps.
+        """
         return gains(
             self.forecast, self.objective, self.fitted.steps.sigma, self.fitted.step_time.sigma
         )
@@ -102,7 +106,11 @@ class Prediction:
         return f"{value} {_UNITS[self.objective.minimize]} (90 % interval {low} to {high})"
 
     def sentence(self) -> str:
-        """Return the recommendation, how sure it is, and which cells are equally good."""
+        """Return the recommendation, how sure it is, and which cells are equally good.
+
+        Returns:
+            A text of several sentences.
+        """
         choice, best = self.choice, self.recommended
         in_time = choice.probability_in_time
         sure = "" if in_time is None else f", in time with probability {in_time:.2f}"
@@ -146,7 +154,11 @@ class Prediction:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the whole prediction in plain values, with None for what is not known."""
+        """Return the whole prediction in plain values, with None for what is not known.
+
+        Returns:
+            Mappings, lists, numbers and texts that JSON can hold.
+        """
         best = {str(name): value for name, value in self.recommended.items()}
         told: dict[str, Any] = {
             "study": self.study,

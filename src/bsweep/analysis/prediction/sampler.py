@@ -57,7 +57,8 @@ def _weights(logs: Array) -> Array:
 
 
 def _rise(heights: Array, most: float) -> float:
-    """Return the rise of t that leaves the wanted effective share of points.
+    """Return by how much to raise the temperature t so that the reweighted points keep the wanted
+    effective share.
 
     The result is `most` if that rise leaves more.
     """
