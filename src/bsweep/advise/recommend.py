@@ -23,7 +23,6 @@ from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.core.words import duration
-from bsweep.launch import team
 from bsweep.study import attempts, attendance, checks
 
 
@@ -183,7 +182,6 @@ def _led(search: Search, as_json: bool) -> int:
         )
         choice = search.lead()
     finally:
-        team.end()
         present.leave()
     return _tell(search, choice, as_json)
 

@@ -19,6 +19,7 @@ from bsweep.launch import preflight
 from bsweep.launch.checks import check, check_hosts
 from bsweep.launch.launcher import Entry, LaunchRequest, launcher_of
 from bsweep.launch.outcome import Outcome
+from bsweep.launch.team import ProcessPool
 from bsweep.runlog.files import RunPaths
 
 __all__ = ["Outcome", "check", "check_hosts", "launch"]
@@ -29,6 +30,7 @@ def launch(
     paths: RunPaths,
     on_poll: Callable[[], None],
     entry: Entry = "bsweep.train.worker",
+    pool: ProcessPool | None = None,
 ) -> Outcome:
     """Run a point to its end and return how it ended.
 
@@ -37,11 +39,13 @@ def launch(
         paths: Its run folder, which must be prepared.
         on_poll: Called a few times a second; an exception that it raises ends the run.
         entry: The module that each process runs.
+        pool: The processes of the point's sweep; None to start fresh processes.
     """
     unready = preflight.problems([config]) if config.launch.named_hosts else []
     if unready:  # the hosts may have become unusable since an earlier attempt
         return Outcome("failed", "; ".join(unready), may_pass=True)
-    outcome = launcher_of(config.launch).launch(LaunchRequest(config, paths, on_poll, entry))
+    request = LaunchRequest(config, paths, on_poll, entry, pool)
+    outcome = launcher_of(config.launch).launch(request)
     if config.launch.named_hosts and outcome.status in ("failed", "timeout"):
         preflight.forget(config)
     return outcome
