@@ -49,9 +49,12 @@ def run(arguments: Sequence[str]) -> int:
         given = [*options.overrides, f"{metric}={target.value!r}"]
         with hydra_grid.composed(overrides.arranged(given)) as grid:
             configs = grid.configs
-        checks.check_all(configs)
+        doubts = dict(
+            zip((config.run_id for config in configs), checks.check_all(configs), strict=True)
+        )
         sys.argv = ["bsweep recommend", *arguments]  # recorded in each run as its command
-        search = Search(_cells(configs, objective), given, target, objective, budget, price)
+        cells = _cells(configs, objective)
+        search = Search(cells, doubts, given, target, objective, budget, price)
         return _led(search, options.json)
     except (ValueError, OSError) as error:
         say(str(error))
