@@ -512,10 +512,10 @@ def test_other_launchers_of_points_are_refused(
     }
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    from bsweep.launch import check
+    from bsweep.launch import check_machine
 
     with pytest.raises(ValueError, match=r"launch\.parallel inside horovodrun"):
-        check(point(1, "strategy=horovod"))
+        check_machine(point(1, "strategy=horovod"))
 
 
 def test_a_run_is_the_same_one_whatever_runs_beside_it() -> None:

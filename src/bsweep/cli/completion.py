@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _ask_hydra(arguments: Sequence[str]) -> int:
     try:
-        return hydra_grid.show("bsweep", overrides.arranged(["-sc", *arguments]))
+        return hydra_grid.answer_flags("bsweep", overrides.arranged(["-sc", *arguments]))
     except ConfigError as error:
         print(f"bsweep: {overrides.explain(error)}", file=sys.stderr)
         return BAD_CONFIG

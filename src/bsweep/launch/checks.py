@@ -18,7 +18,7 @@ from bsweep.core.words import counted
 from bsweep.launch import environment, ssh
 
 
-def check(config: RunConfig) -> list[str]:
+def check_machine(config: RunConfig) -> list[str]:
     """Return warnings about running a point on this machine; the run's records will hold them.
 
     Raises:

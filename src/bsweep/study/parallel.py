@@ -94,7 +94,7 @@ class _Running:
     seats: Seats
 
 
-def run(configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> list[str]:
+def run_at_once(configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> list[str]:
     """Run points, as many at once as are allowed and fit, and return the status of each.
 
     Args:

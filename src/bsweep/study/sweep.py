@@ -140,7 +140,7 @@ class Sweep:
 
     def _start_at_once(self, places: Sequence[int]) -> list[str]:
         configs = [self._grid.configs[place] for place in places]
-        return parallel.run(configs, self._progress, self._run)
+        return parallel.run_at_once(configs, self._progress, self._run)
 
     def _start_in_turn(self, places: Sequence[int]) -> list[str]:
         if self._grid.runs_elsewhere:
@@ -172,7 +172,7 @@ def run_elsewhere(config: RunConfig) -> str:
     """Run a point in the process that Hydra's launcher started for it, and return its status."""
     if slurm.number_of_task(os.environ):  # submitit starts a job once on each of its nodes
         return "led by the first task"
-    return _run_checked(config, checks.check(config), Progress(1), launch.launch)
+    return _run_checked(config, checks.check_point(config), Progress(1), launch.launch)
 
 
 def _run_checked(
