@@ -421,7 +421,7 @@ def test_a_run_that_was_retried_ends_the_search_by_a_signal_alone(
     config = compose("local_batch=8", f"results_dir={tmp_path}", "launch.retries=1")
     if has_signal:
         with pytest.raises(attempts.StopRequested):
-            search._train(config, 0.0)
+            search._train(config, [], 0.0)
     else:
-        assert search._train(config, 0.0) == "interrupted"
+        assert search._train(config, [], 0.0) == "interrupted"
     assert len(tries) == 2

@@ -251,9 +251,9 @@ def test_a_round_longer_than_an_epoch_is_a_warning(tmp_path: Path) -> None:
         "num_workers=2",
         f"results_dir={tmp_path}",
     )
-    (warning,) = checks.check(compose(*point, "strategy.sync_every=6"))
+    (warning,) = checks.check_point(compose(*point, "strategy.sync_every=6"))
     assert "a round of 96 examples is longer than an epoch of 90" in warning and "[6, 6]" in warning
-    assert not checks.check(compose(*point, "strategy.sync_every=5"))
+    assert not checks.check_point(compose(*point, "strategy.sync_every=5"))
 
 
 def test_given_lists_win_and_need_no_probe(tmp_path: Path) -> None:

@@ -483,4 +483,4 @@ def test_a_policy_that_would_exceed_the_training_set_is_refused() -> None:
         ConfigError,
         match="max_global_batch=1000 is larger than the training set of 90 examples: use 90",
     ):
-        checks.check(config)
+        checks.check_point(config)

@@ -120,9 +120,9 @@ def test_gpus_that_torch_cannot_use_are_an_error_before_anything_starts(
 ) -> None:
     machine(**what)
     with pytest.raises(ValueError, match=reason) as raised:
-        launch.check(compose(*POINT))
+        launch.check_machine(compose(*POINT))
     assert "set device=cpu" in str(raised.value)
-    launch.check(compose(*POINT, "device=cpu"))
+    launch.check_machine(compose(*POINT, "device=cpu"))
 
 
 def test_hidden_gpus_are_none(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,9 +143,9 @@ def test_more_workers_than_gpus_here_are_refused_before_anything_starts(
     with pytest.raises(
         ValueError, match=r"3 workers .*here, but this machine has 2 GPUs.*no more slots than GPUs"
     ):
-        launch.check(compose("local_batch=8", "strategy=ddp", *where))
-    launch.check(compose("local_batch=8", "strategy=ddp", *where, "device=cpu"))
-    launch.check(
+        launch.check_machine(compose("local_batch=8", "strategy=ddp", *where))
+    launch.check_machine(compose("local_batch=8", "strategy=ddp", *where, "device=cpu"))
+    launch.check_machine(
         compose("local_batch=8", "strategy=ddp", "num_workers=4", "launch.hosts='localhost:2,b:2'")
     )
 
@@ -221,9 +221,9 @@ def test_servers_take_the_slots_that_workers_leave_and_else_run_beside_them() ->
         "strategy=parameter_server",
         "strategy.num_servers=2",
     )
-    (warning,) = launch.check(compose(*point, "launch.hosts='a:4,b:5'"))
+    (warning,) = launch.check_machine(compose(*point, "launch.hosts='a:4,b:5'"))
     assert warning == "1 of 2 servers run beside workers: launch.hosts=a:4,b:5 has no more slots"
-    assert not launch.check(compose(*point, "launch.hosts='a:5,b:5'"))
+    assert not launch.check_machine(compose(*point, "launch.hosts='a:5,b:5'"))
 
 
 def test_the_command_ends_with_2(tmp_path: Path) -> None:

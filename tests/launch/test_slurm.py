@@ -75,13 +75,14 @@ def test_what_an_allocation_has_too_little_or_too_much_of_is_told(
 ) -> None:
     for name, value in ALLOCATION.items():
         monkeypatch.setenv(name, value)
-    assert "2 of the allocation's 3 nodes are not used (n02, gpu7): ask for fewer" in launch.check(
-        compose(*POINT)
+    assert (
+        "2 of the allocation's 3 nodes are not used (n02, gpu7): ask for fewer"
+        in launch.check_machine(compose(*POINT))
     )
     with pytest.raises(
         ValueError, match=r"num_workers=6, but the allocation offers 5 slots .n01:2,n02:2,gpu7:1."
     ):
-        launch.check(compose(*POINT, "num_workers=6"))
+        launch.check_machine(compose(*POINT, "num_workers=6"))
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "doctor"])

@@ -8,12 +8,13 @@ import threading
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from bsweep.config import own
 from bsweep.launch import team as leading
+from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_json, read_records
 from bsweep.train import team_worker
@@ -198,6 +199,40 @@ def test_points_of_other_code_of_ones_own_need_other_processes(tmp_path: Path) -
     assert keys[0] == keys[1] != keys[2] and keys[2] != leading.key_of(
         compose("local_batch=8", "num_workers=2")
     )
+
+
+def test_a_pool_keeps_processes_while_other_points_for_them_are_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A point that is launched again takes no other point's place."""
+    did: list[str] = []
+
+    class Processes:
+        is_spoilt = False
+
+        def __init__(self, kind: str) -> None:
+            did.append(kind)
+
+        def can_train(self, config: object) -> bool:
+            return True
+
+        def train(self, run: object) -> None:
+            did.append("kept")
+
+        def end(self) -> None:
+            did.append("end")
+
+    monkeypatch.setattr(leading, "Team", lambda *_: Processes("team"))
+    monkeypatch.setattr(leading, "_lone", lambda *_: Processes("lone"))
+    points = [compose(*POINT, f"local_batch={size}", "num_workers=2") for size in (8, 16)]
+    pool = leading.ProcessPool()
+    pool.expect(points)
+    for place, is_through in ((0, False), (0, True), (1, True), (1, True)):
+        paths = RunPaths(points[place].study_dir / points[place].run_id)
+        request = LaunchRequest(points[place], paths, lambda: None, pool=pool)
+        with pool.processes_for(request, cast(Any, None)) as processes:
+            processes.is_through = is_through
+    assert did == ["team", "end", "team", "kept", "end", "lone", "end"]
 
 
 def test_who_had_better_train_no_other_point_says_so(tmp_path: Path) -> None:

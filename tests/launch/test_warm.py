@@ -134,4 +134,4 @@ def test_a_memory_limit_is_refused_where_processes_go_on_after_a_point(
     with pytest.raises(
         ValueError, match=r"memory_limit_mb inside horovodrun.*Leave horovodrun out"
     ):
-        launch.check(config)
+        launch.check_machine(config)

@@ -75,7 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def checked(*overrides: str, shape: tuple[int, ...] = (3, 8, 8)) -> RunConfig:
     config = own.resolve(compose("local_batch=8", *overrides))
-    models.check(config, 10, shape)
+    models.check_model(config, 10, shape)
     return config
 
 

@@ -281,7 +281,7 @@ def test_anything_as_calibration_json_is_read_or_taken_for_none(tmp_path: Path) 
         path.write_bytes(content)
         found.append(calibration_file.read_calibration(path))
         if found[-1]:
-            calibration_file.choose(config, found[-1], Numerics("fp32", False))
+            calibration_file.numerics_for(config, found[-1], Numerics("fp32", False))
             found[-1].says(config)
 
     fuzz(read, damaged(whole))

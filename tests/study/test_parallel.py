@@ -26,7 +26,7 @@ from bsweep.analysis.prediction.selection import observed
 from bsweep.cli import report as report_command
 from bsweep.config.target import target_of
 from bsweep.config.values import ConfigError
-from bsweep.launch import environment, seats, team
+from bsweep.launch import environment, seats
 from bsweep.launch.seats import Seats, Size
 from bsweep.launch.stop import Signals
 from bsweep.report import _write_data as write_data
@@ -395,7 +395,6 @@ def test_points_with_a_result_need_no_room(tmp_path: Path, monkeypatch: pytest.M
         with sweep.Sweep(cast(Any, grid), ()) as points:
             assert points.run() == ["completed"] * 3
     assert started == ["_start_at_once", "_start_in_turn"]
-    team.expect(())
 
 
 def point(num_workers: int = 1, *overrides: str) -> Any:
@@ -513,10 +512,10 @@ def test_other_launchers_of_points_are_refused(
     }
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    from bsweep.launch import check
+    from bsweep.launch import check_machine
 
     with pytest.raises(ValueError, match=r"launch\.parallel inside horovodrun"):
-        check(point(1, "strategy=horovod"))
+        check_machine(point(1, "strategy=horovod"))
 
 
 def test_a_run_is_the_same_one_whatever_runs_beside_it() -> None:

@@ -652,7 +652,7 @@ def test_threads_of_a_worker_are_as_many_as_asked_and_on_record(tmp_path: Path) 
         "local_batch=8",
         *QUICK,
     )
-    assert f"launch.threads_per_worker={more}" in launch.check(config)[0]
+    assert f"launch.threads_per_worker={more}" in launch.check_machine(config)[0]
     paths = RunPaths(tmp_path)
     worker.train(config, paths, Place())
     torch.set_num_threads(before)
@@ -667,7 +667,7 @@ def test_missing_horovod_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(
         ValueError, match=r"bsweep setup-horovod.*scripts/setup\.sh.*strategy=ddp, allreduce"
     ):
-        launch.check(compose("local_batch=8"))
+        launch.check_machine(compose("local_batch=8"))
 
 
 def test_inside_horovodrun_diloco_is_refused_unless_horovod_makes_its_sums(
@@ -676,18 +676,22 @@ def test_inside_horovodrun_diloco_is_refused_unless_horovod_makes_its_sums(
     for name, value in (("RANK", "0"), ("SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "2")):
         monkeypatch.setenv(f"HOROVOD_{name}", value)
     diloco = ("local_batch=8", "num_workers=2", "strategy=diloco")
-    launch.check(compose(*diloco, "strategy.algorithm=horovod", "launch=horovodrun"))
+    launch.check_machine(compose(*diloco, "strategy.algorithm=horovod", "launch=horovodrun"))
     with pytest.raises(
         ValueError, match=r"another strategy\.algorithm than horovod inside horovodrun: torchrun"
     ):
-        launch.check(compose(*diloco))
+        launch.check_machine(compose(*diloco))
 
 
 def test_fednova_is_doubted_with_an_optimizer_that_adapts_its_steps() -> None:
     point = ("local_batch=8", "num_workers=2", "strategy=diloco", "strategy.weighting=fednova")
     doubt = "it is known for sgd alone"
-    assert any(doubt in warning for warning in launch.check(compose(*point, "optimizer=adamw")))
-    assert not any(doubt in warning for warning in launch.check(compose(*point, "optimizer=sgd")))
+    assert any(
+        doubt in warning for warning in launch.check_machine(compose(*point, "optimizer=adamw"))
+    )
+    assert not any(
+        doubt in warning for warning in launch.check_machine(compose(*point, "optimizer=sgd"))
+    )
 
 
 @pytest.mark.parametrize("closing_fails", [False, True])

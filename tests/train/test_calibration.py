@@ -52,13 +52,13 @@ def test_the_fastest_per_example_is_chosen(
     times: tuple[tuple[float, float], ...], chosen: Numerics
 ) -> None:
     found = measured(**dict(zip(("fp32", "fp32_last", "bf16_last"), times, strict=True)))
-    assert calibration_file.choose(AUTO, found, default=FP32_LAST) == chosen
+    assert calibration_file.numerics_for(AUTO, found, default=FP32_LAST) == chosen
     assert str(chosen) in found.says(AUTO)
 
 
 def test_what_is_within_the_noise_is_no_difference() -> None:
     found = replace(measured(fp32=(0.1, 0.2), bf16_last=(0.09, 0.18)), noise=0.1)
-    assert calibration_file.choose(AUTO, found, default=BF16_LAST) == FP32
+    assert calibration_file.numerics_for(AUTO, found, default=BF16_LAST) == FP32
     assert (
         "none is faster by more than 13% at local batch 8, 64 (time of bf16, channels_last 0.90x)"
         in found.says(AUTO)
@@ -90,16 +90,16 @@ def test_a_point_by_itself_asks_in_its_own_folder_unless_its_study_has_an_answer
 def test_what_a_run_says_itself_is_not_chosen() -> None:
     found = measured(fp32=(0.3, 0.3), fp32_last=(0.2, 0.2), bf16_last=(0.1, 0.1))
     assert (
-        calibration_file.choose(compose("local_batch=8", "precision=fp32"), found, BF16_LAST)
+        calibration_file.numerics_for(compose("local_batch=8", "precision=fp32"), found, BF16_LAST)
         == FP32_LAST
     )
     exact = compose("local_batch=8", "precision=fp64", "channels_last=false")
-    assert calibration_file.choose(exact, found, BF16_LAST) == Numerics("fp64", False)
+    assert calibration_file.numerics_for(exact, found, BF16_LAST) == Numerics("fp64", False)
     assert (
-        calibration_file.choose(compose("local_batch=8", "precision=bf16"), found, FP32)
+        calibration_file.numerics_for(compose("local_batch=8", "precision=bf16"), found, FP32)
         == BF16_LAST
     )
-    assert calibration_file.choose(AUTO, None, BF16_LAST) == BF16_LAST
+    assert calibration_file.numerics_for(AUTO, None, BF16_LAST) == BF16_LAST
 
 
 def test_a_strategy_that_refuses_fp16_is_not_given_it() -> None:
@@ -110,8 +110,8 @@ def test_a_strategy_that_refuses_fp16_is_not_given_it() -> None:
         measured_batches=(8,),
         timed=(Timed(FP32, (0.2,)), Timed(Numerics("fp16", True), (0.1,))),
     )
-    assert calibration_file.choose(AUTO, found, FP32).precision == "fp16"
-    assert calibration_file.choose(servers, found, FP32).precision == "fp32"
+    assert calibration_file.numerics_for(AUTO, found, FP32).precision == "fp16"
+    assert calibration_file.numerics_for(servers, found, FP32).precision == "fp32"
 
 
 def test_batches_that_were_not_measured_go_by_the_nearest() -> None:
@@ -244,7 +244,7 @@ def test_runs_on_this_hardware_alone_say_what_a_study_goes_on_in(tmp_path: Path)
 def test_a_run_that_has_begun_goes_on_in_its_numbers(tmp_path: Path) -> None:
     run = write_run(tmp_path, local_batch=8, meta=ELSEWHERE, precision="bf16")
     found = calibration_file.begun(run / "metrics.jsonl", AUTO)
-    assert found and calibration_file.choose(AUTO, found, FP32) == BF16_LAST
+    assert found and calibration_file.numerics_for(AUTO, found, FP32) == BF16_LAST
     assert "bf16, channels_last: as this run began" in found.says(AUTO)
     assert calibration_file.begun(tmp_path / "none/metrics.jsonl", AUTO) is None
 
@@ -253,7 +253,9 @@ def test_a_run_that_has_begun_keeps_its_layout_where_it_says_its_precision(tmp_p
     run = write_run(tmp_path, local_batch=8, precision="fp32", settings={"precision": "fp32"})
     config = replace(AUTO, precision="fp32")
     assert (
-        calibration_file.choose(config, calibration_file.begun(run / "metrics.jsonl", config), FP32)
+        calibration_file.numerics_for(
+            config, calibration_file.begun(run / "metrics.jsonl", config), FP32
+        )
         == FP32_LAST
     )
 

@@ -151,8 +151,8 @@ def test_evaluations_that_would_never_come_are_refused(
 ) -> None:
     point = (*TINY, "model=tiny_cnn", "launch=inline", "strategy=single", "local_batch=8")
     with pytest.raises(ConfigError) as caught:
-        checks.check(compose(*point, *overrides))
+        checks.check_point(compose(*point, *overrides))
     for words in expected:
         assert words in str(caught.value)
-    checks.check(compose(*point, "target_loss=0.5"))
-    checks.check(compose(*point, "target_loss=0.5", "epochs=1", "evaluate_every_examples=89"))
+    checks.check_point(compose(*point, "target_loss=0.5"))
+    checks.check_point(compose(*point, "target_loss=0.5", "epochs=1", "evaluate_every_examples=89"))

@@ -112,7 +112,7 @@ def resolved(*overrides: str) -> RunConfig:
 def test_torchs_optimizers_are_as_good_as_ones_own() -> None:
     options = ("+optimizer.options.alpha=0.9", "optimizer.lr=0.01", "optimizer.weight_decay=0.1")
     config = resolved("optimizer=own", "optimizer.target=torch.optim:RMSprop", *options)
-    checks.check(config)
+    checks.check_point(config)
     plain, model = make_model(), make_model()
     reference = RMSprop(plain.parameters(), lr=0.01, alpha=0.9, weight_decay=0.1)
     vector = Vector(model)
@@ -223,7 +223,7 @@ def test_what_is_none_is_said_before_anything_starts(
     overrides: tuple[str, ...], expected: str
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
-        checks.check(resolved(*overrides))
+        checks.check_point(resolved(*overrides))
 
 
 def test_two_workers_train_with_parts_of_ones_own_alone(folder: Path) -> None:

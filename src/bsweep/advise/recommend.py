@@ -24,7 +24,6 @@ from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.core.words import duration
-from bsweep.launch import team
 from bsweep.study import attempts, attendance, checks
 
 logger = terminal.logger(__name__)
@@ -53,9 +52,12 @@ def run(arguments: Sequence[str]) -> int:
         given = [*options.overrides, f"{metric}={target.value!r}"]
         with hydra_grid.composed(overrides.arranged(given)) as grid:
             configs = grid.configs
-        checks.check_all(configs)
+        doubts = dict(
+            zip((config.run_id for config in configs), checks.check_all(configs), strict=True)
+        )
         sys.argv = ["bsweep recommend", *arguments]  # recorded in each run as its command
-        search = Search(_cells(configs, objective), given, target, objective, budget, price)
+        cells = _cells(configs, objective)
+        search = Search(cells, doubts, given, target, objective, budget, price)
         return _led(search, options.json)
     except (ValueError, OSError) as error:
         logger.error(f"bsweep: {error}")
@@ -186,7 +188,6 @@ def _led(search: Search, as_json: bool) -> int:
         )
         choice = search.lead()
     finally:
-        team.end()
         present.leave()
     return _tell(search, choice, as_json)
 

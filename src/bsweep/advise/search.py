@@ -36,7 +36,7 @@ from bsweep.launch import Outcome
 from bsweep.runlog.checkpoint_files import checkpoints, is_stop_requested, request_stop
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import read_json
-from bsweep.study import attempts, checks, commands, side_runs, states
+from bsweep.study import attempts, commands, side_runs, states
 from bsweep.study.progress import Progress
 
 logger = terminal.logger(__name__)
@@ -70,6 +70,7 @@ class Search:
 
     Attributes:
         cells: The points of the grid by cell: global batch, workers and accumulation steps.
+        doubts: Warnings about the points, by run id.
         overrides: The command's overrides, from which the commands of single points are made.
         target: The accuracy or loss that runs are to reach.
         objective: What the best cell minimizes, and its limits.
@@ -78,6 +79,7 @@ class Search:
     """
 
     cells: dict[Key, list[RunConfig]]
+    doubts: dict[str, list[str]]
     overrides: list[str]
     target: Target
     objective: Objective
@@ -353,7 +355,7 @@ class Search:
         if config.run_id not in self.run_ids:
             self.run_ids.append(config.run_id)
             self._keep()
-        status = _train(config, max(1.0, seconds))
+        status = _train(config, self.doubts[config.run_id], max(1.0, seconds))
         message = states.state_of_run(attempts.paths_of(config).folder).message
         if status == "out_of_memory":
             self._does_not_fit(cell, 0.0, message or status)
@@ -400,8 +402,8 @@ def _typed(overrides: Sequence[str], config: RunConfig) -> list[str]:
     return [*others, *(f"{key}={'null' if value is None else value}" for key, value in own.items())]
 
 
-def _train(config: RunConfig, seconds: float) -> str:
-    """Run a point, ask it to stop after the given seconds, and return its status.
+def _train(config: RunConfig, doubts: list[str], seconds: float) -> str:
+    """Run a point that was checked, ask it to stop after the given seconds, and return its status.
 
     Raises:
         StopRequested: If somebody else asked it to stop.
@@ -420,7 +422,7 @@ def _train(config: RunConfig, seconds: float) -> str:
         return launch.launch(config, paths, poll)
 
     try:
-        return attempts.run_point(config, checks.check(config), progress, within)
+        return attempts.run_point(config, doubts, progress, within)
     except attempts.StopRequested as stop:
         if not asked or stop.by_signal:
             raise

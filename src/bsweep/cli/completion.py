@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _ask_hydra(arguments: Sequence[str]) -> int:
     try:
-        return hydra_grid.show("bsweep", overrides.arranged(["-sc", *arguments]))
+        return hydra_grid.answer_flags("bsweep", overrides.arranged(["-sc", *arguments]))
     except ConfigError as error:
         logger.error(f"bsweep: {overrides.explain(error)}")
         return BAD_CONFIG

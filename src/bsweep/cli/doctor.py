@@ -56,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(found, indent=2))
     else:
-        show(found)
+        print_tables(found)
     return 1 if found["to_mend"] else 0
 
 
@@ -185,7 +185,7 @@ def _of_links(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             )
 
 
-def show(found: Mapping[str, Any]) -> None:
+def print_tables(found: Mapping[str, Any]) -> None:
     """Print what was found as tables, and what to mend."""
     console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 160)
     for columns in (_SOFTWARE, _HARDWARE):

@@ -106,7 +106,7 @@ def _measured(
     try:
         composed = hydra_grid.first_point(overrides.arranged(arguments))
         config = fill_in(own.resolve(parse(values_of(composed))))
-        warnings = checks.check(config)
+        warnings = checks.check_point(config)
         config.study_dir.mkdir(parents=True, exist_ok=True)
         if unready := checks.unready_hosts([config]):
             raise ConfigError(*unready)

@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         given = overrides.arranged([word for word in arguments if word not in _OWN_FLAGS])
         if overrides.only_shows(given):
-            return hydra_grid.show("bsweep run", given)
+            return hydra_grid.answer_flags("bsweep run", given)
         with hydra_grid.composed(given) as grid:
             configs = grid.configs
         checks.check_all(configs)

@@ -88,7 +88,7 @@ def _train(
         _refuse_flags(typed)
         given = overrides.arranged(typed)
         if overrides.only_shows(given):
-            return hydra_grid.show("bsweep run", given), set()
+            return hydra_grid.answer_flags("bsweep run", given), set()
         sys.argv = ["bsweep run", *given]  # the runs' records hold this command
         with (
             hydra_grid.composed(given) as grid,

@@ -17,6 +17,7 @@ from bsweep.config.values import did_you_mean
 from bsweep.core import terminal
 from bsweep.core.ranks import Place, inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG, end_with_reader
+from bsweep.core.words import counted
 from bsweep.study import attendance, commands, overview, states
 from bsweep.study.commands import Command
 
@@ -72,8 +73,7 @@ def stop(arguments: Sequence[str]) -> int:
     for sweep in asked:
         attendance.ask_to_stop(study_dir, sweep)
     print(
-        f"asked {len(asked)} sweep{'s' * (len(asked) > 1)} to stop; waiting for the end of their "
-        "steps",
+        f"asked {counted(len(asked), 'sweep')} to stop; waiting for the end of their steps",
         flush=True,
     )
     while set(asked) & set(attendance.sweeps(study_dir)):

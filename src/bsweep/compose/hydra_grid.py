@@ -169,7 +169,7 @@ def _status(job: JobReturn) -> str:
     return "failed"
 
 
-def show(name: str, arguments: Sequence[str]) -> int:
+def answer_flags(name: str, arguments: Sequence[str]) -> int:
     """Run Hydra to print what its flags ask for: help, the configuration or completions.
 
     Args:

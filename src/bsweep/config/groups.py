@@ -65,7 +65,7 @@ class ModelConfig(Card):
 
     has_batchnorm: ClassVar[bool | None] = False
     """True if the model has BatchNorm; None if only the built module can tell, see
-    `bsweep.models.check`.
+    `bsweep.models.check_model`.
     """
 
     def problems(self, point: Point) -> Iterator[str]:

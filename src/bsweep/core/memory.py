@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import re
 import resource
 import signal
@@ -96,6 +97,18 @@ def keep_for_next_step() -> None:
     if hasattr(_LIBC, "mallopt"):
         _LIBC.mallopt(_M_MMAP_MAX, 0)
         _LIBC.mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+def give_back_garbage() -> None:
+    """Free what only reference cycles hold, and return torch's unused GPU memory to the system.
+
+    Models, graphs and tracebacks hold such cycles. The freed blocks have the sizes of what was
+    trained last, which may not suit what comes next.
+    """
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # constants of glibc's <malloc.h>

@@ -1,10 +1,10 @@
 """Processes on hosts: one RunConfig becomes N workers. Each launcher has a file of its own.
 
 The input is a point whose folder is prepared. The output is its `Outcome`: a status and, after a
-failure, which process failed, on which host, and why. Before a launch, `check` says whether the
-point can run here, and `preflight` says whether the hosts are reachable and alike. During a run,
-`stop` passes signals on to the workers. `lifeline` ensures that no process is left behind, however
-a run ends.
+failure, which process failed, on which host, and why. Before a launch, `check_machine` says whether
+the point can run here, and `preflight` says whether the hosts are reachable and alike. During a
+run, `stop` passes signals on to the workers. `lifeline` ensures that no process is left behind,
+however a run ends.
 
 This package must not know the study or how a step is computed. It knows only which module a worker
 process runs, and the files by which it tells a team of processes what to do.
@@ -16,12 +16,13 @@ from collections.abc import Callable
 
 from bsweep.config.run import RunConfig
 from bsweep.launch import preflight
-from bsweep.launch.checks import check, check_hosts
+from bsweep.launch.checks import check_hosts, check_machine
 from bsweep.launch.launcher import Entry, LaunchRequest, launcher_of
 from bsweep.launch.outcome import Outcome
+from bsweep.launch.team import ProcessPool
 from bsweep.runlog.files import RunPaths
 
-__all__ = ["Outcome", "check", "check_hosts", "launch"]
+__all__ = ["Outcome", "check_hosts", "check_machine", "launch"]
 
 
 def launch(
@@ -29,6 +30,7 @@ def launch(
     paths: RunPaths,
     on_poll: Callable[[], None],
     entry: Entry = "bsweep.train.worker",
+    pool: ProcessPool | None = None,
 ) -> Outcome:
     """Run a point to its end and return how it ended.
 
@@ -37,11 +39,13 @@ def launch(
         paths: Its run folder, which must be prepared.
         on_poll: Called a few times a second; an exception that it raises ends the run.
         entry: The module that each process runs.
+        pool: The processes of the point's sweep; None to start fresh processes.
     """
     unready = preflight.problems([config]) if config.launch.named_hosts else []
     if unready:  # the hosts may have become unusable since an earlier attempt
         return Outcome("failed", "; ".join(unready), may_pass=True)
-    outcome = launcher_of(config.launch).launch(LaunchRequest(config, paths, on_poll, entry))
+    request = LaunchRequest(config, paths, on_poll, entry, pool)
+    outcome = launcher_of(config.launch).launch(request)
     if config.launch.named_hosts and outcome.status in ("failed", "timeout"):
         preflight.forget(config)
     return outcome

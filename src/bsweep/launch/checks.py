@@ -14,10 +14,11 @@ from bsweep.config.values import show
 from bsweep.core import memory
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import Place, inside_horovodrun, num_cores
+from bsweep.core.words import counted
 from bsweep.launch import environment, ssh
 
 
-def check(config: RunConfig) -> list[str]:
+def check_machine(config: RunConfig) -> list[str]:
     """Return warnings about running a point on this machine; the run's records will hold them.
 
     Raises:
@@ -191,7 +192,7 @@ def _doubts_about_machines(config: RunConfig) -> list[str]:
             else f"{here} workers are to run here"
         )
         raise ValueError(
-            f"num_workers={workers}: {placed}, but this machine has {gpus} GPU{'s' * (gpus > 1)}, "
+            f"num_workers={workers}: {placed}, but this machine has {counted(gpus, 'GPU')}, "
             "and NCCL takes one worker a GPU: give each host no more slots than GPUs, name further "
             "hosts in launch.hosts, use fewer workers, or set device=cpu."
         )
@@ -202,7 +203,7 @@ def _doubts_about_machines(config: RunConfig) -> list[str]:
     processes = workers + config.num_server_processes
     if not gpus and processes > cores:
         counts = ((workers, "worker"), (processes - workers, "server"), (cores, "core"))
-        *kinds, shared = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts if count]
+        *kinds, shared = [counted(count, noun) for count, noun in counts if count]
         return [
             (
                 f"{' and '.join(kinds)} share {shared}: their times say little about workers with "

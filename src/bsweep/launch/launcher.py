@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bsweep.config.card import resolve
 from bsweep.config.groups import LaunchConfig
@@ -14,6 +14,9 @@ from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog.files import RunPaths
+
+if TYPE_CHECKING:
+    from bsweep.launch.team import ProcessPool
 
 Entry = Literal[
     "bsweep.train.worker", "bsweep.measure.probe_worker", "bsweep.measure.profile_worker"
@@ -31,6 +34,8 @@ class LaunchRequest:
     on_poll: Callable[[], None]
     """A function called a few times a second; an exception that it raises ends the run."""
     entry: Entry = "bsweep.train.worker"
+    pool: ProcessPool | None = None
+    """The sweep's processes, of which some may train the point; None to start fresh ones."""
 
     @property
     def ranks(self) -> range:

@@ -97,7 +97,7 @@ class _Told(Exception):
     """An exception for a signal that asks this process to end."""
 
 
-def run(path: str, start: str, seconds: float, command: Sequence[str]) -> int:
+def run_watched(path: str, start: str, seconds: float, command: Sequence[str]) -> int:
     """Run a command under watch and return its exit code as a shell would report it.
 
     Args:
@@ -188,4 +188,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4:]))
+    sys.exit(run_watched(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4:]))

@@ -23,6 +23,7 @@ from bsweep.config import own
 from bsweep.config.launch import ProcessesConfig, SshConfig, nodes_of
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
+from bsweep.core.words import counted
 from bsweep.launch import machine_facts, ssh
 from bsweep.launch.launcher import host_launcher_of
 from bsweep.runlog.files import RunPaths
@@ -234,7 +235,7 @@ def host_problems(
             there.append(f"it cannot resolve {names}: hosts must know each other's names")
         if has_gpus and workers[answer.host] > (gpus := answer.facts["gpus"]):
             there.append(
-                f"it has {gpus or 'no'} GPU{'s' * (gpus != 1)} for {workers[answer.host]} workers: "
+                f"it has {counted(gpus or 'no', 'GPU')} for {workers[answer.host]} workers: "
                 "give it no more slots than GPUs, or set device=cpu"
             )
         found += [f"{answer.host}: {problem}" for problem in there]

@@ -16,10 +16,10 @@ from pathlib import Path
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.fresh_process import LAUNCHER
-from bsweep.launch import environment, failure, lifeline, preflight, team
+from bsweep.launch import environment, failure, lifeline, preflight
 from bsweep.launch.launcher import HostLauncher, LaunchRequest
 from bsweep.launch.outcome import Outcome, first_error, recorded
-from bsweep.launch.team import Started, lifeline_seconds
+from bsweep.launch.team import ProcessPool, Started, lifeline_seconds
 from bsweep.launch.waiting import Seen, Waiting
 from bsweep.runlog.files import RunPaths
 
@@ -63,7 +63,8 @@ class ProcessLauncher(HostLauncher):
         for rank in request.ranks:
             paths.rank_logs(rank).mkdir(parents=True, exist_ok=True)
         try:
-            with team.pool.processes_for(request, self) as started:
+            pool = request.pool or ProcessPool()
+            with pool.processes_for(request, self) as started:
                 timeout = _wait(started, request)
                 return started, [command.poll() for command in started.commands], timeout
         finally:

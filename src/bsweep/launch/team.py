@@ -6,7 +6,6 @@ team, and the next point gets fresh processes.
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import signal
@@ -14,7 +13,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -189,18 +187,13 @@ class ProcessPool:
     """
 
     def __init__(self) -> None:
-        self._coming: Counter[Hashable] = Counter()  # points still to be launched, by their keys
+        self._coming: dict[Path, Hashable] = {}  # keys of points still to be launched, by folder
         self._idle: Team | None = None
 
     def expect(self, configs: Iterable[RunConfig]) -> None:
         """Register the points that are about to be launched, in place of earlier ones."""
-        self._coming.clear()
-        self._coming.update(key for config in configs if (key := key_of(config)))
-
-    def expect_again(self, config: RunConfig) -> None:
-        """Register that a point is launched once more."""
-        if key := key_of(config):
-            self._coming[key] += 1
+        keys = ((config.study_dir / config.run_id, key_of(config)) for config in configs)
+        self._coming = {folder: key for folder, key in keys if key}
 
     @contextmanager
     def processes_for(self, request: LaunchRequest, launcher: HostLauncher) -> Iterator[Started]:
@@ -208,12 +201,12 @@ class ProcessPool:
 
         After the block, they are kept for the next point if they can train it, else ended.
         """
-        key = key_of(request.config)
-        self._coming[key] -= 1
+        self._coming.pop(request.paths.folder, None)
+        has_more = key_of(request.config) in self._coming.values()
         team, is_warm = self._idle, self._idle is not None and self._idle.can_train(request.config)
         if team is None or not is_warm:
             self.end()
-            team = Team(request, launcher) if self._coming[key] > 0 else None
+            team = Team(request, launcher) if has_more else None
         started = team or _lone(request, launcher)
         self._idle = None
         try:
@@ -221,7 +214,7 @@ class ProcessPool:
                 team.train(request.paths)
             yield started
         finally:
-            if team and team.is_through and not team.is_spoilt and self._coming[key] > 0:
+            if team and team.is_through and not team.is_spoilt and has_more:
                 self._idle = team
             else:
                 started.end()
@@ -238,12 +231,6 @@ def _lone(request: LaunchRequest, launcher: HostLauncher) -> Started:
     lifeline.begin(file)
     words = [request.entry, str(request.paths.folder.resolve())]
     return Started(request, launcher, words, file.resolve())
-
-
-pool = ProcessPool()
-"""The pool of this process. Sweeps register points here, for a launch does not name its sweep."""
-expect, expect_again, end = pool.expect, pool.expect_again, pool.end
-atexit.register(end)
 
 
 @contextmanager

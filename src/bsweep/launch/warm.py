@@ -3,11 +3,13 @@
 Rank 0 composes, checks and writes, as the parent of a sweep always does. Its launcher sends each
 point to the other ranks and trains it together with them. They follow until rank 0 has no more
 points.
+
+Horovod carries the points, and not the files of a team (`bsweep.train.team_worker`). Rank 0 trains,
+too, and all ranks must agree on how a point ended, so they need an exchange after each point.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import time
@@ -18,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
-import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import HorovodConfig
-from bsweep.core import terminal
+from bsweep.core import memory, terminal
 from bsweep.core.ranks import Place
 from bsweep.launch import stop
 from bsweep.launch.outcome import Outcome, recorded
@@ -113,8 +114,7 @@ class WarmRank:
         meet again.
         """
         report = _attempt(config, paths, on_step)
-        gc.collect()  # reference cycles and tracebacks may keep the model alive
-        torch.cuda.empty_cache()  # cached blocks of this point's sizes may not suit the next point
+        memory.give_back_garbage()
         if report:
             if (
                 report.is_consequence

@@ -6,7 +6,6 @@ that runs out of memory.
 
 from __future__ import annotations
 
-import gc
 import platform
 import statistics
 from collections.abc import Callable
@@ -201,8 +200,8 @@ def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 
     else:
         print(f"local batch {local_batch}: {seconds:.3g} s per step", flush=True)
         return seconds
-    gc.collect()  # only here, because inside `except` the error still holds the step's tensors
-    torch.cuda.empty_cache()
+    # This comes here, because inside `except` the error still holds the step's tensors.
+    memory.give_back_garbage()
     print(f"local batch {local_batch}: out of memory ({reason})", flush=True)
     return None
 

@@ -69,7 +69,7 @@ def initial(
     return model
 
 
-def check(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
+def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
     """Check that a run's model can be trained on its data.
 
     If the model's card does not say whether it has BatchNorm, the module itself is examined.

@@ -148,7 +148,7 @@ class Calibration:
         """Return a sentence about what was chosen for a run and why; empty without an answer."""
         if self.settled:
             return (
-                f"{choose(config, self, self.settled)}: "
+                f"{numerics_for(config, self, self.settled)}: "
                 f"{_SETTLED[self.settled_by]}{self._of_here()}"
             )
         if not self.measured_batches:
@@ -318,7 +318,7 @@ def is_asked(config: RunConfig) -> bool:
     return "auto" in (config.precision, config.channels_last)
 
 
-def choose(config: RunConfig, calibration: Calibration | None, default: Numerics) -> Numerics:
+def numerics_for(config: RunConfig, calibration: Calibration | None, default: Numerics) -> Numerics:
     """Return how a run computes: its own settings, else the calibration's, else `default`'s."""
     found = default
     if calibration and calibration.settled:

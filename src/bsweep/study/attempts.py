@@ -15,7 +15,7 @@ from bsweep import data
 from bsweep.config import own
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
-from bsweep.launch import Outcome, team
+from bsweep.launch import Outcome
 from bsweep.launch.stop import Stopping, pause, seconds_before_retry
 from bsweep.runlog import calibration_file
 from bsweep.runlog.checkpoint_files import checkpoints, cut_records, is_stop_requested
@@ -140,7 +140,6 @@ def run_point(config: RunConfig, warnings: list[str], progress: Progress, start:
             )
             progress.note(f"{retry} in {seconds} s")
             pause(seconds)
-            team.expect_again(config)
             progress.once_more()
             event = Event(
                 event="retried",

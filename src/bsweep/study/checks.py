@@ -11,8 +11,7 @@ from bsweep.config.contradictions import refuse_vain_evaluations
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.ranks import inside_horovodrun
-from bsweep.launch import check as check_launch
-from bsweep.launch import preflight
+from bsweep.launch import check_machine, preflight
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import Damaged, read_summary
@@ -22,19 +21,19 @@ from bsweep.study.attempts import paths_of, result_of
 from bsweep.trackers import check_trackers
 
 
-def check(config: RunConfig) -> list[str]:
+def check_point(config: RunConfig) -> list[str]:
     """Check that a point can run here, and return warnings about it for its record.
 
     Raises:
         ConfigError: If the data, the machine or Horovod do not allow the point to run.
     """
     try:
-        warnings = check_launch(config)
+        warnings = check_machine(config)
         if config.resume_from and not (checkpoints(paths_of(config)) or result_of(config)):
             branching.check_branch(config)  # the run has no copy of its source yet
         check_trackers(config.trackers)
         info = data.prepare(config.data)
-        models.check(config, info.num_classes, info.shape)
+        models.check_model(config, info.num_classes, info.shape)
         _try_own(config, info)
         check_sharding(config, info.num_classes, info.shape)
     except ValueError as error:
@@ -92,7 +91,7 @@ def _try_own(config: RunConfig, info: data.DataInfo) -> None:
 
 
 def check_all(configs: Iterable[RunConfig]) -> list[list[str]]:
-    """Check all points and return the warnings about each; see `check`.
+    """Check all points and return the warnings about each; see `check_point`.
 
     Raises:
         ConfigError: If any point cannot run here. It lists the problems of all points.
@@ -101,7 +100,7 @@ def check_all(configs: Iterable[RunConfig]) -> list[list[str]]:
     problems: dict[str, None] = {}  # each once, in order
     for config in configs:
         try:
-            doubts.append(check(config))
+            doubts.append(check_point(config))
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
     if problems:

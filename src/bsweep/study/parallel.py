@@ -22,6 +22,7 @@ from bsweep.config.launch import most_at_once
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core import terminal
+from bsweep.core.words import counted
 from bsweep.launch import Outcome, seats
 from bsweep.launch.seats import Seats
 from bsweep.launch.stop import Signals
@@ -68,8 +69,7 @@ def why_not(configs: Sequence[RunConfig]) -> str:
     if len(configs) < 2 or _asked(configs) == 1 or is_possible(configs):
         return ""
     room = seats.of_machine(configs)
-    gpus = f"{len(room.gpus)} GPU{'s' * (len(room.gpus) > 1)} and " if room.gpus else ""
-    cores = f"{len(room.cores)} core{'s' * (len(room.cores) > 1)}"
+    gpus = f"{counted(len(room.gpus), 'GPU')} and " if room.gpus else ""
     takes_all = (
         not gpus
         and len(room.cores) > 1
@@ -80,8 +80,8 @@ def why_not(configs: Sequence[RunConfig]) -> str:
         * takes_all
     )
     return (
-        f"launch.parallel: one point after another, for this machine's {gpus}{cores} have no room "
-        f"for two.{remedy}"
+        f"launch.parallel: one point after another, for this machine's {gpus}"
+        f"{counted(len(room.cores), 'core')} have no room for two.{remedy}"
     )
 
 
@@ -96,7 +96,7 @@ class _Running:
     seats: Seats
 
 
-def run(configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> list[str]:
+def run_at_once(configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> list[str]:
     """Run points, as many at once as are allowed and fit, and return the status of each.
 
     Args:

@@ -6,6 +6,7 @@ Each point passes three stages: `bsweep.compose` makes it, `Sweep` checks and st
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence, Set
@@ -73,6 +74,7 @@ class Sweep:
             raise ConfigError(*unready)
         self._progress = Progress(len(self._places))
         self._attendance = attendance.Attendance()
+        self._pool = team.ProcessPool()
 
     def __enter__(self) -> Sweep:
         try:
@@ -93,7 +95,7 @@ class Sweep:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        team.end()
+        self._pool.end()
         live.end()
         self._attendance.leave()
 
@@ -108,11 +110,10 @@ class Sweep:
         if reason := parallel.why_not([*left.values()]):
             self._progress.say(reason)
         if parallel.is_possible([*left.values()]):  # each point has its own processes
-            team.expect(())
             places, start = self._places, self._start_at_once
         else:
             places = team.by_processes({place: configs[place] for place in self._places})
-            team.expect(configs[place] for place in places if place in left)
+            self._pool.expect(configs[place] for place in places if place in left)
             start = self._start_in_turn
         statuses = dict(zip(places, start(places) if places else [], strict=True))
         while others := [place for place, status in statuses.items() if status == "running"]:
@@ -139,7 +140,7 @@ class Sweep:
 
     def _start_at_once(self, places: Sequence[int]) -> list[str]:
         configs = [self._grid.configs[place] for place in places]
-        return parallel.run(configs, self._progress, self._run)
+        return parallel.run_at_once(configs, self._progress, self._run)
 
     def _start_in_turn(self, places: Sequence[int]) -> list[str]:
         if self._grid.runs_elsewhere:
@@ -157,7 +158,8 @@ class Sweep:
 
     def _run_here(self, config: RunConfig) -> str:
         if not inside_horovodrun():
-            return self._run(config, self._progress, launch.launch)
+            start = functools.partial(launch.launch, pool=self._pool)
+            return self._run(config, self._progress, start)
         from bsweep.launch import warm  # imports Horovod and torch
 
         return self._run(config, self._progress, warm.launch)
@@ -170,7 +172,7 @@ def run_elsewhere(config: RunConfig) -> str:
     """Run a point in the process that Hydra's launcher started for it, and return its status."""
     if slurm.number_of_task(os.environ):  # submitit starts a job once on each of its nodes
         return "led by the first task"
-    return _run_checked(config, checks.check(config), Progress(1), launch.launch)
+    return _run_checked(config, checks.check_point(config), Progress(1), launch.launch)
 
 
 def _run_checked(

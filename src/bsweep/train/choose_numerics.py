@@ -73,7 +73,7 @@ def agree(
     on_gpu = device.type == "cuda"
     default = Numerics(rounded, channels_last=True) if on_gpu else calibration_file.PLAIN
     if not calibration_file.is_asked(config):
-        return calibration_file.choose(config, None, default)
+        return calibration_file.numerics_for(config, None, default)
     path = calibration_file.path_in(paths.folder, config)
     hardware = calibration_file.hardware_of(paths.folder)
     begun = calibration_file.begun(paths.metrics, config)
@@ -98,7 +98,7 @@ def agree(
         found = earlier if earlier and not earlier.is_open else answer
         if strategy.rank == strategy.members[0]:
             calibration_file.write_calibration(path, found)
-    return calibration_file.choose(config, found, default)
+    return calibration_file.numerics_for(config, found, default)
 
 
 def _of_first(strategy: Strategy, found: Calibration | None) -> Calibration | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import replace
 from operator import itemgetter
@@ -10,6 +9,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
+from bsweep.core import memory
 from bsweep.data import plan
 from bsweep.numerics.graphs import Graph
 from bsweep.runlog.records import Event
@@ -63,8 +63,7 @@ def captured(
     # Either all workers use a graph or none does. The record speaks for all workers, and the others
     # would wait at each step for a worker without a graph.
     del graph
-    gc.collect()
-    torch.cuda.empty_cache()
+    memory.give_back_garbage()
     broke_off, rank, reason = max((one for one in reasons if one[-1]), key=itemgetter(0))
     if len(every) > 1:
         reason = f"rank {rank}: {reason}"

@@ -16,6 +16,7 @@ import torch
 
 from bsweep.core.gpus import driver_version
 from bsweep.core.ranks import Place
+from bsweep.core.words import counted
 from bsweep.data.dataset import Dataset
 from bsweep.numerics.precision import are_rounded
 
@@ -63,10 +64,8 @@ def refuse_missing_gpus(seats: Sequence[Peer], device: str) -> None:
 def _lack(seat: Peer) -> str:
     gpus, workers, visible = seat["gpus"], seat["local_rank"] + 1, seat["cuda_visible_devices"]
     shown = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
-    return (
-        f"{seat['host']} has {gpus or 'no'} GPU{'s' * (gpus > 1)}{shown} for {workers} "
-        f"worker{'s' * (workers > 1)}"
-    )
+    has = counted(gpus, "GPU") if gpus else "no GPU"
+    return f"{seat['host']} has {has}{shown} for {counted(workers, 'worker')}"
 
 
 def equipment(device: torch.device, precision: str) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 The team's folder may lie on a file system that several hosts share. On such a file system, opening
 a file shows its content as of the last close, while a folder's list of names may be out of date. So
 all files exist from the start, and a process opens a file to see its state.
+
+The processes read files instead of a `torch.distributed.TCPStore`, because a store needs a port on
+the launcher's host that every host can reach. The launcher needs only ssh in the other direction.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from bsweep.config import own
+from bsweep.core import memory
 from bsweep.core.following import GrowingFile
 from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths
@@ -69,7 +73,8 @@ def train(paths: TeamPaths) -> None:
         place = worker.take_part(run, work)
         with paths.through(place.rank).open("ab") as file:
             file.write(SPOILT if broken else b".")
-        _forget(run)
+        own.forget(run.own)
+        memory.give_back_garbage()
 
 
 def _points(paths: TeamPaths) -> Iterator[RunPaths]:
@@ -116,15 +121,6 @@ def _print_to(run: RunPaths) -> None:
 
 def _rank() -> int:
     return Place.from_environment().rank
-
-
-def _forget(run: RunPaths) -> None:
-    """Free everything of a point in this process that could affect the next one."""
-    import torch
-
-    own.forget(run.own)
-    gc.collect()  # models and graphs hold reference cycles
-    torch.cuda.empty_cache()
 
 
 def main() -> NoReturn:

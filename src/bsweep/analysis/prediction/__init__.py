@@ -22,7 +22,7 @@ from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES, Fits, fit, leave_
 from bsweep.analysis.prediction.forecast import Forecast, default_grid, forecast, grid
 from bsweep.analysis.prediction.objectives import (
     Objective,
-    choose,
+    choose_cell,
     parse_objective,
     with_probabilities,
 )
@@ -99,7 +99,7 @@ def predict_from(
 ) -> Prediction:
     """Return the prediction for a grid of cells from existing fits; see `predict`."""
     predicted = forecast(seen, fits.steps, fits.step_time, of, price_per_worker_hour)
-    choice = choose(predicted, objective)
+    choice = choose_cell(predicted, objective)
     return Prediction(
         study=seen.study.name,
         target=seen.target,

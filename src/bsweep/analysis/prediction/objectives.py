@@ -174,7 +174,7 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
     )
 
 
-def choose(forecast: Forecast, objective: Objective) -> Choice:
+def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
     """Return the allowed cell with the least median.
 
     Raises:
