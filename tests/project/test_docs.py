@@ -147,19 +147,17 @@ def shrunk(words: list[str]) -> list[str]:
     if words[0] in ("predict", "report"):  # which need more than one small run
         return [word.replace("results/mine", "results/written") for word in words]
     if words[0] == "recommend":  # of a target that the first evaluation reaches
-        words = [
-            word
-            for word in words
-            if not word.startswith(("local_batch=", "num_workers=", "--", "0.8", "20m"))
-        ]
+        taken = ("local_batch=", "num_workers=", "--")
+        keys = [word for word in words[1:] if "=" in word and not word.startswith(taken)]
         quick = [
             "local_batch=8,16",
             "launch=inline",
             "strategy=single",
             "evaluate_every_examples=30",
             "epochs=2",
+            "model=tiny_cnn",
         ]
-        return [*words, *quick, *TINY, "model=tiny_cnn", "--target-loss=100", "--budget=60s"]
+        return ["recommend", *keys, *quick, *TINY, "--target-loss=100", "--budget=60s"]
     if words[0] == "export":
         words = [*words, "--out", "exported"]
     if words[0] not in ("run", "plan", "probe", "profile"):
