@@ -16,7 +16,13 @@ from tests.support.synthetic_study import write_study
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WRITTEN = [*PAGES, ROOT / "CONTRIBUTING.md"]
+NOT_FOR_A_TASK = {"index.md", "tutorial.md", "glossary.md", "reference.md"}
+TASKS = [page for page in PAGES[1:] if page.name not in NOT_FOR_A_TASK]
 MOST_LINES = 120  # of the README
+MOST_COLUMNS = 100
+MOST_LINES_OF_A_PARAGRAPH = 5
+NOT_PROSE = re.compile(r"#| *\|| {4}\S|\s*$")  # headings, tables, indented code, empty lines
 
 # What sets up or tests everything, and what needs more than a machine, has tests of its own.
 ELSEWHERE = (
@@ -40,17 +46,67 @@ def commands(page: Path) -> list[str]:
 TYPED = {line: page.name for page in PAGES for line in commands(page)}
 
 
-def test_every_page_begins_with_a_command_and_the_readme_is_short() -> None:
-    for page in PAGES[1:]:
-        title, _, first, *_ = page.read_text().splitlines()
-        assert title.startswith("# ") and first == "```sh", page
-        assert commands(page)[0].startswith("bsweep "), page
+def prose(page: Path) -> list[list[str]]:
+    """Return the paragraphs and list items of a page, each as its lines.
+
+    Headings, tables, figures and code are not among them.
+    """
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    blocks: list[list[str]] = [[]]
+    for line in text.splitlines():
+        is_prose = not NOT_PROSE.match(line)
+        if not is_prose or re.match(r" *([-*]|\d+\.) ", line):
+            blocks.append([])
+        if is_prose:
+            blocks[-1].append(line)
+    return [block for block in blocks if block]
+
+
+def is_one_link(line: str) -> bool:
+    """Return True if a line holds nothing but a link or a figure, which may be long."""
+    return re.fullmatch(r" *(- )?\*?!?\[[^\]]*\]\([^)]*\)[.,:;)*]*", line) is not None
+
+
+@pytest.mark.parametrize("page", TASKS, ids=lambda page: page.stem)
+def test_a_page_says_its_purpose_then_shows_a_command_and_its_output(page: Path) -> None:
+    title, _, rest = page.read_text().partition("\n\n")
+    purpose, _, rest = rest.partition("\n\n")
+    assert title.startswith("# ")
+    assert purpose.startswith("This page says ")
+    assert re.findall(r"\.(?=\s|$)", purpose) == ["."], "one sentence"
+    assert re.match(r"```sh\nbsweep [^`]*```\n\n```text\n[^`]*```\n\n", rest)
+
+
+def test_the_readme_is_short_and_pages_have_commands() -> None:
     assert len(PAGES[0].read_text().splitlines()) <= MOST_LINES
     assert sum(line.startswith("bsweep") for line in TYPED) > 10
 
 
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_prose_is_narrow_and_paragraphs_are_short(page: Path) -> None:
+    blocks = prose(page)
+    lines = [line for block in blocks for line in block]
+    assert [line for line in lines if len(line) > MOST_COLUMNS and not is_one_link(line)] == []
+    assert [block[0] for block in blocks if len(block) > MOST_LINES_OF_A_PARAGRAPH] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ("One.\nTwo.\n\nThree.\n", [["One.", "Two."], ["Three."]]),
+        ("To do:\n- one\n  more\n- two\n", [["To do:"], ["- one", "  more"], ["- two"]]),
+        ("1. one\n\n   ```sh\n   typed\n   ```\n2. two\n", [["1. one"], ["2. two"]]),
+        ("# Title\n\n| a | b |\n|---|---|\n\n    code\n\nEnd.\n", [["End."]]),
+    ],
+    ids=["paragraphs", "items", "code", "tables"],
+)
+def test_prose_is_told_from_the_rest(text: str, blocks: list[list[str]], tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text(text)
+    assert prose(tmp_path / "page.md") == blocks
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+    for page in WRITTEN:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
@@ -91,19 +147,17 @@ def shrunk(words: list[str]) -> list[str]:
     if words[0] in ("predict", "report"):  # which need more than one small run
         return [word.replace("results/mine", "results/written") for word in words]
     if words[0] == "recommend":  # of a target that the first evaluation reaches
-        words = [
-            word
-            for word in words
-            if not word.startswith(("local_batch=", "num_workers=", "--", "0.8", "20m"))
-        ]
+        taken = ("local_batch=", "num_workers=", "--")
+        keys = [word for word in words[1:] if "=" in word and not word.startswith(taken)]
         quick = [
             "local_batch=8,16",
             "launch=inline",
             "strategy=single",
             "evaluate_every_examples=30",
             "epochs=2",
+            "model=tiny_cnn",
         ]
-        return [*words, *quick, *TINY, "model=tiny_cnn", "--target-loss=100", "--budget=60s"]
+        return ["recommend", *keys, *quick, *TINY, "--target-loss=100", "--budget=60s"]
     if words[0] == "export":
         words = [*words, "--out", "exported"]
     if words[0] not in ("run", "plan", "probe", "profile"):
