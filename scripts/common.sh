@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What setup.sh and build_horovod.sh share.
+# What the scripts share.
 
 export PIP_NO_INPUT=1 # what pip asks would be seen in the log alone
 log=/dev/null         # keeps the output of steps: the script says where

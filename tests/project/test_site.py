@@ -1,0 +1,195 @@
+"""The documentation as a site, and the files by which others find, cite and check the project."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from posixpath import dirname, join, normpath
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from mkdocs.exceptions import Abort
+
+import bsweep
+from bsweep import analysis, plots
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+FETCHED = {"script": "src", "img": "src", "iframe": "src", "link": "href"}  # by a browser, unasked
+
+
+class Html(HTMLParser):
+    """The ids of a page, its links, and the addresses that a browser fetches to show the page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.num_tables = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.ids.update(values[name] for name in ("id", "name") if name in values)
+        self.num_tables += tag == "table"
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if address := values.get(FETCHED.get(tag, ""), ""):
+            self.fetched.append(address)
+
+
+Site = dict[str, Html]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, as scripts/docs.sh builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    words = [str(ROOT / "scripts/docs.sh"), "--site-dir", str(folder)]
+    built = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Site:
+    """The pages of the site by their paths in its folder."""
+    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*.html")}
+    names = [name for name in paths if name != "404.html" and not name.endswith("report.html")]
+    return {name: Html(paths[name].read_text(encoding="utf-8")) for name in names}
+
+
+def broken(site: Site, folder: Path) -> Iterator[str]:
+    """Yield the links and addresses within the site that lead nowhere."""
+    for name, html in site.items():
+        for address in (*html.links, *html.fetched):
+            parts = urlsplit(address)
+            if parts.scheme or parts.netloc:
+                continue
+            target = normpath(join(dirname(name), unquote(parts.path))) if parts.path else name
+            anchor = unquote(parts.fragment)
+            ids = site[target].ids if target in site else {anchor}
+            if not (folder / target).is_file() or (anchor and anchor not in ids):
+                yield f"{name}: {address}"
+
+
+def test_every_link_and_anchor_of_the_site_leads_somewhere(site: Site, folder: Path) -> None:
+    assert len(site) > len([*DOCS.rglob("*.md")])
+    assert [*broken(site, folder)] == []
+
+
+def test_the_site_fetches_nothing_from_other_hosts(site: Site) -> None:
+    fetched = {address for html in site.values() for address in html.fetched}
+    assert [address for address in sorted(fetched) if urlsplit(address).netloc] == []
+    assert any(address.endswith("iframe-worker.js") for address in fetched)
+
+
+def test_every_table_of_a_page_is_a_table_of_the_site(site: Site) -> None:
+    """Python-Markdown and GitHub differ in what they take for a table in a list."""
+    for path in DOCS.glob("*.md"):
+        rules = re.findall(r"^ *\|[-:| ]+\|$", path.read_text(), re.MULTILINE)
+        assert site[f"{path.stem}.html"].num_tables == len(rules), path.name
+
+
+@pytest.mark.parametrize(
+    "link", ["#nowhere", "nowhere.md", "../nowhere.md", "../README.md#nowhere", "../src", "/no.md"]
+)
+def test_a_link_to_nowhere_ends_the_build(
+    link: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the checks of mkdocs.yml, on one page without plug-ins."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("# Read me\n")
+    hook = str(ROOT / "scripts/docs_hooks.py")
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    settings |= {"hooks": [hook], "nav": ["index.md"], "plugins": [], "theme": "mkdocs"}
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(settings))
+    monkeypatch.chdir(tmp_path)
+    for target, is_valid in (("../README.md#read-me", True), (link, False)):
+        (tmp_path / "docs/index.md").write_text(f"# Page\n\nOne [link]({target}).\n")
+        config = load_config(str(tmp_path / "mkdocs.yml"))
+        if is_valid:
+            build(config)
+        else:
+            with pytest.raises(Abort):
+                build(config)
+
+
+def test_the_reference_has_all_that_is_exported(site: Site) -> None:
+    said = {name for html in site.values() for name in html.ids}
+    modules = {"__version__", "analysis", "plots", "report"}
+    names = {f"bsweep.{name}" for name in set(bsweep.__all__) - modules}
+    tables = {name for name in analysis.__all__ if callable(getattr(analysis, name))}
+    elsewhere = {
+        "load",
+        "predict",
+        "published",
+    }  # two are of bsweep too, one is a module's namesake
+    names |= {f"bsweep.analysis.{name}" for name in tables - elsewhere}
+    assert names - said == set()
+    assert "bsweep.analysis.published.published" in said
+
+
+def test_the_reference_names_each_figure() -> None:
+    text = (DOCS / "api/index.md").read_text()
+    table = text.partition("| what the figure shows |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*plots.FIGURES]
+
+
+def test_the_glossary_gives_each_word_one_sentence() -> None:
+    rows = re.findall(
+        r"^\| ([^|]+) \| ([^|]+) \|$", (DOCS / "glossary.md").read_text(), re.MULTILINE
+    )
+    words = {word: meaning for word, meaning in rows if word != "word" and ":" not in word}
+    assert len(words) > 40
+    assert [
+        word for word, meaning in words.items() if not re.fullmatch(r"[^.]*(\.\w[^.]*)*\.", meaning)
+    ] == []
+
+
+def of_project(key: str) -> str:
+    (value,) = re.findall(rf'^{key} = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    return str(value)
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["title"] == "bsweep"
+    assert citation["version"] == of_project("version")
+    assert citation["license"] == of_project("license")
+    assert citation["authors"] == [{"name": "The bsweep developers"}]
+    assert citation["message"]
+
+
+def test_the_workflow_runs_the_tests() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    assert job["steps"][-1] == {"run": "scripts/test.sh"}
+    assert job["timeout-minutes"] <= 60
+    (python,) = (step["with"] for step in job["steps"] if "setup-python" in step.get("uses", ""))
+    assert python == {"python-version": "3.12"}
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
+def test_an_issue_form_asks_for_something(form: Path) -> None:
+    asked = yaml.safe_load(form.read_text())
+    assert asked["name"] and asked["description"]
+    kinds = {field["type"] for field in asked["body"]}
+    assert kinds <= {"textarea", "input", "markdown", "dropdown", "checkboxes"}
+    ids = [field["id"] for field in asked["body"]]
+    assert len(ids) == len(set(ids))
+    assert all(field["attributes"]["label"] for field in asked["body"])
+
+
+def test_there_are_forms_for_bugs_features_and_questions() -> None:
+    assert [form.stem for form in FORMS] == ["bug", "feature", "question"]
