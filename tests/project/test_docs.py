@@ -32,6 +32,8 @@ ELSEWHERE = (
     "horovodrun",
     "torchrun",
     "python ",
+    "scripts/setup.sh",
+    ". .venv/bin/activate",
 )
 
 
