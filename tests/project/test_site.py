@@ -145,15 +145,25 @@ def test_the_reference_names_each_figure() -> None:
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*plots.FIGURES]
 
 
+def rows(text: str) -> dict[str, str]:
+    """Return the second cell of each table row by the first one, without headings."""
+    found = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", text, re.MULTILINE)
+    return {word: meaning for word, meaning in found if word != "word"}
+
+
 def test_the_glossary_gives_each_word_one_sentence() -> None:
-    rows = re.findall(
-        r"^\| ([^|]+) \| ([^|]+) \|$", (DOCS / "glossary.md").read_text(), re.MULTILINE
-    )
-    words = {word: meaning for word, meaning in rows if word != "word" and ":" not in word}
+    words = rows((DOCS / "glossary.md").read_text())
     assert len(words) > 40
-    assert [
-        word for word, meaning in words.items() if not re.fullmatch(r"[^.]*(\.\w[^.]*)*\.", meaning)
-    ] == []
+    ends = {word: re.findall(r"\.(?=\s|$)", meaning) for word, meaning in words.items()}
+    assert [word for word, dots in ends.items() if dots != ["."]] == []
+
+
+def test_the_glossary_has_the_words_of_contributing() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    section = text.partition("## Words\n")[2].partition("\n## ")[0]
+    words = rows(section).keys()
+    assert "point" in words
+    assert words - rows((DOCS / "glossary.md").read_text()).keys() == set()
 
 
 def of_project(key: str) -> str:
