@@ -274,7 +274,7 @@ def test_the_least_batch_leaves_a_lone_worker_the_halves_by_which_it_measures_th
         assert config.batching.bounds(config)[0] == least  # type: ignore[union-attr]
     config = compose("model=tiny_cnn", "global_batch=16", "batching=schedule")
     assert config.batching.bounds(config)[0] == 1, "which nobody measures"  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match="one example a step"):
+    with pytest.raises(ConfigError, match=r"one example.* Use local_batch=2"):
         compose("model=tiny_cnn", "global_batch=1", "batching=cabs")
 
 
@@ -441,7 +441,7 @@ def test_workers_reach_one_workers_weights_at_adascales_rates() -> None:
             ("noise_scale", "batching.max_local_batch=16"),
             "smaller than the configured local batch of 32",
         ),
-        (("cabs", "optimizer.lr_rule=adascale"), "it fits the batch to the rate"),
+        (("cabs", "optimizer.lr_rule=adascale"), "fits the batch to the learning rate"),
         (("noise_scale", "batching.hysteresis=0.5"), "hysteresis"),
         (("raise_instead_of_decay",), "Use optimizer.schedule=multistep"),
         (

@@ -164,7 +164,7 @@ def test_every_host_with_too_few_gpus_is_named(
 ) -> None:
     lacking = (
         r"^gpu7 has 2 GPUs for 4 workers, gpu8 has no GPU for 1 worker, but NCCL takes one worker "
-        r"a GPU"
+        r"for each GPU"
     )
     with pytest.raises(ValueError, match=lacking):
         peers_check.refuse_missing_gpus(seats(gpu6=(4, 4), gpu7=(2, 4), gpu8=(0, 1)), "auto")

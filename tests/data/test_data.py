@@ -383,7 +383,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    refuses(image_folder(tmp_path), f"{tmp_path}/train has no folder of a class")
+    refuses(image_folder(tmp_path), f"{tmp_path}/train holds no folder of a class")
     (tmp_path / "train" / "cat").mkdir()
     refuses(image_folder(tmp_path), f"{tmp_path}/train/cat holds no image")
 

@@ -136,7 +136,9 @@ def test_what_cannot_be_a_text_is_named(tmp_path: Path) -> None:
         "none.json",
         "null for bytes",
     )
-    refuses(text(path, tokenizer=str(path)), "is no Hugging Face tokenizer.json", "null for bytes")
+    refuses(
+        text(path, tokenizer=str(path)), "is not a Hugging Face tokenizer.json", "null for bytes"
+    )
     refuses(text(path, subset=188), "data.subset=188 is larger than the training set of 187")
 
 

@@ -76,7 +76,7 @@ def test_who_ended_without_a_word_is_named_before_those_who_waited_for_it(paths:
     write_json(paths.rank_logs(0) / "error.json", {**ERROR, "is_consequence": True, "time": 1.0})
     outcome = failure.outcome(point(), paths, [(0, 1)], paths.logs / "none")
     assert outcome.message.startswith(
-        "rank 1 ended without a word, perhaps killed from outside; then rank 0 ended"
+        "rank 1 ended without a message, perhaps killed from outside; then rank 0 ended"
     )
 
 

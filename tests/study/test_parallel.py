@@ -132,7 +132,7 @@ def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) 
         os.kill(sweep.pid, signal.SIGINT)
         assert sweep.wait(60) == 130
     text = (tmp_path / "said").read_text()
-    assert text.count("the workers save where they are") == 2, text
+    assert text.count("the workers save a checkpoint") == 2, text
     assert status(tmp_path)["counts"] == {"interrupted": 2, "new": 1}
     again = bsweep("resume", "results/s", cwd=tmp_path)
     assert again.returncode == 0 and status(tmp_path)["counts"] == {"completed": 3}, again.stderr
@@ -160,7 +160,7 @@ def test_points_at_once_heed_a_stop_from_elsewhere_and_a_second_interrupt(tmp_pa
         wait_for(lambda: len(list(tmp_path.glob("results/s/*/logs/rank.0/alive"))) == 2)
         os.kill(again.pid, signal.SIGINT)
         wait_for(
-            lambda: (tmp_path / "said").read_text().count("the workers save where they are") == 2
+            lambda: (tmp_path / "said").read_text().count("the workers save a checkpoint") == 2
         )
         os.kill(again.pid, signal.SIGINT)
         wait_for(lambda: (tmp_path / "said").read_text().count("ending at once") == 2)
@@ -478,8 +478,8 @@ def test_where_no_two_points_have_room_they_run_one_after_another_and_it_is_said
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("launch.parallel=0",), "launch.parallel=0: neither auto nor a number of points"),
-        (("launch.parallel=all",), "launch.parallel=all: neither auto nor a number of points"),
+        (("launch.parallel=0",), "launch.parallel=0: use auto or a number of points"),
+        (("launch.parallel=all",), "launch.parallel=all: use auto or a number of points"),
         (
             ("launch.parallel=2", "launch.hosts='h1:1,h2:1'"),
             "launch.parallel=2 with launch.hosts=h1:1,h2:1",

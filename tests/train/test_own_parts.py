@@ -215,7 +215,7 @@ def test_a_policy_decides_what_a_round_takes() -> None:
                 "batching=own",
                 "batching.target=parts.py:Growing",
             ),
-            "two would decide",
+            "Use batching=fixed",
         ),
     ],
 )

@@ -292,7 +292,8 @@ class DiLoCo(Rounds):
             if self.members == members:
                 if not may_try_again:
                     raise problem or WorkerLost(
-                        "the exchange broke off twice on another worker, though all are there"
+                        "the exchange failed twice on another worker, although all workers are "
+                        "there"
                     )
                 may_try_again = False
                 self._message_timeout *= 2
