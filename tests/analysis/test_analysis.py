@@ -118,7 +118,7 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
     study = bsweep.load(tmp_path / "s")
     assert len(study.epochs) == 3
     assert [warning.split(": ", 1)[1] for warning in study.warnings] == [
-        "metrics.jsonl: left out a torn last line of 25 bytes.",
+        "metrics.jsonl: ignored an incomplete last line of 25 bytes.",
         "cores are shared",
     ]
 
@@ -157,7 +157,7 @@ def test_a_newer_schema_and_a_damaged_line_are_errors(tmp_path: Path) -> None:
     path = RunPaths(folder).metrics
     whole = path.read_text()
     path.write_text(whole.replace('"schema": 1', '"schema": 2'))
-    with pytest.raises(ValueError, match="record schema 2, this bsweep reads up to 1"):
+    with pytest.raises(ValueError, match="record schema 2, but this bsweep reads schemas up to 1"):
         bsweep.load(tmp_path / "s")
     path.write_text(whole.replace('{"schema": 1', "oops", 1))
     with pytest.raises(

@@ -98,7 +98,7 @@ POINT = ("local_batch=8", "strategy=single", "launch=inline")
                 "usable": False,
                 "cuda": None,
             },
-            r"torch .* is built without CUDA: install a build with it that suits driver 580.1",
+            r"torch .* is built without CUDA: install a build with CUDA that suits driver 580.1",
         ),
         (
             {
@@ -109,8 +109,8 @@ POINT = ("local_batch=8", "strategy=single", "launch=inline")
                 "usable": True,
             },
             (
-                r"below 7.5, with which torch .* begins: Tesla V100-SXM2-16GB \(7.0\)\. Install .* "
-                r"CUDA 12.6"
+                r"too old for torch .* capability 7.5 or more: Tesla V100-SXM2-16GB \(7.0\)\. "
+                r"Install .* CUDA 12.6"
             ),
         ),
     ],

@@ -217,6 +217,6 @@ def test_workers_with_other_texts_under_the_same_path_are_told_so(tmp_path: Path
     end = read_summary(RunPaths(folder))
     assert end is not None and end["status"] == "failed"
     assert (
-        "rank 1 has other data than rank 0" in end["message"]
+        "rank 1 has different data from rank 0" in end["message"]
         and "Give all hosts the same files" in end["message"]
     )

@@ -303,7 +303,7 @@ PEER = {
             {"device": "Tesla T4", "precision": "fp32"},
             r"precision=fp32 suits rank 1 on b \(Tesla T4\), precision=bf16",
         ),
-        ({"num_train": 90}, "rank 1 has other data than rank 0.* 90 training examples"),
+        ({"num_train": 90}, "rank 1 has different data from rank 0.* 90 training examples"),
     ],
 )
 def test_what_would_stall_workers_or_mix_their_numbers_is_refused(

@@ -458,7 +458,7 @@ def test_where_no_two_points_have_room_they_run_one_after_another_and_it_is_said
     said = parallel.why_not([point(1), point(2)])
     assert (
         "this machine's 2 cores have no room for two" in said
-        and "give launch.threads_per_worker=1" in said
+        and "launch.threads_per_worker=1" in said
     )
     narrow = [point(1, "launch.threads_per_worker=1"), point(2, "launch.threads_per_worker=1")]
     assert not parallel.is_possible(narrow) and "launch.threads_per_worker" not in parallel.why_not(
@@ -470,7 +470,7 @@ def test_where_no_two_points_have_room_they_run_one_after_another_and_it_is_said
         [*narrow, compose("local_batch=8", "launch.threads_per_worker=1")]
     )
     sized(monkeypatch, 8, num_gpus=1)
-    assert "this machine's 1 GPU and 8 cores have no room for two." in parallel.why_not(
+    assert "this machine's 1 GPU and 8 cores have no room for two points." in parallel.why_not(
         [point(1), point(1)]
     )
 

@@ -18,7 +18,7 @@ _BAD = 2
 def main(arguments: Sequence[str]) -> int:
     """Pass the records of a study on to a tracker and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="bsweep export", description="Pass the records of a study on to a tracker."
+        prog="bsweep export", description="Pass the records of a study to a tracker."
     )
     parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
     parser.add_argument("--to", type=_known, required=True, metavar="|".join(NAMES))
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     folders = sorted(p.parent for p in options.study.glob("[!.]*/metrics.jsonl"))
     if not folders:
         print(
-            f"bsweep: {options.study}: no runs here. Give the folder of one study.", file=sys.stderr
+            f"bsweep: {options.study} holds no runs. Give the folder of one study.", file=sys.stderr
         )
         return _BAD
     try:
