@@ -377,7 +377,7 @@ def test_jobs_of_an_array_share_a_sweep_and_one_is_queued_again(
     assert all("2 workers, allreduce, 40 epochs" in text for text in printed), (
         "each has trained a part"
     )
-    first, again = printed[1].split("bsweep: interrupted; completed points are kept")
+    first, again = printed[1].split("bsweep: interrupted; ")
     assert "[6/6]" not in first and "[6/6]" in again, "it has saved, and come again"
     assert sum(text.count(" completed after") for text in printed) == 6, "and none what another has"
 

@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     if inside_horovodrun():
         print(
-            "bsweep: bsweep plan starts no workers: leave horovodrun out, and give num_workers=...",
+            "bsweep: plan starts no workers: leave horovodrun out, and give num_workers=...",
             file=sys.stderr,
         )
         return BAD_CONFIG
