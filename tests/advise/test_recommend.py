@@ -358,7 +358,7 @@ def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_see
             "every step together",
         ),
         (["local_batch=8,16", "checkpoint_every=null", "--target-accuracy", "90"], "Is 0.9 meant?"),
-        (["local_batch=8,16", "--target-accuracy", "0.9", "--budget", "soon"], "no time"),
+        (["local_batch=8,16", "--target-accuracy", "0.9", "--budget", "soon"], "is not a time"),
         (
             [
                 "local_batch=8,16",
@@ -372,7 +372,7 @@ def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_see
         ),
         (
             ["local_batch=8,16", "--target-accuracy", "0.9", "--objective", "money"],
-            "give --price-per-worker-hour",
+            "such as --price-per-worker-hour",
         ),
     ],
 )

@@ -574,7 +574,9 @@ def test_time_to_target_marks_what_does_not_reach_it(tmp_path: Path) -> None:
     known = analysis.time_to_target(study)["seconds"].dropna()
     assert list(curve.get_xdata()) == [32, 128] and list(curve.get_ydata()) == known.tolist()  # type: ignore[arg-type]
     assert legend_texts(figure)[-1] == "not reached"
-    assert "do not reach" in plots.caption(figure) or "did not reach it" in plots.caption(figure)
+    assert "do not reach" in plots.caption(figure) or "did not reach the target" in plots.caption(
+        figure
+    )
 
 
 def test_guessing_is_a_line_beside_accuracies_near_it(grid: analysis.Study, tmp_path: Path) -> None:

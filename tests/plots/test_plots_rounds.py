@@ -147,6 +147,6 @@ def test_published_idle_times_stand_beside_the_model_and_the_caption_says_what_c
     assert modelled == pytest.approx(published, abs=0.3)
     assert figure.axes[1].get_title(loc="left") == "A: batch by FLOP/s\n40.4 s, model 17.0 s"
     assert (
-        "must idle 1.1 s apart, as in the baseline: 11.9 and 0.0 s are published"
+        "must differ by 1.1 s, as in the baseline: 11.9 and 0.0 s are published"
         in plots.caption(figure)
     )

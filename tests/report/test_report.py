@@ -332,18 +332,17 @@ def test_where_nothing_has_learned_nothing_is_recommended(tmp_path: Path) -> Non
         write_run(tmp_path / "s", local_batch=batch, accuracy=0.0)
     nothing, times, _ = report.headlines(bsweep.load(tmp_path / "s"))
     assert (
-        nothing == "None of 2 cells has learned (test accuracy not above chance), so that none is "
+        nothing == "None of 2 cells has learned (test accuracy not above chance), so no cell is "
         "recommended."
     )
     assert times == (
-        "As to time alone, training for 3 epochs took 717.2 s (local batch 256 on 1 worker) to "
+        "Training for 3 epochs took 717.2 s (local batch 256 on 1 worker) to "
         "4350 s (local batch 8 on 1 worker)."
     )
     write_run(tmp_path / "one", local_batch=8, accuracy=0.1)
     (nothing, _) = report.headlines(bsweep.load(tmp_path / "one"))
     assert (
-        nothing
-        == "The only cell has not learned (test accuracy not above chance), so that none is "
+        nothing == "The only cell has not learned (test accuracy not above chance), so no cell is "
         "recommended."
     )
 
@@ -354,7 +353,7 @@ def test_two_learning_rate_rules_are_no_two_seeds(tmp_path: Path) -> None:
         write_study(tmp_path / "s", local_batches=(8, 64), num_workers=(1,), settings=settings)
     write_run(tmp_path / "s", local_batch=128, status=None, num_epochs_done=1)
     unfinished, fastest, caveat = report.headlines(bsweep.load(tmp_path / "s"))
-    assert unfinished == "Unfinished: 1 of 5 runs may still change what follows."
+    assert unfinished == "1 of 5 runs may still finish and change the conclusions below."
     assert (
         "learning-rate rule linear (global batch 64), with 1069 s of training for 3 epochs"
         in fastest
@@ -383,7 +382,7 @@ def test_a_margin_below_what_seeds_scatter_is_said_to_be(tmp_path: Path) -> None
         write_run(tmp_path / "s", local_batch=8, seed=seed, accuracy=accuracy)
         write_run(tmp_path / "s", local_batch=64, seed=seed, accuracy=accuracy - 0.05)
     fastest, *_ = report.headlines(bsweep.load(tmp_path / "s"))
-    assert "Its accuracy is known to ± 0.12 only: less accurate cells may be as good." in fastest
+    assert "Its accuracy is known only to ± 0.12: less accurate cells may be as good." in fastest
 
 
 def test_names_in_a_row_are_a_sentence() -> None:
@@ -422,8 +421,8 @@ def test_speed_up_is_not_told_between_unequal_threads(tmp_path: Path) -> None:
 
 def test_horovods_cycle_time_is_stated_beside_a_comparison(tmp_path: Path) -> None:
     stated = (
-        "Horovod's exchanges begin late, when its core looks for them (strategy.cycle_time_ms: "
-        "every 1 ms); those of other strategies do not."
+        "Horovod's exchanges start late, because its core looks for gradients only once in "
+        "strategy.cycle_time_ms (1 ms); other strategies start theirs at once."
     )
     write_run(tmp_path / "s", local_batch=8, num_workers=2)
     assert stated not in report.headlines(bsweep.load(tmp_path / "s"))
@@ -477,10 +476,10 @@ def test_a_sharding_study_is_held_against_the_published_one(tmp_path: Path) -> N
         "Sharded by memory, the model trains 66 % faster than sharded by layer on 8 workers."
         in text
     )
-    assert "gives x = 1.000 s, to bring all parameters" in text
+    assert "gives x = 1.000 s, the time to move all parameters" in text
     assert (
-        "the intercept C = 4.000 s (R² = 1.000). C is no measured computing time: a step computed "
-        "for" in text
+        "the intercept C = 4.000 s (R² = 1.000). C is not a measured time: the computation of a "
+        "step took" in text
     )
     assert "ResNet-18" not in text
     assert "| 8 | 0.7430 | 0.2500 | 0.6573 | 0.6600 | 0.6690 |" in markdown

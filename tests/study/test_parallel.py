@@ -541,7 +541,10 @@ def test_times_beside_others_are_in_no_figure_and_no_prediction_but_accuracies_a
             )
     study, whole = package.load(tmp_path / "s"), package.load(tmp_path / "s", beside=True)
     (line,) = (warning for warning in study.warnings if "launch.parallel" in warning)
-    assert line.startswith("4 runs were timed while others ran") and "--beside" in line
+    assert (
+        line.startswith("4 runs were timed while other runs shared the machine")
+        and "--beside" in line
+    )
     assert not any("launch.parallel" in warning for warning in whole.warnings)
     cells, of_whole = analysis.cells(study.runs), analysis.cells(whole.runs)
     assert list(cells["n"]) == [2, 2, 2] and cells["test_accuracy"].equals(
@@ -560,7 +563,7 @@ def test_times_beside_others_are_in_no_figure_and_no_prediction_but_accuracies_a
     timed = observed(study, target_of(accuracy=0.5)).timings()
     assert sorted(timing.cell.local_batch for timing in timed) == [16, 32]
     (said,) = prediction._of_times_beside_others(observed(study, target_of(accuracy=0.5)))
-    assert said.startswith("4 runs had others beside them")
+    assert said.startswith("4 runs shared the machine with other runs")
     assert len(observed(whole, target_of(accuracy=0.5)).timings()) == 6
     reached = analysis.time_to_target(study, 0.5)
     assert (
@@ -592,7 +595,7 @@ def test_a_study_timed_beside_others_alone_says_why_nothing_is_predicted(tmp_pat
     for batch in (8, 64):
         write_run(tmp_path / "s", local_batch=batch, meta=BESIDE)
     with pytest.raises(
-        ValueError, match=r"beside them \(launch\.parallel\).*launch\.parallel=1.*beside=True"
+        ValueError, match=r"other runs \(launch\.parallel\).*launch\.parallel=1.*beside=True"
     ):
         package.predict(tmp_path / "s", 0.5)
     assert package.predict(
@@ -681,7 +684,7 @@ def test_a_report_says_how_many_times_are_left_out(
         " ".join(["/s", *flags])
     )
     said = (
-        "1 run was timed while others ran on the same machine (launch.parallel): its times are "
+        "1 run was timed while other runs shared the machine (launch.parallel): its times are "
         "left out"
     )
     assert capsys.readouterr().err.count(said) == (not flags)
