@@ -700,8 +700,8 @@ def test_different_hardware_makes_different_curves_and_is_said(tmp_path: Path) -
     assert analysis.levels(cells)[0] == "hardware"
     assert analysis.batch_ratios(cells).empty
     assert (
-        "separate curves, and their times cannot be compared: 4 x Tesla T4, Test CPU, 2 cores; Test CPU, 2 "
-        "cores" in study.warnings[0]
+        "their times cannot be compared: 4 x Tesla T4, Test CPU, 2 cores; Test CPU, 2 cores"
+        in study.warnings[0]
     )
 
 

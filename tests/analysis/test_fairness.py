@@ -113,7 +113,7 @@ def test_too_few_seeds_and_rates_are_counted(tmp_path: Path) -> None:
     )
     (line,) = analysis.fairness_words(study)
     assert (
-        "cannot tell whether a batch effect remains at the best learning rate of each batch size: an"
+        "cannot tell whether a batch effect remains at the best learning rate of each batch size"
         in line
     )
     assert "2 more seeds of local batch 8 and 64" in line

@@ -470,8 +470,8 @@ def test_of_several_learning_rates_each_batch_goes_by_its_best(tmp_path: Path) -
     prediction = bsweep.predict(tmp_path / "s", TARGET)
     assert prediction.seen.rates == best and prediction.cells["num_runs"].sum() == 6
     assert (
-        prediction.rate_rule
-        == "fixed, with the best optimizer.lr tried for each batch: 0.1 at 32, 0.2 at 128, 0.4 at 512"
+        prediction.rate_rule == "fixed, with the best optimizer.lr tried for each batch: "
+        "0.1 at 32, 0.2 at 128, 0.4 at 512"
     )
     assert any("several learning rates were tried" in warning for warning in prediction.warnings)
     truth = np.array([TRUTH.seconds(int(batch), 1) for batch in prediction.cells["global_batch"]])

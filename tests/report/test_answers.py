@@ -127,7 +127,7 @@ def test_what_intervals_do_not_tell_is_no_difference(tmp_path: Path) -> None:
         (step,) = analysis.more_workers(study).to_dict("records")
         assert step["saved_seconds_low"] < 0 < step["saved_seconds_high"]
         assert step["verdict"] == analysis.NO_DIFFERENCE
-        assert "no difference" in plots.caption(plots.one_more_worker(study))
+        assert "no significant difference" in plots.caption(plots.one_more_worker(study))
         *_, steps = recommended(study)
         assert list(steps.cells["in time"]) == ["no difference"]
 

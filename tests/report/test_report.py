@@ -183,7 +183,7 @@ def test_tables_hold_what_was_measured_and_are_escaped(page: Path) -> None:
     )
     assert "±" not in markdown.partition("The seconds of an epoch against")[0]
     assert f"2 & 64 & 128 & 0.2 & {first:.1f}, {second:.1f} &" in latex
-    assert r"\caption{a\_study\_50\%: What each cell came to. Of two seeds" in latex
+    assert r"\caption{a\_study\_50\%: Results of each cell. For two seeds" in latex
     assert (
         latex.count(r"\toprule")
         == latex.count(r"\bottomrule")
@@ -254,9 +254,10 @@ def test_a_page_of_a_large_study_stays_small(
     page = report.write(tmp_path / "s").read_text()
     assert "data:image/png;base64," in page and "data:image/svg" not in page
     assert "b16_w1_horovod_s0, b32_w1" not in page and " and 10 more in runs.csv" in page
-    means = page[page.index("What each cell came to.") :].partition("</table>")[0]
+    means = page[page.index("Results of each cell.") :].partition("</table>")[0]
     assert (
-        "The first 3 of 12 rows; the files beside have all." in means and means.count("<tr>") == 4
+        "The first 3 of 12 rows; the files beside this page have all rows." in means
+        and means.count("<tr>") == 4
     )
     assert (tmp_path / "s" / "report" / "table.md").read_text().count("| 256 |") > 2
 
