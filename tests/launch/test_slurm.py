@@ -76,7 +76,7 @@ def test_what_an_allocation_has_too_little_or_too_much_of_is_told(
     for name, value in ALLOCATION.items():
         monkeypatch.setenv(name, value)
     assert (
-        "2 of the allocation's 3 nodes are not used (n02, gpu7): ask SLURM for fewer"
+        "2 of the allocation's 3 nodes are not used (n02, gpu7): ask SLURM for fewer nodes"
         in launch.check(compose(*POINT))
     )
     with pytest.raises(
