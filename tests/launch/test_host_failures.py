@@ -149,7 +149,7 @@ def test_a_host_that_does_not_answer_ends_the_wait_for_workers_who_would_outlive
     assert time.monotonic() - began < 30
     assert outcome.status == "failed"
     assert outcome.message.startswith(
-        "host h2 is lost: connect to host h2 port 22: No route to host: see that"
+        "host h2 is lost: connect to host h2 port 22: No route to host: make sure that"
     )
 
 

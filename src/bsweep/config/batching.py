@@ -167,8 +167,8 @@ class ScheduleConfig(ChangingConfig):
         if self.factor < 1 and self.rate == "seesaw":
             yield (
                 f"batching.rate=seesaw with batching.factor={self.factor:g}: Seesaw grows the "
-                "batch where a schedule would lower the rate. Use batching.factor=2, or "
-                "batching.rate=by_rule."
+                "batch when a schedule would lower the rate, so the factor must be above 1. Use "
+                "batching.factor=2, or batching.rate=by_rule."
             )
 
 

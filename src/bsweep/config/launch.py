@@ -153,8 +153,8 @@ class SrunConfig(ProcessesConfig):
             )
         if can.outlives_workers:
             return (
-                f"{named}, which is to go on without lost workers: SLURM ends all workers when the "
-                "first one is lost. Use launch=torchrun launch.hosts=slurm."
+                f"{named}, which shall continue without lost workers: SLURM ends all workers when "
+                "the first one is lost. Use launch=torchrun launch.hosts=slurm."
             )
         return ""
 

@@ -74,12 +74,12 @@ def _fit_for_files(text: str) -> str:
         whole = os.fsencode(path.expanduser().absolute())
     except RuntimeError:
         raise ValueError(
-            f"it begins with the home folder of a user {path.parts[0].lstrip('~')}, and there is "
-            "no such user"
+            f"the path begins with the home folder of a user {path.parts[0].lstrip('~')}, and "
+            "there is no such user"
         ) from None
     if len(whole) > _MOST_PATH_BYTES:
         raise ValueError(
-            f"it is longer than {_MOST_PATH_BYTES} bytes, too long for files in that folder"
+            f"the path is longer than {_MOST_PATH_BYTES} bytes, too long for files in that folder"
         )
     return text
 

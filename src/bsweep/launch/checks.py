@@ -107,8 +107,8 @@ def _check_without_gpus(config: RunConfig) -> None:
 def _check_memory_limit(on_gpus: bool) -> None:
     if on_gpus or not memory.can_limit():
         raise ValueError(
-            "launch.memory_limit_mb limits the memory of a Linux process, without the memory of "
-            "GPUs: set device=cpu, or leave launch.memory_limit_mb out."
+            "launch.memory_limit_mb limits the memory of a Linux process, which does not include "
+            "GPU memory: set device=cpu, or leave launch.memory_limit_mb out."
         )
     if inside_horovodrun():
         raise ValueError(

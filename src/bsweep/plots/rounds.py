@@ -147,7 +147,7 @@ def round_timeline(study: Study, table: pd.DataFrame) -> Figure:
     rounds = f"rounds {first} to {last}" if first < last else f"round {first}"
     return drawing.captioned(
         figure,
-        f"What each node does in {rounds} of the first seed.",
+        f"Activity of each node in {rounds} of the first seed.",
         "Lines mark where rounds begin." if first < last else "",
         f"Shown for {len(shown)} of {num_cells} cells." if len(shown) < num_cells else "",
     )

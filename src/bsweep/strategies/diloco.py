@@ -411,7 +411,7 @@ class DiLoCo(Rounds):
         message = (
             f"{self._config.process_name(lost)} was lost in round {self._round}: no sign of life "
             f"for strategy.loss_timeout_seconds={self._strategy.loss_timeout_seconds:g}; "
-            + ("the others go on" if goes_on else "stopped after the round")
+            + ("the others continue" if goes_on else "stopped after the round")
         )
         self.records.append(Event(event="worker_lost", message=message))
         if not goes_on:

@@ -69,7 +69,10 @@ def begin(config: RunConfig, paths: RunPaths) -> None:
 def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
     other = read_config(source.config)
     if not checkpoints(source):
-        yield "it has no checkpoint: a completed run keeps none. Give a run that has not completed."
+        yield (
+            "that run has no checkpoint: a completed run keeps none. Give a run that has not "
+            "completed."
+        )
     for run, whose in ((config, "this run's"), (other, "its")):
         if not run.strategy.can.replicates or run.compression.builds:
             yield (
@@ -88,8 +91,8 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
     for key in here.keys() | there.keys():
         if not key.startswith(_MAY_DIFFER) and here.get(key) != there.get(key):
             yield (
-                f"it has {key}={show(there.get(key))}, but here it is {show(here.get(key))}: give "
-                "the same value."
+                f"that run has {key}={show(there.get(key))}, but this run has "
+                f"{show(here.get(key))}: give the same value."
             )
 
 

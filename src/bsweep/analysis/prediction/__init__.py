@@ -178,8 +178,8 @@ def _warnings(seen: Observed, fits: Fits, predicted: Forecast, place: int) -> It
     if cells["num_runs"].iloc[place] and not cells["num_reached"].iloc[place]:
         yield (
             "no run of the recommended cell reached the target. The prediction assumes that longer "
-            "runs would have reached it, although a batch size may never get there: train this "
-            "cell for longer first."
+            "runs would have reached it, although a batch size may never reach it: train this cell "
+            "for longer first."
         )
     # Runs on different hardware were refused before.
     for name, values in mixture.mixture(runs, seen.study.provenance).items():

@@ -79,7 +79,7 @@ def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Ob
             )
     if len(set(given)) > 1:
         raise ValueError(
-            f"objective {text!r}: only one of these can be minimised. Use {_EXAMPLES}."
+            f"objective {text!r}: only one quantity can be minimised. Use {_EXAMPLES}."
         )
     # With a deadline, finishing even sooner has no value, so the cost is minimized.
     within: Measure = "worker_seconds" if found.deadline_seconds else "seconds"
