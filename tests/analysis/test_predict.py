@@ -498,7 +498,7 @@ def test_one_batch_and_its_noise_scale_give_a_wide_prediction(tmp_path: Path) ->
     for batch, count in truth.items():
         assert steps["steps_low"][batch] < count < steps["steps_high"][batch]
     assert width[512] > 2 * width[128] and width[32] > 1.3 * width[128]
-    assert any("2 more would test it" in warning for warning in prediction.warnings)
+    assert any("2 more would test the formula" in warning for warning in prediction.warnings)
     with pytest.raises(ValueError, match="run one more batch size"):
         bsweep.predict(
             replace(study, noise_scales=study.noise_scales[:0]), TARGET, batches=[32, 128, 512]

@@ -403,7 +403,7 @@ def test_one_class_alone_is_refused(tmp_path: Path) -> None:
     """It would train to an accuracy of 1 without a word."""
     for part in ("train", "test"):
         write_image(tmp_path / part / "cat" / "0.png", 1)
-    refuses(image_folder(tmp_path), "one class alone, cat")
+    refuses(image_folder(tmp_path), "only one class, cat")
 
 
 def test_corrupt_images_are_named_together(folder: Path) -> None:

@@ -301,7 +301,7 @@ PEER = {
     [
         (
             {"device": "Tesla T4", "precision": "fp32"},
-            r"precision=fp32 suits rank 1 on b \(Tesla T4\), precision=bf16",
+            r"precision=fp32 suits rank 1 on b \(Tesla T4\), but precision=bf16",
         ),
         ({"num_train": 90}, "rank 1 has different data from rank 0.* 90 training examples"),
     ],

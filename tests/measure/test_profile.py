@@ -156,7 +156,7 @@ def worker_of(wait: float | None = None, busy: float | None = None, **parts: flo
         ([worker_of(forward=0.4, exchange=0.6, wait=w) for w in (0.4, 0.5, 0.0)], "waiting: 30%"),
         (
             [worker_of(forward=0.4, exchange=0.6, wait=w) for w in (0.4, 0.5, 0.0)],
-            "until worker 2 is there",
+            "for worker 2",
         ),
         ([worker_of(forward=0.6, data=0.4)], "data: 40%"),
         ([worker_of(forward=0.6, optimizer=0.4)], "optimizer: 40%"),

@@ -176,7 +176,7 @@ def test_libraries_models_are_built_for_the_data(
             "googlenet",
             ("+model.options.init_weights=false",),
             (3, 96, 96),
-            "it returns GoogLeNetOutputs where it trains",
+            "the model returns GoogLeNetOutputs in training mode",
         ),
         (
             "timm",

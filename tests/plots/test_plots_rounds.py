@@ -98,7 +98,7 @@ def test_many_nodes_are_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
     figure = plots.idle_by_node(bsweep.load(tmp_path / "s"))
     assert list(figure.axes[0].lines[0].get_xdata()) == pytest.approx([2, 0] * 8)  # type: ignore[arg-type]
-    assert "a dot for each node" in plots.caption(figure)
+    assert "one dot for each node" in plots.caption(figure)
 
 
 def test_a_timeline_has_a_panel_a_method_and_a_row_a_node(uneven: analysis.Study) -> None:
@@ -114,7 +114,7 @@ def test_a_timeline_has_a_panel_a_method_and_a_row_a_node(uneven: analysis.Study
     longest = 3 * (max(round_seconds((4,) * 4, (208, 200, 384, 238))) + ROUND_EXCHANGE_SECONDS)
     assert by_flops.get_xlim() == pytest.approx((0, 1.01 * longest))
     assert plots.caption(figure).startswith(
-        "What each node does in rounds 2 to 4 of the first seed."
+        "Activity of each node in rounds 2 to 4 of the first seed."
     )
     assert legend_texts(figure) == ["4 workers", "computing", "idle", "exchange"]
 

@@ -296,7 +296,7 @@ def test_parts_that_were_not_looked_at_are_named_with_the_options_that_choose_th
     with computing_once():
         *first, last = analysis.recommendations(study)
     assert len(first) == 4
-    assert last.startswith("2 further parts of the study were not looked at.")
+    assert last.startswith("2 further parts of the study were not analysed.")
     command, _, parts = last.partition(" with ")
     assert f"bsweep predict {tmp_path / 's'} --target-accuracy 0.9" in command
     ready = [shlex.split(part.partition(" (")[0]) for part in parts.split("; ")]

@@ -123,7 +123,7 @@ def test_a_silent_worker_is_given_up_and_told_so_when_it_wakes(tmp_path: Path) -
     (paths,) = runs(tmp_path)
     check_went_on(paths, [0, 2], 100)
     assert (
-        "went on without rank 1, which was silent for too long"
+        "continue without rank 1, which was silent for too long"
         in (paths.rank_logs(1) / "stderr").read_text()
     )
 

@@ -133,7 +133,7 @@ def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Pa
         and "nothing is left to do: 2 completed, 2 diverged" in resumed.stdout
     )
     nothing = bsweep("retry", "results/s", "--status", "failed", cwd=tmp_path)
-    assert nothing.returncode == 2 and "no point is failed" in nothing.stderr
+    assert nothing.returncode == 2 and "no point has the state failed" in nothing.stderr
     meant = bsweep("retry", "results/s", "--status", "faild", cwd=tmp_path)
     assert meant.returncode == 2 and "Did you mean 'failed'?" in meant.stderr
     one_of_them = [word for word in grid if word not in ("-m", "seed=0,1")]
@@ -596,7 +596,7 @@ def test_of_a_run_under_way_only_new_records_are_read(
     assert look(start + first[:9], "wb") == (0, 0, None, 1)
     assert look(first[9:]) == (1, 1, seconds[0], 1) and look(b"") == (1, 1, seconds[0], 0)
     assert look(step) == (1.5, 1, seconds[0], 1)
-    assert look(start + step, "wb") == (1.5, 0, None, 2), "it was cut, to be taken up again"
+    assert look(start + step, "wb") == (1.5, 0, None, 2), "it was cut, to be resumed"
     longer = first.replace(b'"train_loss"', b'"a": 1, "train_loss"')
     assert look(start + longer + second, "wb") == (2, 2, sum(seconds), 3), (
         "and went further than where one looked"

@@ -109,15 +109,15 @@ def bottleneck(workers: Sequence[Anatomy]) -> str:
 
 
 _SENTENCES = {
-    "waiting": "waiting: workers wait in the exchange for worker {slowest} during {share} of a "
-    "step. Give each worker the load that it can bear (allocation=...), or find out what else "
-    "runs on that machine.",
-    "exchange": "exchange: the exchange takes {share} of a step. A larger local_batch or more "
+    "waiting": "waiting: {share} of a step is the wait in the exchange for worker {slowest}. Give "
+    "each worker the load that it can bear (allocation=...), or find out what else runs on that "
+    "machine.",
+    "exchange": "exchange: {share} of a step is the exchange. A larger local_batch or more "
     "accumulation_steps make exchanges rarer, and compression=fp16 makes them smaller; "
     "strategy.buckets and strategy=ddp overlap them with the backward pass.",
-    "data": "data: preparing examples takes {share} of a step. Keep the examples on the device "
-    "(data.device), make them smaller (data.side), or give workers more threads.",
-    "optimizer": "optimizer: updates take {share} of a step. A larger local_batch or more "
+    "data": "data: {share} of a step is the preparation of examples. Keep the examples on the "
+    "device (data.device), make them smaller (data.side), or give workers more threads.",
+    "optimizer": "optimizer: {share} of a step is the update. A larger local_batch or more "
     "accumulation_steps make updates rarer; optimizer=sgd costs the least.",
     "loop": "loop: {share} of a step is neither computation nor exchange. A larger local_batch "
     "makes this share smaller.",
