@@ -128,7 +128,7 @@ def test_the_page_answers_in_words(page: Path) -> None:
         "At equal local batches 2 workers train 1.87 times as many examples a second as 1: an "
         "efficiency" in text
     )
-    assert "Some cells have two seeds only" in text
+    assert "Some cells have only two seeds" in text
     assert "26 runs: " in text
     assert "1 out of memory" in text
     assert "1 diverged" in text
